@@ -10,10 +10,14 @@ T = TypeVar("T")
 
 
 def divide(items: Iterable[T], weigh: Callable[[T], tuple[int, ...]], limits: tuple[int, ...]) -> Iterator[list[T]]:
-    """Divide successive items into groups.
+    """Divide consecutive items into groups whose total weights do not exceed the limits.
 
-    For each limit, the sum of the weights of a group's items is at most the limit. An item above a limit is its own
-    group.
+    A single item that exceeds a limit is a separate group.
+
+    Args:
+        items: The items.
+        weigh: A function that returns the weights of an item, one for each limit.
+        limits: The maximum total weights of a group.
     """
     group: list[T] = []
     total = (0,) * len(limits)

@@ -1,4 +1,4 @@
-"""Reads a comparison of the result of arithmetic on a column as a comparison of the column itself."""
+"""Converts comparisons of arithmetic on a column, such as `c + 1 > 5`, to comparisons of the column itself."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from seamark.connector.plans.literals import LOCAL, Literal
 
 _DIGITS_MAX = 38
 _ROUNDING_SHARES = {"double": Decimal("1e-9"), "float": Decimal("1e-4")}
-"""The relative rounding error of an operation with floating-point numbers. Each value is larger than the real error."""
+"""Upper bounds of the relative rounding error of floating-point operations, by type."""
 _QUOTIENT_DIGITS_MIN = 6
 """The minimum number of digits after the point of a quotient of decimals, unless both operands have fewer digits."""
 _PRODUCT_ERROR = Decimal("1e-15")
-"""The absolute error of a product of numbers near zero. The value is larger than the real error."""
+"""An upper bound of the absolute rounding error of a product near zero."""
 _FACTOR_MIN, _SCALED_MAX, _BOUND_UNIT = Decimal("1e-6"), Decimal("1e12"), Decimal("1e-12")
-"""The smallest factor and the largest value for which a product is reversed, and the precision of the result."""
+"""The smallest factor and the largest value for which a product is inverted, and the precision of the result."""
 
 
 def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
-    """Return the comparison of the column, with the inverse operation applied to the literal.
+    """Return a comparison of the column with the result of the inverse operation on the literal.
 
-    Overflow is not considered here, because Trino fails on overflow.
+    Overflow needs no attention, because Trino fails on overflow.
     """
     if isinstance(node, exp.Neg):
         return _compare_shifted(FLIPPED[op], node.this, literal, -1, Decimal(0), reader)
@@ -75,7 +75,7 @@ def _compare_shifted(
 
 
 def _compare_multiple(op: str, side: exp.Expr, literal: Literal, by: int, reader: ComparisonReader) -> Condition | None:
-    """Read `side op literal / by`, where all values are integers."""
+    """Read `side op literal / by` for integers."""
     down, remainder = divmod(int(literal.value), by)
     match op:
         case "=" | "<>":
@@ -92,7 +92,7 @@ def compare_quotient(
 ) -> Condition | None:
     """Read a comparison of `side / by` with a literal.
 
-    The engines truncate a quotient of two integers towards zero.
+    Engines truncate the quotient of two integers towards zero.
     """
     divisor = reader.read_literal(by)
     if divisor is None:
@@ -122,11 +122,11 @@ def compare_quotient(
 def _compare_scaled(
     op: str, side: exp.Expr, literal: Literal, factor: Literal, reader: ComparisonReader, *, is_quotient: bool
 ) -> Condition | None:
-    """Read `side * factor op literal`, or the same with a quotient, as a range of `side` that is slightly too wide.
+    """Read `side * factor op literal` or `side / factor op literal` as a range of `side` that is slightly too wide.
 
-    Products of decimals are exact. Results with floating-point numbers are rounded. How a quotient of decimals is
-    rounded depends on the engine and its version. Some engines compute a double. Others keep as many digits after the
-    point as the operand with more of these digits, or even more.
+    Products of decimals are exact, and floating-point results are rounded. The rounding of a quotient of decimals
+    depends on the engine and its version: some engines compute a double, and others keep at least as many digits after
+    the point as both operands have.
     """
     kind = reader.find_kind(_find_innermost(side)) or ""
     base = kind.partition("(")[0].strip()
@@ -171,10 +171,7 @@ def _find_innermost(node: exp.Expr) -> exp.Expr:
 
 
 def _is_whole(node: exp.Expr, reader: ComparisonReader) -> bool:
-    """Return whether all values in a chain of operations are integers.
-
-    In `(c - 0.5) * 10`, for example, they are not.
-    """
+    """Return whether all values in a chain of operations are integers. They are not in `(c - 0.5) * 10`."""
     left = [node]
     while left:
         part = left.pop()
@@ -200,7 +197,7 @@ def _compare_shifted_days(
 ) -> Condition | None:
     """Read a comparison of `side` plus an interval with a unit of weeks, days or less.
 
-    Months cannot be reversed: two different dates may become the same date when a month is added.
+    Months are not supported, because two different dates may become the same date when a month is added.
     """
     kind = reader.find_kind(side)
     if unit not in UNITS or kind not in ("date", "timestamp") or literal.zone != LOCAL:
@@ -223,7 +220,7 @@ def compare_days_between(op: str, node: exp.DateDiff, literal: Literal, reader: 
         return None
     count, start, end = int(literal.value), node.expression, node.this
     parts: list[Condition | None] = []
-    for column, other, sign in ((start, end, -1), (end, start, 1)):  # A later start gives a smaller difference.
+    for column, other, sign in ((start, end, -1), (end, start, 1)):  # A later start makes the difference smaller.
         if op in ("<", "<=", "="):
             parts.append(reader.read_condition(_compare_within_days(column, other, sign, count + 1)))
         if op in (">", ">=", "="):

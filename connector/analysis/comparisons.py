@@ -1,7 +1,7 @@
-"""Operators, values of literals, and the interface of the condition reader, which the readers of comparisons share.
+"""Defines what all readers of comparisons use: operators, values of literals, and the interface of the reader.
 
-Each comparison uses one of =, <>, <, <=, >, >=. A comparison is never true for null. Therefore its negation is
-read as the opposite comparison.
+The operators are =, <>, <, <=, > and >=. A comparison is never true for null, so its negation is read as the opposite
+comparison.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from seamark.connector.plans.literals import LOCAL, Literal
 from seamark.formats.iceberg.types.transforms import IDENTITY
 
 FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-"""For each operator, the operator that gives the same result when the two sides are exchanged."""
+"""The operators that give the same result with exchanged sides, by operator."""
 OPPOSITE = {"=": "<>", "<>": "=", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
-"""For each operator, the operator that is true for non-null values exactly where the first is false."""
+"""The operators that are true for exactly the non-null values for which an operator is false, by operator."""
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "<>": operator.ne,
@@ -34,23 +34,17 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
 }
 _EXACT_CLASSES = (EXACT, TEXT, LOCAL_CLASS, "boolean")
-"""The classes whose values are compared exactly.
-
-Floats are not among them, because a conversion changes their values.
-"""
+"""The classes whose values are compared exactly. Conversions may change values of floats, so they are not included."""
 
 
 class ComparisonReader(Protocol):
-    """The methods of the condition reader that comparisons of functions use."""
+    """The methods of the condition reader that the readers of comparisons use."""
 
     def compare(self, op: str, side: exp.Expr, literal: Literal) -> Condition | None:
         """Return the condition `side op literal`. `side` may itself be a function."""
 
     def compare_column(self, op: str, side: exp.Expr, literal: Literal) -> ColumnComparison | None:
-        """Return a comparison of a column, or of the day or year of a column.
-
-        The result is None if `side` is another expression.
-        """
+        """Return a comparison of a column, or of the day or year of a column. Return None for other expressions."""
 
     def read_condition(self, node: exp.Expr) -> Condition | None: ...
 
@@ -65,14 +59,15 @@ class ComparisonReader(Protocol):
     def read_literal(self, node: exp.Expr) -> Literal | None: ...
 
     def find_kind(self, node: exp.Expr) -> str | None:
-        """Return the Iceberg type of a column with stored values."""
+        """Return the Iceberg type of a column with stored values, or None."""
 
 
 def compare_literals(op: str, left: Literal, right: Literal) -> bool | None:
     """Return the result of a comparison of two literals.
 
     Returns:
-        None if the result is unknown. False if one of the literals is null, because the comparison is then never true.
+        The result, or None if it is unknown. The result is False if a literal is null, because the comparison is then
+        never true.
     """
     if "null" in (left.kind, right.kind):
         return False
@@ -85,9 +80,9 @@ def compare_literals(op: str, left: Literal, right: Literal) -> bool | None:
 
 
 def _to_comparable(literal: Literal) -> object:
-    """Return a value that can be compared with the values of literals of the same class, or None.
+    """Return a Python value that can be compared with the values of literals of the same class, or None.
 
-    Texts are compared by code points, which is the same order as by UTF-8 bytes.
+    Texts are compared by code points, which is the order of their UTF-8 bytes.
     """
     match literal.kind:
         case "integer" | "decimal":
@@ -100,9 +95,9 @@ def _to_comparable(literal: Literal) -> object:
 
 
 def have_same_class(literal: Literal, reader: ComparisonReader, *nodes: exp.Expr) -> bool:
-    """Return whether the literal and all `nodes` have the same class, and the class is compared exactly.
+    """Return whether the literal and all `nodes` have the same class, whose values are compared exactly.
 
-    The nodes are columns or other literals. Null literals are ignored.
+    The nodes are columns or literals. Null literals are ignored.
     """
     expected_class = get_literal_class(literal)
     for node in nodes:
@@ -121,7 +116,7 @@ def compare_range(
     """Return the condition that a column is at or after `start`, and before `end`.
 
     Args:
-        like: A literal that decides the kind of the bounds. If it is a date, bounds at midnight become dates.
+        like: A literal with the kind of the bounds. If it is a date, bounds at midnight become dates.
     """
     bounds = ((">=", make_moment_literal(start, like)), ("<", make_moment_literal(end, like)))
     return all_of(reader.compare_column(op, column, bound) for op, bound in bounds)
@@ -134,11 +129,11 @@ def make_moment_literal(moment: datetime, like: Literal) -> Literal:
 
 
 def evaluate_literals(atom: Atom, literal_of: Callable[[str], Literal | None]) -> Condition | None:
-    """Evaluate a comparison whose column is an output that is a literal.
+    """Evaluate a comparison of an output that is a literal.
 
     Args:
         atom: A condition on one column.
-        literal_of: Returns the literal of the output with this name, or None for other outputs.
+        literal_of: A function that returns the literal of an output by its name, or None if it is not a literal.
 
     Returns:
         `atom` itself if its column is not a literal. Otherwise `NEVER` if the comparison is false for the literal, and
@@ -151,7 +146,7 @@ def evaluate_literals(atom: Atom, literal_of: Callable[[str], Literal | None]) -
 
 
 def _is_false_for(comparison: ColumnComparison, literal: Literal) -> bool:
-    """Return whether the comparison is certainly not true if its column has the value of `literal`."""
+    """Return whether the comparison is certainly not true for the value of `literal`."""
     literals, op = comparison.literals, comparison.op
     if comparison.transform != IDENTITY:
         return False

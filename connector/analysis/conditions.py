@@ -1,4 +1,4 @@
-"""Reads conditions of Trino statements from sqlglot's nodes into conditions of `connector/plans/conditions.py`."""
+"""Converts conditions of Trino statements from sqlglot's nodes to conditions of `connector/plans/conditions.py`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ COMPARISONS: dict[type[exp.Expr], str] = {
 }
 _NULL_SAFE = {exp.NullSafeEQ: "IS NOT DISTINCT FROM", exp.NullSafeNEQ: "IS DISTINCT FROM"}
 _SUPPORTED_ARGUMENTS = frozenset({"this", "expression", "expressions", "low", "high", "to", "negate"})
-"""The arguments of sqlglot's nodes that are supported. A node with any other argument has a different meaning."""
+"""The supported arguments of sqlglot's nodes. A node with any other argument has a different meaning."""
 
 
 class ConditionReader:
@@ -58,7 +58,7 @@ class ConditionReader:
 
     Args:
         casts_decimal: See `literals.parse_literal`.
-        today: The date in UTC, for conditions with the current time. Without the date, such conditions are not read.
+        today: The date in UTC, for conditions with the current time. Without it, these conditions are not read.
         utc: Whether the time zone of the session is UTC.
     """
 
@@ -68,11 +68,11 @@ class ConditionReader:
         self.utc = utc
 
     def read(self, node: exp.Expr, resolve: Resolve, kind: KindOf) -> Condition | None:
-        """Return a condition that is true where `node` is true."""
+        """Return a condition that is true for each row for which `node` is true, or None."""
         return _Reading(self, self._today, resolve, kind).read(node, negated=False)
 
     def read_exactly(self, node: exp.Expr, resolve: Resolve, kind: KindOf) -> ColumnComparison | None:
-        """Return a comparison of a column that is true for exactly the rows for which `node` is true."""
+        """Return a comparison of a column that is true for exactly the rows for which `node` is true, or None."""
         return _Reading(self, self._today, resolve, kind).read_exactly(node)
 
     def read_literal(self, node: exp.Expr) -> Literal | None:
@@ -87,7 +87,7 @@ class ConditionReader:
 
 @dataclass(frozen=True)
 class _Reading:
-    """Reads the conditions of one query block. Implements `comparisons.ComparisonReader`."""
+    """Reads the conditions of one query block. The class implements `comparisons.ComparisonReader`."""
 
     reader: ConditionReader
     today: date | None
@@ -95,7 +95,7 @@ class _Reading:
     kind_of: KindOf
 
     def read(self, node: exp.Expr, *, negated: bool) -> Condition | None:
-        """Return a condition that is true where `node` is true or, with `negated`, where it is false."""
+        """Return a condition that is true for each row for which `node` is true or, with `negated`, false."""
         match node:
             case exp.Paren():
                 return self.read(node.this, negated=negated)
@@ -176,7 +176,7 @@ class _Reading:
     def _convert_literals(self, side: exp.Expr, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
         """Return the literals of `nodes`, converted to the type in which they are compared with `side`.
 
-        The result is None if one of the nodes is not a literal, or if a literal cannot be converted to the common type.
+        Return None if a node is not a literal, or if a literal cannot be converted to the common type.
         """
         literals = self.reader.read_literals(nodes)
         if literals is None:
@@ -190,7 +190,7 @@ class _Reading:
     # Comparisons
 
     def _read_predicate(self, node: exp.Expr, *, negated: bool) -> Condition | None:
-        """Read a comparison with a function or with the current time.
+        """Read a comparison of a function, or a comparison with the current time.
 
         A comparison is never true for null. Therefore its negation is read as the opposite comparison.
         """
@@ -226,7 +226,7 @@ class _Reading:
         If `side` is `lower` or `upper` of a column, it is compared with the whole list at once.
 
         Args:
-            each: The condition that compares `side` with each node separately.
+            each: The disjunction of the comparisons of `side` with each node.
             compared_in: The common type of `side` and the nodes, or None if it is not needed.
         """
         if not isinstance(side, exp.Lower | exp.Upper):
@@ -234,7 +234,7 @@ class _Reading:
         literals = [self.read_literal(node) for node in nodes]
         if compared_in is not None:
             literals = [None if literal is None else compared_in.convert_literal(side, literal) for literal in literals]
-        present = [one for one in literals if one is not None]
+        present = [each for each in literals if each is not None]
         listed = compare_list_in_case(side, present, self) if len(present) == len(literals) else None
         return each if listed is None else all_of([drop_functions(each), listed])
 
@@ -249,7 +249,7 @@ class _Reading:
         """
         for side, other, compared in _orient_sides(left, right, op):
             literal = self.read_literal(other)
-            if literal is not None:  # `_read_leaf` reads comparisons of columns with null.
+            if literal is not None:  # `_read_leaf` has already read comparisons of columns with null.
                 if compared_in is not None:
                     literal = compared_in.convert_literal(side, literal)
                 return None if literal is None or literal.kind == "null" else self.compare(compared, side, literal)
@@ -265,14 +265,14 @@ class _Reading:
         like = node.this if escape is not None else node
         if type(like) is not exp.Like or not is_plain(like) or not is_plain(node):
             return None
-        texts = [self.read_literal(one) for one in (like.expression, escape) if one is not None]
+        texts = [self.read_literal(node) for node in (like.expression, escape) if node is not None]
         if any(text is None or text.kind != "text" for text in texts):
             return None
-        pattern, *escapes = [one.value for one in texts if one is not None]
+        pattern, *escapes = [each.value for each in texts if each is not None]
         side = like.this.unnest()
         function = find_function(side)
         term = _parse_term(side if function is None else side.this, self.resolve)
-        if term is None or term.transform != IDENTITY or any(len(one) != 1 for one in escapes):
+        if term is None or term.transform != IDENTITY or any(len(each) != 1 for each in escapes):
             return None
         negated = negated != bool(like.args.get("negate"))
         escaped = escapes[0] if escapes else None
@@ -308,7 +308,7 @@ class _Reading:
             return None
         fields = [[row.expressions[number] for row in rows] for number in range(len(columns))]
         common = [self.compute_common_type([column, *values]) for column, values in zip(columns, fields, strict=True)]
-        # A row that contains NULL equals no row.
+        # A row that contains NULL is not equal to any row.
         equal = [row for row in rows if not any(isinstance(value.unnest(), exp.Null) for value in row.expressions)]
         if not equal:
             return None
@@ -382,7 +382,7 @@ class _Term:
     column: ColumnReference
     transform: str = IDENTITY
     kinds: frozenset[str] | None = None
-    """The kinds of literals that the term may be compared with. None means any kind."""
+    """The kinds of literals with which the term may be compared, or None for any kind."""
 
     def compare(self, op: str, literals: Iterable[Literal], *, exact: bool = True) -> ColumnComparison | None:
         compared = tuple(literals)
@@ -393,6 +393,7 @@ class _Term:
 
 
 def _parse_term(node: exp.Expr, resolve: Resolve) -> _Term | None:
+    """Return a column, or a supported function or cast of a column. The result is None for another expression."""
     while type(node) is exp.Paren:
         node = node.this
     if type(node) is exp.Column:
@@ -417,7 +418,7 @@ def _parse_term(node: exp.Expr, resolve: Resolve) -> _Term | None:
 
 
 def _orient_sides(left: exp.Expr, right: exp.Expr, op: str) -> tuple[tuple[exp.Expr, exp.Expr, str], ...]:
-    """Return the comparison twice: unchanged, and with its sides exchanged."""
+    """Return a comparison in both orientations: unchanged, and with its sides exchanged."""
     return (left, right, op), (right, left, FLIPPED[op])
 
 

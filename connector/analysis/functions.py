@@ -1,7 +1,8 @@
 """Reads a comparison of a function of a column with a literal as a condition on the column.
 
-`date_trunc('month', ts) = DATE '2026-01-01'` is a range of `ts`, `substr(c, 1, 2) = 'ab'` is a prefix of `c`, and
-`coalesce(c, 0) > 5` is `c > 5`. Only functions that give the same values in Trino and DuckDB are read.
+For example, `date_trunc('month', ts) = DATE '2026-01-01'` becomes a range of `ts`, `substr(c, 1, 2) = 'ab'` becomes a
+condition on the prefix of `c`, and `coalesce(c, 0) > 5` becomes `c > 5`. Only functions that have the same values in
+Trino and DuckDB are read.
 
 Arithmetic is in `arithmetic.py`, and functions whose values are texts are in `texts.py`.
 """
@@ -29,7 +30,7 @@ from seamark.connector.plans.literals import LOCAL, Literal
 
 
 def compare_function(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
-    """Return a condition that is true wherever `node op literal` is true, or None if the function is not supported."""
+    """Return a condition that is true for each row for which `node op literal` is true, or None if unsupported."""
     time = parse_formatted_time(node, reader) if literal.kind == "text" else None
     if time is not None:
         return compare_formatted(op, time, literal.value, reader)
@@ -46,7 +47,7 @@ def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparis
             return reader.compare(op, node.this, literal)
         case exp.Add() | exp.Sub() | exp.Mul() | exp.Neg() | exp.DateAdd():
             return compare_moved(op, node, literal, reader)
-        # In the dialect of this `/`, the quotient of two integers is an integer.
+        # The dialect of this statement defines the quotient of two integers as an integer.
         case exp.Div() if node.args.get("typed"):
             return compare_quotient(op, node.this, literal, node.expression, reader)
         case exp.DateDiff() if parse_unit(node) == "DAY":
@@ -58,7 +59,7 @@ def restrict_to_months(parts: list[tuple[exp.Expr, Literal]], reader: Comparison
     """Yield ranges of columns for conjunctions such as `year(c) = 2026 AND month(c) = 3`.
 
     Args:
-        parts: The equalities of a conjunction. Each is an expression and the literal that it equals.
+        parts: The equalities of a conjunction, as pairs of an expression and the literal that it equals.
     """
     years, months = (
         [(_find_column(node.unnest(), unit), literal) for node, literal in parts] for unit in ("YEAR", "MONTH")
@@ -91,7 +92,7 @@ def _compare_branches(
 ) -> Iterator[Condition | None]:
     """Yield one condition for each branch of COALESCE, NULLIF, IF or CASE.
 
-    At least one of the conditions is true wherever the comparison of `node` is true.
+    For each row for which the comparison of `node` is true, at least one of the conditions is true.
     """
 
     def result(value: exp.Expr, when: Condition | None = None) -> Condition | None:
@@ -105,7 +106,7 @@ def _compare_branches(
             for value in (node.this, *node.expressions):
                 yield result(value, nulls)
                 nulls = all_of([nulls, reader.is_null(value)])
-        case exp.Nullif():  # NULLIF is null where both arguments are equal.
+        case exp.Nullif():  # NULLIF is null if both arguments are equal.
             yield result(node.this) if have_same_class(literal, reader, node.this, node.expression) else None
         case exp.If():
             yield from _read_cases([node], node.args.get("false"), None, reader, result)
@@ -136,7 +137,7 @@ def read_case(
 ) -> Condition | None:
     """Return a condition for a CASE whose results are themselves conditions.
 
-    The condition is true wherever CASE has the truth value that `read` reads from a result.
+    It is true for each row for which the result that CASE selects meets the condition that `read` returns for it.
     """
     simple = node.this if isinstance(node, exp.Case) else None
     branches = node.args["ifs"] if isinstance(node, exp.Case) else [node]

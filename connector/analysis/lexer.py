@@ -1,8 +1,8 @@
-"""Splits a statement into Trino's tokens, and extracts the query inside it with the position of each character.
+"""Splits a statement into Trino's tokens, and extracts the query in the statement with the positions of its characters.
 
-sqlglot accepts more than Trino: nested comments, hints, templates, and numbers that end in names. Therefore the text is
-first split by Trino's lexical rules (SqlBase.g4). A text that does not follow these rules is not supported. Comments
-become blanks of the same length, so all positions stay the same.
+sqlglot accepts texts that Trino refuses: nested comments, hints, templates, and numbers that end in names. Therefore
+the text is first split by Trino's lexical rules (SqlBase.g4). A text that does not follow these rules is not supported.
+Comments are replaced by blanks of the same length, so positions do not change.
 
 A query may be inside a statement: after EXPLAIN, or as a string in EXECUTE IMMEDIATE, in which each quote is doubled.
 `QueryText.offsets` maps each character of the query to its position in the statement.
@@ -49,6 +49,8 @@ class UnsupportedStatement(Exception):
 
 
 class TrinoToken(NamedTuple):
+    """A token of a statement, without comments and spaces."""
+
     kind: str
     """One of string, quoted, number, word and mark."""
     text: str
@@ -68,7 +70,7 @@ class QueryText:
     text: str
     tokens: tuple[TrinoToken, ...]
     offsets: Sequence[int]
-    """The position in the statement of each character of the query, and of its end."""
+    """The positions in the statement of each character of the query and of the query's end."""
     quoted: bool = False
     """Whether the query is inside a string literal of the statement, in which each quote is doubled."""
 
@@ -77,7 +79,8 @@ class QueryText:
 class ExecuteStatement:
     """A statement `EXECUTE name USING …`.
 
-    `parameters` are the unchanged texts of the parameters in their order, without comments.
+    Attributes:
+        parameters: The texts of the parameters in order, without comments.
     """
 
     name: str
@@ -109,7 +112,7 @@ def normalize_numerals(text: str) -> str:
     Without this, sqlglot would read `1_000` as `1 AS _000`.
 
     Raises:
-        UnsupportedStatement: Some digits are not a valid number in Trino. The message is the text of these digits.
+        UnsupportedStatement: A number is invalid in Trino. The message is the text of the number.
     """
     parts: list[str] = []
     at = 0
@@ -153,10 +156,10 @@ def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
 
 
 def find_with_position(query: QueryText) -> tuple[int, bool]:
-    """Return where a named subquery can be inserted, and whether the query already has WITH.
+    """Return the position at which a query can be added to WITH, and whether the query already has WITH.
 
     Returns:
-        The position in the statement before the first named subquery, or before a query without WITH. Then, whether the
+        The position in the statement before the first query in WITH, or before a query without WITH. Then whether the
         query has WITH.
     """
     tokens = query.tokens
@@ -168,7 +171,7 @@ def find_with_position(query: QueryText) -> tuple[int, bool]:
 def parse_execute(statement: str) -> ExecuteStatement | None:
     """Return the name and the parameters of the prepared statement that a statement executes.
 
-    The EXECUTE may be inside EXPLAIN. The result is None for any other statement.
+    EXECUTE may be inside EXPLAIN. Return None for any other statement.
     """
     try:
         tokens = tokenize_trino(statement)
@@ -234,7 +237,7 @@ def _parse_using(tokens: Sequence[TrinoToken]) -> tuple[str, ...]:
             number += 1
             continue
         last = _find_closing(tokens, number) if token.word in ("(", "[") else number
-        parameters[-1] += [one.text for one in tokens[number : last + 1]]
+        parameters[-1] += [each.text for each in tokens[number : last + 1]]
         number = last + 1
     return tuple(" ".join(parameter) for parameter in parameters)
 
@@ -255,8 +258,8 @@ def _fill_parameters(
 ) -> QueryText:
     """Return the query from its first token on, with its question marks replaced by parameters.
 
-    A question mark is replaced only by a parameter that is a literal. Other question marks stay, and their comparisons
-    give no condition.
+    A question mark is replaced only if its parameter is a literal. Comparisons with the remaining question marks give
+    no condition.
     """
     if not tokens or tokens[0].word not in _BEGINNINGS:
         raise UnsupportedStatement
@@ -276,14 +279,14 @@ def _fill_parameters(
         copied_to = token.end
     if not cut:
         shift = tokens[0].start
-        moved = tuple(TrinoToken(one.kind, one.text, one.start - shift, one.end - shift) for one in tokens)
+        moved = tuple(TrinoToken(each.kind, each.text, each.start - shift, each.end - shift) for each in tokens)
         return QueryText("".join(blank[shift:]), moved, offsets[shift:])
     query = "".join([*cut, *blank[copied_to:]])
     return QueryText(query, tokenize_trino(query), [*origin, *offsets[copied_to:]])
 
 
 def is_plain(parameter: str) -> bool:
-    """Return whether a parameter is a single literal, which can replace a question mark without brackets.
+    """Return whether a parameter is a single literal, so that it can replace a question mark without brackets.
 
     Raises:
         UnsupportedStatement: The parameter is invalid SQL.

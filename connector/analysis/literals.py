@@ -1,8 +1,8 @@
 """Reads literals of Trino's SQL.
 
-A literal is read only if its value depends on the text alone and is the same in Trino and Iceberg. Supported are
-numbers, texts, dates, timestamps, sums and differences of numbers, and sums and differences of a date or timestamp and
-an interval. A literal without a zone that is compared with a column with a zone is in the session's zone.
+A literal is read only if its value depends only on the text and is the same in Trino and Iceberg. Numbers, texts,
+dates, timestamps, sums and differences of numbers, and sums and differences of a date or timestamp and an interval are
+supported. If a literal without a zone is compared with a column with a zone, it is in the session's zone.
 `Literal.zone` distinguishes literals with and without a zone.
 
 A value outside the range of its type is not read as a literal. Trino fails for such a value, so the statement fails
@@ -67,8 +67,8 @@ def parse_literal(node: exp.Expr | None, *, casts_decimal: bool) -> Literal | No
     """Return the literal that a node represents, or None if the node is not a literal.
 
     Args:
-        casts_decimal: Whether the statement converts values to decimals. sqlglot parses `CAST('1.5' AS DECIMAL)`, whose
-            value is 2, into the same node as `DECIMAL '1.5'`.
+        casts_decimal: Whether the statement may convert values to decimals. sqlglot parses `CAST('1.5' AS DECIMAL)`,
+            whose value is 2, into the same node as `DECIMAL '1.5'`, so typed decimals are then not read.
     """
     match node:
         case exp.Paren():
@@ -83,7 +83,7 @@ def parse_literal(node: exp.Expr | None, *, casts_decimal: bool) -> Literal | No
             inner = parse_literal(node.this, casts_decimal=casts_decimal)
             if inner is None or inner.kind not in ("integer", "decimal", "double") or inner.value.startswith("-"):
                 return None
-            if inner.kind == "integer":  # Trino may read the sign as a part of the number.
+            if inner.kind == "integer":  # In Trino, the sign may be a part of the number.
                 return _make_integer_literal(-int(inner.value), min(inner.bits, _count_bits(-int(inner.value))))
             return Literal(inner.kind, f"-{inner.value}")
         case exp.Add() | exp.Sub():
@@ -116,7 +116,7 @@ def _parse_number(text: str) -> Literal | None:
 
 
 def _count_bits(value: int) -> int:
-    """Return the size in bits of the type that an integer literal has."""
+    """Return the size in bits of the type of an integer literal."""
     return 32 if _fits(value, 32) else 64
 
 
@@ -182,7 +182,7 @@ def _parse_iso_timestamp(text: str) -> Literal | None:
 
 
 def _parse_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
-    """Read `date_parse('2026-01-31', '%Y-%m-%d')`. The result has no zone."""
+    """Return the value of an expression such as `date_parse('2026-01-31', '%Y-%m-%d')`. It has no zone."""
     if not all(isinstance(text, exp.Literal) and text.is_string for text in (node, pattern)):
         return None
     text, form = str(node.this), str(pattern.this) if pattern is not None else ""
@@ -197,13 +197,14 @@ def _parse_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
 
 
 def _convert_unix_time(seconds: int) -> Literal | None:
-    """Read `from_unixtime(0)`. The result has the zone UTC."""
+    """Return the value of an expression such as `from_unixtime(0)`. Its zone is UTC."""
     if not 0 <= seconds <= _SECONDS_MAX:
         return None
     return Literal("timestamp", f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC", ZONED)
 
 
 def _cast(literal: Literal | None, to: exp.DataType, casts_decimal: bool) -> Literal | None:
+    """Return the literal cast to a type, or None if the cast is not supported or its result is uncertain."""
     if literal is None:
         return None
     if literal.kind == "null":  # A NULL with a type can change the common type of the other operands.
@@ -229,7 +230,7 @@ def _cast(literal: Literal | None, to: exp.DataType, casts_decimal: bool) -> Lit
 
 
 def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Literal | None:
-    """Add two numbers, or add an interval to a date or timestamp."""
+    """Return the sum or difference of two numbers, or of a date or timestamp and an interval. Return None otherwise."""
     left = parse_literal(node.this, casts_decimal=casts_decimal)
     if left is None:
         return None
@@ -284,7 +285,7 @@ def make_timestamp_literal(moment: datetime) -> Literal:
 def parse_interval(node: exp.Expr | None) -> tuple[str, int] | None:
     """Return the unit of an interval in upper case, and the number of units.
 
-    The result is None for another expression.
+    Return None for other expressions.
     """
     if type(node) is not exp.Interval:
         return None
@@ -300,7 +301,7 @@ def parse_interval(node: exp.Expr | None) -> tuple[str, int] | None:
 def parse_unit(node: exp.Expr) -> str:
     """Return the unit argument of a date or time function in upper case.
 
-    The result is empty if the unit is not written as a name.
+    Return "" if the unit is not a name.
     """
     unit = node.args.get("unit")
     return unit.name.upper() if isinstance(unit, exp.Var) else ""

@@ -1,11 +1,11 @@
 """Finds the type in which an engine compares the operands of one predicate.
 
-Trino, DuckDB and Spark convert all operands of IN, BETWEEN and simple CASE to their common type before they compare
-any of them. `id IN (9007199254740993, 1e0)` compares doubles, so it is also true for 9007199254740992.
+Trino, DuckDB and Spark convert all operands of IN, BETWEEN and simple CASE to their common type before they compare any
+operands. For example, `id IN (9007199254740993, 1e0)` compares doubles, so it is also true for 9007199254740992, and
 `ts BETWEEN … AND now()` compares times in the session's zone. Therefore a predicate is split into comparisons of a
 column with single literals only after its literals are converted to the common type (`CommonType.choose_literal`).
 
-This module works with classes of types. The types of one class are compared by their exact values.
+This module works with classes of types. Values of the types of one class are compared exactly.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _ARITHMETIC = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)
 _OF_TEXTS = (exp.Substring, exp.Left, exp.Lower, exp.Upper)
 _WHOLE = (exp.Year, exp.Month, exp.Day, exp.Extract, exp.DateDiff, exp.Length)
 _DOUBLE_DIGITS_MAX, _DOUBLE_SCALE_MAX = 15, 22
-"""Every engine converts a decimal of at most this length and scale to the same double."""
+"""The maximum length and scale of decimals that every engine converts to the same double."""
 NULLS_WITHOUT_EFFECT = frozenset({EXACT, LOCAL, TEXT, "boolean", "uuid", "binary"})
-"""The classes of NULLs with a type that do not change the common type."""
+"""The classes of typed NULLs that do not change the common type of the other operands."""
 
 
 def get_literal_class(literal: Literal) -> str:
@@ -78,7 +78,7 @@ def get_cast_class(to: exp.DataType) -> str | None:
 def compute_common_class(classes: Iterable[str | None]) -> str | None:
     """Return the class of the common type of operands of these classes.
 
-    The result is None if the class of an operand is unknown, or if there is no common type.
+    Return None if the class of an operand is unknown, or if there is no common type.
     """
     distinct = set(classes) - {NULL}
     if not distinct:
@@ -101,13 +101,13 @@ class CommonType:
     target: str | None
     utc: bool
     classes: Mapping[int, str | None] = field(default_factory=dict)
-    """The class of each operand, by the identity of its node."""
+    """The classes of the operands, by the `id` of their nodes."""
 
     def choose_literal(self, literal: Literal, side: str | None) -> Literal | None:
-        """Return the literal with which an operand of the class `side` is compared, instead of `literal`.
+        """Return the literal that replaces `literal` in a comparison with an operand of the class `side`.
 
-        A comparison with the result is equal to a comparison in the common type. The result is None if there is no such
-        literal.
+        The comparison with the result is equivalent to the comparison in the common type. Return None if there is no
+        such literal.
         """
         own = get_literal_class(literal)
         if self.target is None:
@@ -119,7 +119,7 @@ class CommonType:
         return literal if self.target == ZONED and self.utc else None
 
     def convert_literal(self, side: exp.Expr, literal: Literal) -> Literal | None:
-        """Convert a literal that is compared with the operand `side`. See `choose_literal`."""
+        """Return the literal that replaces `literal` in a comparison with the operand `side` (`choose_literal`)."""
         return self.choose_literal(literal, self.classes.get(id(side)))
 
 
@@ -146,8 +146,8 @@ class OperandClasses:
     """Finds the classes of operands.
 
     Args:
-        literal: Returns the literal of a node (`comparisons.ComparisonReader.choose_literal`).
-        kind: Returns the Iceberg type of a column (`comparisons.ComparisonReader.find_kind`).
+        literal: A function that returns the literal of a node (`comparisons.ComparisonReader.read_literal`).
+        kind: A function that returns the Iceberg type of a column (`comparisons.ComparisonReader.find_kind`).
     """
 
     def __init__(self, literal: Callable[[exp.Expr], Literal | None], kind: Callable[[exp.Expr], str | None]) -> None:
@@ -191,7 +191,7 @@ class OperandClasses:
 
 
 def _iter_results(node: exp.Expr) -> Iterator[exp.Expr]:
-    """Yield the operands of a node whose common type is the type of `node`."""
+    """Yield the operands whose common type is the type of the node, such as the results of CASE."""
     match node:
         case exp.Neg() | exp.TimestampTrunc() | exp.DateTrunc() | exp.DateAdd() | exp.Nullif():
             yield node.this

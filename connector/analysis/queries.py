@@ -1,4 +1,4 @@
-"""Reads sqlglot's tree of a query as relations of the algebra (`algebra/`), and collects the stored tables in it.
+"""Converts sqlglot's tree of a query to relations of the algebra (`algebra/`), and collects the stored tables.
 
 A clause that this module does not list makes the whole statement unsupported, because the clause may change which rows
 are needed. Some sources are opaque: functions, samples, and tables at an earlier time. No condition is pushed to an
@@ -47,7 +47,7 @@ RELATIONS_MAX = 400
 The time of the analysis grows with the square of the number of sources of one query.
 """
 Names: TypeAlias = tuple[str | None, str | None, str]
-"""Catalog, schema and table of a reference, in lower case. None means the catalog or schema of the session."""
+"""The catalog, schema and table of a reference in lower case. None means the catalog or schema of the session."""
 ColumnsOf: TypeAlias = Callable[[Names], Columns | None]
 _Visible: TypeAlias = Mapping[str, NamedQuery]
 
@@ -63,7 +63,7 @@ _WITHOUT_NULLS = (exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Count)
 _AROUND_FILTERED = (
     *(exp.Alias, exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Cast, exp.Coalesce, exp.Literal),
 )
-"""The expressions that may contain aggregates with FILTER, if no other rows are counted."""
+"""The expressions that may surround aggregates with FILTER in SELECT without using other rows."""
 _INNER = frozenset((("", ""), ("", "INNER"), ("", "CROSS")))
 _OUTER = {(side, kind): side for side in ("LEFT", "RIGHT", "FULL") for kind in ("", "OUTER")}
 
@@ -83,8 +83,8 @@ class Queries:
     """Reads the queries of one statement.
 
     Attributes:
-        tables: The references to stored tables, with their nodes. After `push_down` of the outermost query, each table
-            has its condition.
+        tables: The references to stored tables, with their nodes. After `push_down` of the outermost query, each
+            table has the condition on its needed rows.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Queries:
             if name is None:
                 raise UnsupportedStatement
             if clause.args.get("recursive") and _uses_name(element.this, name):
-                # The rows of a recursive query depend on its other rows, so no condition is pushed to them.
+                # The rows of a recursive query depend on each other, so no condition is pushed to the query.
                 itself = NamedQuery(UnknownRelation())
                 rows: Relation = PushdownBarrier(self.read(element.this, {**names, name: itself}))
             else:
@@ -171,6 +171,7 @@ class Queries:
         return self._add_barrier(set_operation, _list_arguments(node, _CUTS), visible)
 
     def _read_select(self, node: exp.Expr, visible: _Visible) -> Relation:
+        """Read one SELECT: its relations, conditions, subqueries and output columns."""
         distinct, where, clause = (node.args.get(name) for name in ("distinct", "where", "from_"))
         if distinct is not None and _list_arguments(distinct, distinct.args):
             raise UnsupportedStatement  # The statement has DISTINCT ON.
@@ -240,14 +241,14 @@ class Queries:
         visible_sources: frozenset[int] | None = None,
         source: int | None = None,
     ) -> InnerQuery:
-        """Return the inner query for the rows of a subquery.
+        """Return the `InnerQuery` of a subquery.
 
         Args:
             rows: The rows of the subquery.
             predicates: The predicate reader of the outer SELECT.
-            seen: The sources of the outer SELECT that the subquery can refer to, or None for all sources. A name of any
-                other source may belong to a query further out.
-            source: The position of the subquery among the sources if it is a LATERAL subquery, otherwise None.
+            visible_sources: The sources of the outer SELECT to which the subquery can refer, or None for all sources.
+                Any other name may belong to a query further out.
+            source: The position among the sources of a LATERAL subquery. None for any other subquery.
         """
         query = rows.inner if source is not None and isinstance(rows, RenamedColumns) else rows
         select = self._selects.get(id(query))
@@ -258,8 +259,8 @@ class Queries:
         return InnerQuery(rows, select.block, seen_pairs, source)
 
     def _make_lateral_query(self, number: int, tables: _FromClause, predicates: PredicateReader) -> InnerQuery:
-        # Every engine lets a LATERAL subquery refer to the left side of its join. Not every engine lets it refer to
-        # sources before a comma.
+        # In every engine, a LATERAL subquery can refer to the left side of its join. Only in some engines, it can refer
+        # to sources before a comma.
         sides = (list_sources(join.left) for join in joins_in(tables.tree) if join.right == number)
         return self._make_inner_query(tables.sources[number].relation, predicates, next(sides, frozenset()), number)
 
@@ -313,7 +314,7 @@ class _FromClause:
         if _is_bracket(node):
             if not _list_arguments(node, set(node.args) - {"this", "joins"}):
                 return self.join(self.parse_relation(node.this), joins)
-            rows: Relation = hide(node, self._visible)  # The brackets contain a join, and have an alias.
+            rows: Relation = hide(node, self._visible)  # A join in brackets with an alias is not analysed.
         else:
             rows = self._read_rows(node)
         name, columns = _parse_alias(node)
@@ -365,7 +366,8 @@ class _FromClause:
 def _passes_conditions(node: exp.Expr) -> bool:
     """Return whether a condition on an output column can be applied to the source rows.
 
-    It can if the result has distinct rows, or if the column is a key that all rows of a group share.
+    It cannot be applied if SELECT has LIMIT, OFFSET or WINDOW, or HAVING without GROUP BY, or if no grouping key is in
+    every grouping set.
     """
     if _list_arguments(node, ("limit", "offset", "windows")):
         return False
@@ -377,8 +379,8 @@ def _passes_conditions(node: exp.Expr) -> bool:
 def _find_grouping_keys(node: exp.Expr) -> list[exp.Expr]:
     """Return the expressions that have a single value in each group.
 
-    With several grouping sets, these are the expressions that are in every set. If there is no such expression, there
-    may be a group of all rows.
+    With several grouping sets, these are the expressions in every set. If no expression is in every set, one group may
+    contain all rows.
     """
     group = node.args.get("group")
     if group is None or _list_arguments(group, set(group.args) - {"expressions"}):
@@ -388,7 +390,7 @@ def _find_grouping_keys(node: exp.Expr) -> list[exp.Expr]:
 
 def _find_keys(element: exp.Expr, projections: list[exp.Expr]) -> list[exp.Expr]:
     match element:
-        case exp.Literal():  # The literal is the number of an output in SELECT.
+        case exp.Literal():  # The key is the number of an output in SELECT.
             number = int(element.this) if str(element.this).isdigit() else 0
             if not 0 < number <= len(projections) or any(map(_is_star, projections)):
                 return []
@@ -409,9 +411,9 @@ def _find_partition_columns(window: exp.Window, names: SelectNames) -> frozenset
 
 
 def _filter_conditions(node: exp.Expr) -> list[exp.Expr]:
-    """Return the conditions of FILTER, or of CASE inside aggregates, if no row counts that meets none of them.
+    """Return the conditions of FILTER or of CASE in aggregates such that only rows that meet one of them are needed.
 
-    Otherwise the list is empty. The list is also empty if the rows of the block are grouped.
+    The list is empty if other rows may be needed, or if the rows of the block are grouped.
     """
     if _list_arguments(node, ("group", "having", "order", "windows", "distinct")):
         return []
@@ -433,16 +435,16 @@ def _filter_conditions(node: exp.Expr) -> list[exp.Expr]:
 
 
 def _find_case_conditions(aggregate: exp.Expr) -> list[exp.Expr]:
-    """Return the conditions of `sum(CASE WHEN … THEN … END)`.
+    """Return the conditions in an aggregate such as `sum(CASE WHEN … THEN … END)`.
 
-    For rows that meet none of the conditions, CASE is null, and the aggregate ignores nulls.
+    CASE is null for rows that meet none of the conditions, and the aggregate ignores nulls.
     """
     if type(aggregate) is exp.CountIf:
         return [aggregate.this]
     if type(aggregate) not in _WITHOUT_NULLS or _list_arguments(aggregate, set(aggregate.args) - {"this", "big_int"}):
         return []
     value = aggregate.this
-    if value is None:  # This is count() without an argument.
+    if value is None:  # The aggregate is count() without an argument.
         return []
     if isinstance(value, exp.Distinct):
         if _list_arguments(value, ("on",)) or len(value.expressions) != 1:
@@ -465,7 +467,7 @@ def _find_case_conditions(aggregate: exp.Expr) -> list[exp.Expr]:
 
 
 def _remove_brackets(projection: exp.Expr) -> exp.Expr:
-    """Return a column without the brackets around it. `(a)` is the column `a` and has the same name."""
+    """Return a projection without brackets around a column, because `(a)` has the name of the column `a`."""
     alias = projection if isinstance(projection, exp.Alias) else None
     inner = projection if alias is None else alias.this
     column = inner.unnest()
@@ -490,7 +492,7 @@ def _find_windows(expressions: Iterable[exp.Expr]) -> Iterator[exp.Window]:
 
 
 def _is_of_one_row(projection: exp.Expr) -> bool:
-    """Return whether an output is a column, a literal or a star, and not an aggregate."""
+    """Return whether an output is computed from one row: a column, a literal or a star."""
     inner = projection.this if isinstance(projection, exp.Alias) else projection
     return type(inner) in (exp.Column, exp.Literal, exp.Star, exp.Null, exp.Boolean)
 
@@ -498,7 +500,7 @@ def _is_of_one_row(projection: exp.Expr) -> bool:
 def parse_version(version: exp.Expr) -> int | str | None:
     """Return the snapshot id, or the name of the branch or tag, in FOR VERSION AS OF.
 
-    The result is None for any other version.
+    Return None for any other version.
     """
     literal = version.args.get("expression")
     if not isinstance(literal, exp.Literal) or str(version.this).upper() != "VERSION":
@@ -511,7 +513,7 @@ def parse_version(version: exp.Expr) -> int | str | None:
 
 
 def hide(node: exp.Expr, visible: _Visible) -> Relation:
-    """Return a source that is not analysed. The names in WITH that it may use are read completely."""
+    """Return an opaque source. The queries in WITH that it may use are read completely."""
     for identifier in node.find_all(exp.Identifier):
         query = visible.get(identifier.name.lower())
         if query is not None:
@@ -525,7 +527,7 @@ def _uses_name(query: exp.Expr, name: str) -> bool:
 
 
 def _is_bracket(node: exp.Expr) -> bool:
-    """Return whether a node is a bracket around a table or a join. A bracket around a query is not."""
+    """Return whether a node is brackets around a table or a join, and not around a query."""
     if not isinstance(node, exp.Subquery):
         return False
     inner = node.this
@@ -538,7 +540,7 @@ def _parse_alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
     """Return the alias of a relation, and the aliases of its columns.
 
     Raises:
-        UnsupportedStatement: The alias has another form.
+        UnsupportedStatement: The alias has an unsupported form.
     """
     alias = node.args.get("alias")
     if alias is None:
@@ -555,7 +557,7 @@ def _parse_alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
 def _find_queries(expression: exp.Expr) -> Iterator[exp.Expr]:
     """Yield the outermost queries in an expression.
 
-    The function is not recursive, because sqlglot parses a chain of ORs into a tree as deep as the chain is long.
+    The function is not recursive, because sqlglot parses a long chain of ORs into a tree with as many levels.
 
     Raises:
         UnsupportedStatement: The expression has a table outside of a query.
@@ -572,7 +574,7 @@ def _find_queries(expression: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _list_arguments(node: exp.Expr, names: Iterable[str]) -> list[exp.Expr]:
-    """Return the values of a node's arguments with these names, without empty values."""
+    """Return the values of a node's arguments with these names. Empty values are left out."""
     values = []
     for name in names:
         value = node.args.get(name)

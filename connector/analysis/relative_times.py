@@ -1,13 +1,13 @@
-"""Reads expressions of the current time as spans of dates that contain their values.
+"""Computes spans of dates that contain the values of expressions of the current time.
 
-The engine evaluates `current_date - INTERVAL '7' DAY` later, by its own clock and in the session's zone. Therefore the
-analysis works with a span. The span of the current time begins two days before, and ends three days after, the date in
-UTC at which the statement is analysed. Two days are enough for any zone (at most 14 hours from UTC) and for clocks that
-differ by less than a day. Each operation moves both ends of the span.
+The engine evaluates an expression such as `current_date - INTERVAL '7' DAY` later, by its own clock and in the
+session's zone. Therefore the analysis works with a span. The span of the current time begins two days before the date
+in UTC at which the statement is analysed, and ends three days after it. Two days are enough for any zone (at most 14
+hours from UTC) and for clocks that differ by less than a day. Each operation moves both ends of the span.
 
-The start of a period, and a date some months away, may differ by more in another zone. For example, an instant on
-31 January in UTC may be on 1 February in a zone further east, so its month starts a whole month later. And adding a
-month turns several days at the end of a month into the same day. Therefore these operations make the span wider.
+Two operations make the span wider, because their results in two zones may differ by more than a day: the start of a
+period, and adding months. For example, an instant on 31 January in UTC may be on 1 February in a zone further east, so
+its month starts a whole month later. Adding a month turns several days at the end of a month into the same day.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DateSpan:
     high: date
 
     def choose_literal(self, op: str) -> Literal:
-        """Return a literal for which the comparison by `op` is true wherever it is true for a value of the span.
+        """Return the end of the span for which a comparison by `op` is true if it is true for any value of the span.
 
         The literal has no zone, because the span is wide enough for all zones.
 
@@ -61,13 +61,13 @@ class DateSpan:
 
 
 def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
-    """Return the span of an expression of the current time, or None for another expression.
+    """Return the span of an expression of the current time, or None for other expressions.
 
     Args:
         today: The date in UTC.
     """
     if today is None or node is None or sum(1 for _ in node.find_all(exp.AtTimeZone)) > 1:
-        return None  # Each conversion to another zone and back may move the value.
+        return None  # Repeated conversions between zones may move the value further.
     try:
         return _parse_operand(node, today)
     except (OverflowError, ValueError, KeyError):
@@ -75,6 +75,7 @@ def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
 
 
 def _parse_operand(node: exp.Expr | None, today: date) -> DateSpan | None:
+    """Return the dates that an expression such as `CURRENT_DATE` may have, or None for another expression."""
     match node:
         case exp.Paren() | exp.AtTimeZone():
             return _parse_operand(node.this, today)

@@ -4,16 +4,16 @@
         scan.condition                       on the table's own columns, or None
         read_at_snapshot(scan, 4711)         for splices.splice
 
-A statement that is not fully understood has no scans, and is sent unchanged. Supported are queries, EXPLAIN [ANALYZE]
-of a query, EXECUTE IMMEDIATE of a query, and the text of a prepared query with its parameters (`lexer.parse_execute`).
-INSERT, CREATE TABLE AS and all other statements that write have no scans, not even in the queries that they contain:
-the name of a table that is written must never be replaced by a plan table.
+A statement that is not fully supported has no scans, and is sent unchanged. The supported statements are queries,
+EXPLAIN [ANALYZE] of a query, EXECUTE IMMEDIATE of a query, and prepared queries with parameters
+(`lexer.parse_execute`). All statements that write, such as INSERT and CREATE TABLE AS, have no scans, not even in their
+queries, because the name of a table that is written must never be replaced by a plan table.
 
 The block algebra decides which rows are needed (`algebra/needed_rows.py`).
 
-A literal without a zone that is compared with a column with a zone is a time in the session's zone, but the catalog
-reads the literal as UTC. Therefore these comparisons are used only if the session's zone is UTC (`utc`) or the column
-is known to have no zone.
+In a comparison with a column with a zone, a literal without a zone is a time in the session's zone, but the catalog
+reads it as UTC. Therefore literals without a zone are used only if the session's zone is UTC (`utc`) or the column is
+known to have no zone.
 """
 
 from __future__ import annotations
@@ -47,10 +47,7 @@ _TOKENS_BEFORE_TABLE = frozenset({"FROM", "JOIN", ",", "("})
 
 @dataclass(frozen=True)
 class ParsedQuery:
-    """The query inside a statement, parsed once.
-
-    A parsed query can be read any number of times, but only by one thread at a time.
-    """
+    """The parsed query of a statement. It can be read any number of times, but only by one thread at a time."""
 
     text: QueryText
     tree: exp.Expr
@@ -65,10 +62,10 @@ def parse_query(statement: str, parameters: Sequence[str] = ()) -> ParsedQuery:
 
     Args:
         statement: A query, or a statement that contains a query.
-        parameters: The parameters of a prepared statement, in the form in which EXECUTE has them after USING.
+        parameters: The texts of the parameters of a prepared statement, as they follow USING in EXECUTE.
 
     Raises:
-        UnsupportedStatement: The statement is not fully understood.
+        UnsupportedStatement: The statement is not fully supported.
     """
     if len(statement) > STATEMENT_CHARACTERS_MAX:
         raise UnsupportedStatement
@@ -76,7 +73,7 @@ def parse_query(statement: str, parameters: Sequence[str] = ()) -> ParsedQuery:
     try:
         words = tokenize_sql(_TRINO, inner.text)
         trees = parse_statements(_TRINO, inner.text, words)
-    except (SqlglotError, RecursionError):  # sqlglot may also fail with RecursionError.
+    except (SqlglotError, RecursionError):  # sqlglot may raise RecursionError for deeply nested statements.
         raise UnsupportedStatement from None
     if len(trees) != 1 or trees[0] is None:
         raise UnsupportedStatement
@@ -84,15 +81,15 @@ def parse_query(statement: str, parameters: Sequence[str] = ()) -> ParsedQuery:
 
 
 def use_parsed_query(text: str, tree: exp.Expr, words: Sequence[Any]) -> ParsedQuery:
-    """Return the same as `parse_query`, for a query that sqlglot has already parsed.
+    """Return the result of `parse_query` for a query that sqlglot has already parsed.
 
     Args:
         text: The query, in Trino's dialect.
         tree: The tree of the query.
-        words: The tokens into which sqlglot split the query.
+        words: The tokens into which sqlglot has split the query.
 
     Raises:
-        UnsupportedStatement: The query is not fully understood.
+        UnsupportedStatement: The query is not fully supported.
     """
     tokens = tokenize_trino(text)
     if any(token.word == "?" for token in tokens):
@@ -101,12 +98,12 @@ def use_parsed_query(text: str, tree: exp.Expr, words: Sequence[Any]) -> ParsedQ
 
 
 def _check_query(inner: QueryText, tree: exp.Expr, words: Sequence[Any]) -> ParsedQuery:
-    """Return the parsed query, after checking that sqlglot and Trino split its text into the same tokens.
+    """Check that sqlglot and Trino split a query into the same tokens, and return the parsed query.
 
     Raises:
-        UnsupportedStatement: The tokens differ, or the query is not fully understood.
+        UnsupportedStatement: The tokens differ, or the query is not fully supported.
     """
-    starts, ends = {token.start for token in inner.tokens}, {one.end for one in inner.tokens}
+    starts, ends = {token.start for token in inner.tokens}, {each.end for each in inner.tokens}
     if any(word.start not in starts or word.end + 1 not in ends for word in words):
         raise UnsupportedStatement
     try:
@@ -132,9 +129,9 @@ def find_scans(
     utc: bool = False,
     today: date | None = None,
 ) -> tuple[Scan, ...]:
-    """Parse a statement, and return its scans as `collect_scans` does.
+    """Parse a statement, and return its scans (`collect_scans`).
 
-    The result is empty if the statement is not fully understood.
+    The result is empty if the statement is not fully supported.
     """
     try:
         query = parse_query(statement, parameters)
@@ -148,12 +145,12 @@ def collect_scans(
 ) -> tuple[Scan, ...]:
     """Return the scans of a query in the order of the text.
 
-    The result is empty if the query is not fully understood.
+    The result is empty if the query is not fully supported.
 
     Args:
         query: The parsed query.
-        columns_of: Returns the columns of a (catalog, schema, table). Without it, a name without a qualifier gives no
-            condition if the query reads several tables.
+        columns_of: A function that returns the columns of a (catalog, schema, table). Without it, column names without
+            a qualifier give no conditions if the query reads several tables.
         utc: Whether the time zone of the session is known to be UTC.
         today: The date in UTC, for conditions with the current time.
     """
@@ -182,7 +179,7 @@ def collect_scans(
 
 
 def find_result_types(query: ParsedQuery, columns: Sequence[str], *, columns_of: ColumnsOf) -> dict[str, str]:
-    """Return the Iceberg types of the `columns` of a query's result that are unchanged stored columns."""
+    """Return the Iceberg types of those `columns` of a query's result that are unchanged stored columns."""
     try:
         _, result = _read(query, columns_of)
         types_by_column = {column: result.find_kind(column) for column in columns}
@@ -213,13 +210,13 @@ def read_from_view(scan: Scan, name: str) -> Replacement:
 def _read(
     query: ParsedQuery, columns_of: ColumnsOf, today: date | None = None, *, utc: bool = False
 ) -> tuple[Queries, Relation]:
-    """Read a parsed query.
+    """Convert a parsed query to relations.
 
     Returns:
-        The queries of the statement, and the rows of the outermost query.
+        The reader with the tables of the query, and the relation of the outermost query.
 
     Raises:
-        UnsupportedStatement: The query is not fully understood.
+        UnsupportedStatement: The query is not fully supported.
     """
     reader = ConditionReader(casts_decimal=query.casts_decimal, today=today, utc=utc)
     queries = Queries(columns_of, reader, query.names)
@@ -229,8 +226,8 @@ def _read(
 def _check_patterns(tree: exp.Expr) -> None:
     """Check the LIKE patterns of a query.
 
-    An engine refuses an invalid pattern only when it compares a row with it. With fewer rows, the statement might
-    succeed.
+    An engine refuses an invalid pattern only when it compares a row with the pattern. If rows are left out, the
+    statement might succeed instead of failing.
 
     Raises:
         UnsupportedStatement: A pattern is invalid.
@@ -240,7 +237,7 @@ def _check_patterns(tree: exp.Expr) -> None:
         if all(isinstance(text, exp.Literal) and text.is_string for text in texts) and texts:
             pattern, escape = (str(text.this) for text in texts)
             if not is_valid_pattern(pattern, escape):
-                raise UnsupportedStatement("a LIKE pattern with an invalid escape")
+                raise UnsupportedStatement("the statement has a LIKE pattern with an invalid escape")
 
 
 class _ReferencePositions:
@@ -255,7 +252,10 @@ class _ReferencePositions:
             for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False)
             if before.word == "." == after.word
         }
-        """Names between two dots. The columns of a table with such a name may also be qualified by its schema."""
+        """The names between two dots in the text.
+
+        Columns of a table with such a name may be qualified by its schema.
+        """
 
     def scan(self, table: Table, node: exp.Table, *, utc: bool) -> Scan | None:
         """Return the scan of a table reference, or None if the name of the table cannot be replaced."""
@@ -297,7 +297,7 @@ class _ReferencePositions:
 
 
 def _parse_version(token: TrinoToken) -> int | str | None:
-    """Return the number or the string that a token represents, or None for another token."""
+    """Return the value of a number token or a string token, or None for other tokens."""
     if token.kind == "number" and token.text.isdigit():
         return int(token.text)
     return token.text[1:-1].replace("''", "'") if token.kind == "string" else None

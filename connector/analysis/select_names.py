@@ -24,13 +24,12 @@ _EXTREMES = (exp.Min, exp.Max)
 
 @dataclass(frozen=True, eq=False)
 class NamedSource:
-    """A relation in FROM.
+    """A relation in FROM, with the names that qualify its columns.
 
     Attributes:
         relation: The rows of the relation.
-        name: The name that qualifies its columns, or None.
-        schema: The schema that may also qualify its columns. It is None unless the relation is a table without an
-            alias.
+        name: The alias, or the name of the table, or None.
+        schema: The schema of a table without an alias, which may precede the table's name. None for other relations.
     """
 
     relation: Relation
@@ -40,7 +39,7 @@ class NamedSource:
 
 @dataclass(frozen=True, eq=False)
 class ParsedJoin:
-    """A join in FROM. The attributes `keeps_left` and `keeps_right` have the same meaning as in `SourceJoin`."""
+    """A join in FROM, as it was parsed. `keeps_left` and `keeps_right` have the same meaning as in `SourceJoin`."""
 
     left: ParsedTree
     right: ParsedTree
@@ -68,7 +67,7 @@ def joins_in(tree: ParsedTree | None) -> Iterator[ParsedJoin]:
 
 
 def build_join_tree(tree: ParsedTree, predicate_on: Callable[[ParsedJoin], Predicate]) -> JoinTree:
-    """Return the join tree of a block for the algebra."""
+    """Return a join tree of the algebra for a parsed join tree."""
     if isinstance(tree, int):
         return tree
     left, right = build_join_tree(tree.left, predicate_on), build_join_tree(tree.right, predicate_on)
@@ -77,14 +76,14 @@ def build_join_tree(tree: ParsedTree, predicate_on: Callable[[ParsedJoin], Predi
 
 
 class SelectNames:
-    """The names of one SELECT. The class implements the `Outputs` of the query block.
+    """Resolves the names in one SELECT, and implements the protocol `Outputs` for its query block.
 
     Args:
         projections: The expressions after SELECT.
         sources: The relations in FROM.
         tree: The joins of the relations, or None if the SELECT has no FROM.
         relation_names: The names of all relations of the statement.
-        literal_of: Returns the literal of an expression, or None if the expression is not a literal.
+        literal_of: A function that returns the literal of an expression, or None if it is not a literal.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class SelectNames:
     def find_reference(self, name: str) -> ColumnReference | None:
         """Return the source column whose unchanged value the output has, or None.
 
-        The result is None also if the name may be ambiguous: there is more than one star, or a star and other columns.
+        Return None also if the name may be ambiguous because SELECT has several stars, or a star and other columns.
         """
         stars = []
         for projection in self.projections:
@@ -160,7 +159,8 @@ class SelectNames:
         *qualifiers, name = (canonicalize_name(part.name) for part in parts)
         if len(qualifiers) < 2:
             return self._resolve_name(name, *qualifiers)
-        # Two qualifiers are a schema and a table, or a table and a struct column. Trino prefers the table.
+        # Two qualifiers may be a schema and a table, or a table and a struct column. Trino prefers the schema and
+        # table.
         schema, table = qualifiers
         of_schema = [source for source in self._find_sources(table) if source.schema == schema]
         return self._resolve_name(name, table) if len(of_schema) == 1 else None
@@ -176,8 +176,8 @@ class SelectNames:
     def resolve_in(self, tree: ParsedTree, name: str) -> ColumnReference | None:
         """Return the column to which an unqualified name refers in a join.
 
-        A column that USING merges has the value of the left side. In a row without a left side, it has the value of the
-        right side. It is the column of one side if the join does not keep unmatched rows of the other side.
+        A column that USING merges has the value of the left side or, in a row without a left side, of the right side.
+        It is the column of one side if the join does not keep unmatched rows of the opposite side.
         """
         if isinstance(tree, int):
             has = self.sources[tree].relation.has(name)
@@ -187,7 +187,7 @@ class SelectNames:
             return (tree, name) if has and is_plain_name(name) else None
         left, right = self.resolve_in(tree.left, name), self.resolve_in(tree.right, name)
         if name not in tree.using:
-            # If both sides had the column, the name would be ambiguous, and the statement would fail.
+            # The engine refuses an ambiguous name, so only one side has the column.
             return left or right if left is None or right is None else None
         if left is None or right is None or (tree.keeps_left and tree.keeps_right):
             return None
@@ -197,10 +197,7 @@ class SelectNames:
         return left if not tree.keeps_right else right if is_exact(kind) else None
 
     def is_outer_name(self, column: exp.Column) -> bool:
-        """Return whether a column certainly belongs to an outer block.
-
-        The result is False for a field of a struct.
-        """
+        """Return whether a column certainly belongs to an outer block. Return False for a field of a struct."""
         first = column.parts[0]
         if not isinstance(first, exp.Identifier) or len(column.parts) > 2:
             return False
@@ -212,7 +209,7 @@ class SelectNames:
     def _has_alias(self, name: str) -> bool:
         """Return whether SELECT has an alias of this name.
 
-        In WHERE, DuckDB resolves a name to such an alias before it looks for columns of an outer block.
+        In WHERE, DuckDB resolves a name to an alias of SELECT before it searches columns of an outer block.
         """
         return any(
             isinstance(projection, exp.Alias) and find_output_name(projection) == name
@@ -230,8 +227,8 @@ class SelectNames:
     def _resolve_field(self, column: exp.Column) -> ColumnReference | None:
         """Return the field `column.field` or `alias.column.field` of a table among the sources.
 
-        The name of the returned column has dots. The result is None also if the first name may be the name of a
-        relation anywhere in the statement.
+        The name of the returned column has dots. Return None also if the first name may be the name of a relation in
+        the statement.
         """
         parts = column.parts
         if len(parts) < 2 or not all(isinstance(part, exp.Identifier) for part in parts):
@@ -259,11 +256,11 @@ def canonicalize_name(name: str) -> str:
     """Return the form of a name in which Trino compares names, with or without quotes (trinodb/trino#17).
 
     Raises:
-        UnsupportedStatement: Trino compares the name in two ways that differ.
+        UnsupportedStatement: Trino compares the name in two ways whose results differ.
     """
     low = name.lower()
     if not name.isascii():
-        # Java's equalsIgnoreCase converts each character to upper case first; toLowerCase does not.
+        # Unlike toLowerCase, Java's equalsIgnoreCase first converts each character to upper case.
         upper = [letter.upper() if len(letter.upper()) == 1 else letter for letter in name]
         if "".join(letter.lower() if len(letter.lower()) == 1 else letter for letter in upper) != low:
             raise UnsupportedStatement
@@ -271,20 +268,20 @@ def canonicalize_name(name: str) -> str:
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether the name is neither a hidden column nor a name that the catalog would read as a struct field."""
+    """Return whether the name is not a hidden column, and the catalog does not read it as a field of a struct."""
     return "$" not in name and "." not in name
 
 
 def find_star_qualifier(projection: exp.Expr) -> str | None:
     """Return the qualifier of a star, or "" for a star without a qualifier.
 
-    The result is None if the projection is not a star.
+    Return None if the projection is not a star.
     """
     if isinstance(projection, exp.Star):
         return ""
     if type(projection) is exp.Column and isinstance(projection.this, exp.Star):
         qualifiers = projection.parts[:-1]
-        # More than one qualifier is a table with its schema, or a struct.
+        # Several qualifiers are a table with its schema, or a struct.
         return canonicalize_name(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"
     return None
 
@@ -298,7 +295,7 @@ def find_output_name(projection: exp.Expr) -> str | None:
 
 
 def find_output_names(projections: Sequence[exp.Expr]) -> tuple[str | None, ...]:
-    """Return the names of output columns. None of the columns may be a star.
+    """Return the names of output columns, none of which is a star.
 
     A literal or an extreme without an alias gets a name that no statement can contain.
     """

@@ -37,14 +37,14 @@ from seamark.connector.plans.conditions import DAY, HOUR, MONTH, YEAR, ColumnRef
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
 
 EXACT_PARTS_MAX = 100
-"""The maximum number of parts in a condition for which the reader checks whether it can be translated exactly.
+"""The maximum number of parts of a condition that the reader tries to translate exactly.
 
-An extreme has an exact limit only if its condition is translated exactly.
+A minimum or maximum has an exact limit only if its condition is translated exactly.
 """
 
 
 class InnerSelect(NamedTuple):
-    """A subquery that is a query block, with its names and its WHERE."""
+    """A subquery that is a single query block, with its names and its WHERE."""
 
     block: QueryBlock
     names: SelectNames
@@ -56,9 +56,9 @@ class PredicateReader:
 
     Args:
         names: The names of the SELECT.
-        reader: Reads conditions.
-        queries: The subqueries in expressions of the SELECT, by the identity of their nodes.
-        selects: The query blocks of the statement, by their identity.
+        reader: The reader of conditions.
+        queries: The subqueries in expressions of the SELECT, by the `id` of their nodes.
+        selects: The query blocks of the statement, by their `id`.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PredicateReader:
         return self._reader.read(node, self._names.resolve_stored, self._names.find_kind)
 
     def build_condition_on(self, node: exp.Expr, columns: frozenset[ColumnReference]) -> Condition | None:
-        """Return the condition on `columns` that is true for each row for which `node` is true."""
+        """Return the condition on only `columns` that is true for each row for which `node` is true."""
 
         def resolve(column: exp.Column) -> ColumnReference | None:
             reference = self._names.resolve(column)
@@ -94,7 +94,7 @@ class PredicateReader:
     def _read_exactly(self, node: exp.Expr) -> Condition | None:
         """Return a condition that is true for exactly the rows for which `node` is true.
 
-        The result is None if a part of `node` cannot be translated exactly.
+        Return None if a part of `node` cannot be translated exactly.
         """
         parts = list(islice(split_conjunction(node), EXACT_PARTS_MAX + 1))
         if len(parts) > EXACT_PARTS_MAX:
@@ -106,7 +106,7 @@ class PredicateReader:
     def find_join_predicate(self, join: ParsedJoin) -> Predicate:
         """Return the predicate of ON or USING.
 
-        It uses only the sources of the join, because any other name may refer to an outer block.
+        The predicate refers only to sources of the join, because any other name may belong to an outer block.
         """
         own = list_sources(join)
         equalities = [
@@ -116,10 +116,10 @@ class PredicateReader:
         return Predicate(restrict_to_sources(self._read_condition(join.on, own), own), tuple(equalities))
 
     def _read_condition(self, node: exp.Expr | None, visible_sources: frozenset[int] | None) -> Condition | None:
-        """Return a condition that is true for each row where `node` is true.
+        """Return a condition that is true for each row for which `node` is true.
 
         Args:
-            seen: The sources to which `node` may refer, or None for all sources.
+            visible_sources: The sources to which `node` may refer, or None for all sources.
         """
         if node is None:
             return None
@@ -133,9 +133,9 @@ class PredicateReader:
     # Equal columns
 
     def _find_equalities(self, node: exp.Expr | None) -> list[Equality]:
-        """Return the columns that are equal for each row where `node` is true.
+        """Return the pairs of columns that are equal in each row for which `node` is true.
 
-        For an OR, these are the columns that every branch requires to be equal.
+        For an OR, these are the pairs that every branch requires to be equal.
         """
         equalities: list[Equality] = []
         for part in split_conjunction(node):
@@ -167,16 +167,16 @@ class PredicateReader:
         return is_comparable(self._find_kind(left), self._find_kind(right))
 
     def _find_kind(self, reference: ColumnReference) -> str | None:
-        """Return the type of a column that is stored, or an extreme of a stored column."""
+        """Return the type of a stored column, or of an extreme of a stored column."""
         source, column = reference
         return _find_output_kind(self._names.sources[source].relation, column)
 
     # Values of subqueries
 
     def _read_subquery_values(self, node: exp.Expr) -> Iterator[Condition]:
-        """Yield conditions that columns have values of the subqueries in `node`.
+        """Yield conditions that limit columns to values of the subqueries in `node`.
 
-        The conditions are true for each row where `node` is true.
+        The conditions are true for each row for which `node` is true.
         """
         for part in split_conjunction(node):
             match part:
@@ -197,7 +197,7 @@ class PredicateReader:
                         yield from self._read_values_beside(column, op, self._queries.get(id(inner)))
 
     def _read_values_in(self, columns: Sequence[exp.Expr], query: Relation | None) -> Iterator[Condition]:
-        """Yield conditions on columns that together equal the columns of one row of the query."""
+        """Yield conditions on columns that must together equal the columns of one row of the query."""
         names = None if query is None else query.list_names()
         if query is None or names is None or len(names) != len(columns):
             return
@@ -214,7 +214,7 @@ class PredicateReader:
             yield from list_partner_conditions(pairs, query)
 
     def _read_values_beside(self, column: exp.Expr, op: str, query: Relation | None) -> Iterator[SemiJoin]:
-        """Yield semi-joins for a column that is less or greater than the column of one row of the query."""
+        """Yield semi-joins for a column that must be less or greater than the column of one row of the query."""
         names = None if query is None else query.list_names()
         reference = self._names.resolve_node(column)
         name = names[0] if names is not None and len(names) == 1 else None
@@ -234,8 +234,8 @@ class PredicateReader:
     def find_correlated_pairs(self, query: InnerSelect) -> tuple[Equality, ...]:
         """Return the equal columns of a correlated subquery.
 
-        Each pair is a column of a source of the subquery, and the column of this SELECT to which the subquery's WHERE
-        requires it to be equal.
+        Each pair has a column of a source of the subquery, and a column of this SELECT. The subquery's WHERE requires
+        both to be equal.
         """
         pairs: list[Equality] = []
         for part in split_conjunction(query.where):
@@ -331,14 +331,14 @@ class Period(NamedTuple):
     is_number: bool = False
 
     def has_values_of(self, kind: str | None, partner_kind: str | None) -> bool:
-        """Return whether the period of a column may be compared with a column of another source.
+        """Return whether the values of a partner's column identify periods of a column.
 
-        Values of the two columns must be equal only if they are the same period. Therefore a time with a zone is not
-        compared with a time without a zone.
+        A time with a zone cannot be compared with a time without a zone, because their values do not identify the same
+        period.
 
         Args:
             kind: The type of the column whose period is compared.
-            partner_kind: The type of the other column.
+            partner_kind: The type of the partner's column.
         """
         if kind == "date" and self.transform == HOUR:
             return False
@@ -350,7 +350,7 @@ class Period(NamedTuple):
 
 
 def parse_period(node: exp.Expr) -> Period | None:
-    """Return the period that an expression represents, or None if it is not a period."""
+    """Return the period that an expression represents, or None if it does not represent a period."""
     node = node.unnest()
     parts: tuple[exp.Expr, str, bool, bool] | None = None
     match node:
@@ -368,7 +368,7 @@ def parse_period(node: exp.Expr) -> Period | None:
 
 
 def find_extremes(names: SelectNames) -> dict[str, Extreme]:
-    """Return the output columns of a SELECT that are the minimum or maximum of a column."""
+    """Return the minima and maxima of columns among the outputs of a SELECT, by the name of the output."""
     extremes: dict[int, Extreme] = {}
     for number, projection in enumerate(names.projections):
         aggregate = projection.unalias()
@@ -388,14 +388,14 @@ def _keep_query(node: exp.Expr, inner: exp.Expr) -> exp.Expr:
     """Return `node` if it is a subquery, and `inner` otherwise.
 
     Args:
-        node: An operand, which may have brackets around it. Subqueries are registered by the node with its brackets.
+        node: An operand, possibly in brackets. Subqueries are registered by the node that includes the brackets.
         inner: The operand without brackets.
     """
     return node if isinstance(node, exp.Subquery) else inner
 
 
 def _find_output_kind(relation: Relation, name: str) -> str | None:
-    """Return the type of an output that is a stored column or an extreme of one."""
+    """Return the type of an output that is a stored column, or an extreme of a stored column."""
     if isinstance(relation, QueryBlock) and name in relation.extremes:
         return relation.find_reference_kind(relation.extremes[name].column)
     extreme = relation.find_extreme(name)

@@ -1,12 +1,12 @@
 """Parses statements (`scans.py`) outside of the event loop, and caches the results.
 
 A result depends on the text of the statement and on the columns of its tables. A text is parsed once, and its tree is
-cached. The tree is read again when the columns of its tables become known or change.
+cached. The tree is analysed again when the columns of its tables become known or change.
 
-Parsing runs in Python: it takes milliseconds for most texts, and seconds for the longest. Therefore one thread parses
-short texts and another thread parses long texts. Texts of different clients are parsed alternately, so a client with
-many statements delays only its own statements. Concurrent requests for the same text share one result. If a request is
-cancelled while it is queued, its text is not parsed. If the parsing has started already, the result is still cached.
+The parser is written in Python: it takes milliseconds for most texts, and seconds for the longest. Therefore one thread
+parses short texts, and a second thread parses long texts. Texts of different clients are parsed alternately, so a
+client with many statements delays only its own statements. Concurrent requests for the same text share one result. If a
+request is cancelled while it is queued, its text is not parsed. If parsing has already started, the result is cached.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from seamark.formats.runtime.fair_lock import FairLock
 T = TypeVar("T")
 
 IN_LOOP_CHARACTERS_MAX = 10_000
-"""The length of text that is split into tokens, or searched, on the event loop, which takes some milliseconds."""
+"""The maximum length of a text that is tokenized or searched on the event loop, which takes a few milliseconds."""
 SHORT_CHARACTERS_MAX = 4_000
-"""The length of a short text. Parsing it takes tens of milliseconds."""
+"""The maximum length of a short text, which is parsed in tens of milliseconds."""
 _CACHE_BYTES = 8 << 20
 _BYTES_PER_SCAN = 2000
 _TREES_BYTES = 8 << 20
@@ -46,7 +46,7 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 @dataclass(frozen=True, slots=True)
 class StatementText:
-    """A statement, or a prepared statement with the parameters of its execution."""
+    """A statement to analyse: a text, or a prepared statement with the parameters of its execution."""
 
     text: str
     parameters: tuple[str, ...] = ()
@@ -56,18 +56,20 @@ class StatementText:
     today: date | None = None
     """The date in UTC if the text may contain the current time, otherwise None."""
     columns: tuple[str, ...] = ()
-    """The columns whose types are read instead of the scans. Only for the text of a view."""
+    """The columns of a view whose types are found. If it is not empty, the scans are not collected."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadStatement:
+    """The result of the analysis of a statement."""
+
     scans: tuple[Scan, ...]
     table_names: tuple[Names, ...] = ()
     """The tables whose columns could give more conditions."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """The types of the columns in `StatementText.columns` (`scans.find_result_types`)."""
     with_position: tuple[int, bool] = (0, False)
-    """The position for a first named subquery, and whether the query has WITH (`lexer.find_with_position`)."""
+    """The position at which a query can be added to WITH, and whether there is WITH (`lexer.find_with_position`)."""
 
 
 _CLIENT: ContextVar[tuple[str, str]] = ContextVar("client", default=("address", "user"))
@@ -77,8 +79,8 @@ _CLIENT: ContextVar[tuple[str, str]] = ContextVar("client", default=("address", 
 def set_client(address: str, user: str) -> Iterator[None]:
     """Set the client for which statements are read in the block, and in the tasks that the block starts.
 
-    The reader's lock is fair between addresses, and between the users of an address. The proxy does not authenticate
-    the user.
+    The reader alternates between addresses, and between the users of an address. The proxy does not authenticate the
+    user, so the address comes first.
     """
     token = _CLIENT.set((f"address {address}", f"user {user} at {address}"))
     try:
@@ -93,19 +95,21 @@ _ParsedKey = tuple[str, tuple[str, ...]]
 
 
 class StatementReader:
-    """Reads and caches statements. A reader belongs to one event loop."""
+    """Analyses statements, and caches the results. A reader belongs to one event loop."""
 
     def __init__(self) -> None:
         self._known: MemoryCache[_Key, ReadStatement] = MemoryCache(_CACHE_BYTES)
         self._parsed: MemoryCache[_ParsedKey, ParsedQuery] = MemoryCache(_TREES_BYTES)
-        """The tree of a text is read by one thread at a time, because a text always uses the same lock, short or long.
+        """The locks of short and long texts.
+
+        A text always uses the same lock, so one thread at a time reads its tree.
         """
         self._flights: SingleFlight[_Key, ReadStatement] = SingleFlight()
         self._short = FairLock()
         self._long = FairLock()
 
     async def read(self, text: StatementText, tables: Mapping[Names, KnownTable], until_s: float) -> ReadStatement:
-        """Read a statement, given the columns of `tables`.
+        """Analyse a statement with the columns of `tables`, or return the cached result.
 
         Args:
             text: The statement.
@@ -128,7 +132,7 @@ class StatementReader:
     ) -> T:
         """Return the result of `work` on a text of `characters` characters.
 
-        For a long text, the work runs outside of the event loop.
+        The work on a text longer than `in_loop_max` runs outside of the event loop.
 
         Args:
             until_s: The deadline, on the clock of the event loop.
@@ -153,7 +157,7 @@ class StatementReader:
 
         def work() -> ReadStatement:
             query, reading = _read(text, columns, parsed)
-            with suppress(RuntimeError):  # The event loop may be closed already.
+            with suppress(RuntimeError):  # The event loop may already be closed.
                 loop.call_soon_threadsafe(self._keep, key, query, reading)
             return reading
 
@@ -169,10 +173,10 @@ class StatementReader:
 def _read(
     text: StatementText, tables: Mapping[Names, Columns | None], query: ParsedQuery | None
 ) -> tuple[ParsedQuery | None, ReadStatement]:
-    """Read a statement. Parse it first if `query` is None.
+    """Analyse a statement. Parse it first if `query` is None.
 
     Returns:
-        The parsed query, or None if the statement is not fully understood. Then, the scans or types of the statement.
+        The parsed query, or None if the statement is not fully supported. Then the result of the analysis.
     """
     table_names: list[Names] = []
 

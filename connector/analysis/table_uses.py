@@ -1,7 +1,8 @@
 """Finds how a query uses each of its tables: the columns that it reads, its grouping keys, and its aggregates.
 
-The server records the uses in the query history, by the ids of the columns. A name without a qualifier may belong to
-any table of its SELECT, so each of these tables gets the name. The server drops names that the table does not have.
+The server records the uses in the query history, by the ids of the columns. A column name without a qualifier may
+belong to any table of its SELECT, so it is reported for each of these tables. The server drops names that a table does
+not have.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ _FUNCTIONS = {exp.Count: "count", exp.Sum: "sum", exp.Min: "min", exp.Max: "max"
 _OTHER = "other"
 _GROUPING_MAX, _AGGREGATES_MAX = 32, 32
 _COLUMNS_MAX = 64
-"""The maximum number of read columns that are reported. A use of more columns is reported without its columns."""
+"""The maximum number of read columns in a report. If more columns are read, the report has no columns."""
 _NAME_CHARACTERS_MAX = 500
-"""The server refuses a request with a longer name of a column."""
+"""The maximum length of a column name. The server refuses a request with a longer name."""
 
 
 def find_table_uses(tree: exp.Expr) -> Mapping[int, TableUse]:
-    """Return the use of each table reference, by the `id` of its node. Tables without a known use are left out."""
+    """Return the use of each table reference, by the `id` of its node. References without a known use are left out."""
     uses = {}
     for select in tree.find_all(exp.Select):
         tables = list(_list_tables(select))
@@ -71,7 +72,7 @@ def _may_belong_to(column: exp.Column, name: str, select: exp.Select) -> bool:
 
 
 def _limit_columns(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names in order, or no name if there are too many."""
+    """Return the names in order, or no names if there are more than `_COLUMNS_MAX`."""
     columns = tuple(sorted(name for name in names if len(name) <= _NAME_CHARACTERS_MAX))
     return columns if len(columns) <= _COLUMNS_MAX else ()
 

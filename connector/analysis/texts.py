@@ -1,6 +1,6 @@
-"""Reads comparisons of texts that are functions of a column.
+"""Converts comparisons of text functions of a column to conditions on the column.
 
-Such texts are prefixes, texts in lower or upper case, and formatted dates and times.
+The functions return prefixes, texts in lower or upper case, and formatted dates and times.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _FORMATS = {
     "%Y-%m-%d %H:%M": "MINUTE",
     "%Y-%m-%d %H:%M:%S": "SECOND",
 }
-"""The formats whose texts sort in the order of the times, and the period that each text represents."""
+"""The periods that formatted times represent, by format. In these formats, texts sort in the order of the times."""
 _FIRST_DAY, _LAST_DAY = "1000-01-01", "9999-12-31"
 _DAY_PREFIX = re.compile(r"([0-9]{4})-?(?:(?<=-)([0-9]{2})-?(?:(?<=-)([0-9]{2}))?)?", re.ASCII)
 _TEXTS = (exp.DataType.Type.VARCHAR, exp.DataType.Type.TEXT)
 _VARIANTS_MAX = 128
 _LOWER_ALSO = {"k": "\u212a", "i": "\u0130"}
 _UPPER_ALSO = {"S": "\u017f", "I": "\u0131"}
-"""For each ASCII letter, the other characters that `lower` or `upper` converts to it."""
+"""The non-ASCII characters that `lower` or `upper` converts to an ASCII letter, by the letter."""
 _FOUR_DIGITS = 1000
 
 
 class FormattedTime(NamedTuple):
-    """A date or time formatted as a text. In years with four digits, the texts sort in the order of the times."""
+    """A date or time that is formatted as a text. Texts of years with four digits sort in the order of the times."""
 
     column: exp.Expr
     format: str
@@ -59,7 +59,7 @@ class FormattedTime(NamedTuple):
 
 
 def parse_formatted_time(node: exp.Expr, reader: ComparisonReader) -> FormattedTime | None:
-    """Read an expression such as `date_format(ts, '%Y-%m')`, or a date that is cast to a text."""
+    """Return the formatted time that an expression such as `date_format(ts, '%Y-%m')` represents, or None."""
     match node:
         case exp.TimeToStr():
             pattern = node.args.get("format")
@@ -101,23 +101,17 @@ def compare_formatted(op: str, time: FormattedTime, text: str, reader: Compariso
 
 
 def _compare_later_years(column: exp.Expr, reader: ComparisonReader) -> Condition | None:
-    """Return the condition that a year has five digits.
-
-    Texts with such years are not in the order of the times among texts with years of four digits.
-    """
+    """Return the condition that a time is after the year 9999. Its text does not sort in the order of the times."""
     return reader.compare_column(">", column, Literal("date", _LAST_DAY, LOCAL))
 
 
 def _compare_earlier_years(column: exp.Expr, reader: ComparisonReader) -> Condition | None:
-    """Return the condition that a year has fewer than four digits.
-
-    Some engines write such a year with leading zeros, and others without.
-    """
+    """Return the condition that a time is in a year before 1000, which only some engines write with leading zeros."""
     return reader.compare_column("<", column, Literal("date", _FIRST_DAY, LOCAL))
 
 
 def compare_formatted_prefix(node: exp.Expr, prefix: str, reader: ComparisonReader) -> Condition | None:
-    """Return a condition that is true where a formatted time begins with `prefix`, which contains at least a year."""
+    """Return a condition that is true if a formatted time begins with `prefix`, which contains at least a year."""
     time, match = parse_formatted_time(node, reader), _DAY_PREFIX.fullmatch(prefix)
     if time is None or match is None or not time.format.startswith(_ISO_DAY):
         return None
@@ -133,7 +127,7 @@ def compare_formatted_prefix(node: exp.Expr, prefix: str, reader: ComparisonRead
 
 
 def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
-    """Read a comparison of the first `n` code points of a text, such as `substr(c, 1, n) = 'ab'`."""
+    """Read a comparison of the first code points of a text, such as `substr(c, 1, 2) = 'ab'`."""
     if isinstance(node, exp.Substring):
         start, size = node.args.get("start"), node.args.get("length")
         if not isinstance(start, exp.Literal) or str(start.this) != "1":
@@ -173,7 +167,7 @@ def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: Com
     column = reader.compare_column("=", node.this, Literal("text", text))
     if column is None:
         return None
-    pattern = "".join(f"\\{one}" if one in "%_\\" else one for one in text)
+    pattern = "".join(f"\\{character}" if character in "%_\\" else character for character in text)
     like = read_like_predicate(column.column, pattern, "\\", find_function(node), negated=op == "<>")
     condition = None
     if op == "=":
@@ -190,7 +184,7 @@ def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: Com
 def compare_list_in_case(
     node: exp.Lower | exp.Upper, literals: Sequence[Literal], reader: ComparisonReader
 ) -> Condition | None:
-    """Read `lower(c) IN (texts)`. An index on the function can evaluate the result."""
+    """Read `lower(c) IN (texts)` or `upper(c) IN (texts)` as a condition that an index on the function can evaluate."""
     column = reader.compare_column("=", node.this, Literal("text", ""))
     if column is None or any(literal.kind != "text" for literal in literals):
         return None
@@ -202,7 +196,7 @@ def compare_pattern_in_case(
 ) -> Condition | None:
     """Read `lower(c) LIKE 'ab%'` as a comparison with the text before the first wildcard.
 
-    An index on the function can evaluate the result.
+    An index on the function can evaluate the comparison.
     """
     column = reader.compare_column("=", node.this, Literal("text", ""))
     prefix, suffix = split_pattern(pattern, escape)
@@ -230,16 +224,16 @@ def read_like_predicate(
 
 
 def find_function(node: exp.Expr) -> str | None:
-    """Return the name of a function that an index can be on, or None for another function."""
+    """Return the name of the function if an index can be on it, or None for other functions."""
     return LOWER if isinstance(node, exp.Lower) else UPPER if isinstance(node, exp.Upper) else None
 
 
 def _find_spellings(text: str, *, lower: bool) -> tuple[list[str], bool]:
-    """Return the texts that become `text` in lower case, or in upper case.
+    """Return the texts that `lower` or `upper` converts to `text`.
 
     Returns:
-        The texts and True. If there are too many texts, the beginnings of the texts and False. The list is empty if no
-        text exists, or no beginning is known.
+        The texts and True. If there are too many texts, prefixes of the texts and False. The list is empty if there
+        are no texts, or no known prefixes.
     """
     also = _LOWER_ALSO if lower else _UPPER_ALSO
     spellings = [""]

@@ -9,7 +9,7 @@ _CLOCK = {"HOUR": timedelta(hours=1), "MINUTE": timedelta(minutes=1), "SECOND": 
 
 
 def find_period(moment: datetime, unit: str) -> tuple[datetime, datetime]:
-    """Return the start and the end of the period that contains `moment`. The end is not in the period.
+    """Return the inclusive start and the exclusive end of the period that contains `moment`.
 
     Raises:
         KeyError: The unit is unknown.

@@ -1,15 +1,15 @@
-"""Finds the tables behind the views of a statement, and creates plan views over the plans of these tables.
+"""Finds the tables in the views of a statement, and creates plan views over the plans of these tables.
 
-A statement's condition on a view is read as the statement `SELECT * FROM (view text) WHERE …`. The catalog creates a
-view with the same text, in which plan tables replace the tables. Trino runs the new view as it runs the original view:
-with the rights of its owner, and with its declared columns. Nested views are handled in the same way. The plan view of
-an outer view uses the plan views of its inner views.
+To push a statement's condition on a view to its tables, the statement `SELECT * FROM (view text) WHERE …` is analysed.
+The catalog creates a plan view with the text of the view, in which plan tables replace the tables. Trino runs the plan
+view in the same way as the original view: with the rights of its owner, and with its declared columns. Nested views are
+handled in the same way. The plan view of an outer view uses the plan views of its inner views.
 
-A condition is pushed only to a column of the view that is an unchanged stored column and has exactly the type that the
-view declares. Trino converts other columns, and compares the converted values. View definitions are cached. Each
-statement checks that the cached definitions are current, because their columns decide what the names in other texts
-refer to. A plan view belongs to one metadata file of its view and of each nested view. If the catalog refuses to create
-a plan view, the statement uses the original view.
+A condition is pushed only to a column of the view that is an unchanged stored column of exactly the declared type,
+because Trino converts other columns and compares the converted values. View definitions are cached. Each statement
+checks that the cached definitions are current, because the meaning of names in other texts depends on their columns. A
+plan view belongs to one metadata file of its view and of each nested view. If the catalog refuses to create a plan
+view, the statement uses the original view.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from seamark.connector.plans.plan_requests import PlanRequests, Plans, drop_scan
 from seamark.connector.plans.quotes import quote_name
 
 DEPTH_MAX = 8
-"""The maximum depth of nested views. Trino creates no recursive views, but another writer to the catalog might."""
+"""The maximum depth of nested views. Trino does not create recursive views, but other clients of the catalog might."""
 VIEWS_MAX = 32
 """The maximum number of views in one statement."""
 BEFORE = "SELECT * FROM (\n"
-"""The text that a plan view has before the text of its view."""
+"""The text that precedes the text of the view in the query of a plan view."""
 _CACHE_BYTES = 8 << 20
 _BYTES_PER_COLUMN = 200
 _REFUSED_VIEW_RETRY_S = 60.0
-"""The time for which a name is not requested again after it was refused, or was not a supported view."""
+"""The time in seconds for which a name is not requested again after a refusal, or if it is not a supported view."""
 ResolveName: TypeAlias = Callable[[Names, View], tuple[str, Name] | None]
-"""Returns the catalog and table to which a name in a view's text refers, or None if no configured catalog has it."""
+"""A function that returns the catalog and table of a name in a view's text, or None if no catalog has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ViewDefinitions:
 
 @dataclass(frozen=True, slots=True)
 class ExpandedView:
-    """A reference to a view, with the references in the view's text: to tables (`tables`) and to views (`views`)."""
+    """A reference to a view, with the references to tables and to views in the view's text."""
 
     planned: PlannedScan
     view: View
@@ -80,10 +80,7 @@ def plan_view_query(text: str, name: str, predicate: str) -> str:
 
 
 def get_predicate(planned: PlannedScan) -> str:
-    """Return the statement's condition on a view, or TRUE without a condition.
-
-    A view without a condition may still need only some rows of its tables.
-    """
+    """Return the statement's condition on a view, or TRUE if there is none. The view's own text may have conditions."""
     return planned.scan.predicate or "TRUE"
 
 
@@ -104,11 +101,11 @@ class ViewPlanner:
 
         Args:
             names: Names that are not tables.
-            requests: Sends the requests to the catalog.
+            requests: The sender of requests to the catalog.
             until_s: The deadline.
 
         Returns:
-            True if a new view was loaded.
+            Whether a new view was loaded.
 
         Raises:
             TimeoutError: The deadline has passed.
@@ -136,7 +133,7 @@ class ViewPlanner:
     async def open_cached(self, names: Iterable[Name], until_s: float) -> dict[Name, ResolvedView]:
         """Return the cached views among `names`, and the cached views nested in them.
 
-        Each view comes after the views in its text.
+        A view follows the views in its text.
 
         Raises:
             TimeoutError: The deadline `until_s` has passed.
@@ -191,7 +188,7 @@ class ViewPlanner:
     async def _read_columns(
         self, opened: ResolvedView, known_tables: Mapping[Name, KnownTable], until_s: float
     ) -> KnownTable:
-        """Return the columns of a view. A column to which no condition may be pushed has the type `COMPUTED`."""
+        """Return the columns of a view. A column to which no condition can be pushed has the type `COMPUTED`."""
         view, tables = opened.view, _select_tables(opened, known_tables)
         kinds = (await self._reader.read(_describe_view(view), tables, until_s)).kinds
         stored = {
@@ -199,7 +196,7 @@ class ViewPlanner:
             for name, kind in view.columns.items()
         }
         versions = sorted((str(names), table.version) for names, table in tables.items())
-        # The version is a hash, so its length does not grow with the depth of nesting.
+        # The version is a hash, because its length must not grow with the depth of nesting.
         return KnownTable(hashlib.sha256(f"{view.location} {versions}".encode()).hexdigest(), stored)
 
     # Tables behind views
@@ -207,7 +204,7 @@ class ViewPlanner:
     async def expand(
         self, views: Mapping[int, PlannedScan], seen: ViewDefinitions, until_s: float, *, utc: bool
     ) -> list[ExpandedView]:
-        """Return the tables and views behind these scans of a statement, recursively. Outer views come first.
+        """Return the views of a statement and, recursively, the views in their texts. Outer views are first.
 
         Raises:
             TimeoutError: The deadline `until_s` has passed.
@@ -256,12 +253,12 @@ class ViewPlanner:
         """Create plan views, for `reader`, of the views with a table in `plans`.
 
         Returns:
-            The plan views, and the plans that stay valid. Some plans are dropped: a statement reads a table at one
-            snapshot, so a table must not be read with a plan in one place and without a plan behind another view.
+            The plan views, and the plans that can be used. A statement must read a table at one snapshot, so the plans
+            of a table are dropped if another reference reads the table without a plan.
         """
         names: dict[PlannedScan, PlanView] = {}
         used: dict[PlannedScan, list[PlannedScan]] = {}
-        for depth in reversed(range(DEPTH_MAX)):  # Inner views are created before the views that contain them.
+        for depth in reversed(range(DEPTH_MAX)):  # Plan views of inner views must exist before those of outer views.
             level = [expanded_view for expanded_view in expanded if len(expanded_view.planned.within) == depth]
             used |= {
                 expanded_view.planned: [
@@ -318,12 +315,12 @@ class ViewPlanner:
             )
         except Refused as error:
             self._known.discard(name)
-            if error.status != 404:  # 404 means that the view has changed, and is loaded again.
+            if error.status != 404:  # 404 means that the view has changed. It is then loaded again.
                 self._pause_requests(name)
             raise
 
     def _pause_requests(self, name: Name) -> None:
-        """Send no requests for a view for a while, because the catalog has refused a request."""
+        """Stop requests for a view for `_REFUSED_VIEW_RETRY_S` seconds, because the catalog has refused a request."""
         self._paused_until_s.put(name, time.monotonic() + _REFUSED_VIEW_RETRY_S, 2 * len(str(name)))
 
     def _is_paused(self, name: Name) -> bool:
@@ -340,7 +337,7 @@ def _drop_incomplete(
 ) -> tuple[dict[PlannedScan, PlanView], Plans]:
     """Remove plan views until each remaining view has all the plans and plan views that it uses.
 
-    The plans and plan views that a removed view uses are removed too.
+    The plans and plan views that a removed view uses are also removed.
     """
     while True:
         good = {view: name for view, name in names.items() if all(at in plans or at in names for at in used[view])}

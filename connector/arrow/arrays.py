@@ -1,4 +1,4 @@
-"""Defines types of numpy arrays, and converts Arrow columns to single arrays."""
+"""Defines types of numpy arrays, and joins the chunks of Arrow columns."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Mask = npt.NDArray[np.bool_]
 
 
 def combine_to_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a column, which may have chunks, as one array."""
+    """Return a column as one array. Its chunks are joined."""
     if isinstance(column, pa.Array):
         return column
-    # The next call would copy even a single chunk.
+    # `combine_chunks` would copy even a single chunk.
     if column.num_chunks == 1 and column.chunk(0).offset == 0:
         return column.chunk(0)
     combined = column.combine_chunks()

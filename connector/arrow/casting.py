@@ -1,9 +1,8 @@
 """Casts Arrow data to the columns of a table. Columns are matched by name, and missing columns get their defaults.
 
-No value is changed. If a cast would truncate, round or wrap a value, `Unwritable` is raised, with the name of the
+A cast never changes a value. If it would truncate, round or wrap a value, `Unwritable` is raised with the name of the
 column and the range of its values. `Unwritable` is also raised for a null in a required column and for an unknown
-column. If the data does not have a column, the column gets its write default, or null without a default (Iceberg spec:
-"Default values").
+column. If the data does not have a column, the column gets its write default or null (Iceberg spec: "Default values").
 
 The Arrow schema of a table has field ids at every level, which pyarrow writes to Parquet files. It has the column names
 that Iceberg's writers use in files. A column of type unknown is always null and is not written to files (spec:
@@ -32,9 +31,9 @@ from seamark.formats.iceberg.types.values import decode_json
 
 UNKNOWN = "unknown"
 _FILE_TYPES = {"string": pa.large_string(), "binary": pa.large_binary(), "uuid": pa.uuid()}
-"""Types in files that differ from `to_row_type`.
+"""The Arrow types in files that differ from the types of `to_row_type`, by Iceberg type.
 
-A column may have more than 2 GiB of text, and Parquet has a type for UUIDs.
+Large types allow a column to have more than 2 GiB of text. Parquet has a type for UUIDs.
 """
 _OFFSET_MAX = 2**31 - 1
 
@@ -83,7 +82,7 @@ def _to_arrow_fields(fields: Iterable[Field], prefix: str) -> list[pa.Field]:
         if field.type == UNKNOWN:
             continue
         name = make_file_name(field.name)
-        # Two columns could have the same name in files (`a b` and `a_x20b`), but readers match columns by id.
+        # Two columns may have the same name in files (`a b` and `a_x20b`), because readers match columns by id.
         if name in used_names:
             name = f"{name}_{field.id}"
         used_names.add(name)
@@ -98,9 +97,9 @@ def _to_arrow_field(name: str, field_id: int, kind: Type, required: bool, path: 
 
 @lru_cache(maxsize=4096)
 def make_file_name(name: str) -> str:
-    """Return a column's name in files, in the form that Iceberg's writers choose.
+    """Return the name that Iceberg's writers give a column in files.
 
-    Each character other than a letter, a digit or `_` is replaced by `_x<hex>`.
+    Each character that is not a letter, a digit or `_` is replaced by `_x<hex>`.
     """
     if re.fullmatch(r"[^\W\d]\w*", name):
         return name
@@ -135,7 +134,7 @@ def conform(batch: pa.RecordBatch, schema: Schema, arrow: pa.Schema) -> pa.Recor
 
 
 def _needs_no_cast(batch: pa.RecordBatch, names: Sequence[str], schema: Schema, arrow: pa.Schema) -> bool:
-    """Return whether a batch already has all columns in their order, their types in files and no unexpected null."""
+    """Return whether a batch already has all columns in order, with their types in files and without invalid nulls."""
     types = arrow.types
     return (
         batch.schema.types == types
@@ -153,14 +152,14 @@ def _cast_fields(
     within: Mask | None,
     prefix: str,
 ) -> list[pa.Array]:
-    """Cast the columns of the data to these fields, by name.
+    """Cast the columns of the data to fields with the same names.
 
     Args:
         names: The names of the columns of the data.
         arrays: The columns of the data.
         fields: The fields of the table or of a struct.
         rows: The number of rows.
-        within: The rows in which the enclosing struct is not null, as bool[rows], or None for all rows.
+        within: Whether the enclosing struct of each row is not null, as bool[rows], or None if it never is null.
         prefix: The path of the enclosing struct, for messages.
     """
     by_name = dict(zip(names, arrays, strict=True))
@@ -200,7 +199,7 @@ def _cast(array: pa.Array, kind: Type, within: Mask | None, path: str) -> pa.Arr
 
 
 def _to_plain_array(array: pa.Array) -> pa.Array:
-    """Return the same values in an array without extension type, dictionary, run-end encoding or views."""
+    """Return an array with the same values, but without extension type, dictionary, run-end encoding or views."""
     if isinstance(array, pa.ExtensionArray):
         return _to_plain_array(array.storage)
     if pa.types.is_dictionary(array.type):
@@ -215,9 +214,9 @@ def _to_plain_array(array: pa.Array) -> pa.Array:
 
 
 def _check_nulls(array: pa.Array, nullable: bool, within: Mask | None, path: str) -> pa.Array:
-    """Check that a required column has no null.
+    """Check that a required column has no null, and return the column.
 
-    Nulls inside null structs are permitted. The returned array has no validity for them.
+    Nulls inside null structs are permitted. For them, the column is returned without a validity bitmap.
 
     Raises:
         Unwritable: A required column has a null.
@@ -290,7 +289,7 @@ def _cast_map(array: pa.Array, kind: MapType, path: str) -> pa.Array:
     if array.null_count:
         mask = array.is_null()
         nulls = mask.to_numpy(zero_copy_only=False)
-        if lengths[nulls].any():  # In Arrow, a null map may have entries.
+        if lengths[nulls].any():  # Arrow permits that a null map has entries.
             is_kept = pa.array(np.repeat(~nulls, lengths))
             keys, items = keys.filter(is_kept), items.filter(is_kept)
             lengths = np.where(nulls, 0, lengths)
@@ -339,7 +338,7 @@ def _cast_primitive(array: pa.Array, kind: str, path: str) -> pa.Array:
 def _format_range(array: pa.Array) -> str:
     """Return the range of the values as text for a message.
 
-    Temporal values are shown as integers, because Python cannot represent all of them.
+    Dates and times are shown as integers, because Python cannot represent all of them.
     """
     if pa.types.is_temporal(array.type):
         array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
@@ -367,7 +366,7 @@ def _to_float(array: pa.Array, target: pa.DataType) -> pa.Array:
     floats = array.cast(target, safe=False)
     exact = pc.or_(pc.equal(floats.cast(array.type), array), pc.is_nan(array))
     if pc.all(exact).as_py() is False:
-        raise ValueError("a double is not a float; round it to 32 bits first")
+        raise ValueError("a double cannot be stored exactly as a float; round it to 32 bits first")
     return floats
 
 
@@ -423,9 +422,9 @@ _CASTS: dict[str, _Cast] = {
     "fixed": (_BYTES, _to_fixed),
     "uuid": ((*_BYTES, *_TEXTS), _to_uuid),
 }
-"""The accepted source types for each type, and the function that casts from them.
+"""The accepted source types, and the function that casts from them, by Iceberg type.
 
-The function raises ArrowInvalid or ValueError if it would have to change a value.
+The function raises ArrowInvalid or ValueError if the cast would change a value.
 """
 
 
@@ -446,7 +445,7 @@ def _repeat_default(kind: Type, default: object, rows: int, path: str) -> pa.Arr
     Raises:
         Unwritable: The default is invalid.
     """
-    if isinstance(kind, StructType) and default == {}:  # The fields of a struct have their own defaults.
+    if isinstance(kind, StructType) and default == {}:  # The default of each field is used.
         children = _cast_fields([], [], kind.fields, rows, None, f"{path}.")
         return pa.StructArray.from_arrays(children, fields=list(get_arrow_type(kind, path)))
     if not isinstance(kind, str):

@@ -1,8 +1,8 @@
 """Counts the distinct values of Arrow columns with theta sketches, which contain hashes of serialised values.
 
 The Iceberg spec defines the serialisation ("Binary single-value serialization"): numbers are little-endian, and
-decimals have the shortest two's complement form, big-endian. Spark and Trino hash the same bytes, so their sketches can
-be united with the sketches of this module.
+decimals have the shortest big-endian two's complement form. Spark and Trino hash the same bytes, so their sketches can
+be merged with the sketches of this module.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def add_values(builder: SketchBuilder, column: pa.Array, kind: str) -> None:
-    """Add the values of a column to a sketch, without nulls.
+    """Add the values of a column, except nulls, to a sketch.
 
     Args:
         builder: The sketch.
-        column: An array of the Arrow type in which readers return a column of the Iceberg type.
+        column: The column, with the Arrow type that readers return for the Iceberg type.
         kind: The Iceberg type.
     """
     values = column.storage if isinstance(column, pa.ExtensionArray) else column
@@ -41,6 +41,7 @@ def add_values(builder: SketchBuilder, column: pa.Array, kind: str) -> None:
 
 
 def _hash_values(values: pa.Array, kind: str) -> Hashes:
+    """Return the hashes of the values of a column whose Iceberg type is `kind`."""
     name = get_base_name(kind)
     if name in _WIDTHS:
         width = _WIDTHS[name]
@@ -48,7 +49,7 @@ def _hash_values(values: pa.Array, kind: str) -> Hashes:
     if name == "boolean":
         return hash_fixed(pc.unique(values).cast(pa.uint8()).to_numpy(zero_copy_only=False), 1)
     if name == "decimal":
-        # Hashing distinct values only is cheaper than computing the shortest form of each value.
+        # The shortest form is computed only for distinct values.
         values = pc.unique(values)
         return hash_bytes(*_shorten(_read_fixed_bytes(values, _BYTES_PER_DECIMAL).reshape(-1, _BYTES_PER_DECIMAL)))
     if pa.types.is_fixed_size_binary(values.type):
@@ -61,10 +62,10 @@ def _hash_values(values: pa.Array, kind: str) -> Hashes:
 
 
 def _read_fixed_bytes(values: pa.Array, width: int) -> Bytes:
-    """Return the bytes of values of `width` bytes each.
+    """Return the bytes of the values, as uint8[values, width].
 
     Raises:
-        ValueError: The values have another width.
+        ValueError: The width of the values differs.
     """
     if values.type.bit_width != 8 * width:
         raise ValueError(f"values of {values.type} do not have {width} bytes")
@@ -72,17 +73,16 @@ def _read_fixed_bytes(values: pa.Array, width: int) -> Bytes:
 
 
 def _shorten(little: Bytes) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    """Return the shortest big-endian forms of numbers, as a heap and the start of each number in it.
+    """Return the shortest big-endian forms of numbers: a heap of bytes, and the start of each number in the heap.
 
-    Bytes that only repeat the sign are removed.
+    Leading bytes that only repeat the sign are removed.
 
     Args:
-        little: The numbers, little-endian: uint8[rows, 16].
+        little: The numbers in little-endian form, as uint8[rows, 16].
     """
     big = little[:, ::-1]
     sign = np.where(big[:, :1] >= 0x80, 0xFF, 0).astype(np.uint8)
-    # A byte can be removed if it and all bytes before it repeat the sign, and the next byte has the same
-    # sign.
+    # A byte can be removed if it and all preceding bytes repeat the sign, and the next byte has the same sign.
     repeats = (big[:, :-1] == sign) & ((big[:, 1:] >= 0x80) == (sign == 0xFF))
     needless = np.logical_and.accumulate(repeats, axis=1).sum(axis=1)
     is_significant = np.arange(big.shape[1]) >= needless[:, None]

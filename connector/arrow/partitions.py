@@ -1,8 +1,8 @@
 """Partitions rows: applies the transforms of a spec to Arrow columns, and groups rows by partition.
 
 The results are equal to those of `seamark.formats.iceberg.types.transforms` and of Iceberg's Java writers. Numbers and
-strings are transformed by vectorised code. For wide decimals and buckets of decimals, the functions of that module are
-called once for each distinct value. Partition values have the form of literals in expressions.
+strings are transformed by vectorised code. Wide decimals and buckets of decimals are transformed by the functions of
+`transforms`, once for each distinct value. Partition values have the form of literals in expressions.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from seamark.formats.index.keys.keys import Keys, has_codes, unpack_bits
 from seamark.formats.runtime.errors import BadRequest
 
 Partition = tuple[Any, ...]
-"""A value for each field of the spec. None means null."""
+"""The partition values in the order of the spec's fields. None means null."""
 
 _SIGN_BIT = np.uint64(1 << 63)
 """XOR with this bit converts an order-preserving unsigned code to a signed integer."""
 _CODES_MAX = 2**62
 _INT16_CODES_MAX = 2**15
-"""The number of codes below which codes are sorted as 16-bit integers.
+"""The maximum number of codes that are sorted as 16-bit integers.
 
-numpy sorts them with a radix sort, which takes a tenth of the time.
+numpy sorts these with a radix sort, in a tenth of the time.
 """
 _EXACTLY = Context(prec=100)
 
@@ -56,7 +56,7 @@ class Values(NamedTuple):
     """A dictionary-encoded column. The value of row r is `values[codes[r]]`.
 
     Attributes:
-        codes: int64[rows].
+        codes: The index of the value of each row, as int64[rows].
         values: The distinct values. None means null.
     """
 
@@ -69,8 +69,10 @@ class PartitionTerm:
     """A transform of a column.
 
     Attributes:
-        positions: The position of the column in a batch. For a column inside structs, the positions of all fields on
-            the path.
+        transform: The transform, such as `bucket[16]`.
+        kind: The Iceberg type of the column.
+        positions: The indexes of the fields on the path to the column in a batch: one index, unless the column is
+            inside structs.
     """
 
     transform: str
@@ -82,7 +84,7 @@ class PartitionTerm:
 
     @property
     def result(self) -> str:
-        """The result type of the transform."""
+        """The Iceberg type of the transform's results."""
         return compute_result_type(self.transform, self.kind)
 
 
@@ -91,9 +93,9 @@ def build_term(transform: str, sources: Sequence[int], schema: Schema, subject: 
 
     Args:
         transform: The transform.
-        sources: The ids of the source columns. Only one is supported.
+        sources: The ids of the source columns. Only one source column is supported.
         schema: The schema of the table.
-        subject: The beginning of error messages.
+        subject: The subject of error messages, such as `Partition field day`.
 
     Raises:
         Unwritable: The transform or the column is unsupported.
@@ -111,7 +113,7 @@ def build_term(transform: str, sources: Sequence[int], schema: Schema, subject: 
 
 
 def find_field_positions(column_id: int, schema: Schema) -> tuple[int, ...]:
-    """Return the positions of the fields on the path to a column, in batches with the table's Arrow schema."""
+    """Return the indexes of the fields on the path to a column, in batches with the table's Arrow schema."""
     path = [column_id]
     while (parent := schema.index.by_id[path[0]].parent) is not None:
         path.insert(0, parent)
@@ -125,9 +127,9 @@ def find_field_positions(column_id: int, schema: Schema) -> tuple[int, ...]:
 
 
 def get_column_at(rows: pa.RecordBatch | pa.Table, positions: tuple[int, ...]) -> pa.Array | pa.ChunkedArray:
-    """Return the column at these positions. It is null where an enclosing struct is null.
+    """Return the column at these positions. It is null in each row in which an enclosing struct is null.
 
-    For an empty path, the column has only nulls.
+    For an empty path, all values of the column are null.
     """
     if not positions:
         return pa.nulls(rows.num_rows)
@@ -149,7 +151,7 @@ class Partitioner:
         ]
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[Partition, Longs | None]]:
-        """Return the partitions of a batch, each with the ascending positions of its rows. None means all rows."""
+        """Return the partitions of a batch, each with the ascending positions of its rows, or None for all rows."""
         if not batch.num_rows:
             return []
         columns = [term.apply(batch) for term in self.terms if term.transform != VOID]
@@ -175,7 +177,7 @@ class Partitioner:
 
 
 def _combine_codes(columns: Sequence[Values]) -> Longs:
-    """Return a code for each row, as int64[rows]. Each combination of values has its own code."""
+    """Return a code for each row, as int64[rows]. Rows have the same code if all their values are equal."""
     codes, count = columns[0].codes, len(columns[0].values)
     for column in columns[1:]:
         if count * len(column.values) > _CODES_MAX:
@@ -189,7 +191,7 @@ def apply_transform(transform: str, kind: str, column: pa.Array | pa.ChunkedArra
     """Apply a transform to a column of a table.
 
     Raises:
-        ValueError: The values of the column have another type.
+        ValueError: The type of the values is not the type of the column.
     """
     name = get_transform_name(transform)
     if name == VOID or pa.types.is_null(column.type):
@@ -222,15 +224,15 @@ def _to_numbers(keys: Keys) -> Longs:
 
 
 def _encode_numbers(numbers: Longs, keys: Keys) -> Values:
-    """Encode the result of a transform as a dictionary.
+    """Encode the results of a transform as a dictionary.
 
     Args:
-        numbers: The results of the transform, as int64[rows]. Where a key is null, the number is ignored.
+        numbers: The results of the transform, as int64[rows]. The result for a null key is ignored.
         keys: The keys of the column.
     """
     valid = keys.valid
     if valid is None:
-        # If all rows belong to one partition, as in most files, no sort is needed.
+        # In most files, all rows belong to one partition, so no sort is needed.
         if len(numbers) and numbers.min() == numbers.max():
             return Values(np.zeros(len(numbers), dtype=np.int64), [int(numbers[0])])
         distinct, codes = np.unique(numbers, return_inverse=True)
@@ -243,7 +245,7 @@ def _encode_numbers(numbers: Longs, keys: Keys) -> Values:
 
 
 def _encode_floats(keys: Keys) -> Values:
-    """Encode floats by their bits: -0.0 and 0.0 are different, and all NaN are equal."""
+    """Encode floats by their bits as a dictionary, in which -0.0 and 0.0 are different, and all NaN are equal."""
     assert keys.codes is not None
     codes = (
         keys.codes if keys.nan is None else np.where(unpack_bits(keys.nan, keys.rows), np.uint64(2**64 - 1), keys.codes)
@@ -262,7 +264,7 @@ def _decode_double(code: int) -> float:
 
 
 def _map_values(distinct: Values, apply: Callable[[Any], Any]) -> Values:
-    """Apply a function to each distinct value. Equal results are merged."""
+    """Apply a function to each distinct value, and merge equal results."""
     ordinals: dict[Any, int] = {}
     mapped = [ordinals.setdefault(None if value is None else apply(value), len(ordinals)) for value in distinct.values]
     return Values(np.array(mapped, dtype=np.int64)[distinct.codes], list(ordinals))
@@ -271,7 +273,7 @@ def _map_values(distinct: Values, apply: Callable[[Any], Any]) -> Values:
 def _encode_by_dictionary(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> Values:
     """Encode a column of strings, bytes or wide decimals, and apply the transform to its distinct values."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # The column has no chunks.
+    if isinstance(array, pa.ChunkedArray):  # `combine_chunks` returns a ChunkedArray for a column without chunks.
         return Values(np.zeros(0, dtype=np.int64), [])
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -323,7 +325,7 @@ def _apply_day(numbers: Longs, _transform: str, kind: str) -> Longs:
 
 def _apply_hour(numbers: Longs, _transform: str, kind: str) -> Longs:
     hours = numbers // (UNITS_PER_DAY[kind] // 24)
-    return hours.astype(np.int32).astype(np.int64)  # The value is truncated to 32 bits, like in Java.
+    return hours.astype(np.int32).astype(np.int64)  # As in Java, the value wraps around at 32 bits.
 
 
 def _apply_month(numbers: Longs, _transform: str, kind: str) -> Longs:

@@ -1,4 +1,4 @@
-"""Parses and binds predicates of callers, and refuses predicates that cannot be represented exactly."""
+"""Parses and binds predicates, and refuses predicates that cannot be represented exactly."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from seamark.formats.runtime.lazy_module import LazyModule
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
 else:
-    # The import is delayed, because each Spark worker imports this module and few workers parse SQL.
+    # The import is delayed, because each Spark worker imports this module, but few workers parse SQL.
     sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 
 def bind_exactly(where: str | Any, schema: Schema) -> Expression:
     """Bind a predicate, as SQL text or as Iceberg expression JSON, to a schema.
 
-    The expression must represent the predicate exactly, because a wider expression would select other rows.
+    The expression must represent the predicate exactly, because a wider expression would select further rows.
 
     Raises:
-        InvalidRequest: The predicate is invalid, or no expression represents the SQL exactly.
+        InvalidRequest: The predicate is invalid, or the SQL cannot be represented exactly by an expression.
     """
     try:
         if not isinstance(where, str):

@@ -1,7 +1,7 @@
-"""Sorts rows by a table's sort order (Iceberg spec, "Sorting"). Arrow sorts nulls and NaN differently.
+"""Sorts rows by a table's sort order (Iceberg spec, "Sorting"). Arrow would sort nulls and NaN differently.
 
-Floats have the order of the spec: -NaN < -Infinity < … < -0.0 < 0.0 < … < Infinity < NaN. Strings and bytes are
-compared as unsigned bytes. Nulls are first or last, as the sort order specifies. The sort is stable.
+Floats are ordered as in the spec: -NaN < -Infinity < … < -0.0 < 0.0 < … < Infinity < NaN. Strings and bytes are
+compared as unsigned bytes. The sort order defines whether nulls are first or last. The sort is stable.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ _NAN = np.uint64(2**64 - 1)
 
 @dataclass(frozen=True)
 class _Field:
+    """A field of a sort order, with the term to compute its values."""
+
     term: PartitionTerm
     descending: bool
     nulls_first: bool
 
 
 class Ordering:
-    """Sorts tables of `casting.conform` by one sort order.
+    """Sorts rows from `casting.conform` by one sort order.
 
     Raises:
         Unwritable: The order cannot be applied to the schema.
@@ -62,7 +64,7 @@ class Ordering:
 
 
 def _build_sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
-    """Return the sort keys of a field as arrays uint64[rows]. The most significant key is first."""
+    """Return the sort keys of a field, uint64[rows] each. The most significant key is first."""
     ranks, valid = _rank_values(field.term, rows)
     ranks = ~ranks if field.descending else ranks
     if valid is None:
@@ -71,10 +73,7 @@ def _build_sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint6
 
 
 def _rank_values(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
-    """Return the rank of each value, as uint64[rows], and the rows that are not null.
-
-    The rows are bool[rows], or None if no row is null.
-    """
+    """Return the rank of each value, as uint64[rows], and whether it is not null, as bool[rows] or None if none is."""
     column = get_column_at(rows, term.positions)
     if term.transform != IDENTITY:
         distinct = apply_transform(term.transform, term.kind, column)

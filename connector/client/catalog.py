@@ -67,7 +67,8 @@ def create_table(
     """Create a table.
 
     Args:
-        schema, partition_spec: The schema and the partition spec in Iceberg's JSON form.
+        schema: The schema in Iceberg's JSON form.
+        partition_spec: The partition spec in Iceberg's JSON form.
 
     Raises:
         InvalidRequest: An argument is invalid.
@@ -105,7 +106,7 @@ def rename_table(client: SeamarkClient, table: Name, to: Name) -> None:
 
 
 def list_views(client: SeamarkClient, namespace: Name) -> Iterator[tuple[str, ...]]:
-    """Yield the names of the views of one namespace, each with all its levels.
+    """Yield the names of the views of one namespace. Each name has all levels.
 
     Raises:
         NoSuchResource: The namespace does not exist.
@@ -127,19 +128,19 @@ def load_view(client: SeamarkClient, view: Name) -> dict[str, Any]:
 
 
 def import_table(client: SeamarkClient, table: Name, metadata_location: str, *, dry_run: bool = False) -> bool:
-    """Register a table of another catalog under a name, unless the name refers to this metadata file already.
+    """Register a table of a different catalog under a name, unless the name already refers to this metadata file.
 
     Args:
-        metadata_location: The metadata file, which stays where it is.
-        dry_run: Whether to check the import only.
+        metadata_location: The location of the metadata file, which is not copied.
+        dry_run: Whether to check the import without registering the table.
 
     Returns:
         Whether the name is new.
 
     Raises:
-        InvalidRequest: The metadata file names a location that the table may not have.
+        InvalidRequest: The metadata file contains a location that the server does not allow.
         NoSuchResource: The metadata file or the namespace does not exist.
-        Refused: The name refers to another metadata file. The status is 409.
+        Refused: The name refers to a different metadata file. The status is 409.
     """
     body = {"metadata-location": metadata_location, "dry-run": dry_run}
     return bool(client._request_json("PUT", f"{make_table_path(table)}/import", body=body)["is-new"])
@@ -148,10 +149,10 @@ def import_table(client: SeamarkClient, table: Name, metadata_location: str, *, 
 def import_view(
     client: SeamarkClient, view: Name, metadata_location: str, *, keep_owner: bool = False, dry_run: bool = False
 ) -> bool:
-    """Register a view of another catalog, as `import_table` registers a table.
+    """Register a view of a different catalog, as `import_table` registers a table.
 
     Args:
-        keep_owner: Whether the view may run with the rights of the user that its properties name.
+        keep_owner: Whether the view keeps its owner, with whose rights engines may run it.
     """
     body = {"metadata-location": metadata_location, "keep-owner": keep_owner, "dry-run": dry_run}
     path = make_table_path(view).replace("/api/v1/tables/", "/api/v1/views/", 1)
@@ -235,7 +236,7 @@ def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None
 
 
 def list_replicas(client: SeamarkClient) -> list[dict[str, Any]]:
-    """Return the replicas that hold a lease.
+    """Return the replicas of the server that have a lease.
 
     docs/reference/openapi.json defines the form of the result (listReplicas).
     """
@@ -251,7 +252,7 @@ def _send(
     *,
     query: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Send a request only once. The server would refuse the repeat of a request that has succeeded."""
+    """Send a request only once, because the server would refuse a repeat of a request that has succeeded."""
     payload = None if body is None else json.dumps(body).encode()
     return client._request(method, path, query or {}, payload, repeatable=False)
 

@@ -1,8 +1,8 @@
-"""A synchronous client of Seamark's own API for the metadata of a table's files, scan plans, and lookups.
+"""A synchronous client of Seamark's own API: metadata of a table's files, scan plans, and lookups.
 
-Invariant: every call can be repeated, because it only reads, or is idempotent (`indexes.py`). The client repeats a
-call a limited number of times if the server is busy (503, after the seconds in `Retry-After`) or if a connection fails.
-A listing reads one snapshot from its first page to its last page.
+Invariant: every call can be repeated, because it only reads or is idempotent (`indexes.py`). The client repeats a call
+up to a maximum number of times if a connection fails, or if the server is busy (503, after the seconds in
+`Retry-After`). All pages of a listing are read from the same snapshot.
 
 A client can be pickled, and can be used by threads and forked processes. Each process opens its own connections.
 """
@@ -55,15 +55,17 @@ T = TypeVar("T")
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 _EXPIRATION_S = 900.0
-"""The timeout of an expiration. The server needs minutes to read the manifests of all snapshots of a large table."""
+"""The timeout of `expire_snapshots`, in seconds. The server reads the manifests of all snapshots of the table."""
 _NO_QUERY: Mapping[str, Any] = {}
 _NAMES_PER_PAGE = 1000
 _REPORTED_WAIT_S = 5.0
-"""The minimum wait for which the client logs why it repeats a request."""
+"""The minimum wait in seconds before a repeated request for which the client logs the reason."""
 _log = logging.getLogger(__name__)
 
 
 class _LoadTableResult(msgspec.Struct, rename="kebab"):
+    """The response to loadTable of Iceberg's REST specification."""
+
     metadata: msgspec.Raw
     config: dict[str, str] = {}
     storage_credentials: list[dict[str, Any]] = []
@@ -78,11 +80,10 @@ class SeamarkClient:
         timeout_s: The maximum time of each wait for the server.
         retries: The maximum number of times that one request is repeated.
         fence: The fencing number that the client sends with commits of a job of the table services.
-        certificates: The certificates of the server (PEM), for processes that the server starts. The name of the server
-            is then not checked.
+        certificates: The only certificates (PEM) that the client accepts, for processes that the server starts. The
+            host name of the server is then not checked. If it is empty, the authorities of the system are trusted.
 
-    The environment variable SEAMARK_CA names a file with the authorities of the server's certificate, if the system
-    does not know them.
+        The environment variable SEAMARK_CA is the path of a file with further trusted authorities.
     """
 
     def __init__(
@@ -105,24 +106,28 @@ class SeamarkClient:
         self.certificates = certificates
         self._connections = ClientConnections(self._make_timeout(timeout_s), certificates)
         self._roots: dict[str, str] = {}
-        """The root of the routes of Iceberg's REST specification, by URL; shared by the copies of a client."""
+        """The roots of the routes of Iceberg's REST specification, by URL.
+
+        The copies of a client share this mapping.
+        """
         self._read_headers: Mapping[str, str] = {}
 
     def with_fresh_rows(self, after: str = "") -> SeamarkClient:
         """Return a client of the same server that also reads the rows of stream tables that wait for a flush.
 
-        Its plans may name files that no snapshot of the table has. Use it for queries only: a commit must not be based
-        on them.
+        Its plans may contain files that no snapshot of the table has. Use it only for queries: a commit must not be
+        based on these files.
 
         Args:
-            after: The tokens of rows that each answer has to include, separated by spaces (`StreamTableWriter.token`).
+            after: The tokens of writes whose rows each result has to include, separated by spaces
+                (`StreamTableWriter.token`).
         """
         client = copy.copy(self)
         client._read_headers = {FRESH_HEADER: "true", **({AFTER_HEADER: after} if after else {})}
         return client
 
     def with_commits(self) -> SeamarkClient:
-        """Return a client of the same server that reads only what commits have added."""
+        """Return a client of the same server that reads only committed rows."""
         client = copy.copy(self)
         client._read_headers = {}
         return client
@@ -249,18 +254,18 @@ class SeamarkClient:
                 yield tuple(levels)
 
     def tables(self, namespace: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """Yield the names of the tables of one namespace, each with all its levels."""
+        """Yield the names of the tables of one namespace. Each name has all levels."""
         for identifier in self._list_names(f"namespaces/{make_namespace_path(namespace)}/tables", "identifiers"):
             yield (*identifier["namespace"], identifier["name"])
 
     def load_table(
         self, table: Name, *, history: bool = False, loaded_before: EngineTable | None = None
     ) -> EngineTable:
-        """Return a table, with the settings and keys for access to its files.
+        """Return the metadata of a table, with the settings and keys for access to its files.
 
         Args:
             history: Whether to return all snapshots of the table.
-            loaded_before: An earlier result of the same call. It is returned if the table has not changed.
+            loaded_before: An earlier result of the same call, which is returned if the table has not changed.
 
         Raises:
             NoSuchResource: The table does not exist.
@@ -316,7 +321,7 @@ class SeamarkClient:
         path = self._make_standard_path(table)
         answer = self._request_json("POST", f"{path}/plan", {}, dict(body))
         plan_id = answer.get("plan-id", "")
-        # The server responds as soon as it can, or after a time limit.
+        # The server answers each poll when the plan is ready, or after a time limit.
         while answer["status"] == "submitted":
             answer = self._request_json("GET", f"{path}/plan/{quote(plan_id, safe='')}")
         if answer["status"] != "completed":
@@ -346,7 +351,7 @@ class SeamarkClient:
         Args:
             where: The predicate in SQL.
             filter: The predicate as an Iceberg expression in JSON.
-            files: Whether to list the first `limit` files that the plan keeps.
+            files: Whether to include the first `limit` files that the plan keeps.
             joins: See `plan_table`.
 
         Raises:
@@ -377,10 +382,10 @@ class SeamarkClient:
             predicate: The predicate in SQL.
             filter: The predicate as an Iceberg expression in JSON.
             at: The id of a snapshot, or a branch or tag.
-            max_kept_fraction: The maximum fraction of files that the plan may keep. If it keeps more, no plan table
-                is created.
-            joins: Inner joins in the form of the route: `table` (levels of the name), `on` (columns of this table and
-                of the other table), and optionally predicate, snapshot-id and nested joins.
+            max_kept_fraction: The maximum fraction of files that the plan may keep. If the plan keeps more, no plan
+                table is created.
+            joins: Inner joins in the form of the request: `table` (levels of the name), `on` (columns of this table and
+                of the joined table), and optionally `predicate`, `snapshot-id` and nested `joins`.
 
         Raises:
             InvalidRequest: The predicate is invalid.
@@ -395,7 +400,7 @@ class SeamarkClient:
         return self._convert(self._request_json("POST", f"{make_table_path(table)}/plan-tables", {}, body), PlanTable)
 
     def health(self, table: Name) -> dict[str, Any]:
-        """Return counts and sizes of the current snapshot, and the `problems` of the table.
+        """Return the health of a table: counts and sizes of the current snapshot, and the `problems` of the table.
 
         docs/reference/openapi.json defines the form of the result (loadTableHealth).
 
@@ -412,7 +417,7 @@ class SeamarkClient:
         retain_last: int | None = None,
         dry_run: bool = False,
     ) -> dict[str, Any]:
-        """Remove expired snapshots, and delete the files that no other snapshot needs.
+        """Remove expired snapshots, and delete the files that no remaining snapshot needs.
 
         Repeat the call until `snapshots-left` in the result is 0. Arguments that are None default to the properties of
         the table.
@@ -429,12 +434,13 @@ class SeamarkClient:
     def remove_orphan_files(
         self, table: Name, *, older_than_ms: int | None = None, dry_run: bool = False
     ) -> dict[str, Any]:
-        """Remove files to which no snapshot refers and that were last modified before `older_than_ms`.
+        """Delete files to which no snapshot refers and that were last modified before `older_than_ms`.
 
         Repeat the call while `files-left` in the result is true.
 
         Raises:
-            InvalidRequest: The table's properties forbid the deletion of files, or the time is less than a day ago.
+            InvalidRequest: The table's properties forbid the deletion of files, or `older_than_ms` is less than a day
+                ago.
         """
         body = omit_none({"older-than-ms": older_than_ms, "dry-run": dry_run})
         return self._request_json(
@@ -454,7 +460,7 @@ class SeamarkClient:
             partitions: Whether to return the partition of each row.
 
         Raises:
-            InvalidRequest: The keys have other columns or types than the index.
+            InvalidRequest: The columns or types of the keys differ from those of the index.
         """
         query = {**at.to_query(), "partitions": str(partitions).lower(), **omit_none({"index": index})}
         headers = {"Content-Type": ARROW_STREAM}
@@ -477,7 +483,7 @@ class SeamarkClient:
         schema_id: int | None = None,
         at: At = CURRENT,
     ) -> Iterator[FileRows]:
-        """Yield the files that may contain matching rows, with these rows, according to bitmap indexes.
+        """Yield the files that may contain matching rows, each with the rows that match according to bitmap indexes.
 
         Args:
             meaning: The semantics of the predicate, `sql` or `iceberg`. The default is `sql` for `where` and `iceberg`
@@ -504,15 +510,17 @@ class SeamarkClient:
     def cube_groups(
         self, table: Name, definition_id: str, columns: Sequence[str], files: bytes, filter: Expression = TRUE
     ) -> tuple[pa.Table, bytes]:
-        """Return groups of a cube for data files, and which of the files they cover.
+        """Return the groups of a cube for data files, and the files that the groups cover.
 
         Args:
-            columns: The columns of the entries of the cube.
+            definition_id: The id of the cube's index definition.
+            columns: The columns of the cube's entries to return.
             files: The ids of the files (`compute_file_ids`), 16 bytes each.
-            filter: A condition on groups (`group_conditions.py`). The server leaves out other groups.
+            filter: A condition on groups (`group_conditions.py`). The server leaves out groups that do not meet it.
 
         Returns:
-            The groups, which may have equal dimensions, and a bit for each file, the lowest bit of a byte first.
+            The groups, several of which may have equal dimensions. Then a bitmap with a bit for each file that is set
+            if the file is covered. The first file has the lowest bit of the first byte.
 
         Raises:
             NoSuchResource: The table has no such cube.
@@ -550,6 +558,7 @@ class SeamarkClient:
         limit: int | None,
         more: Mapping[str, Any],
     ) -> Iterator[pa.Table]:
+        """Yield the pages of a resource of a table, as Arrow tables."""
         prefix = partition if isinstance(partition, str) else json.dumps(dict(partition))
         query = {**more, **({"partition": prefix} if prefix else {}), **omit_none({"limit": limit})}
         page: dict[str, Any] = at.to_query()
@@ -627,8 +636,8 @@ class SeamarkClient:
         """Send a request, and return the response.
 
         Args:
-            repeatable: Whether the request can be repeated in all cases. If not, it is repeated only if the server has
-                certainly not processed it: the connection was refused, or the server was busy.
+            repeatable: Whether the request may be repeated after any failure. If not, it is repeated only if the server
+                has certainly not processed it: the connection was refused, or the server was busy.
             timeout_s: A timeout that replaces the client's timeout.
         """
         content = {} if body is None else {"Content-Type": "application/json"}

@@ -1,9 +1,9 @@
 """Commits changes, and repeats a commit if its response is lost.
 
-A change with a producer can be sent any number of times. The server commits each sequence number once, and returns the
-first response to a repeat. Therefore the client repeats the change after a lost response, an error of a gateway, and
-`CommitStateUnknownException`. Without a producer, the client raises these errors, because the change may or may not be
-in the table.
+A change with a producer can be sent any number of times, because the server commits each sequence number once, and
+answers a repeat with the first response. Therefore the client repeats the change after a lost response, an error of a
+gateway, and `CommitStateUnknownException`. Without a producer, the client raises these errors, because the change may
+or may not be in the table.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def encode_producer(producer: Producer | None) -> dict[str, Any] | None:
-    """Return the producer in the form that the body of a commit request has.
-
-    Call this before other work, because it checks the producer.
+    """Check the producer, and return it in the JSON form of a commit request. Call this before any other work.
 
     Raises:
         ValueError: The producer is invalid.
@@ -40,11 +38,11 @@ def encode_producer(producer: Producer | None) -> dict[str, Any] | None:
             return None
         case (str(name), int(number)) if not isinstance(number, bool) and number >= 0:
             return {"id": name, "sequence": number}
-    raise ValueError(f"producer is {producer!r}; it must be a name and a whole number from 0, as in ('orders', 17)")
+    raise ValueError(f"producer is {producer!r}; it must be a name and a whole number from 0, such as ('orders', 17)")
 
 
 class CommitClient:
-    """Commits changes with the connections and the login of a client. Instances can be pickled."""
+    """Commits changes with the connections and the token of a client. Instances can be pickled."""
 
     def __init__(self, client: SeamarkClient) -> None:
         self.client = client
@@ -52,8 +50,8 @@ class CommitClient:
     def commit(self, table: Name, body: dict[str, Any]) -> dict[str, Any]:
         """Commit a change, and return the server's response.
 
-        docs/reference/openapi.json defines the forms of the body and of the response (commitChange). After Unreachable
-        and ServerFailed, the outcome is unknown, so keep the files of the change.
+        docs/reference/openapi.json defines the body and the response (commitChange). After Unreachable and
+        ServerFailed, the outcome is unknown, so the files of the change must not be deleted.
 
         Raises:
             Conflict: The change conflicts with a concurrent commit. Nothing was changed.
@@ -69,7 +67,7 @@ class CommitClient:
                 # `_request` itself repeats requests after a refused connection, and if the server is busy.
                 raw = self.client._request("POST", f"{make_table_path(table)}/commit", {}, payload, repeatable=False)
             except Refused as error:
-                error.left_open = left_open  # An earlier attempt may still be committed.
+                error.left_open = left_open  # An earlier attempt may have been committed, or may still be committed.
                 raise
             except (Unreachable, ServerFailed, Unavailable) as error:
                 if number == tries - 1 or not _may_succeed_on_repeat(error):
@@ -82,7 +80,7 @@ class CommitClient:
         raise AssertionError("the loop returns or raises")
 
     def flush(self, table: Name) -> int:
-        """Add the waiting rows of a stream table to its files; return their number.
+        """Flush the waiting rows of a stream table to its files, and return their number.
 
         Raises:
             NoSuchResource: The table does not exist.
@@ -95,18 +93,18 @@ class CommitClient:
 def sleep_before_attempt(number: int, *, first_s: float, max_s: float) -> None:
     """Sleep before the next attempt.
 
-    The sleep takes `first_s`, doubled `number` times, but at most `max_s`. A random part, up to a half, is subtracted,
-    so that writers do not repeat at the same time.
+    The time is `first_s`, doubled `number` times, but at most `max_s`. Up to half of it is subtracted at random, so
+    that several writers do not repeat at the same time.
     """
     wait_s = min(max_s, first_s * 2 ** min(number, _DOUBLINGS_MAX))
     time.sleep(random.SystemRandom().uniform(wait_s / 2, wait_s))
 
 
 def _may_succeed_on_repeat(error: Unreachable | ServerFailed | Unavailable) -> bool:
-    """Return whether a repeat may have another outcome.
+    """Return whether a repeat of a commit may succeed.
 
-    A bug of the server has the same outcome each time. After a 503 of the server itself, nothing was committed, and the
-    client has already repeated the request.
+    A bug of the server causes the same error each time. After a 503 of the server itself, nothing was committed, and
+    the client has already repeated the request.
     """
     if isinstance(error, ServerFailed):
         return error.status in (502, 504) or error.kind == "CommitStateUnknownException"

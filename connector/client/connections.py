@@ -1,6 +1,6 @@
-"""Opens a client's connections to a server, and decides when the client repeats a request.
+"""Opens a client's connections to a server, and decides when a client repeats a request.
 
-A request may be repeated after a failed connection and after some responses.
+Requests are repeated after failed connections and after some responses.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import urllib3
 from seamark.formats.runtime.tls import build_seamark_context, trust_only
 
 _CONNECTIONS_MAX = 64
-"""The maximum number of idle connections. Imports use up to 64 threads."""
+"""The maximum number of idle connections: the maximum number of threads of an import."""
 _BACKOFF_S = 0.2
 _BACKOFF_MAX_S = 10
 _RETRY_AFTER_MAX_S = 30
 
 
 class ClientConnections:
-    """The connections of a client and its copies. Each process opens its own connections."""
+    """The connections that a client and its copies share. Each process opens its own connections."""
 
     def __init__(self, timeout: urllib3.Timeout, certificates: str) -> None:
-        """Open no connection yet.
+        """Create a pool without connections.
 
         Args:
-            certificates: The certificates (PEM) of which the server has to present one. If empty, any certificate of a
-                trusted authority is accepted.
+            certificates: The certificates (PEM) that are accepted from the server. If it is empty, certificates of
+                trusted authorities are accepted.
         """
         self._timeout, self._certificates = timeout, certificates
         self._pool: tuple[int, urllib3.PoolManager] | None = None
@@ -39,7 +39,7 @@ class ClientConnections:
     def get(self) -> urllib3.PoolManager:
         """Return the connections of this process.
 
-        A process and its forked child must not share a connection, because their responses would be mixed up.
+        A process and its forked child must not share a connection, because each could receive the other's responses.
         """
         pool = self._pool
         if pool is None or pool[0] != os.getpid():
@@ -61,7 +61,7 @@ def _open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManag
 
 
 def make_connection_retries(times: int, *, repeatable: bool) -> urllib3.Retry:
-    """Return the rules for repeats after failed connections. `compute_wait_s` decides about repeats after responses."""
+    """Return the rules for repeats after failed connections. `compute_wait_s` has the rules for responses."""
     return urllib3.Retry(
         total=times,
         read=None if repeatable else 0,
@@ -77,7 +77,7 @@ def make_connection_retries(times: int, *, repeatable: bool) -> urllib3.Retry:
 
 
 def compute_wait_s(status: int, retry_after: str | None, number: int, *, repeatable: bool) -> float | None:
-    """Return the wait before a request is repeated, or None if it is not repeated after this response.
+    """Return the wait in seconds before a request is repeated, or None if it is not repeated after this response.
 
     A request that is not repeatable is repeated only after a 503 or 429 with Retry-After. A 503 without this header
     comes from a proxy, which may already have forwarded the request.

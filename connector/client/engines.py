@@ -1,7 +1,7 @@
 """Generates the configuration of engines for a server, as values, and as text that can be used unchanged.
 
-Tests, the demo and the docs use the same values, so users copy settings that were tested. With authentication, the
-texts take the bearer token from the environment variable `SEAMARK_TOKEN`, so no file contains the token.
+Tests, the demo and the docs use the same values, so users copy tested settings. With authentication, the texts read the
+bearer token from the environment variable `SEAMARK_TOKEN`, so no file contains the token.
 """
 
 from __future__ import annotations
@@ -14,25 +14,22 @@ CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
 RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 """The Maven coordinates of Iceberg for Spark 4.1."""
 NO_HIVE = {"spark.sql.catalogImplementation": "in-memory"}
-"""The option with which spark-sql uses no Hive metastore.
+"""The option that makes spark-sql work without a Hive metastore.
 
-By default, spark-sql creates a Hive metastore in the current folder, and a second shell in this folder fails.
+By default, spark-sql creates a Hive metastore in the current folder, and a second shell in the same folder fails.
 """
 TOKEN = "SEAMARK_TOKEN"  # noqa: S105  the name of a variable
 TRUST_STORE = "seamark-trust.jks"
-"""A trust store with Java's authorities and the authority of the server.
-
-It is in the folder in which the engine is started.
-"""
+"""The name of a trust store with Java's authorities and the server's authority, in the folder of the engine."""
 
 
 def build_catalog_conf(
     name: str, uri: str, *, warehouse: str = "", token: str = "", extra: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the Spark settings that make `name` a catalog served at `uri` (http://host:port).
+    """Return the Spark settings that make `name` a catalog of the server at `uri` (http://host:port).
 
-    Spark's table cache is off, so the next query sees every commit. For an unchanged table, Seamark responds with
-    status 304. Seamark may send residuals that are weaker than the filter, because Spark filters rows again after
+    Spark's table cache is off, so each query sees all earlier commits. Seamark answers with status 304 if a table has
+    not changed. Seamark may return residuals that are weaker than the filter, because Spark filters rows again after
     Iceberg.
 
     Args:
@@ -65,7 +62,7 @@ def format_connection(
 
 
 def _add_authority(engine: str, text: str, authority: str) -> str:
-    """Return the configuration, extended by settings with which the engine trusts the authority."""
+    """Return the configuration with further settings that make the engine trust the authority."""
     if engine == "pyiceberg":
         text = text.replace('type="rest",', f'type="rest", ssl={{"cabundle": {authority!r}}},')
         return f"# With s3fs, which remote signing needs, set REQUESTS_CA_BUNDLE={authority}, too.\n{text}"
@@ -93,7 +90,7 @@ def _add_authority(engine: str, text: str, authority: str) -> str:
 def _configure_spark(name: str, uri: str, has_token: bool) -> str:
     token = f"${TOKEN}" if has_token else ""
     conf = {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **build_catalog_conf(name, uri, token=token)}
-    # The text is in double quotes, so the shell inserts the token.
+    # The setting is in double quotes, so that the shell inserts the token.
     flags = [
         f'--conf "{key}={value}"' if value.startswith("$") else f"--conf {shlex.quote(f'{key}={value}')}"
         for key, value in conf.items()
@@ -150,7 +147,7 @@ def _configure_trino_on_s3(name: str, uri: str, has_token: bool) -> str:
 
 
 def build_trino_properties(uri: str, has_token: bool) -> dict[str, str]:
-    """Return the properties of a Trino catalog without the properties of its file system."""
+    """Return the properties of a Trino catalog, except those of its file system."""
     properties = {
         "connector.name": "iceberg",
         "iceberg.catalog.type": "rest",
@@ -171,7 +168,7 @@ def _format_properties(name: str, properties: Mapping[str, str]) -> str:
 
 
 def _configure_duckdb(name: str, uri: str, has_token: bool) -> str:
-    """Return the configuration for DuckDB's shell. Other DuckDB clients have no `getenv`.
+    """Return the configuration of DuckDB's shell, which is the only DuckDB client with `getenv`.
 
     INSTALL downloads the extension once.
     """
@@ -193,8 +190,8 @@ _CONFIGURATIONS: dict[str, Callable[[str, str, bool], str]] = {
     "trino": _configure_trino,
     "duckdb": _configure_duckdb,
 }
-"""For each engine, a function that returns the output of `seamark connect`.
+"""The functions that return the output of `seamark connect`, by engine.
 
-Its arguments are the name of the catalog, the URI, and whether there is a token.
+Their arguments are the name of the catalog, the URI, and whether there is a token.
 """
 ENGINES = tuple(_CONFIGURATIONS)

@@ -1,4 +1,4 @@
-"""Errors of a client, grouped by what a caller can do.
+"""Defines the errors of a client, grouped by what a caller can do.
 
 ClientError
 ├── Refused             4xx: a repeat is refused again; `message` explains what to do
@@ -21,9 +21,10 @@ import ssl
 
 
 class ClientError(Exception):
-    """An unsuccessful request.
+    """Raised if a request fails.
 
     Attributes:
+        message: The reason, and what to do.
         kind: The server's name for the error, such as `NoSuchTableException`.
         status: The HTTP status, or 0 if there was no response.
     """
@@ -47,43 +48,63 @@ def _rebuild_error(
 
 
 class Refused(ClientError):
+    """Raised if the server refuses a request with a status of 400 to 499. A repeat would also be refused."""
+
     left_open = False
     """Whether an earlier attempt of the same request has an unknown outcome."""
 
 
 class InvalidRequest(Refused):
+    """Raised if a request is invalid."""
+
     pass
 
 
 class LoginRequired(Refused):
+    """Raised if the token is missing or invalid."""
+
     pass
 
 
 class AccessDenied(Refused):
+    """Raised if the principal does not have the right to make a request."""
+
     pass
 
 
 class NoSuchResource(Refused):
+    """Raised if a table, namespace or other resource does not exist."""
+
     pass
 
 
 class Conflict(Refused):
+    """Raised if a commit conflicts with a concurrent commit. Nothing was changed."""
+
     pass
 
 
 class Unavailable(ClientError):
+    """Raised if the server is still unavailable after all repeats of a request."""
+
     pass
 
 
 class ServerStorageFull(Unavailable):
+    """Raised if a disk of the server is full."""
+
     pass
 
 
 class ServerFailed(ClientError):
+    """Raised if the server fails, or if its response is invalid."""
+
     pass
 
 
 class Unreachable(ClientError):
+    """Raised if there is no response: the connection was refused or lost, or a timeout has passed."""
+
     pass
 
 
@@ -100,7 +121,7 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
     """Return the error for an unsuccessful response.
 
-    The body has the form of Iceberg's errors, or comes from a proxy.
+    The body is an error in Iceberg's form, or a text of a proxy.
     """
     error_class = _BY_STATUS.get(status, Refused if status < 500 else ServerFailed)
     try:
@@ -117,9 +138,7 @@ def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
 
 
 def cause_text(error: Exception, url: str = "") -> str:
-    """Return the innermost cause of an error as text.
-
-    urllib3 wraps the cause in texts about its own objects.
+    """Return the innermost cause of an error as text, without urllib3's texts about its own objects.
 
     Args:
         url: The URL of the server.
@@ -127,7 +146,7 @@ def cause_text(error: Exception, url: str = "") -> str:
     cause: BaseException = error
     for _ in range(8):
         inner = getattr(cause, "reason", None) or cause.__cause__
-        # The last argument of a ProtocolError of urllib3 is its cause.
+        # The cause of urllib3's ProtocolError is its last argument.
         if cause.args and isinstance(cause.args[-1], OSError):
             inner = cause.args[-1]
         if not isinstance(inner, Exception):

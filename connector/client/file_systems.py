@@ -1,8 +1,7 @@
-"""Opens the objects of storages other than local files, for readers, writers and jobs.
+"""Opens objects in remote storages for readers, writers and jobs.
 
 Each storage has a class in this module and an entry in `CLIENT_STORAGES`. `formats/storage/storages.py` defines its
-schemes and the form of its locations. `connector/client/storage.py` opens local files, without following symbolic
-links.
+schemes and the form of its locations. `connector/client/storage.py` opens local files without following symbolic links.
 """
 
 from __future__ import annotations
@@ -21,25 +20,27 @@ from seamark.formats.runtime.tls import find_authorities_file
 from seamark.formats.storage.storages import find_rules
 
 _TOKEN_LIFETIME_S = 3600
-"""The lifetime of a token of Google whose end is unknown."""
+"""The assumed lifetime in seconds of a Google token whose expiry is unknown."""
 
 
 class ClientStorage(ABC):
+    """A kind of remote storage, such as S3."""
+
     @abstractmethod
     def create_file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
-        """Return the file system of the objects. A path on it is what `path` returns.
+        """Return the file system with the objects, on which `make_path` returns paths.
 
         Args:
-            properties: The address and the keys of a table in the form of a LoadTableResult.
-            lent_keys: The keys to use if `properties` has no keys.
+            properties: The address and the keys for a table, in the form of a LoadTableResult.
+            lent_keys: The keys that are used if `properties` has no keys.
         """
 
     def make_path(self, address: str) -> str:
-        """Return the path on the file system of a location, of which `address` is the text after `://`."""
+        """Return the path on the file system for a location. `address` is the text of the location after `://`."""
         return address
 
     def has_keys(self, properties: Mapping[str, str]) -> bool:
-        """Return whether the properties contain keys, so that a process without its own keys can read the objects."""
+        """Return whether the properties contain keys with which a process without its own keys can read the objects."""
         return True
 
     def list_urls(self, properties: Mapping[str, str]) -> list[str]:
@@ -52,7 +53,7 @@ class ClientStorage(ABC):
 
 
 class S3Client(ClientStorage):
-    """S3 with pyarrow. The keys come from the catalog, from `lent_keys`, or from AWS's chain."""
+    """S3 with pyarrow. The keys come from the catalog, from `lent_keys`, or from AWS's default credential chain."""
 
     def create_file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
         keys = properties if properties.get("s3.access-key-id") else {**properties, **lent_keys}
@@ -135,7 +136,7 @@ class GoogleClient(ClientStorage):
         if endpoint.netloc:
             options |= {"scheme": endpoint.scheme, "endpoint_override": endpoint.netloc}
         if keys.get("gcs.oauth2.token"):
-            # pyarrow needs an end, and refuses to use the token after it.
+            # pyarrow requires an expiry, and refuses to use the token after it.
             expires_s = int(keys.get("gcs.oauth2.token-expires-at", "0")) / 1000 or time.time() + _TOKEN_LIFETIME_S
             options["access_token"] = keys["gcs.oauth2.token"]
             options["credential_token_expiration"] = datetime.fromtimestamp(expires_s, UTC)
@@ -166,6 +167,6 @@ def find_client_storage(location: str) -> ClientStorage | None:
 
 
 def list_schemes() -> list[str]:
-    """Return the schemes of all these storages, and their aliases."""
+    """Return the schemes of all remote storages, and their aliases."""
     rules = [find_rules(scheme) for scheme in CLIENT_STORAGES]
     return [scheme for rule in rules if rule is not None for scheme in rule.schemes]

@@ -1,7 +1,7 @@
-"""Requests that define, list, pause and drop indexes, and the requests of an index builder.
+"""Sends the requests that define, list, pause and drop indexes, and the requests of an index builder.
 
-Each request can be repeated. Defining an index, registering index files and finishing a build are idempotent. If the
-start of a build is repeated, no builder continues the second build, and the server rolls it back.
+Each request can be repeated. Defining an index, registering index files and finishing a build are idempotent. If a
+request to start a build is repeated, two builds start, and the server rolls back the build that no builder continues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from seamark.connector.client.values import omit_none
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The state of a table's index. If it has a `problem`, only its name is known."""
+    """The state of a table's index. If `problem` is set, only the name of the index is known."""
 
     name: str
     kind: str | None
@@ -29,18 +29,16 @@ class Index:
     definition: str
     """The definition in its short form, such as `bloom(user_id, fpp=0.01)`."""
     files: int
-    """The number of data files of the current snapshot that the index covers.
-
-    `files_total` is the number of all data files.
-    """
+    """The number of data files of the current snapshot that the index covers."""
     files_total: int
+    """The number of all data files of the current snapshot."""
     lag_files: int
-    """The number of data files of the current snapshot that are not indexed yet."""
+    """The number of data files of the current snapshot that are not yet indexed."""
     lag_files_of_refs: int
-    """The number of data files that are only in other branches and tags, and are not indexed yet."""
+    """The number of data files that only other branches and tags contain and that are not yet indexed."""
     size_bytes: int
     audited_ms: int | None
-    """The time at which all its index files were last verified, in milliseconds since the epoch."""
+    """The time at which all index files were last verified, in milliseconds since the epoch."""
     json: dict[str, Any]
     """The JSON of the response."""
 
@@ -49,7 +47,10 @@ class IndexClient(SeamarkClient):
     """A `SeamarkClient` that can also change indexes."""
 
     def indexes(self, table: Name) -> list[Index]:
-        """Return all indexes of a table. Bucket indexes, which partition specs of the table define, are last."""
+        """Return all indexes of a table.
+
+        The list ends with the bucket indexes, which the table's partition specs define.
+        """
         return [_to_index(index) for index in self._request_json("GET", f"{make_table_path(table)}/indexes")["indexes"]]
 
     def index(self, table: Name, name: str) -> Index:
@@ -71,7 +72,7 @@ class IndexClient(SeamarkClient):
         measures: Sequence[str] | None = None,
         **parameters: float | None,
     ) -> Index:
-        """Define an index, or change some fields of an index. Arguments that are None do not change.
+        """Define an index, or change some fields of an index. A field does not change if its argument is None.
 
         Args:
             measures: The aggregates of a cube, such as `sum(amount)`.
@@ -111,7 +112,7 @@ class IndexClient(SeamarkClient):
     def build_files(
         self, table: Name, name: str, build_id: str, *, page_files: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Yield pages of data files that the index does not cover yet, each with `snapshot-id` and `files`.
+        """Yield pages of data files that the index does not yet cover. Each page has `snapshot-id` and `files`.
 
         There are no pages if the index covers all data files.
         """
@@ -136,7 +137,7 @@ class IndexClient(SeamarkClient):
             replaces: The locations of index files that the new index files replace.
 
         Raises:
-            Conflict: Another build has replaced these index files already.
+            Conflict: A different build has already replaced these index files.
         """
         body = {
             "index-files": [{"location": location, "size-in-bytes": size} for location, size in files],
@@ -147,7 +148,7 @@ class IndexClient(SeamarkClient):
     def finish_build(
         self, table: Name, name: str, build_id: str, *, outcome: str = "completed", reason: str | None = None
     ) -> dict[str, Any]:
-        """Finish a build. The index files that it has registered stay.
+        """Finish a build. The index files that it has registered remain.
 
         Args:
             outcome: `completed` or `rolled-back`.
@@ -156,10 +157,10 @@ class IndexClient(SeamarkClient):
         return self._request_json("POST", f"{_build_path(table, name, build_id)}/finish", {}, body)
 
     def list_unreferenced_files(self, table: Name, name: str, locations: Sequence[str]) -> dict[str, list[int]]:
-        """Return the ordinals of data files that no snapshot contains, by the location of a live index file.
+        """Return the data files in live index files that no snapshot contains: their ordinals by index file location.
 
-        A merge can leave out the entries of these data files. The result is empty if the server does not know these
-        data files.
+        A merge can leave out the entries of these data files. The result is empty if the server does not know which
+        data files the index files contain.
 
         Raises:
             Conflict: An index file is no longer live.
@@ -173,12 +174,10 @@ class IndexClient(SeamarkClient):
     def quarantine_index_file(
         self, table: Name, name: str, location: str, reason: str, *, check: bool = False
     ) -> dict[str, Any]:
-        """Exclude an index file from plans, so that its data files are indexed again.
-
-        Return the new `state` of the index file.
+        """Exclude an index file from plans, so that its data files are indexed again. Return its new `state`.
 
         Args:
-            check: Whether to exclude the file only if the server also finds it damaged or missing.
+            check: Whether to exclude the file only if the server also finds that it is damaged or missing.
 
         Raises:
             NoSuchResource: The index file is not registered.
@@ -192,9 +191,7 @@ class IndexClient(SeamarkClient):
         self._request_json("POST", f"{_make_index_path(table, name)}/audits", {}, body)
 
     def rebuild_index_registry(self, table: Name) -> dict[str, Any]:
-        """Register index files in the table's folder that the server does not list.
-
-        This is needed, for example, after the loss of a database.
+        """Register index files in the table's folder that the server does not know, for example after a loss of data.
 
         docs/reference/openapi.json defines the form of the result (rebuildIndexRegistry).
         """

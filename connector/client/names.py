@@ -32,7 +32,8 @@ def find_standard_root(defaults: Mapping[str, str], overrides: Mapping[str, str]
     """Return the root of the routes of Iceberg's REST specification.
 
     Args:
-        defaults, overrides: The response to `GET /v1/config`.
+        defaults: The `defaults` in the response to `GET /v1/config`.
+        overrides: The `overrides` in the same response.
     """
     prefix = {**defaults, **overrides}.get("prefix", "")
     return f"/v1/{quote(prefix, safe='')}" if prefix else "/v1"
@@ -95,5 +96,5 @@ def split_name(text: str) -> tuple[str, ...]:
 
 
 def join_name(levels: Sequence[str]) -> str:
-    """Return the inverse of `split_name`."""
+    """Join levels to a name, as the inverse of `split_name`."""
     return ".".join(level.replace("\\", "\\\\").replace(".", "\\.") for level in levels)

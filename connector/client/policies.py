@@ -1,4 +1,4 @@
-"""Requests for the policies of table services, which are properties of tables and namespaces, and for their jobs."""
+"""Sends requests about table services: their policies (properties of tables and namespaces), jobs and advice."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from seamark.connector.client.names import Name, make_table_path
 from seamark.connector.client.updates import update_table
 
 _REPORT_S = 2.0
-"""The timeout of a report, for which a statement waits at its end."""
+"""The timeout in seconds of a report. At its end, a statement waits for the report."""
 
 
 def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
-    """Return the policy of a table: `runs`, and the effective `properties` with the place where each is set.
+    """Return the policy of a table: its `runs`, and its effective `properties`, each with the place where it is set.
 
     docs/reference/openapi.json defines the form of the result (loadTablePolicy).
 
@@ -40,7 +40,7 @@ def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = Non
 
 
 def load_history(client: SeamarkClient, table: Name, *, days: int | None = None, limit: int | None = None) -> Any:
-    """Return the shapes of the statements that read a table. Shapes with the most statements come first.
+    """Return the shapes of the statements that read a table. Shapes with the most statements are first.
 
     docs/reference/openapi.json defines the form of the result (loadQueryHistory).
 
@@ -80,7 +80,7 @@ def take_advice_step(client: SeamarkClient, table: Name) -> dict[str, Any]:
 
     Raises:
         NoSuchResource: The table does not exist.
-        Conflict: Another client takes a step for the table.
+        Conflict: A different client is taking a step for the table.
     """
     return client._request_json("POST", f"{make_table_path(table)}/advice/steps")
 
@@ -95,7 +95,7 @@ def finish_advice_step(
     size_bytes: int = 0,
     seconds: float = 0.0,
 ) -> dict[str, Any]:
-    """Report the end of a change of the policy `auto`, and return the proposal with its measurement.
+    """Report that a change of the policy `auto` has ended, and return the proposal with its measurement.
 
     docs/reference/openapi.json defines the arguments and the form of the result (finishAdviceStep).
 
@@ -104,13 +104,13 @@ def finish_advice_step(
         table: The table.
         step: The result of `take_advice_step`.
         outcome: `applied`, `failed` or `busy`.
-        reason: The reason, if the change is not applied.
-        size_bytes: The bytes that the change has read and written.
-        seconds: The duration of the change.
+        reason: The reason why the change was not applied, or "".
+        size_bytes: The number of bytes that the change has read and written.
+        seconds: The duration of the change in seconds.
 
     Raises:
         NoSuchResource: The table does not have this trial.
-        Conflict: Another client has changed the trial, or makes its change now.
+        Conflict: A different client has changed the trial, or is making its change.
     """
     body = {
         "number": step["number"],
@@ -132,9 +132,9 @@ def report_statement_time(
         client: The client.
         table: A table that the statement read.
         statement: The fingerprint of the statement, from the plan of the table.
-        seconds: The time that the engine took.
-        files: The files of the table that the engine read.
-        size_bytes: The bytes of these files.
+        seconds: The time that the engine took, in seconds.
+        files: The number of files of the table that the engine read.
+        size_bytes: The total size of these files.
     """
     body = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
     path = f"{make_table_path(table)}/history/times"
@@ -142,7 +142,7 @@ def report_statement_time(
 
 
 def list_read_tables(client: SeamarkClient, *, days: int | None = None) -> Any:
-    """Return the tables that are read most.
+    """Return the tables that are read most often.
 
     docs/reference/openapi.json defines the form of the result (listQueryHistory).
     """
@@ -150,7 +150,7 @@ def list_read_tables(client: SeamarkClient, *, days: int | None = None) -> Any:
 
 
 def read_effective_properties(client: SeamarkClient, table: Name) -> dict[str, str]:
-    """Return the properties of the policy that are set on the table or on one of its namespaces."""
+    """Return the effective properties of a table's policy that are set on the table or on one of its namespaces."""
     listed = load_policy(client, table)["properties"]
     return {entry["name"]: entry["value"] for entry in listed if entry["source"] in ("table", "namespace")}
 

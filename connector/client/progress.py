@@ -1,8 +1,8 @@
 """Tracks the progress of a job: the files and bytes that it has read and that it will read.
 
-Functions that read many files report their progress to this module. The runner of a job receives the reports in a
-`report_progress` block. Outside of such a block, reports are ignored. The executors of a cluster have no such block, so
-a whole batch is counted when it ends.
+Functions that read many files report their progress to this module. A job receives the reports in a `report_progress`
+block. Outside of the block, and therefore on the executors of a cluster, reports are ignored. The driver counts a whole
+batch of an executor when the batch ends.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 _PAUSE_S = 0.5
-"""The minimum time between two reports."""
+"""The minimum time between two reports, in seconds."""
 
 
 @dataclass(frozen=True)
 class WorkProgress:
+    """The numbers and sizes of the files that a job has read, and of all files that it will read."""
+
     files_done: int = 0
     files_total: int = 0
     bytes_done: int = 0
@@ -55,7 +57,7 @@ def report_progress(report: Callable[[WorkProgress], None]) -> Iterator[None]:
 
 
 def expect(files: int, size_bytes: int) -> None:
-    """Add files to the number of files that will be read."""
+    """Add files to the total number and size of the files that the job will read."""
     if (tracker := _TRACKER.get()) is not None:
         now = tracker.now
         tracker.move(
@@ -64,7 +66,7 @@ def expect(files: int, size_bytes: int) -> None:
 
 
 def advance(files: int, size_bytes: int) -> None:
-    """Add files to the number of files that have been read."""
+    """Add files to the number and size of the files that the job has read."""
     if (tracker := _TRACKER.get()) is not None:
         now = tracker.now
         tracker.move(
@@ -74,7 +76,7 @@ def advance(files: int, size_bytes: int) -> None:
 
 @contextmanager
 def count_part(files: int, size_bytes: int) -> Iterator[None]:
-    """Count these files as read at the end of the block, if the block has not counted them itself."""
+    """At the end of the block, count those of these files as read that the block itself has not counted."""
     tracker = _TRACKER.get()
     before = WorkProgress() if tracker is None else tracker.now
     yield

@@ -27,6 +27,8 @@ class ExplainedTable:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedQuery:
+    """The plans of the tables in a query."""
+
     tables: tuple[ExplainedTable, ...]
     json: dict[str, Any]
     """The JSON of the response."""
@@ -35,7 +37,7 @@ class ExplainedQuery:
 def explain_query(
     client: SeamarkClient, query: str, *, dialect: str = "trino", namespace: Sequence[str] = ()
 ) -> ExplainedQuery:
-    """Explain the plans of a query's tables by its conditions and joins, without running the query.
+    """Explain the plans of the tables in a query, without running the query.
 
     Args:
         query: The query.

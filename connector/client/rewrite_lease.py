@@ -1,9 +1,8 @@
-"""Holds the lease of a job that rewrites files of a table.
+"""Takes and renews the lease of a job that rewrites files of a table.
 
-If two jobs rewrote the same table at the same time, the work of the second job would be lost.
-
-No commit requires the lease. A job that loses the lease continues, and its commit then replaces only the files that
-still exist.
+The lease prevents two jobs from rewriting the same table at the same time, because the work of one job would be lost.
+No commit requires the lease. A job that loses the lease continues, and its commit replaces only the files that still
+exist.
 """
 
 from __future__ import annotations
@@ -21,25 +20,26 @@ from seamark.connector.client.errors import ClientError, Conflict
 from seamark.connector.client.names import Name, make_table_path
 
 REWRITE_WAIT_S = 60.0
-"""The default time for which commands and statements wait for another job that rewrites files of the same table."""
+"""The default time in seconds for which commands and statements wait while a different job rewrites the table."""
 _PAUSE_S = 0.25
 _RENEWALS_PER_LEASE = 3
-"""The number of renewals within the duration of the lease."""
+"""The number of renewals of a lease within its duration."""
 
 
 class RewriteRunning(Conflict):
-    """Raised if another job is rewriting files of the table."""
+    """Raised if a different job is rewriting files of the table."""
 
 
 @contextmanager
 def rewrite_lease(client: SeamarkClient, table: Name, *, job: str, wait_s: float = 0.0) -> Iterator[None]:
-    """Hold the lease during the block, and renew it in a thread.
+    """Take the lease, renew it in a thread during the block, and release it.
 
     Args:
-        job: The description of the job that other clients see, up to 100 ASCII characters.
+        job: The description of the job that other clients see, of at most 100 ASCII characters.
+        wait_s: The time in seconds for which to wait for the lease.
 
     Raises:
-        RewriteRunning: Another job has held the lease for `wait_s`.
+        RewriteRunning: A different job still has the lease after `wait_s`.
     """
     holder = str(uuid.uuid4())
     lasts_s = _take(client, table, holder, job, wait_s)

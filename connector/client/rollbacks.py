@@ -1,4 +1,4 @@
-"""Moves tables back to the snapshots that were current at a time, through Iceberg's REST API."""
+"""Rolls tables back to the snapshots that were current at a time, with Iceberg's REST API."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from seamark.formats.iceberg.metadata.snapshot import MAIN
 
 
 class SnapshotAtTime(NamedTuple):
-    """The snapshot of a table at a time.
+    """The snapshot of a table that was current at a time.
 
     Attributes:
         table: The levels of the table's name.
         uuid: The UUID of the table.
         current_id: The current snapshot, or None if the table has no snapshot.
-        snapshot_id: The snapshot at the time; None if `problem` is set.
-        problem: The reason why the table cannot be moved back; otherwise empty.
+        snapshot_id: The snapshot at the time, or None if `problem` is set.
+        problem: The reason why the table cannot be rolled back, or "".
     """
 
     table: tuple[str, ...]
@@ -35,7 +35,7 @@ class SnapshotAtTime(NamedTuple):
 
 
 def find_snapshot_at(client: SeamarkClient, table: Name, time_ms: int) -> SnapshotAtTime:
-    """Return the snapshot that was current at a time, by the table's log of snapshots.
+    """Return the snapshot that was current at a time, according to the table's snapshot log.
 
     Raises:
         NoSuchResource: The table does not exist.
@@ -64,7 +64,7 @@ def list_tables_below(client: SeamarkClient, namespace: Sequence[str]) -> Iterat
 
 
 def move_back(client: SeamarkClient, targets: Sequence[SnapshotAtTime]) -> None:
-    """Set the tables to their snapshots of a time, in one transaction: all tables, or no table.
+    """Roll the tables back to their snapshots at a time. One transaction changes all tables or none.
 
     Raises:
         Conflict: Another commit has changed one of the tables.

@@ -1,4 +1,4 @@
-"""Parses responses about rows: the positions of rows with some keys, and the rows that match a predicate."""
+"""Parses responses with rows: the positions of the rows with given keys, and the rows that match a predicate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyroaring
 
 Keys: TypeAlias = pa.Table | Mapping[str, Sequence[Any]]
-"""The keys as values by column of the index."""
+"""The values of the keys, by column of the index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class LookupAnswer:
     """The positions of the rows with the requested keys.
 
     Attributes:
-        rows: A table with `key` (number of the key), `file_path`, `position` and `undecided`, and, if requested,
+        rows: A table with `key` (the index of the key), `file_path`, `position` and `undecided`, and, if requested,
             `spec_id` and `partition`.
     """
 
@@ -29,14 +29,14 @@ class LookupAnswer:
     index: str
     rows: pa.Table
     missing: int
-    """The keys without a row."""
+    """The number of keys without a row."""
     complete: bool
     """Whether the index covers all live files. If not, other files may contain more rows with these keys."""
     uncovered_files: int
     uncovered: tuple[str, ...]
     """The first live files that the index does not cover."""
     undecided: int
-    """The number of rows of which it is unknown whether they are deleted. `problems` has the file and the reason."""
+    """The number of rows that may be deleted. `problems` has the files and the reasons."""
     problems: tuple[tuple[str, str], ...]
 
 
@@ -45,7 +45,7 @@ class FileRows:
     """The matching rows of a data file.
 
     Attributes:
-        roaring: The positions as a portable 32-bit roaring bitmap, or None if any row may match.
+        roaring: The positions as a portable 32-bit roaring bitmap, or None if every row may match.
     """
 
     file_path: str
@@ -53,16 +53,16 @@ class FileRows:
     roaring: bytes | None
     count: int | None
     exact: bool
-    """Whether all of the rows match. If not, some of them may not match."""
+    """Whether all of these rows match. If not, some of them may not match."""
     delete_files: int
-    """The delete files that apply to the data file, even if deleted rows were left out."""
+    """The number of delete files that apply to the data file, even if deleted rows were left out."""
     undecided: int
 
     @property
     def positions(self) -> npt.NDArray[np.int64]:
         """The ascending positions of the rows, as int64[count].
 
-        If any row may match, the result has the positions of all rows.
+        If every row may match, the result has the positions of all rows.
         """
         if self.roaring is None:
             return np.arange(self.record_count, dtype=np.int64)
@@ -84,7 +84,8 @@ def parse_lookup(answer: pa.Table) -> LookupAnswer:
     """Parse the response to a lookup.
 
     Raises:
-        ValueError, KeyError: The response has another form.
+        ValueError: A value in the response is invalid.
+        KeyError: A field of the response is missing.
     """
     about = {name.decode(): value.decode() for name, value in (answer.schema.metadata or {}).items()}
     values = {name: value if name == "index" else json.loads(value) for name, value in about.items()}

@@ -1,11 +1,11 @@
-"""Opens objects for readers, writers and jobs with pyarrow's file systems and the settings of a catalog.
+"""Opens objects for readers, writers and jobs with pyarrow's file systems and a catalog's settings.
 
-As in Iceberg's FileIO, locations are not decoded: `%20` is three characters of a name. An object is written completely,
-under a new name, and is never changed. A storage can be pickled, and each process opens its own file systems.
+As in Iceberg's FileIO, locations are not decoded: `%20` is three characters of a name. An object is written completely
+to a new location, and never changes. A storage can be pickled, and each process opens its own file systems.
 
 Local files are opened below a root, without following symbolic links (`formats/runtime/root_folder.py`). pyarrow
-receives the path of the file descriptor, and not the path of the file. Otherwise, a tenant could replace the file by a
-symbolic link between a check and the opening by name.
+receives the path of an open file descriptor instead of the path of the file. Otherwise, after the check, a tenant could
+replace the file by a symbolic link before pyarrow opens it by name.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from seamark.formats.runtime.root_folder import RootFolder, SymbolicLinkError, m
 
 @dataclass(frozen=True)
 class _ConfinedFolder:
+    """A folder to which `confine` restricts this process: the path `below` in `root`."""
+
     root: RootFolder
     below: str
 
@@ -41,12 +43,11 @@ _confined_to: tuple[_ConfinedFolder, ...] | None = None
 def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
     """Restrict this process to local files below these folders, without symbolic links.
 
-    It is for a process that works for other accounts with its own rights.
+    A process calls it if it works for other principals with its own rights.
 
     Args:
         folders: Absolute paths. A folder that is not below a root is left out.
-        roots: The folders of the operator. They may be symbolic links, or be reached through symbolic links. None means
-            `folders`.
+        roots: The folders of the operator, whose paths may contain symbolic links. None means `folders`.
     """
     global _confined_to
     plain = [os.path.normpath(folder) for folder in folders]
@@ -63,12 +64,13 @@ def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
 
 
 def use_keys(properties: Mapping[str, str]) -> None:
-    """Make this process use these keys for a store if the settings of a table have no keys.
+    """Set the keys that this process uses if the settings of a table have no keys.
 
-    It is for processes of the server. The server has keys, and in most of its modes it sends no keys to clients.
+    Only processes of the server call it, because they have the server's keys, which are not sent to clients in most
+    modes.
 
     Args:
-        properties: The keys, as in `Storage`. If empty, AWS's chain is used.
+        properties: The keys, as in `Storage`. If it is empty, AWS's default credential chain is used.
     """
     global _lent_keys
     _lent_keys = dict(properties)
@@ -76,7 +78,7 @@ def use_keys(properties: Mapping[str, str]) -> None:
 
 @contextmanager
 def open_confined_folders() -> Iterator[list[str]]:
-    """Yield the folders of `confine` as paths of file descriptors, so that no other folder can replace them.
+    """Yield the folders of `confine` as paths of open file descriptors, so that they cannot be replaced.
 
     A folder that is missing or is a symbolic link is left out.
     """
@@ -99,7 +101,9 @@ def _parse_root(path: str) -> RootFolder:
 class LocalPath:
     """A path on this machine.
 
-    If the path has no root, it is opened by its name, and symbolic links are followed.
+    Attributes:
+        root: The folder below which no symbolic link is followed. If it is None, symbolic links are followed.
+        below: The path below the root.
     """
 
     path: str
@@ -132,7 +136,7 @@ class LocalPath:
         """Create a new file and, if it is missing, its folder. Return the descriptor of the file.
 
         Raises:
-            FileExistsError: The file exists already.
+            FileExistsError: The file already exists.
         """
         self.make_folder()
         return self.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -154,7 +158,7 @@ class LocalPath:
                     self.root.delete_file(self.below)
 
     def sync(self) -> None:
-        """Synchronise the file and the entries of its folder with the disk."""
+        """Write the file and the entries of its folder durably to the disk (fsync)."""
         for path in (self, self.folder):
             descriptor = path.open(os.O_RDONLY)
             try:
@@ -167,7 +171,7 @@ class LocalPath:
         return LocalPath(os.path.dirname(self.path) or ".", self.root, self.below.rpartition("/")[0])
 
     def make_sibling(self, name: str) -> LocalPath:
-        """Return the path with another last component."""
+        """Return the path of a file with this name in the same folder."""
         path = os.path.join(os.path.dirname(self.path), name)
         return LocalPath(path, self.root, f"{self.folder.below}/{name}".lstrip("/"))
 
@@ -223,7 +227,7 @@ def _find_local_path(location: str) -> str | None:
 class Storage:
     """Opens, reads and writes objects with the settings of a table.
 
-    If `properties` has no keys, the keys of `use_keys` are used. Without such keys, AWS's chain is used.
+    If `properties` has no keys, the keys of `use_keys` are used, or AWS's default credential chain.
 
     Attributes:
         properties: The settings in the form of a LoadTableResult: `s3.endpoint`, `s3.access-key-id`, …
@@ -237,8 +241,8 @@ class Storage:
     def of_table(properties: Mapping[str, str], location: str) -> Storage:
         """Return the storage of a table.
 
-        A writer of a local table could replace folders of the table by symbolic links to files of other tables.
-        Therefore symbolic links are followed only on the way to the folder that contains the table's folder.
+        Symbolic links are followed only in the path of the parent of the table's folder. A writer of a local table
+        could replace folders of the table by symbolic links to files of other tables.
         """
         path = _find_local_path(location)
         return Storage(properties, "" if path is None else os.path.dirname(path.rstrip("/")).rstrip("/"))
@@ -303,7 +307,7 @@ class Storage:
         return _confine_path(path, self.local_root)
 
     def read(self, location: str) -> memoryview:
-        """Return the whole object. A local file is mapped into memory, so it is read only on demand."""
+        """Return the content of an object. A local file is mapped into memory, so it is read on demand."""
         local = self.find_local_path(location)
         if local is not None:
             with (
@@ -317,7 +321,7 @@ class Storage:
     def write(self, location: str, parts: Iterable[bytes | bytearray | memoryview]) -> int:
         """Write an object, and return its size in bytes.
 
-        A local file appears completely or not at all, and survives a power failure.
+        A local file becomes visible only when it is complete and durable.
         """
         local = self.find_local_path(location)
         if local is not None:
@@ -349,6 +353,7 @@ def _close_after(descriptor: int) -> Iterator[int]:
 
 
 def _write_local(path: LocalPath, parts: Iterable[bytes | bytearray | memoryview]) -> int:
+    """Write a local file durably to a temporary name, and link it to its final name."""
     name = os.path.basename(path.path)
     temporary = path.make_sibling(f".{name}.{uuid.uuid4().hex}")
     try:
@@ -357,7 +362,7 @@ def _write_local(path: LocalPath, parts: Iterable[bytes | bytearray | memoryview
             file.flush()
             os.fsync(file.fileno())
         with _close_after(path.folder.open(os.O_RDONLY | os.O_DIRECTORY)) as folder:
-            # Unlike a rename, a link never replaces another file.
+            # Unlike a rename, a link never replaces an existing file.
             os.link(os.path.basename(temporary.path), name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
             os.fsync(folder)
     finally:

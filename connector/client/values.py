@@ -1,4 +1,4 @@
-"""The arguments and results of the client's methods."""
+"""Defines arguments and results of the client's methods."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def omit_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are not None. An argument that is None is not set."""
+    """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A snapshot, identified by at most one of these fields. Without any field, it is the current snapshot."""
+    """Identifies a snapshot by at most one of these fields. If no field is set, it is the current snapshot."""
 
     snapshot_id: int | None = None
     ref: str | None = None
@@ -35,7 +35,8 @@ CURRENT = At()
 class TimelineInstant(msgspec.Struct, frozen=True, rename="kebab"):
     """An instant of the timeline (docs/reference/timeline.md).
 
-    Pass `position` as `since` to continue after it.
+    Attributes:
+        position: The value of `since` with which a listing continues after this instant.
     """
 
     id: str
@@ -56,22 +57,22 @@ class TimelineInstant(msgspec.Struct, frozen=True, rename="kebab"):
 
 @dataclass(frozen=True, slots=True)
 class EngineTable:
-    """A table in the form in which engines load it.
+    """A table as engines load it.
 
     Attributes:
-        metadata: The table metadata in JSON, with all snapshots or only the snapshots of branches and tags.
-        etag: The version of the server's answer, or empty if the answer has none.
+        metadata: The table metadata as JSON, with all snapshots or only the snapshots of branches and tags.
+        etag: The ETag of the server's response, or "" if the response has none.
     """
 
     metadata: bytes
     location: str
     storage: dict[str, str] = field(repr=False)
-    """The server's settings for access to the files of the table: `s3.endpoint`, `s3.access-key-id`, …"""
+    """The server's settings for access to the files of the table, such as `s3.endpoint` and `s3.access-key-id`."""
     etag: str = ""
 
 
 class Stage(msgspec.Struct, frozen=True, rename="kebab"):
-    """A stage of a plan, with the files and bytes before and after it."""
+    """A stage of a plan, with the files and bytes before and after the stage."""
 
     name: str
     files_in: int
@@ -82,7 +83,7 @@ class Stage(msgspec.Struct, frozen=True, rename="kebab"):
     bytes_left: int
     microseconds: int
     complete: bool
-    """Whether the stage was finished. If the time limit ended it, the files that were not checked are kept."""
+    """Whether the stage was finished. If it reached its time limit, the files that it did not check are kept."""
 
 
 class Explanation(msgspec.Struct, frozen=True, rename="kebab"):
@@ -94,11 +95,11 @@ class Explanation(msgspec.Struct, frozen=True, rename="kebab"):
     snapshot_id: int | None
     stages: tuple[Stage, ...]
     indexes: tuple[dict[str, Any], ...]
-    """The indexes that were probed. Each has a name, a kind, files-in and files-removed."""
+    """The indexes that were probed, each with `name`, `kind`, `files-in` and `files-removed`."""
     complete: bool
     """Whether all stages were finished and all indexes were loaded in time.
 
-    If not, a later plan may keep fewer files.
+    If not, a repeated plan may keep fewer files.
     """
     files: int
     bytes: int
@@ -109,11 +110,11 @@ class Explanation(msgspec.Struct, frozen=True, rename="kebab"):
     """Parts of the SQL that an Iceberg expression cannot represent."""
     not_used_reasons: tuple[str, ...]
     terms: tuple[dict[str, Any], ...]
-    """The parts of the filter that all rows must satisfy. Each has the effect that bounds have on the part alone."""
+    """The parts of the filter's conjunction, each with the effect of bounds on this part alone."""
     layouts: tuple[dict[str, Any], ...]
-    """Layouts with which a plan would keep clearly fewer files.
+    """The layouts with which the plan would keep clearly fewer files.
 
-    Each has columns, files-in, and an estimate of the kept files.
+    Each has its columns, `files-in`, and an estimate of the kept files.
     """
     unknown_layouts: tuple[dict[str, Any], ...]
     """The columns for which no estimate is possible, each with the reason."""
@@ -127,7 +128,7 @@ class Explanation(msgspec.Struct, frozen=True, rename="kebab"):
     joins: tuple[dict[str, Any], ...] = ()
     """The outcome of each requested join. See `PlanTable`."""
     unpruned_reasons: tuple[str, ...] = ()
-    """The reasons why all files are read. Empty if files are left out."""
+    """The reasons why the plan keeps all files. Empty if it prunes files."""
 
 
 class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
@@ -147,13 +148,13 @@ class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
     joins: tuple[dict[str, Any], ...] = ()
     """The outcome of each requested join.
 
-    Nested joins follow the join that contains them. An outcome has table, snapshot-id, keys and used. If the join was
-    not used, it also has the reason.
+    Nested joins follow the join that contains them. An outcome has `table`, `snapshot-id`, `keys` and `used`. If the
+    join was not used, it also has a reason.
     """
 
 
 def parse_timestamp(text: str) -> int:
-    """Return a time in milliseconds since the epoch.
+    """Parse a time, and return it in milliseconds since the epoch.
 
     The text is a number of milliseconds, or a time such as 2026-01-31T12:00:00. A time without an offset is in UTC.
 
@@ -163,5 +164,5 @@ def parse_timestamp(text: str) -> int:
     if text.isascii() and text.isdigit():
         return int(text)
     at = datetime.fromisoformat(text)
-    # `timestamp()` is not used, because its result is a float. For some times, it is a millisecond too small.
+    # `timestamp()` is not used, because it returns a float that is a millisecond too small for some times.
     return ((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)

@@ -1,4 +1,4 @@
-"""Requests about the further warehouses of a server.
+"""Sends requests about the further warehouses of a server: those in addition to the server's own warehouse.
 
 docs/reference/openapi.json defines the form of the results.
 """
@@ -16,11 +16,11 @@ _PATH = "/api/v1/warehouses"
 
 
 def make_warehouse_url(url: str, warehouse: str | None) -> str:
-    """Return the URL of a further warehouse, which a client uses as the URL of its server.
+    """Return the URL of a further warehouse. A client uses it as the URL of its server.
 
     Args:
         url: The URL of the server.
-        warehouse: The name of the warehouse. None or empty: the server's own warehouse.
+        warehouse: The name of the warehouse. If it is None or empty, the result is `url`, the server's own warehouse.
     """
     return f"{url.rstrip('/')}/warehouses/{quote(warehouse, safe='')}" if warehouse else url
 
@@ -44,11 +44,11 @@ def load_warehouse(client: SeamarkClient, name: str) -> dict[str, Any]:
 def create_warehouse(
     client: SeamarkClient, name: str, location: str, settings: Mapping[str, Any], credentials: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Create a further warehouse, in which the caller becomes an admin.
+    """Create a further warehouse. The caller becomes an admin of the warehouse.
 
     Raises:
         InvalidRequest: The definition is invalid, or the operator does not allow it.
-        Refused: A warehouse has this name. The status is 409.
+        Refused: A warehouse with this name already exists. The status is 409.
     """
     body = {"name": name, "location": location, "settings": dict(settings), "credentials": dict(credentials)}
     answer = client._request("POST", _PATH, {}, json.dumps(body).encode(), repeatable=False)
@@ -59,7 +59,7 @@ def create_warehouse(
 def change_warehouse(
     client: SeamarkClient, name: str, settings: Mapping[str, Any], credentials: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """Replace the settings of a further warehouse, and its credentials unless they are None.
+    """Replace the settings of a further warehouse, and its credentials unless `credentials` is None.
 
     Raises:
         NoSuchResource: The warehouse does not exist.

@@ -17,7 +17,7 @@ from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.lookups import HAS_PARTNER, DimensionSource, parse_lookup
 
 FindColumn = Callable[[exp.Column], "tuple[int, str] | None"]
-"""Returns the number of the table and the name of a column, or None if the name is not of one column of a table."""
+"""A function that returns the number of a column's table and its name, or None if the name is ambiguous or unknown."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The way in which each engine combines partial aggregates, with its own types of aggregates.
+"""Writes the SQL with which each engine combines partial aggregates.
 
 Each function returns SQL of the engine. If an engine's result does not follow from the partial aggregates, the function
 raises `NotFromCube`. For example, NaN is the greatest float in DuckDB and Spark, but a cube stores the greatest number.
@@ -151,6 +151,8 @@ class CubeDialect(ABC):
 
 
 class DuckDBCubes(CubeDialect):
+    """The SQL of DuckDB."""
+
     name = "duckdb"
     types = MappingProxyType(
         {
@@ -180,11 +182,13 @@ class DuckDBCubes(CubeDialect):
         return f"sum(CAST({rows} AS HUGEINT)){where}"
 
     def count_if(self, rows: str, condition: str) -> str:
-        # The result is null if the condition is null for all rows.
+        # DuckDB's result is null if the condition is null for all rows.
         return f"sum(CASE WHEN {condition} THEN {rows} WHEN NOT ({condition}) THEN 0 END)"
 
 
 class TrinoCubes(CubeDialect):
+    """The SQL of Trino."""
+
     name = "trino"
     lowers_names = True
     types = MappingProxyType(
@@ -236,7 +240,7 @@ class TrinoCubes(CubeDialect):
 
 
 class SparkCubes(CubeDialect):
-    """Spark with ANSI mode, in which a sum that overflows is an error."""
+    """The SQL of Spark in ANSI mode, in which an overflow of a sum is an error."""
 
     name = "spark"
     quote = "`"

@@ -22,6 +22,8 @@ from seamark.formats.runtime.decoding import convert_json
 
 
 class _Plan(msgspec.Struct, frozen=True, rename="kebab"):
+    """A decoded response, which contains the plan of a query over a cube."""
+
     reason: str | None
     schema_id: int = 0
     covered_files: int = 0

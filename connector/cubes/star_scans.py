@@ -1,4 +1,4 @@
-"""Translates a star join whose tables the analysis of a statement has found, for the engines that plan by scans."""
+"""Translates a star join over a cube, for engines whose statements are analysed as scans."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ from seamark.formats.index.keys.measures import (
 from seamark.formats.runtime.errors import BadRequest
 
 PREFIX = "seamark_"
-"""The beginning of the names of the union's columns that are not columns of the table."""
+"""The prefix of the union's columns that are not columns of the table."""
 _FUNCTIONS: dict[type[exp.Expr], str] = {exp.Count: COUNT, exp.Sum: SUM, exp.Avg: AVG, exp.Min: MIN, exp.Max: MAX}
 _SIGNS: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*"}
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)

@@ -1,7 +1,7 @@
-"""An aggregate query of DuckDB that reads groups of a cube.
+"""Rewrites an aggregate query of DuckDB so that it reads groups of a cube.
 
-The names and the types of the result come from DuckDB itself: the original query is bound with an empty relation of
-the table's columns, and the new query with an empty relation of groups. If the types differ, the cube is not used.
+DuckDB itself determines the names and types of both results: the original query is bound to an empty relation with
+the table's columns, and the new query to an empty relation with groups. If the types differ, the cube is not used.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from seamark.connector.plans.splices import Replacement, splice
 from seamark.formats.iceberg.types.schema import ListType, MapType, Schema, StructType, Type
 
 GROUPS = "seamark_cube_groups"
-"""The name of the relation with the groups."""
+"""The name of the relation that contains the groups."""
 _WITHOUT_PUSHDOWN = f"(SELECT * FROM {GROUPS} LIMIT {1 << 62})"  # noqa: S608
 """A clause that prevents the pushdown of filters, because DuckDB cannot push some filters into an Arrow scan."""
 
 
 class DuckDBCubeQuery:
-    """A query over a cube.
+    """A query that reads groups of a cube.
 
     Attributes:
         statement: The translated query.
@@ -60,12 +60,12 @@ class DuckDBCubeQuery:
             raise NotFromCube(f"the types differ: {', '.join(f'{old} and {new}' for old, new in pairs if old != new)}")
 
     def write(self, rows: str | None) -> str:
-        """Return the query that reads `GROUPS` and, if `rows` is not None, the rows of a plan table."""
+        """Return the text of the query. It reads `GROUPS`, and also the plan table `rows` unless it is None."""
         return self.statement.write(_WITHOUT_PUSHDOWN, rows, self._names)
 
 
 def _read_no_rows(text: str, reference: NamedRelation, schema: Schema) -> str:
-    """Return the statement with an empty relation of the table's columns in the place of the table."""
+    """Return the statement with an empty relation in place of the table. The relation has the table's columns."""
     columns = ((field.name, _name_type(field.type)) for field in schema.fields)
     listed = ", ".join(f"CAST(NULL AS {kind}) AS {quote_name(name)}" for name, kind in columns if kind is not None)
     replacements = [

@@ -1,8 +1,8 @@
 """Finds the kind of the values of each column name in a DuckDB statement.
 
-DuckDB converts values that it compares: texts to numbers, and integers to floats. A condition can prune files in its
+DuckDB converts compared values, such as texts to numbers and integers to floats. A condition can prune files in its
 written form only if no conversion could change its result. Therefore each name has a kind. A name has no kind if it may
-refer to columns of two kinds, or to a computed value.
+refer to columns of different kinds, or to a computed value.
 
 In DuckDB, NaN equals NaN and is larger than all numbers, but Iceberg's bounds ignore NaN. Therefore columns of doubles
 are used only in conditions that are false for NaN. Columns of 32-bit floats are never used, because DuckDB rounds
@@ -39,7 +39,7 @@ _LOCAL_TYPES = {_Type.TIMESTAMP, _Type.TIMESTAMPNTZ}
 
 
 def find_kind(iceberg_type: str) -> str | None:
-    """Return the kind of a type, or None if comparisons of the type are not used."""
+    """Return the kind of an Iceberg type, or None if comparisons of the type cannot prune files."""
     if iceberg_type.startswith("decimal("):
         return iceberg_type.replace(" ", "")
     return iceberg_type if iceberg_type in _UNCHANGED else _KINDS.get(iceberg_type)
@@ -116,7 +116,7 @@ class NameKinds:
         return next(iter(kinds)) if len(kinds) == 1 else None
 
     def _follow(self, renamed: Mapping[str, set[str]]) -> None:
-        """Add the kinds of the renamed columns to each alias. These columns may be aliases themselves."""
+        """Add to each alias the kinds of its columns, which may be aliases themselves."""
         for _ in range(1 + len(renamed)):
             before = sum(map(len, self._found.values()))
             for name, columns in renamed.items():
@@ -126,11 +126,11 @@ class NameKinds:
                 return
 
     def _mark_conversions(self, several: exp.SetOperation, renamed: defaultdict[str, set[str]]) -> None:
-        """Add to each column of a set operation the kinds of the columns with which it is combined.
+        """Record that each column of a set operation also has the kind of the column with which it is combined.
 
         UNION and similar operations convert combined columns to one type.
         """
-        sides = [find_projections(one) for one in (several.this, several.expression)]
+        sides = [find_projections(side) for side in (several.this, several.expression)]
         for left_output, right_output in zip(*sides, strict=False):
             name, other = _name_output(left_output), _name_output(right_output)
             if name != other:
@@ -139,14 +139,14 @@ class NameKinds:
 
 
 def find_extreme_column(node: exp.Expr) -> exp.Expr:
-    """Return the expression whose minimum or maximum `node` is, which has the same type, or otherwise `node` itself."""
+    """Return the argument of a minimum or maximum, which has the same type, or otherwise `node` itself."""
     is_extreme = isinstance(node, exp.Min | exp.Max) and not node.args.get("expressions")
     return node.this if is_extreme else node
 
 
 def find_literal_kind(nodes: Sequence[exp.Expr]) -> str | None:
-    """Return the kind of the type that DuckDB gives to these constants, before it compares them with columns."""
-    kinds = {_find_literal_kind(one) for one in nodes if not isinstance(one, exp.Null)}
+    """Return the kind of constants in DuckDB, before DuckDB converts them for a comparison."""
+    kinds = {_find_literal_kind(node) for node in nodes if not isinstance(node, exp.Null)}
     return kinds.pop() if len(kinds) == 1 else None
 
 
@@ -171,7 +171,10 @@ def _find_column_values(rows: exp.Expr | None, number: int) -> list[exp.Expr]:
             return []
     match rows:
         case exp.Values():
-            each = [one.expressions if isinstance(one, exp.Tuple) else [one] for one in rows.expressions]
+            each = [
+                expression.expressions if isinstance(expression, exp.Tuple) else [expression]
+                for expression in rows.expressions
+            ]
             return [row[number] for row in each] if all(number < len(row) for row in each) else []
         case exp.Unnest() if len(rows.expressions) == 1 and number == 0 and isinstance(rows.expressions[0], exp.Array):
             return list(rows.expressions[0].expressions)
@@ -187,7 +190,7 @@ def find_projections(query: exp.Expr) -> list[exp.Expr]:
     for _ in range(_STAR_LEVELS_MAX):
         while isinstance(query, exp.Subquery | exp.SetOperation):
             query = query.this
-        if not isinstance(query, exp.Select) or not any(one.is_star for one in query.expressions):
+        if not isinstance(query, exp.Select) or not any(expression.is_star for expression in query.expressions):
             return list(query.expressions) if isinstance(query, exp.Select) else []
         source = query.args["from_"].this if query.args.get("from_") is not None else None
         alone = len(query.expressions) == 1 and type(query.expressions[0]) is exp.Star and _is_alone(query)
@@ -202,7 +205,9 @@ def find_projections(query: exp.Expr) -> list[exp.Expr]:
 
 
 def _is_alone(query: exp.Select) -> bool:
-    return not any(query.args.get(one) for one in ("joins", "laterals")) and not any(query.expressions[0].args.values())
+    return not any(query.args.get(name) for name in ("joins", "laterals")) and not any(
+        query.expressions[0].args.values()
+    )
 
 
 def _find_with_query(table: exp.Table) -> exp.Expr | None:
@@ -230,7 +235,7 @@ def _name_output(projection: exp.Expr) -> str:
 
 
 def to_constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | None:
-    """Return a constant in Trino's SQL, or None if DuckDB would convert a column of `kind` for the comparison."""
+    """Return a constant in Trino's SQL, or None if DuckDB would convert a column of this kind to compare it."""
     while isinstance(node, exp.Paren):
         node = node.this
     match node:

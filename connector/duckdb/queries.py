@@ -5,9 +5,9 @@
     seamark.duckdb.sql(con, "SELECT … FROM sea.shop.orders JOIN …").show()
 
 DuckDB itself reads all manifests of a table, and prunes files only by column bounds. This module parses the query
-(`statements.py`) and requests a plan table for each table (`connector/plans/`). It replaces the table names in the text
-by the names of the plan tables, and DuckDB runs the new text. Plan tables are Iceberg tables, so DuckDB applies deletes
-and schemas as usual.
+(`statements.py`) and requests a plan table for each table (`connector/plans/`). It replaces the names of the tables in
+the text by the names of the plan tables, and DuckDB runs the new text. Plan tables are Iceberg tables, so DuckDB
+applies deletes and schemas as usual.
 
 An aggregate query of a table with cubes reads groups of a cube instead of rows, if it follows from the cube
 (`connector.duckdb.cube_queries`).
@@ -76,14 +76,11 @@ class PlannedQuery(RewrittenStatement):
     bytes: int = 0
     """The total size of `files` in bytes."""
     refusal: str = ""
-    """The reason why the statement must not run, because DuckDB would read a table wrongly or crash.
-
-    Empty if it can run.
-    """
+    """The reason why DuckDB would read a table wrongly or crash, or empty if the statement can run."""
     groups: pa.Table | None = None
     """The groups of a cube, which the text reads as `cube_queries.GROUPS`."""
     cube: CubeSummary | None = None
-    """How the statement uses cubes, or None if its table has none."""
+    """The use of cubes by the statement, or None if its table has no cube."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class _CatalogTable:
 
 @dataclass(frozen=True)
 class _Session:
-    """The settings of a connection that affect the meaning of a statement's names and literals."""
+    """The settings of a connection on which the names and literals of a statement depend."""
 
     database: str
     schema: str
@@ -114,7 +111,7 @@ def sql(
     max_kept_fraction: float = MAX_KEPT_FRACTION,
     cubes: str = ON,
 ) -> duckdb.DuckDBPyRelation:
-    """Return the result of `con.sql(text, params=params)`, and read fewer files if possible.
+    """Return the same relation as `con.sql(text, params=params)`, which reads fewer files if possible.
 
     The relation reads the current state of its tables. It is valid for at least half of `lease_s` seconds, if the
     server grants such a long lease. A relation that depends on the current time is valid for at most a day. Python
@@ -158,9 +155,9 @@ def rewrite_query(
     max_kept_fraction: float = MAX_KEPT_FRACTION,
     cubes: str = ON,
 ) -> PlannedQuery:
-    """Return the text with the names of plan tables, and create the plan tables that do not exist yet.
+    """Rewrite a query so that it reads plan tables, and create the plan tables that do not exist yet.
 
-    The function does not run the query, and it never raises.
+    The function does not run the query, and never raises an exception.
     """
     try:
         return _Query(con, text, params, lease_s, max_kept_fraction, cubes).plan()
@@ -180,6 +177,8 @@ class _Misread(Exception):
 
 
 class _Query:
+    """The planning of one query."""
+
     def __init__(
         self, con: duckdb.DuckDBPyConnection, text: str, params: Any, lease_s: int, max_kept_fraction: float, cubes: str
     ) -> None:
@@ -265,8 +264,9 @@ class _Query:
     async def _plan_tables(
         self, tables: Mapping[int, _CatalogTable], catalogs: Mapping[str, AttachedCatalog], *, utc: bool
     ) -> PlannedQuery:
+        """Return the query that reads a cube or plan tables, planned within the time budget."""
         until_s = asyncio.get_running_loop().time() + BUDGET_S
-        # A relation runs later, and may run several times. If it uses the current time, it is planned for a day
+        # A relation is run later, possibly several times. If it uses the current time, it is planned for a day
         # (`relative_times.py`).
         lease_s = self._lease_s if find_today(self._statement.text) is None else min(self._lease_s, LEASE_S)
         async with AsyncExitStack() as stack, asyncio.timeout_at(until_s):
@@ -298,7 +298,7 @@ class _Query:
 
         The result is None if no table of the query has a cube.
         """
-        cubes = {number: find_cube_table(one, truncates_in_utc=utc) for number, one in known_tables.items()}
+        cubes = {number: find_cube_table(each, truncates_in_utc=utc) for number, each in known_tables.items()}
         if not any(cubes.values()):
             return None
         try:
@@ -345,12 +345,12 @@ class _Query:
     def _find_filter(
         self, tables: Mapping[int, _CatalogTable], known_tables: Mapping[int, KnownTable], *, utc: bool
     ) -> Expression | None:
-        """Return a condition that is true for all needed rows of the only table, or None if no condition is known."""
+        """Return a condition that is true for all needed rows of the query's only table, or None if none is known."""
         try:
             scans = self._find_scans(tables, known_tables, utc=utc)
         except UnsupportedStatement:
             return None
-        filters = [one.scan.filter for one in scans.values()]
+        filters = [planned.scan.filter for planned in scans.values()]
         return filters[0] if len(filters) == 1 else None
 
     def _find_filter_of(
@@ -375,10 +375,10 @@ class _Query:
         *,
         utc: bool,
     ) -> PlannedQuery:
-        """Return the query with plan tables.
+        """Return the query with plan tables in place of the tables.
 
         Raises:
-            UnsupportedStatement: The query reads the tables themselves.
+            UnsupportedStatement: The query has to read the tables themselves.
         """
         scans = self._find_scans(tables, tables_before, utc=utc)
         plans: dict[PlannedScan, TablePlanResponse] = {}
@@ -420,7 +420,8 @@ class _Query:
     def _find_scans(
         self, tables: Mapping[int, _CatalogTable], tables_of_catalogs: Mapping[int, KnownTable], *, utc: bool
     ) -> dict[int, PlannedScan]:
-        """Return the scans of the statement, as `_find_scans_of` does. Its tree is read once, because it changes.
+        """Return the scans of the statement.
+        The function can be called only once, because it changes the tree of the statement.
 
         Raises:
             UnsupportedStatement: The statement is not supported.
@@ -442,14 +443,14 @@ class _Query:
         *,
         utc: bool,
     ) -> dict[int, PlannedScan]:
-        """Return the scans of a statement, by their position in the analysis.
+        """Return the scans of a statement by their numbers in the analysis.
 
-        The names of the scanned tables are marks. Joins refer to a scan by its number.
+        In the scans, marks replace the names of tables (`mark_name`). Joins refer to a scan by its number.
 
         Raises:
             UnsupportedStatement: The statement is not supported.
         """
-        columns = {number: one.columns for number, one in tables_of_catalogs.items() if one.columns is not None}
+        columns = {number: table.columns for number, table in tables_of_catalogs.items() if table.columns is not None}
         marked = statement.to_marked_text(columns, utc=utc)
         marks = {mark_name(number): number for number in columns}
         today = find_today(statement.text)
@@ -471,6 +472,7 @@ class _Query:
         plans: Mapping[PlannedScan, TablePlanResponse],
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     ) -> PlannedQuery:
+        """Return the text in which the names of plan tables replace those of the tables."""
         marks = {mark_name(number): table for number, table in tables.items()}
         new = []
         for scan in scans.values():
@@ -490,12 +492,12 @@ class _Query:
 
 
 def _add_cube(planned: PlannedQuery, cube: CubeSummary | None) -> PlannedQuery:
-    """Return the query with the reason why no cube is used."""
+    """Add the reason why no cube is used to a query."""
     return planned if cube is None else replace(planned, summary=f"{planned.summary}; {cube.text}", cube=cube)
 
 
 async def _load_tables(tables: Mapping[int, _CatalogTable], servers: Mapping[str, Seamark]) -> dict[int, KnownTable]:
-    """Return the current state of the tables, by the number of the reference. Views are left out."""
+    """Return the current state of each table by the number of its reference. Views are left out."""
     names = sorted({(table.catalog.lower(), table.name) for table in tables.values()})
     answers = await asyncio.gather(*(servers[catalog].load_table(name) for catalog, name in names))
     tables_by_name = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
@@ -507,4 +509,4 @@ async def _load_tables(tables: Mapping[int, _CatalogTable], servers: Mapping[str
 
 
 def _index_by_mark(tables: Mapping[int, KnownTable]) -> dict[tuple[str | None, str | None, str], KnownTable]:
-    return {(None, None, mark_name(number)): one for number, one in tables.items()}
+    return {(None, None, mark_name(number)): table for number, table in tables.items()}

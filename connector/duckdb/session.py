@@ -23,6 +23,8 @@ EXTENSIONS = ("avro", "httpfs", "iceberg")
 
 @dataclass(frozen=True)
 class AttachedCatalog:
+    """The address of an attached catalog, and the token for it."""
+
     uri: str
     token: str | None = field(repr=False)
 
@@ -59,8 +61,8 @@ def attach(
 ) -> None:
     """Attach the catalog at `uri` (http://host:port) as `name`, so that `sql` can plan the queries of `con`.
 
-    Call the function separately for each cursor of a connection. It turns off DuckDB's cache of files
-    (`enable_external_file_cache`), with which DuckDB returns wrong rows of tables with deletion vectors.
+    The catalog must be attached separately for each cursor of a connection. The function turns off DuckDB's file cache
+    (`enable_external_file_cache`), because DuckDB would return wrong rows of tables with deletion vectors.
 
     Args:
         token: A bearer token.

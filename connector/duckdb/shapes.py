@@ -1,6 +1,6 @@
-"""Rewrites constructs of DuckDB that Trino writes differently: QUALIFY, lists, VALUES and integer division.
+"""Rewrites constructs that DuckDB's and Trino's SQL write differently: QUALIFY, lists, VALUES, integer division.
 
-Each function changes the tree of a statement to a tree that the analysis can read and that has the same rows.
+The rewritten statement returns the same rows, and the analysis of Trino's statements can read it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _QUERIES = (exp.Select, exp.SetOperation, exp.Subquery)
 
 
 def rewrite_blocks(tree: exp.Expr) -> None:
-    """Rewrite the parts whose meaning does not depend on the columns of tables."""
+    """Rewrite the constructs whose meaning does not depend on the columns of tables."""
     for node in list(tree.find_all(exp.Select, exp.Values, exp.Unnest)):
         if isinstance(node, exp.Select):
             if node.args.get("qualify") is not None:
@@ -32,11 +32,10 @@ def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
     node_types = {type(node) for node in nodes}
 
     def find_nodes(*types: type[exp.Expr]) -> list[exp.Expr]:
-        """Return the nodes of these types that are in the tree now.
-
-        A statement has few such nodes, and each walk through the tree takes milliseconds.
+        """Return a list of the nodes of these types in the tree. The tree may be changed while they are visited.
+        The tree is walked only if it may have such nodes, because a walk takes milliseconds.
         """
-        return list(tree.find_all(*types)) if any(issubclass(one, types) for one in node_types) else []
+        return list(tree.find_all(*types)) if any(issubclass(each, types) for each in node_types) else []
 
     for condition in [node for node in nodes if isinstance(node, exp.In)]:
         elements = read_listed_elements(condition.args.get("query"))
@@ -53,8 +52,8 @@ def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
         if isinstance(case, exp.Case) and case.this is not None:
             _convert_operand(case, kinds)
     for counted in find_nodes(exp.CountIf):
-        # In DuckDB, the result is null if there are no rows, and 0 if the condition is true for no row. So these rows
-        # must stay.
+        # In DuckDB, the result is null if there are no rows, and 0 if the condition is true for no row. Therefore these
+        # rows must stay.
         counted.set("this", hide([counted.this]))
     for division in find_nodes(exp.IntDiv):
         # Both divisions truncate. DuckDB's `/` divides doubles.
@@ -97,14 +96,15 @@ def read_listed_elements(query: exp.Expr | None) -> list[exp.Expr] | None:
 
 
 def list_results(node: exp.Case | exp.If) -> list[exp.Expr]:
+    """Return the expressions whose values CASE or IF can have."""
     branches = node.args["ifs"] if isinstance(node, exp.Case) else [node]
     otherwise = node.args.get("default" if isinstance(node, exp.Case) else "false")
     results = [branch.args["true"] for branch in branches]
-    return [one.unnest() for one in ([*results, otherwise] if otherwise is not None else results)]
+    return [result.unnest() for result in ([*results, otherwise] if otherwise is not None else results)]
 
 
 def is_counted_if_true(node: exp.Expr) -> bool:
-    """Return whether the condition is in a place where false and null have the same effect."""
+    """Return whether false and null have the same effect at the place of the condition."""
     parent = node.parent
     while isinstance(parent, exp.Paren | exp.And | exp.Or):
         parent = parent.parent
@@ -116,6 +116,7 @@ def is_whole(node: exp.Expr | None) -> bool:
 
 
 def hide(expressions: Sequence[exp.Expr]) -> exp.Anonymous:
+    """Return a function call that hides the expressions from the analysis."""
     return exp.Anonymous(this=HIDDEN, expressions=list(expressions))
 
 
@@ -132,8 +133,10 @@ def _to_in_condition(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
 
 
 def _are_constants_of(nodes: Sequence[exp.Expr], kind: str | None) -> bool:
-    """Return whether all nodes are constants of exactly this kind, and none of them is null."""
-    return kind is not None and find_literal_kind(nodes) == kind and not any(isinstance(one, exp.Null) for one in nodes)
+    """Return whether all nodes are constants of this kind, and none of them is null."""
+    return (
+        kind is not None and find_literal_kind(nodes) == kind and not any(isinstance(node, exp.Null) for node in nodes)
+    )
 
 
 def _move_windows(select: exp.Select) -> None:
@@ -171,7 +174,7 @@ def _name_columns(rows: exp.Expr) -> None:
         return
     alias = rows.args.get("alias") or exp.TableAlias(this=exp.to_identifier("seamark_rows"))
     columns = alias.columns
-    alias.set("columns", [*columns, *(exp.to_identifier(one, quoted=True) for one in names[len(columns) :])])
+    alias.set("columns", [*columns, *(exp.to_identifier(name, quoted=True) for name in names[len(columns) :])])
     rows.set("alias", alias)
 
 

@@ -1,8 +1,8 @@
 """Parses a DuckDB statement: finds the tables that it reads, and translates it for the analysis of Trino's statements.
 
-The analysis (`connector/analysis/`) reads Trino's SQL. In the translated statement, marks replace the tables. A
-condition is hidden if it has, or may have, another meaning in DuckDB. A hidden condition removes no file. Statements
-with clauses that Trino does not have are not supported.
+The analysis (`connector/analysis/`) reads Trino's SQL. In the translated statement, marks replace the names of tables.
+A condition is hidden from the analysis if its meaning in DuckDB may be different. A hidden condition prunes no files.
+Statements with clauses that Trino does not have are not supported.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _UNREAD = (exp.Pivot, exp.TableSample, exp.Lateral, exp.Columns, exp.Lambda, exp
 _JOINS = ("", "INNER", "CROSS", "OUTER")
 _JOIN_ARGS = {"this", "side", "kind", "on", "using"}
 _WITH_CONSTANTS = frozenset({"integer", "date", "timestamp", "timestamptz"})
-"""Kinds of columns that are compared by BETWEEN with a constant and with a column or a subquery."""
+"""The kinds of columns that BETWEEN compares with a constant on one side and a column or subquery on the other."""
 _ONE_KIND = _WITH_CONSTANTS | {"text", "double"}
-"""Kinds of columns that are compared by `<` with columns and subqueries. Decimals of one type are compared, too."""
+"""The kinds of columns that `<` compares with columns and subqueries, in addition to decimals of the same type."""
 _TIMES = "times"
-"""The kinds of dates and timestamps."""
+"""The kind of a comparison of dates with timestamps."""
 _ORDERED = (exp.LT, exp.LTE, exp.GT, exp.GTE)
 _COMPARED = (exp.EQ, exp.NEQ, *_ORDERED, exp.NullSafeEQ, exp.NullSafeNEQ)
 _TABLE_ARGS = {"this", "db", "catalog", "alias", "joins", "when"}
@@ -63,20 +63,20 @@ _AT = re.compile(r"\s*+(AT\s*+\(\s*+VERSION\s*+=>\s*+([0-9]{1,19})\s*+\))", re.I
 
 @dataclass(frozen=True)
 class NamedRelation:
-    """A name in FROM: its parts, and its characters [start, end) in the statement."""
+    """The name of a relation in FROM, at the characters [start, end) of the statement."""
 
     parts: tuple[str, ...]
     start: int
     end: int
     alias_needed: str | None
-    """An alias to add after the new name, so that DuckDB can still resolve columns with the old name as qualifier."""
+    """The alias to add after a new name, so that columns can still be qualified by the old name. None if not needed."""
     snapshot_id: int | None = None
     version_span: tuple[int, int] | None = None
     """The characters of `AT (VERSION => …)`, which follows the alias, or None."""
 
 
 class DuckDBStatement:
-    """A query that is parsed once.
+    """A parsed query.
 
     Raises:
         UnsupportedStatement: The statement is not supported.
@@ -93,7 +93,7 @@ class DuckDBStatement:
         _bind_parameters(text, self._tree, parameters)
         rewrite_blocks(self._tree)
         relations = list(self._tree.find_all(exp.CTE, exp.Table))
-        with_names = {one.alias.lower() for one in relations if isinstance(one, exp.CTE)}
+        with_names = {relation.alias.lower() for relation in relations if isinstance(relation, exp.CTE)}
         self._nodes = [
             node
             for node in relations
@@ -101,10 +101,13 @@ class DuckDBStatement:
             if len(node.parts) > 1 or not isinstance(node.this, exp.Identifier) or node.name.lower() not in with_names
         ]
         self.references = [self._read_reference(node) for node in self._nodes]
-        """The references in the order of `to_marked_text`. A relation without a name, such as a function, is None."""
+        """The relations by the numbers of `mark_name`. A relation without a name, such as a function, is None."""
 
     def parse_again(self) -> exp.Expr:
-        """Return the tree of the statement in DuckDB's dialect. Parameters are replaced by literals where possible."""
+        """Return a new tree of the statement in DuckDB's dialect.
+
+        Parameters are replaced by literals where possible.
+        """
         tree = _parse(self.text)
         _bind_parameters(self.text, tree, self.parameters)
         return tree
@@ -146,9 +149,9 @@ class DuckDBStatement:
             raise UnsupportedStatement("the statement has no counterpart in Trino's SQL") from error
 
     def _find_sure_qualifiers(self, tables: Mapping[int, Mapping[str, str]]) -> frozenset[str] | None:
-        """Return the qualifiers that only tables with known columns have.
+        """Return the qualifiers that only refer to tables with known columns.
 
-        Return None if the columns of all tables are known.
+        The result is None if the columns of all tables are known.
         """
         if len(tables) == len(self._nodes):
             return None
@@ -161,6 +164,7 @@ class DuckDBStatement:
         return frozenset(self._nodes[number].alias_or_name.lower() for number in tables) - unknown_qualifiers
 
     def _read_reference(self, node: exp.Table) -> NamedRelation | None:
+        """Return the name of a relation and its position in the text, or None if the relation has no name."""
         parts = node.parts
         arguments = {name for name, value in node.args.items() if value}
         if not all(isinstance(part, exp.Identifier) for part in parts) or not arguments <= _TABLE_ARGS:
@@ -190,6 +194,7 @@ class DuckDBStatement:
 
 
 def mark_name(number: int) -> str:
+    """Return the name that replaces the name of a table in the translated statement."""
     return f"seamark_{number}"
 
 
@@ -207,13 +212,13 @@ def _check(tree: exp.Expr) -> None:
     """Check that Trino's SQL has all constructs of the statement, with the same meaning.
 
     Raises:
-        UnsupportedStatement: Trino's SQL does not have a construct, or gives it another meaning.
+        UnsupportedStatement: Trino's SQL does not have a construct, or the construct has a different meaning there.
     """
     nodes = list(tree.walk())
-    names = {one.name for one in nodes if isinstance(one, exp.Identifier) and not one.name.isascii()}
+    names = {each.name for each in nodes if isinstance(each, exp.Identifier) and not each.name.isascii()}
     if len({name.lower() for name in names}) < len({_lower_ascii(name) for name in names}):
         raise UnsupportedStatement("the statement has names that differ in the case of a letter beyond ASCII")
-    relations = {one.name.lower() for one in nodes if isinstance(one, exp.Table | exp.TableAlias)}
+    relations = {each.name.lower() for each in nodes if isinstance(each, exp.Table | exp.TableAlias)}
     for node in nodes:
         match node:
             case exp.Select() if node.args.get("distinct") and node.args["distinct"].args.get("on"):
@@ -247,14 +252,14 @@ def _check(tree: exp.Expr) -> None:
 def _is_named(side: exp.Expr) -> bool:
     """Return whether the statement names all columns of one side of a set operation.
 
-    Columns that only a table names do not count.
+    `*` of a table does not name its columns.
     """
     if not isinstance(side, exp.Select):
         return True
-    if not any(isinstance(one, exp.Star) or one.is_star for one in side.expressions):
+    if not any(isinstance(expression, exp.Star) or expression.is_star for expression in side.expressions):
         return True
     columns = find_projections(side)
-    return bool(columns) and not any(one.is_star for one in columns)
+    return bool(columns) and not any(column.is_star for column in columns)
 
 
 def _is_field(column: exp.Column, relations: Collection[str]) -> bool:
@@ -274,8 +279,8 @@ def _read_version(when: exp.Expr) -> str | None:
 
 
 def _lower_ascii(name: str) -> str:
-    """Return the form of a name in which DuckDB compares names. In this form, É and é are different."""
-    return "".join(one.lower() if one.isascii() else one for one in name)
+    """Return a name in lower case as DuckDB compares names. É and é are different letters in DuckDB."""
+    return "".join(character.lower() if character.isascii() else character for character in name)
 
 
 def _is_plain_join(node: exp.Join) -> bool:
@@ -290,8 +295,8 @@ def _bind_parameters(text: str, tree: exp.Expr, parameters: Any) -> None:
     """
     if parameters is None or isinstance(parameters, str) or not isinstance(parameters, Mapping | Sequence):
         return
-    # The order of the nodes in a tree differs from the order of the text. A tree of the same text with numbers instead
-    # of the parameters `?` shows the place of each parameter.
+    # Nodes are not in the order of the text. Therefore the text is parsed again with numbers instead of `?`, to
+    # find the number of each parameter.
     numbered, places = _parse(_number_placeholders(text)), (exp.Placeholder, exp.Parameter)
     for node, numbered_node in zip(list(tree.find_all(*places)), list(numbered.find_all(*places)), strict=True):
         name = numbered_node.name
@@ -306,7 +311,7 @@ def _bind_parameters(text: str, tree: exp.Expr, parameters: Any) -> None:
 
 def _number_placeholders(text: str) -> str:
     marks = [token for token in _DUCKDB.tokenize(text) if token.token_type is TokenType.PLACEHOLDER]
-    return splice(text, (Replacement(one.start, one.end + 1, f"${n}") for n, one in enumerate(marks, 1)))
+    return splice(text, (Replacement(mark.start, mark.end + 1, f"${n}") for n, mark in enumerate(marks, 1)))
 
 
 def _to_literal(value: Any) -> exp.Expr | None:
@@ -337,13 +342,17 @@ def _convert_condition(node: exp.Expr, kinds: NameKinds, *, utc: bool) -> None:
 
 
 def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tuple[exp.Expr, exp.Expr]] | None:
-    """Return the replacements in a condition, or None if it may have another meaning in Trino."""
+    """Return the replacements in a condition, or None if its meaning in Trino may be different."""
 
     def replace_constants(kind: str | None, values: Sequence[exp.Expr]) -> list[tuple[exp.Expr, exp.Expr]] | None:
         if kind is None or (kind == "double" and not _is_false_for_nan(node)):
             return None
-        new = [(one, to_constant(one, kind, utc=utc)) for one in values]
-        return None if any(one is None for _, one in new) else [(old, one) for old, one in new if one is not None]
+        new = [(value, to_constant(value, kind, utc=utc)) for value in values]
+        return (
+            None
+            if any(constant is None for _, constant in new)
+            else [(old, constant) for old, constant in new if constant is not None]
+        )
 
     def replace_in_comparison(term: exp.Expr, values: Sequence[exp.Expr]) -> list[tuple[exp.Expr, exp.Expr]] | None:
         kind, defaults = _find_term_kind(term, kinds)
@@ -354,10 +363,10 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
             return [] if type(node.this) is exp.Column else None
         case exp.Between() if not node.args.get("symmetric"):
             bounds = [node.args["low"], node.args["high"]]
-            compared = [one for one in bounds if isinstance(one, exp.Column | exp.Subquery)]
+            compared = [bound for bound in bounds if isinstance(bound, exp.Column | exp.Subquery)]
             if compared:
                 kind = _find_ordered_kind([node.this, *compared], kinds)
-                constants = [one for one in bounds if not isinstance(one, exp.Column | exp.Subquery)]
+                constants = [bound for bound in bounds if not isinstance(bound, exp.Column | exp.Subquery)]
                 is_converted = bool(constants) and kind not in _WITH_CONSTANTS
                 if kind is None or is_converted:
                     return None
@@ -365,7 +374,7 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
             return replace_in_comparison(node.this, [node.args["low"], node.args["high"]])
         case exp.In() | exp.EQ() if isinstance(node.this, exp.Tuple):
             return [] if is_of_values(node, kinds) else None
-        case exp.EQ() if any(isinstance(one, exp.Subquery) for one in (node.this, node.expression)):
+        case exp.EQ() if any(isinstance(side, exp.Subquery) for side in (node.this, node.expression)):
             sides = [
                 _find_only_column(side) if isinstance(side, exp.Subquery) else side
                 for side in (node.this, node.expression)
@@ -379,7 +388,7 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
         case exp.In() if node.args.get("query") is not None:
             left_kind, right_kind = kinds.find_kind(node.this), kinds.find_kind(_find_only_column(node.args["query"]))
             return [] if left_kind not in (None, "double") and left_kind == right_kind else None
-        case exp.In() if any(isinstance(one, exp.Null) for one in node.expressions):
+        case exp.In() if any(isinstance(expression, exp.Null) for expression in node.expressions):
             # `IN [1, NULL]` has the same tree as `IN (1, NULL)`, but is false for rows for which the latter predicate
             # is null.
             return None
@@ -441,7 +450,7 @@ def _replace_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, e
 def _is_false_for_nan(node: exp.Expr) -> bool:
     """Return whether the comparison of a column with numbers is false in DuckDB if the column is NaN.
 
-    The comparison must also be used directly: it is not negated, and not inside another expression.
+    The result is also False if the comparison is negated or is inside another expression.
     """
     match node:
         case exp.EQ() | exp.In() | exp.Between():
@@ -456,7 +465,10 @@ def _is_false_for_nan(node: exp.Expr) -> bool:
 
 
 def _find_term_kind(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
-    """Return the kind of a column or of a function with the same values in Trino, and the constants in the function."""
+    """Return the kind of a column or function, and the constants in it.
+
+    Functions must have the same values in Trino.
+    """
     while isinstance(node, exp.Paren):
         node = node.this
     of_time = node is not None and kinds.find_kind(node.this) in ("date", "timestamp")
@@ -505,9 +517,9 @@ def _is_period(node: exp.Expr, column: exp.Expr, kinds: NameKinds) -> bool:
 
 def _find_result_kind(results: Sequence[exp.Expr], kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
     """Return the kind of the results of CASE, and the constants among the results."""
-    columns = [one for one in results if type(one) is exp.Column]
-    constants = [one for one in results if type(one) is not exp.Column]
-    kinds_of_results = {kinds.find_kind(one) for one in columns} or {find_literal_kind(constants)}
+    columns = [result for result in results if type(result) is exp.Column]
+    constants = [result for result in results if type(result) is not exp.Column]
+    kinds_of_results = {kinds.find_kind(column) for column in columns} or {find_literal_kind(constants)}
     kind = kinds_of_results.pop() if len(kinds_of_results) == 1 else None
     return (None if kind == "double" else kind), constants
 
@@ -522,11 +534,11 @@ def _find_only_column(query: exp.Expr) -> exp.Expr | None:
 
 
 def _is_condition(column: exp.Column) -> bool:
-    """Return whether the column itself is a condition. It may also be a result of a CASE that is a condition."""
+    """Return whether the column is a condition, or a result of a CASE that is a condition."""
     node: exp.Expr = column
     while True:
         parent = node.parent
-        if isinstance(parent, exp.If | exp.Join) and any(parent.args.get(one) is node for one in ("this", "on")):
+        if isinstance(parent, exp.If | exp.Join) and any(parent.args.get(name) is node for name in ("this", "on")):
             return True
         if isinstance(parent, exp.Case) and parent.this is node:
             return False

@@ -76,6 +76,8 @@ class Audit:
 
 @dataclass
 class _AuditedIndex:
+    """An index during its audit."""
+
     client: IndexClient
     table: Name
     index: Index

@@ -1,4 +1,4 @@
-"""Estimates whether a cube pays before it is defined, from one data file of the table."""
+"""Estimates from one data file whether a cube would be useful, before the cube is defined."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SAMPLED_ROWS_MAX = 20_000_000
 def estimate_problem(
     client: IndexClient, table: Name, columns: Sequence[str], measures: Sequence[str], parameters: Mapping[str, Any]
 ) -> str | None:
-    """Return why a cube would not pay or could not be built, or None if it would.
+    """Return the reason why a cube would not be useful or could not be built, or None.
 
     The largest of the first data files is read. If it cannot be read, or if the definition is invalid, the result is
-    None: the server checks the definition.
+    None, because the server checks the definition.
 
     Raises:
         ClientError: The server refuses a request or cannot be reached.

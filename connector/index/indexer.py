@@ -422,6 +422,8 @@ class Indexer:
 
 
 class _FilesNotIndexed(Exception):
+    """Raised if a build could not index some data files. `files` is their number."""
+
     def __init__(self, files: int, message: str) -> None:
         super().__init__(message)
         self.files = files

@@ -36,7 +36,9 @@ DIMENSION_BYTES_MAX = 256 << 20
 """The maximum number of bytes in memory of the keys and attributes of all dimension tables of a cube."""
 _TABLE_NUMBERS_MAX = 1_000_000
 _TABLE_NUMBERS_PER_KEY = 4
-"""The number of consecutive numbers, or of them for each key, up to which keys are found in a table of all numbers."""
+"""The maximum size of an array of all numbers from the first to the last key: absolute, and for each key.
+In a larger range of numbers, keys are found with a hash table.
+"""
 _VIA = re.compile(
     r"\s*(?P<table>\S+)\.(?P<attribute>[^\s.]+)\s+via\s+(?P<key>\S+)\s*=\s*(?P<partner>\S+)\s*", re.IGNORECASE
 )
@@ -202,7 +204,7 @@ def look_up(
             attributes[term] = pc.is_valid(places[joined])
         else:
             encoded = table[str(lookup.attribute_id)].combine_chunks().dictionary_encode()
-            # Fewer bytes for each row make groups cheaper.
+            # Groups are found faster by smaller codes.
             codes = encoded.indices.cast(_choose_code_type(len(encoded.dictionary)))
             chunks = [
                 pa.DictionaryArray.from_arrays(codes.take(chunk), encoded.dictionary) for chunk in places[joined].chunks
@@ -212,10 +214,9 @@ def look_up(
 
 
 def find_places(keys: pa.ChunkedArray, distinct: pa.Array) -> pa.ChunkedArray:
-    """Return the place of each key among distinct keys, or null for a key without a place.
-
-    Keys of a dimension table are mostly consecutive numbers, which a table of all numbers finds faster than a hash
-    table.
+    """Return the position of each key among distinct keys, or null for a key that is not among them.
+    Keys of a dimension table are mostly consecutive numbers. An array of all numbers finds them faster than a hash
+    table does.
 
     Args:
         keys: The keys of facts.

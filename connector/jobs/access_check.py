@@ -1,4 +1,4 @@
-"""Checks that this process can reach the server and the storage. Every job of the table services needs both."""
+"""Checks that this process can reach the server and the storage, which every job of the table services needs."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def check_access(
     """Send a request to the server, and write, read and delete an object in the storage.
 
     Args:
-        client: A client with the login of the job.
-        table: Not used. Every job has this parameter.
-        location: The folder in which the object is written. If empty, no object is written.
-        storage: The address of the store, as properties of a FileIO.
-        endpoint: The address of the objects gateway. Any response of the gateway is sufficient. If empty, no request is
-            sent to the gateway.
+        client: A client with the token of the job.
+        table: An unused parameter, which every job has.
+        location: The folder in which the object is written. If it is empty, no object is written.
+        storage: The address of the storage, as properties of a FileIO.
+        endpoint: The address of the objects gateway. Any response of the gateway is sufficient. If it is empty, no
+            request is sent to the gateway.
         reaches_server: Whether to send a request to the server.
 
     Returns:
-        An empty dict, which is the result of a job that has found nothing to do.
+        An empty dict, which is the result of a job without work.
 
     Raises:
         RuntimeError: The storage cannot be used. The message has the reason.
-        ClientError: The server cannot be reached, or refuses the login.
+        ClientError: The server cannot be reached, or refuses the token.
     """
     if reaches_server:
         client.ping()
@@ -62,10 +62,10 @@ def _check_object(storage: Storage, location: str) -> None:
     except OSError as error:
         raise RuntimeError(f"a worker process cannot write and read an object in {folder}: {error}") from None
     finally:
-        with suppress(OSError):  # Most jobs do not need the right to delete.
+        with suppress(OSError):  # Most jobs do not need the right to delete, so the deletion may fail.
             storage.delete(location)
     if content != _CONTENT:
-        raise RuntimeError(f"a worker process has read other bytes from an object in {folder} than it has written")
+        raise RuntimeError(f"a worker process has read bytes from an object in {folder} that it has not written")
 
 
 def _check_gateway(endpoint: str) -> None:
@@ -74,5 +74,5 @@ def _check_gateway(endpoint: str) -> None:
             pool.request("GET", endpoint)
         except urllib3.exceptions.HTTPError as error:
             raise RuntimeError(
-                f"a worker process does not reach the objects gateway at {endpoint}: {cause_text(error, endpoint)}"
+                f"a worker process cannot reach the objects gateway at {endpoint}: {cause_text(error, endpoint)}"
             ) from None

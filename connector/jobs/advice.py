@@ -28,10 +28,10 @@ def apply_proposal(client: IndexClient, table: Name, proposal: Mapping[str, Any]
         client: The client.
         table: The table.
         proposal: A proposal of `load_advice`.
-        wait_s: The maximum time to wait for another job that rewrites files of the table.
+        wait_s: The maximum time in seconds to wait while a different job rewrites files of the table.
 
     Raises:
-        InvalidRequest: The proposal has to be applied by hand, for example a new partition spec.
+        InvalidRequest: The proposal, for example a new partition spec, has to be applied by hand.
         Refused: The server refuses a change.
     """
     change = proposal["change"]
@@ -57,5 +57,5 @@ def apply_proposal(client: IndexClient, table: Name, proposal: Mapping[str, Any]
             client.drop_index(table, change["index-name"])
         case _:
             statements = "; ".join(proposal["commands"])
-            raise InvalidRequest(f"An engine makes the change {proposal['title']!r}; run there: {statements}")
+            raise InvalidRequest(f"The change {proposal['title']!r} must be made in an engine; run there: {statements}")
     return dict(record_applied_advice(client, table, proposal))

@@ -1,4 +1,4 @@
-"""Carries out the steps of the policy `auto`. The server decides each step, and sets the properties of the change."""
+"""Carries out the steps of the policy `auto`. The server chooses each step, and sets the properties of the table."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from seamark.formats.protocol.wire import RECHECK_AFTER
 from seamark.formats.services.services import AUTO_ADVICE
 
 _BUSY_S = 60.0
-"""The seconds after which a change is tried again if another job was rewriting the table."""
+"""The time in seconds after which a change is tried again if a different job was rewriting the table."""
 
 
 def take_next_step(client: IndexClient, table: Name, *, build_indexes: Callable[[], object]) -> dict[str, Any]:
-    """Ask the server for the next step of a table, and carry it out.
+    """Request the next step for a table from the server, and carry it out.
 
     Args:
         client: The client.
         table: The table.
-        build_indexes: Builds the indexes of the table.
+        build_indexes: A function that builds the indexes of the table.
 
     Returns:
         The totals of the step, and the seconds after which the next step may be due.
     """
     try:
         step = take_advice_step(client, table)
-    except Conflict:  # Another replica takes the step.
+    except Conflict:  # A different replica has taken the step.
         return {RECHECK_AFTER: _BUSY_S}
     if step["action"] != "apply":
         return {RECHECK_AFTER: step["recheck-after-s"]}
@@ -51,7 +51,7 @@ def take_next_step(client: IndexClient, table: Name, *, build_indexes: Callable[
         finish_advice_step(client, table, step, "busy")
         return {RECHECK_AFTER: _BUSY_S}
     except Exception as error:
-        # After any error, the server ends the trial now. Otherwise it waits an hour for the end of this job.
+        # The failure is reported, because otherwise the server waits an hour for the end of this job.
         seconds = time.monotonic() - started_s
         finish_advice_step(
             client, table, step, "failed", reason=str(error) or repr(error), size_bytes=size_bytes, seconds=seconds

@@ -1,7 +1,7 @@
 """Splits data files of earlier bucket counts: after a resize, it writes their rows to files of the current buckets.
 
 Invariant: the job adds, loses and changes no row (`write/replacements.py`). Each batch of files is a separate
-commit. So an interrupted split keeps the batches that it has committed, and writers never wait.
+commit, so an interrupted split keeps the batches that it has committed. Writers never wait.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from seamark.formats.iceberg.metadata.snapshot import MAIN
 SPLIT_BY = "split-by"
 """A key in the summary of the commits that split buckets."""
 BATCH_BYTES, BATCH_FILES = 512 << 20, 500
-"""The maximum size and number of the files that a commit replaces."""
+"""The maximum total size and number of the files that a commit replaces."""
 
 
 def split_buckets(
@@ -39,8 +39,8 @@ def split_buckets(
     Args:
         client: A client of the server.
         table: The table.
-        dry_run: Report the files that would be replaced, and commit nothing.
-        settled: Leave out files that writers will probably replace soon.
+        dry_run: Whether to report the files that would be replaced, and commit nothing.
+        settled: Whether to leave out files that writers will probably replace soon.
         branch: The branch whose files are split.
 
     Raises:
@@ -56,7 +56,7 @@ def split_buckets(
     recheck_after_s = 0.0
     if settled:
         due, recheck_after_s = settle(opened, due, lambda tasks: tasks, now_ms() - began_ms)
-    # The files are split partition by partition, so each commit writes to few of the new buckets.
+    # The files are split partition by partition, so that each commit writes to few of the new buckets.
     ordered = (task for members in group_by_partition(due) for task in members)
     batches = divide_tasks(ordered, BATCH_BYTES, BATCH_FILES)
     policy = CompactionPolicy.of(opened.metadata, read_effective_properties(client, table))

@@ -1,13 +1,13 @@
 """Clusters new rows along a curve through the table's clustering columns (incremental clustering).
 
-The files of one rewrite form a layer, in which each file covers a small range of the columns. New files and
-files with many deletes are loose: they belong to no layer. A rewrite takes all loose files of a partition.
-Then it takes layers, the smallest first, as long as a layer is at most as large as all files before it
-together. A row is therefore rewritten a logarithmic number of times, and a query opens files of a
-logarithmic number of layers. When the columns change, layers stay until they are merged.
+The files of one rewrite are a layer, in which each file covers a small range of the columns. New files
+and files with many deletes are loose: they belong to no layer. A rewrite selects all loose files of a partition. Then
+it selects layers, the smallest first, as long as a layer is at most as large as all files that are already selected. A
+row is therefore rewritten a logarithmic number of times, and a query opens files of a logarithmic number of layers. If
+the clustering columns change, existing layers stay until they are merged.
 
-Rows are sorted within bounded memory. A sample of the rows divides the keys into ranges. The rows of each
-range are written to a temporary file, and the ranges are sorted one after another.
+Rows are sorted within bounded memory. A sample of the rows divides the keys into ranges. The rows of each range are
+written to a temporary file, and the ranges are sorted one after the other.
 
 Invariant: the job adds, loses and changes no row (`write/replacements.py`).
 """
@@ -90,22 +90,22 @@ from seamark.formats.iceberg.metadata.clustering import (
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 
 BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
-"""The maximum size and number of files of small partitions whose layers are committed together."""
+"""The maximum total size and number of the files of small partitions whose layers are committed together."""
 RANGE_BYTES, RANGE_ROWS = 32 << 20, 1_000_000
-"""Approximate limits of the rows that are sorted in memory together: bytes of data files, and number of rows."""
+"""The approximate limits of the rows that are sorted in memory together: the bytes of data files, and the rows."""
 SPILL_BYTES = 32 << 30
-"""The maximum size of the temporary files of one layer. It is limited because small data files may have many rows."""
+"""The maximum size of the temporary files of one layer, because the rows of small data files may be large."""
 JOINED_ROWS = 20_000_000
-"""The maximum number of rows of a joined table. The whole table is in memory."""
+"""The maximum number of rows of a joined table, which is in memory as a whole."""
 SAMPLE_ROWS = 200_000
 _FILE_ROWS_MAX_FACTOR = 1.5
-"""The maximum number of rows of a file, as a multiple of the usual number.
+"""The maximum number of rows of a file, as a multiple of the target number.
 
-It applies if the sample has too few of the rows of the file.
+A file may have more rows than the target if the sample has too few of its rows.
 """
 _ROWS_PER_BATCH = 65_536
 _SEALED_BYTES = 1 << 20
-"""The size of a block of a temporary file before its encryption."""
+"""The maximum size in bytes of a block of an encrypted temporary file, before its encryption."""
 _ORIGIN, _KEY = "_seamark_origin", "_seamark_key"
 
 Keys = npt.NDArray[np.bytes_]
@@ -122,14 +122,14 @@ def cluster_incrementally(
     branch: str = MAIN,
     runner: BatchRunner = run_here,
 ) -> RewriteReport:
-    """Cluster the files that are not clustered yet, by the policy in the table's properties.
+    """Cluster the files that are not yet clustered, by the policy in the table's properties.
 
     Args:
-        full: Whether to cluster also layers of another layout.
-        dry_run: Report the files that would be replaced, and commit nothing. The size of the new files is then an
-            estimate.
-        settled: Leave out files that writers will probably replace soon.
-        runner: Runs the rewrites, in this process or elsewhere.
+        full: Whether to also cluster layers that have a different layout.
+        dry_run: Whether to report the files that would be replaced, and commit nothing. The size of the new files is
+            then an estimate.
+        settled: Whether to leave out files that writers will probably replace soon.
+        runner: A function that runs the rewrites, in this process or elsewhere.
 
     Raises:
         InvalidRequest: The table has no clustering columns, or has format version 1.
@@ -199,7 +199,7 @@ def _build_new_layers(
 
 
 def _form_layers(loose: Sequence[ScanTask], layers: list[Layer]) -> Iterator[Layer]:
-    """Yield the layers of a rewrite, each with the loose files and the files of small layers.
+    """Yield the files of each new layer: the loose files with small layers, or layers that are merged.
 
     Args:
         loose: The files that belong to no layer.
@@ -229,6 +229,7 @@ def _rewrite(
     attributes: Attributes,
     policy: CompactionPolicy,
 ) -> RewrittenFiles:
+    """Write the rows of the layers into clustered files, and return these files without committing them."""
     target, origins, keys = (
         create_target(opened.metadata, opened.storage, opened.name),
         OriginLog(),
@@ -258,7 +259,7 @@ def _rewrite(
                 check = require_unchanged_scheme(scheme, target, keys)
                 works.append(_LayerWork(opened, read_plan, members, layout, attributes, policy, first, keys, check))
                 first += sum(task.records for task in members)
-            # The bounds of all layers are as long as the first layer needs, because the strings of all partitions are
+            # The first layer determines the length of bounds in all layers, because the strings of all partitions are
             # assumed to be similar.
             properties = derive_layer_properties(target.properties, works[0].sample[1], attributes.columns)
             into = replace(target, properties=properties)
@@ -274,10 +275,11 @@ def _rewrite(
 
 @dataclass
 class _LayerWork:
-    """Writes the rows of one layer. The files of a layer have the same encryption.
+    """Writes the rows of one layer, whose files have the same encryption.
 
     Attributes:
-        first: The number of the layer's first row among the rows of the rewrite.
+        tasks: The old files.
+        first: The index of the layer's first row among the rows of the rewrite.
     """
 
     opened: OpenTable
@@ -289,7 +291,7 @@ class _LayerWork:
     first: int
     keys: ParquetKeys | None
     check: SourceCheck | None
-    """A check that a file still has the encryption that it had when the layer was divided."""
+    """A function that checks that a file still has the encryption by which the layer was chosen, or None."""
 
     def run(self, writer: TableWriter) -> int:
         """Write the rows, and return their number."""
@@ -302,7 +304,7 @@ class _LayerWork:
         sampled = to_sortable_keys(clustering.compute_keys(sample))
         bounds = choose_range_bounds(sampled, ranges)
         files = max(1, -(-size_bytes // self.policy.target_bytes))
-        # Rows of an older partition spec go to several partitions. Each of these partitions gets its own files.
+        # Rows of an older partition spec may belong to several partitions, and each partition gets its own files.
         cut = _FileDivider(writer, choose_cell_bounds(sampled, files), math.ceil(_FILE_ROWS_MAX_FACTOR * rows / files))
         with TemporaryDirectory(prefix="seamark-clustering-") as folder:
             with _Spill(Path(folder), ranges, sealed=self.keys is not None) as spill:
@@ -317,7 +319,7 @@ class _LayerWork:
 
     @cached_property
     def sample(self) -> tuple[int, pa.Table]:
-        """The number of rows, and a sample of the rows with their clustering columns."""
+        """The number of rows, and a sample of the rows with the clustering columns."""
         share = SAMPLE_ROWS / max(1, sum(task.records for task in self.tasks))
         narrow = plan_read(self.opened, self.attributes.columns, TRUE)
         draw, rows, samples = np.random.default_rng(1), 0, []
@@ -343,8 +345,8 @@ class _LayerWork:
 class _FileDivider:
     """Divides rows into files.
 
-    A file ends before the first row whose key reaches the next bound, or after `rows_max` rows. The caller passes the
-    rows in the order of their keys.
+    A file ends before the first row whose key is at least the next bound, or after `rows_max` rows. The caller passes
+    the rows in the order of their keys.
     """
 
     writer: TableWriter
@@ -371,8 +373,7 @@ class _Spill:
     """Temporary files of rows, with one file for each range of keys. The rows of a single range stay in memory.
 
     Attributes:
-        sealed: Whether the files are encrypted with keys in memory. Rows of encrypted data files must not be on disk
-            without encryption.
+        sealed: Whether the files are encrypted with a key in memory, because the rows come from encrypted data files.
     """
 
     def __init__(self, folder: Path, ranges: int, *, sealed: bool) -> None:
@@ -381,7 +382,7 @@ class _Spill:
         self._kept: list[pa.RecordBatch] = []
         self._streams: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
         self._distinct: defaultdict[int, set[bytes]] = defaultdict(set)
-        """Up to two distinct keys of each range."""
+        """At most two distinct keys of each range, to recognise a range with a single key."""
         self._sinks: list[pa.NativeFile | _EncryptedFile] = []
         self._opened = ExitStack()
 
@@ -398,7 +399,7 @@ class _Spill:
             batch: The rows.
             origins: The origin of each row.
             keys: The key of each row.
-            numbers: The number of the range of each row.
+            numbers: The index of the range of each row.
 
         Raises:
             InvalidRequest: The files become too large.
@@ -439,9 +440,9 @@ class _Spill:
         return io.BufferedReader(_EncryptedFile(path, "rb", self._keys[number]), _SEALED_BYTES)
 
     def read_ranges(self) -> Iterator[tuple[pa.RecordBatch, Longs, Keys]]:
-        """Yield the rows of each range with their origins and keys. The ranges are in ascending order.
+        """Yield the rows of each range, in ascending order of ranges, with their origins and keys.
 
-        Many rows with the same key are yielded in several batches.
+        If all rows of a range have the same key, they are yielded in several batches.
         """
         if self._kept:
             yield _join_batches(self._kept)
@@ -459,7 +460,7 @@ class _Spill:
 class _EncryptedFile(io.RawIOBase):
     """A file of encrypted blocks. The length of each block is stored before the block.
 
-    The file has its own key, and the nonce of a block is the number of the block.
+    Each file has its own key. The nonce of a block is the index of the block.
     """
 
     def __init__(self, path: Path, mode: str, cipher: AESGCM) -> None:
@@ -476,7 +477,7 @@ class _EncryptedFile(io.RawIOBase):
         return self._size_bytes
 
     def write(self, data: Any) -> int:
-        data = data[:_SEALED_BYTES]  # The writer calls this function again with the rest of a long column.
+        data = data[:_SEALED_BYTES]  # The writer calls this function again with the remaining bytes.
         block = self._cipher.encrypt(self._make_nonce(), bytes(data), None)
         self._size_bytes += self._file.write(len(block).to_bytes(4, "little") + block)
         return len(data)

@@ -24,19 +24,18 @@ def expire_columns(
 ) -> RewriteReport:
     """Remove the columns that have expired by now.
 
-    If only some rows of a partition have expired, the partition stays until all of its rows have expired.
+    A partition with expired rows does not change until all of its rows have expired.
 
     Args:
         client: A client of the server.
         table: The table.
-        dry_run: Report the files that would be rewritten and an estimate of the size of the new files, and commit
-            nothing.
-        now_ms: The time at which columns are checked for expiration, in milliseconds since the epoch. None means the
+        dry_run: Whether to report the files that would be rewritten and an estimate of the size of the new files, and
+            commit nothing.
+        now_ms: The time at which the ages of columns are compared, in milliseconds since the epoch. None means the
             time of the clock.
 
     Raises:
-        InvalidRequest: The table has no policy or an invalid policy, or a column cannot be dropped from files
-            (`drop_columns`).
+        InvalidRequest: The table has no policy or an invalid policy, or a column cannot be dropped (`drop_columns`).
         Unreadable: A file cannot be read.
     """
     opened = open_table(client, table, At(ref=MAIN))

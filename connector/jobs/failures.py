@@ -9,7 +9,7 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.runtime.errors import SeamarkError
 
 FAILURES = (ClientError, SeamarkError, Unreadable, OSError)
-"""The errors that a job expects. Their messages describe the failure."""
+"""The errors that a job expects. Their messages describe the failure completely."""
 _ERRORS_WITHOUT_VALUES = (*FAILURES, Unwritable, RuntimeError)
 """The errors whose messages quote no values of rows."""
 
@@ -17,8 +17,8 @@ _ERRORS_WITHOUT_VALUES = (*FAILURES, Unwritable, RuntimeError)
 def format_error_line(error: Exception, max_characters: int, *, with_class: bool) -> str:
     """Return the error as one line of at most `max_characters` characters.
 
-    A process with keys of encrypted files leaves out the messages of library errors. These messages may quote values of
-    rows, and all readers of the table can see the line.
+    A process with keys of encrypted files leaves out the messages of errors from libraries, because they may quote
+    values of rows, and all readers of the table can see the line.
 
     Args:
         with_class: Whether the line begins with the name of the error's class.

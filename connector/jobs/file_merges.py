@@ -1,7 +1,7 @@
-"""Merges data files and removes columns from them on request: `MERGE FILES` and `DROP COLUMNS`.
+"""Implements `MERGE FILES` and `DROP COLUMNS`: merges data files, and removes columns from data files.
 
 Both rewrite the partitions that a condition selects, and copy row groups if possible (`write/copies.py`). A merge
-changes no row. A drop removes columns from the files. Readers then see null in these partitions, and the table's schema
+changes no row. A drop removes columns from the files, so readers see null in these partitions, but the table's schema
 does not change. A drop changes rows, so its commits have the operation `overwrite`.
 """
 
@@ -48,7 +48,7 @@ from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.iceberg.types.schema import Column, Field, Schema, StructType
 
 GOOD_SIZE_FRACTION = 0.75
-"""The fraction of the target size above which a file without deleted rows is not rewritten."""
+"""The minimum size of a file without deleted rows that is not rewritten, as a fraction of the target size."""
 
 
 def merge_files(
@@ -64,13 +64,13 @@ def merge_files(
 ) -> RewriteReport:
     """Merge the files of each selected partition into files of the target size, and apply their deletes.
 
-    A partition with a single file stays unchanged. A file of about the target size also stays unchanged.
+    Partitions with a single file and files of about the target size do not change.
 
     Args:
-        where: Selects the partitions, or None for all partitions.
-        target_bytes: The target size. The default is the target size of the table.
-        utc: Whether times without a zone in `where` are UTC. If not, a condition on a time is refused.
-        runner: Runs the rewrites, in this process or elsewhere.
+        where: The condition that selects the partitions, or None for all partitions.
+        target_bytes: The target size. The default is the target size in the table's properties.
+        utc: Whether times without a zone in `where` are in UTC. If not, a condition on a time is refused.
+        runner: A function that runs the rewrites, in this process or elsewhere.
 
     Raises:
         InvalidRequest: The condition does not select whole partitions, or the table has format version 1.
@@ -115,19 +115,21 @@ def drop_columns(
 ) -> RewriteReport:
     """Remove these columns from the files of the selected partitions, and merge small files.
 
-    The schema does not change, and readers see null. Files without the columns stay, so a repeat does nothing.
+    The schema does not change, and readers see null in the columns. Files without the columns do not change, so a
+    repeat does nothing.
 
     Args:
-        where: Selects the partitions, or None for all partitions.
-        dry_run: Report the files that would be replaced, and commit nothing. The reported size of the new files is the
-            size of the old files without the columns.
-        utc, runner: See `merge_files`.
-        whole_partitions: Whether partitions that `where` selects only in part are left out. If not, such a condition is
-            refused.
+        where: The condition that selects the partitions, or None for all partitions.
+        dry_run: Whether to report the files that would be replaced, and commit nothing. The reported size of the new
+            files is the size of the old files without the columns.
+        utc: See `merge_files`.
+        whole_partitions: Whether to leave out partitions that `where` selects only in part. If False, these partitions
+            cause an error.
+        runner: See `merge_files`.
 
     Raises:
-        InvalidRequest: A column cannot be null or is required by the table's layout. Or the condition does not select
-            whole partitions, or files are encrypted or not Parquet, or the table has format version 1.
+        InvalidRequest: A column cannot be null or is needed by the table's layout, the condition does not select whole
+            partitions, files are encrypted or not Parquet, or the table has format version 1.
     """
     opened, target = _open(client, table, branch)
     ids = [_find_droppable(opened, name) for name in columns]
@@ -138,7 +140,7 @@ def drop_columns(
     policy = CopyPolicy.of(target.properties) if target.ordering is None else sorted_policy
     keys = read_table_keys(opened.name)
     select = partial(_select_tasks, opened, where=where, utc=utc, whole_partitions=whole_partitions)
-    if whole_partitions:  # Most runs of a policy find no files to rewrite.
+    if whole_partitions:  # Most runs of the column TTL policy find no files to rewrite.
         bound = bind_filter(where, opened)
         candidates = select(plan(client, opened, bound, stats=dropped.names))
         if not any(dropped.measure_columns(opened, task, keys) for task in candidates):
@@ -169,10 +171,13 @@ def drop_columns(
 
 @dataclass(frozen=True)
 class _PartitionRewrite:
-    """A rewrite of partitions: the tables to read and to write, and the rules.
+    """A rewrite of partitions for a merge or a drop.
 
     Attributes:
-        read: The table with the schema of the new files. `target` has the same schema.
+        opened: The table.
+        read: The table with the schema of the new files.
+        target: A target with the schema of the new files.
+        policy: The rules by which row groups are copied, or None to encode all rows.
     """
 
     opened: OpenTable
@@ -180,24 +185,24 @@ class _PartitionRewrite:
     target: WriteTarget
     policy: CopyPolicy | None
     null_leaves: frozenset[int] = frozenset()
-    """The leaf columns that the new files do not have."""
+    """The ids of the leaf columns that the new files do not have."""
 
     def list_batches(self, partitions: Iterable[Sequence[ScanTask]]) -> Batches:
-        """Return the files of each commit, with the function that rewrites them."""
+        """Return the files of each commit, with a function that rewrites them."""
         for batch in divide_tasks(chain.from_iterable(partitions), BATCH_BYTES, BATCH_FILES):
             yield batch, partial(self._rewrite, batch)
 
     def _rewrite(self, batch: Sequence[ScanTask]) -> RewrittenFiles:
         new = rewrite_rows(self.read, self.target, batch, self.policy)
         files = tuple(_with_nulls(file, self.null_leaves) for file in new.written.files)
-        # Deletes of other commits are read and written with the table's current schema.
+        # The commit reads and writes deletes of concurrent commits with the table's current schema.
         return replace(new, opened=self.opened, written=replace(new.written, files=files))
 
 
 def _with_nulls(file: dict[str, Any], leaves: frozenset[int]) -> dict[str, Any]:
-    """Return the file with counts which state that these columns are null in all rows.
+    """Return the ContentFile with counts that mark these columns as null in all rows.
 
-    Plans then leave out the file for conditions on these columns, and the next drop does not have to open the file.
+    Plans can then prune the file by conditions on these columns, and the next drop does not need to open the file.
     """
     rows, changed = file["record-count"], dict(file)
     for name in ("value-counts", "null-value-counts"):
@@ -212,8 +217,8 @@ class _DroppedColumns(NamedTuple):
 
     Attributes:
         ids: The ids of the columns and of all fields in them.
-        leaves: The dropped leaf columns that have counts: leaf columns that are not in lists or maps.
-        names: The names of `leaves`. Empty if other leaf columns are dropped, too.
+        leaves: The ids of the dropped leaf columns with counts in manifests, which are not inside lists or maps.
+        names: The names of `leaves`, or no names if leaf columns without counts are also dropped.
         remaining_schema: The schema without the columns.
     """
 
@@ -227,7 +232,7 @@ class _DroppedColumns(NamedTuple):
         """Return the dropped columns with these ids.
 
         Raises:
-            InvalidRequest: A struct or the table would have no column left.
+            InvalidRequest: The columns are all columns of the table or of a struct.
         """
         remaining = _drop_columns(schema, ids)
         structs_left = [field.type for field in _list_fields(remaining.fields) if isinstance(field.type, StructType)]
@@ -244,7 +249,7 @@ class _DroppedColumns(NamedTuple):
         return _DroppedColumns(frozenset({*ids, *(leaf.id for leaf in dropped_leaves)}), counted, names, remaining)
 
     def measure_columns(self, opened: OpenTable, task: ScanTask, keys: ParquetKeys | None) -> int:
-        """Return the size of the columns in a file.
+        """Return the size of the columns in a file, in bytes.
 
         The size is 0 if the file does not have the columns, or if they are null in all rows. A file without field ids
         is assumed to have the columns.
@@ -281,7 +286,7 @@ def _select_tasks(
     """Yield the files of the partitions that the condition selects.
 
     Args:
-        whole_partitions: Whether a partition that the condition selects only in part is left out.
+        whole_partitions: Whether to leave out a partition that the condition selects only in part.
 
     Raises:
         InvalidRequest: The condition selects a part of a partition, and `whole_partitions` is False.
@@ -309,7 +314,7 @@ def _select_tasks(
 
 
 def _check_rewritable(tasks: Sequence[ScanTask]) -> None:
-    """Check that all files can be rewritten. In other files, readers would still see the values.
+    """Check that all files can be rewritten, because readers would still see the values in the remaining files.
 
     Raises:
         InvalidRequest: A file cannot be rewritten.
@@ -323,7 +328,7 @@ def _check_rewritable(tasks: Sequence[ScanTask]) -> None:
 
 
 def _find_droppable(opened: OpenTable, name: str) -> int:
-    """Return the id of a column. All values of the column must be allowed to be null.
+    """Return the id of a column, after a check that all its values may be null.
 
     Raises:
         InvalidRequest: The table has no column with this name, or its values cannot be dropped.
@@ -347,10 +352,10 @@ def _find_droppable(opened: OpenTable, name: str) -> int:
 
 
 def _find_column(schema: Schema, name: str) -> Column | None:
-    """Return the column with this name, or the only column whose name differs from it only in case.
+    """Return the column with this name, or the only column with this name if case is ignored, or None.
 
     Raises:
-        InvalidRequest: Several names differ from it only in case.
+        InvalidRequest: Several columns have this name if case is ignored.
     """
     if (column := schema.find_column_by_name(name)) is not None:
         return column
@@ -363,7 +368,7 @@ def _find_column(schema: Schema, name: str) -> Column | None:
 
 
 def _list_fields(fields: Iterable[Field]) -> Iterator[Field]:
-    """Yield the fields, and the fields of structs in them."""
+    """Yield the fields and, recursively, the fields of their structs."""
     for field in fields:
         yield field
         if isinstance(field.type, StructType):
@@ -375,7 +380,7 @@ def _list_names(schema: Schema) -> list[str]:
 
 
 def _find_path(fields: Sequence[Field], column_id: int) -> list[Field] | None:
-    """Return the fields on the path through structs to a column, or None."""
+    """Return the fields on the path through structs to a column, or None if there is no such path."""
     for field in fields:
         if field.id == column_id:
             return [field]
@@ -385,7 +390,7 @@ def _find_path(fields: Sequence[Field], column_id: int) -> list[Field] | None:
 
 
 def _drop_columns(schema: Schema, ids: frozenset[int]) -> Schema:
-    """Return the schema without these columns, with the same id."""
+    """Return a schema without these columns that has the same id."""
     return Schema(_drop_fields(schema.fields, ids), schema.schema_id, schema.identifier_field_ids)
 
 

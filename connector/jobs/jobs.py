@@ -1,8 +1,7 @@
-"""Defines the job of each table service. A job reads and commits as any other client does.
+"""Defines the jobs of the table services. A job reads and commits like any client.
 
 A job is registered with the declaration of its service (`formats/services/services.py`). It receives a client and a
-table, and returns its totals. The totals are empty if there was nothing to do. A job that raises an error is repeated
-later.
+table, and returns its totals, which are empty if there was nothing to do. A job that raises an error is repeated later.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ Table = tuple[str, ...]
 RunJob = Callable[..., dict[str, Any]]
 AUDIT_S_MAX = 600.0
 RETRY_BUSY_TABLE_S = 5.0
-"""The seconds after which a job runs again if another job was rewriting the table."""
+"""The time in seconds after which a job runs again if a different job was rewriting the table."""
 
 JOBS: dict[str, RunJob] = {ACCESS_CHECK: check_access}
-"""The jobs by the name of their service. The check of access is a job without a service."""
+"""The jobs by the name of their service. The access check is a job without a service."""
 
 
 def table_job(service: TableService) -> Callable[[RunJob], RunJob]:
@@ -65,9 +64,9 @@ def table_job(service: TableService) -> Callable[[RunJob], RunJob]:
 def rewriting_job(service: TableService) -> Callable[[Callable[..., RewriteReport]], RunJob]:
     """Register the decorated function as the job of a service that rewrites data files.
 
-    The registered job holds the rewrite lease of the table. If another job holds the lease for longer than the argument
-    `wait_s`, the job does nothing and is soon due again. If some files cannot be read, the job rewrites the other files
-    and then raises RuntimeError.
+    The registered job takes the rewrite lease of the table. If a different job still has the lease after `wait_s`
+    seconds, the job does nothing and runs again soon. If some files cannot be read, the job rewrites the remaining
+    files and then raises RuntimeError.
     """
     assert service.rewrites_files, f"{service.name} rewrites no data files; use table_job"
 
@@ -96,7 +95,7 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
     """Build, merge and audit the indexes of a table.
 
     Raises:
-        RuntimeError: A part of the work failed, or data files were left out. All other work was done.
+        RuntimeError: A part of the work failed, or data files were left out. The remaining work was done.
     """
     audit = AuditLimits(size_bytes=1 << 62, seconds=AUDIT_S_MAX)
     indexer = Indexer(client, lambda: nullcontext(InProcessWorkers()), audit=audit)
@@ -105,8 +104,8 @@ def run_indexing(client: IndexClient, table: Table) -> dict[str, Any]:
         raise RuntimeError(f"{round_.failed} of the table's index jobs failed; the log of the worker has the reasons")
     if round_.files_not_indexed:
         raise RuntimeError(f"{round_.reason}. Queries read these files unless their column statistics exclude them")
-    if round_.left:  # The other builder may have been killed, so the job must run again.
-        raise RuntimeError(f"{round_.left} of the table's index jobs wait for another builder of the same index")
+    if round_.left:  # The builder that has them may have been killed, so the job must run again.
+        raise RuntimeError(f"{round_.left} of the table's index jobs wait for a different builder of an index")
     if not (round_.builds or round_.merges or round_.verified):
         return {}
     return {name: count for name, count in dataclasses.asdict(round_).items() if count}
@@ -131,7 +130,7 @@ def run_clustering(
     """Cluster the new rows of a table by its policy.
 
     Args:
-        full: Whether to cluster also files that were clustered by other columns.
+        full: Whether to also cluster files that were clustered by different columns.
     """
     return cluster_incrementally(client, table, full=full, settled=not full, runner=runner)
 

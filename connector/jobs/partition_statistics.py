@@ -1,7 +1,7 @@
 """Writes a partition statistics file: a Parquet file with totals of each partition of a snapshot.
 
-The Iceberg spec defines the format ("Partition Statistics File"). The totals come from the server's list of partitions.
-No data file is read.
+The Iceberg spec defines the format ("Partition Statistics File"). The totals come from the server's list of partitions,
+so no data file is read.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _COLUMNS: tuple[tuple[int, str, pa.DataType, str | None], ...] = (
 )
 """The field id, name and type of each column of the file, and its name in the server's list of partitions.
 
-The last is None for a value that is unknown without reading the deletes. Fields up to `data_file_size` are required. In
-version 3, the fields up to id 9 are required, too.
+The name in the list is None if the value is unknown without reading the deletes. The fields up to id 5
+(`data_file_size`) are required, and in format version 3 the fields up to id 9.
 """
 _REQUIRED, _REQUIRED_V3 = 5, 9
 _DV_COUNT = (13, "dv_count")
@@ -50,7 +50,7 @@ _DECIMAL_BYTES = 16
 
 
 def is_partitioned(metadata: TableMetadata) -> bool:
-    """Return whether a partition spec has a field with a typed value. Other tables have no partition statistics."""
+    """Return whether a partition spec has a field with a typed value, as partition statistics require."""
     return bool(_unify_fields(metadata))
 
 
@@ -95,11 +95,10 @@ def write_partition_statistics(
 
 
 def _make_partition_array(kind: str, values: Sequence[Value | None]) -> pa.Array:
-    """Return the values as an array. Decimals may have one digit more than their type.
+    """Return the values like `build_arrow_array`, except that decimals may have one digit more than their type.
 
-    Truncation adds a digit: the truncated value of -999.99 for a width of 10 is -1000.00. Manifests and Parquet can
-    store such a decimal, because both store the unscaled number in whole bytes. For other values, the function returns
-    the result of `build_arrow_array`.
+    Truncation may add a digit: -999.99 truncated to a multiple of 10.00 is -1000.00. Manifests and Parquet can store
+    this decimal, because both store the unscaled number in whole bytes.
     """
     if get_base_name(kind) != "decimal":
         return build_arrow_array(kind, values)
@@ -146,5 +145,5 @@ def _count_vectors(client: SeamarkClient, opened: OpenTable, snapshot_id: int) -
 
 
 def _sort_key(value: Any) -> tuple[bool, Any]:
-    """Return the sort key of a value. Null sorts first."""
+    """Return a sort key of a value by which null is first."""
     return (value is not None, 0 if value is None else value)

@@ -20,9 +20,13 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 
 @dataclass(frozen=True)
 class RolledBack:
-    """The result of a rollback: the undone snapshot (`undone_id`), and the numbers of restored and removed files.
+    """The result of a rollback.
 
-    A rollback of a rewrite of manifests restores and removes no files.
+    Attributes:
+        undone_id: The id of the undone snapshot.
+        snapshot_id: The id of the new snapshot.
+        files_restored: The number of restored files, which is 0 after the rollback of a rewrite of manifests.
+        files_removed: The number of removed files, which is 0 after the rollback of a rewrite of manifests.
     """
 
     undone_id: int
@@ -32,12 +36,12 @@ class RolledBack:
 
 
 def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None, *, branch: str = MAIN) -> RolledBack:
-    """Restore the files that the commit of a job replaced, and keep the later commits of writers.
+    """Restore the files that the commit of a job has replaced, and keep later commits of writers.
 
     Args:
         client: A client of the server.
         table: The table.
-        snapshot_id: The snapshot of the job. None means the snapshot of the newest job that is not undone.
+        snapshot_id: The snapshot of the job. None means the newest snapshot of a job that has not been undone.
         branch: The branch of the snapshot.
 
     Raises:
@@ -59,6 +63,11 @@ def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None,
 
 
 def _find_newest_id(client: SeamarkClient, table: Name, branch: str) -> int:
+    """Return the newest snapshot of a rewriting job that is not undone.
+
+    Raises:
+        InvalidRequest: The branch has no such snapshot.
+    """
     metadata = decode_table(client.load_table(table, history=True).metadata, str(table))
     ref = metadata.refs.get(branch)
     snapshot = metadata.current_snapshot if ref is None else metadata.snapshot(ref.snapshot_id)

@@ -1,6 +1,6 @@
-"""Requests the jobs that the server runs itself: expiring snapshots, removing orphan files, and rewriting manifests.
+"""Requests the jobs that run in the server: expiring snapshots, removing orphan files, and rewriting manifests.
 
-The server runs these jobs because it writes all manifests and manifest lists, has the right to delete files, and knows
+They run in the server because it writes all manifests and manifest lists, has the right to delete files, and knows
 which tables need the files.
 """
 
@@ -18,7 +18,7 @@ _MANIFESTS_TIMEOUT_S = 1800.0
 
 @dataclass
 class ExpirationTotals:
-    """The totals of all requests of an expiration.
+    """The totals of all requests of an expiration of snapshots.
 
     Attributes:
         size_bytes: The size of the data files, delete files and manifests that were deleted.
@@ -44,7 +44,7 @@ def expire(
     """Remove all expired snapshots.
 
     Args:
-        dry_run: Report the files that the first request would delete, and delete nothing.
+        dry_run: Whether to report the files that the first request would delete, and delete nothing.
 
     Raises:
         InvalidRequest: A property or an argument is invalid.
@@ -74,8 +74,8 @@ class OrphanTotals:
         listed: The number of files in the folders.
         locations: The locations of the first removed files.
         uploads: The number of unfinished multipart uploads that were aborted.
-        files_unconfirmed: The number of files that are old by the clock only. They stay until the catalog has seen
-            enough time pass.
+        files_unconfirmed: The number of files that are old according to the clock, but not according to the time that
+            the catalog has seen pass. They are not removed yet.
     """
 
     files: int = 0
@@ -91,14 +91,13 @@ class OrphanTotals:
 def remove_orphan_files(
     client: SeamarkClient, table: Name, *, older_than_ms: int | None = None, dry_run: bool = False
 ) -> OrphanTotals:
-    """Remove all orphan files of a table.
+    """Remove all orphan files of a table: files in its folders to which no snapshot refers.
 
-    These are files in the folders of the table that no snapshot refers to, and unfinished multipart uploads of
-    such files.
+    Unfinished multipart uploads to these folders are aborted.
 
     Args:
-        dry_run: Report the totals of one request, and remove nothing. `is_complete` is False if there are more
-            orphan files.
+        dry_run: Whether to report the totals of one request, and remove nothing. `is_complete` is False if there are
+            more orphan files.
 
     Raises:
         InvalidRequest: A property or an argument is invalid.
@@ -112,7 +111,7 @@ def remove_orphan_files(
         totals.listed = report["listed"]
         totals.is_complete = not report["files-left"]
         totals.locations += report["locations"]
-        totals.uploads += report.get("uploads", 0)  # An older server does not send this field.
+        totals.uploads += report.get("uploads", 0)  # Older servers do not send this field.
         totals.files_unconfirmed = report.get("files-unconfirmed", 0)
         if dry_run or totals.is_complete or not report["files"]:
             return totals
@@ -128,10 +127,10 @@ def rewrite_manifests(
         table: The table.
         min_count: The number of manifests of one partition spec and content above which they are rewritten. None means
             the value of the table's property.
-        dry_run: Report the manifests that would be replaced, and commit nothing.
+        dry_run: Whether to report the manifests that would be replaced, and commit nothing.
 
     Returns:
-        The report. docs/reference/openapi.json defines its form (rewriteManifests).
+        The report, whose form docs/reference/openapi.json defines (rewriteManifests).
 
     Raises:
         NoSuchResource: The table does not exist.

@@ -2,8 +2,8 @@
 
     python -m seamark.connector.jobs.statement_runs
 
-reads a `StatementJob` as JSON from its input, and writes a `StatementAnswer`. The process may be killed at any time.
-Each commit of the job is complete, and files that the job has not committed are orphan files.
+This command reads a `StatementJob` as JSON from its standard input, and writes a `StatementAnswer`. The process may be
+killed at any time: each commit of the job is complete, and files that the job has not committed are orphan files.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ def run_statement(
     runner: BatchRunner = run_here,
     wait_s: float = REWRITE_WAIT_S,
 ) -> StatementResult:
-    """Run a statement and return its result.
+    """Run a statement, and return its result.
 
     Args:
         utc: Whether the session's time zone is UTC.
-        wait_s: The maximum time to wait for another job that rewrites files of the table.
+        wait_s: The maximum time in seconds to wait while a different job rewrites files of the table.
 
     Raises:
-        RewriteRunning: Another job still rewrites files of the table after `wait_s`.
+        RewriteRunning: A different job is still rewriting files of the table after `wait_s`.
         InvalidRequest: The statement cannot be applied to the table, or files cannot be read. The commits of the
-            other files stay.
+            remaining files are not undone.
     """
     job = "MERGE FILES" if isinstance(statement, MergeFiles) else "DROP COLUMNS"
     with rewrite_lease(client, statement.table, job=job, wait_s=wait_s):
@@ -91,7 +91,7 @@ def _convert_report(report: RewriteReport) -> StatementResult:
 
 
 def run_and_catch_errors(job: StatementJob) -> StatementAnswer:
-    """Run a statement, and return its answer. An error of any kind becomes an answer with a one-line message."""
+    """Run a statement, and return its answer. Any error is converted to an answer with a message of one line."""
     client = SeamarkClient(job.url, token=job.token)
     try:
         return StatementAnswer(run_statement(client, job.statement, utc=job.utc))
@@ -102,9 +102,9 @@ def run_and_catch_errors(job: StatementJob) -> StatementAnswer:
 
 
 def main(source: Any = None) -> None:
-    """Run the statement in the standard input, or in `source`, and write its answer.
+    """Run the statement from standard input, or from `source`, and write its answer to standard output.
 
-    The output of libraries goes to standard error, so that it cannot damage the answer.
+    The output of libraries is redirected to standard error, so that it does not mix with the answer.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -3,9 +3,8 @@
     ALTER TABLE db.t [PARTITION (predicate)] MERGE FILES [TARGET SIZE '512MB']
     ALTER TABLE db.t PARTITION (predicate) DROP COLUMNS (a, b.c)
 
-PARTITION of DROP COLUMNS is mandatory, because Spark has a statement `ALTER TABLE t DROP COLUMNS (a)`,
-which changes the schema. `PARTITION (TRUE)` selects all partitions. A name may have the quotes of Trino or
-of Spark: `"a"` or `` `a` ``.
+DROP COLUMNS requires PARTITION, because Spark has a statement `ALTER TABLE t DROP COLUMNS (a)`, which changes the
+schema. `PARTITION (TRUE)` selects all partitions. A name may be quoted as in Trino, `"a"`, or as in Spark, `` `a` ``.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _TOKEN = re.compile(
 _BEGINS = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+alter\b", re.IGNORECASE | re.DOTALL)
 """Matches the beginning of a statement.
 
-The quantifiers are possessive, because with backtracking, a line of 40 dashes would take seconds.
+The quantifiers are possessive, because backtracking on a line of 40 dashes would take seconds.
 """
 _SIZE = re.compile(r"([1-9]\d{0,11})\s*(B|[KMGT]I?B)", re.IGNORECASE)
 
 
 class MergeFiles(msgspec.Struct, frozen=True, tag="merge-files"):
-    """Merges the data files of the partitions that `where` selects. If `where` is None, all partitions are selected."""
+    """A statement that merges the data files of the partitions that `where` selects. None selects all partitions."""
 
     table: tuple[str, ...]
     where: str | None = None
@@ -46,7 +45,7 @@ class MergeFiles(msgspec.Struct, frozen=True, tag="merge-files"):
 
 
 class DropColumns(msgspec.Struct, frozen=True, tag="drop-columns"):
-    """Removes the values of columns from the data files of the partitions that `where` selects."""
+    """A statement that removes columns from the data files of the partitions that `where` selects."""
 
     table: tuple[str, ...]
     where: str
@@ -70,7 +69,7 @@ class StatementResult(msgspec.Struct, frozen=True):
 
 
 class StatementJob(msgspec.Struct, frozen=True):
-    """A statement to run, and its session.
+    """A statement to run, with the server, the token and the time zone of its session.
 
     Attributes:
         utc: Whether the session's time zone is UTC.
@@ -89,7 +88,7 @@ class StatementAnswer(msgspec.Struct, frozen=True):
     """The answer to a statement: its result or its error.
 
     Attributes:
-        error: The reason why the statement failed. If it is set, there is no result.
+        error: The reason why the statement has failed. If it is set, `result` is None.
     """
 
     result: StatementResult | None = None
@@ -107,16 +106,16 @@ class _Token(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name without its quotes."""
+        """The name without quotes, or "" for other tokens."""
         quote = self.text[0]
         return self.text[1:-1].replace(quote * 2, quote) if self.kind == "quoted" else self.text
 
 
 def parse_statement(text: str) -> TableStatement | None:
-    """Return the parsed statement, or None if the text is another statement.
+    """Return the parsed statement, or None if the text is neither of these statements.
 
     Raises:
-        InvalidRequest: The statement has a mistake. The message has the position of the mistake.
+        InvalidRequest: The statement is invalid. The message contains the position of the error.
     """
     if len(text) > TEXT_MAX or not _BEGINS.match(text):
         return None
@@ -133,6 +132,8 @@ def parse_bytes(text: str) -> int | None:
 
 
 class _Parser:
+    """Parses one text."""
+
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = [*_tokenize(text), _Token("end", "", len(text))]
@@ -156,7 +157,7 @@ class _Parser:
         return self._tokens[self._at]
 
     def _accept_words(self, *words: str) -> bool:
-        """Consume these words if they are next, and return whether they were next."""
+        """Consume these words if they are the next tokens, and return whether they were."""
         next_words = tuple(token.word for token in self._tokens[self._at : self._at + len(words)])
         if next_words != words:
             return False
@@ -170,7 +171,7 @@ class _Parser:
         return True
 
     def _parse_name(self) -> tuple[str, ...] | None:
-        """Parse a name of one or several levels, and return its levels. Return None if there is no name."""
+        """Parse a name, and return its levels, or None if the next token is not a name."""
         levels = []
         while self._next.kind in ("word", "quoted"):
             levels.append(self._next.name)
@@ -180,7 +181,7 @@ class _Parser:
         return None
 
     def _parse_predicate(self) -> str | None:
-        """Return the text between parentheses. Return None if the parentheses do not match or the text is empty."""
+        """Return the text between parentheses, or None if the text is empty or the parentheses are not balanced."""
         if not self._accept_mark("("):
             return None
         begin, depth = self._next.start, 1

@@ -3,11 +3,11 @@
 The statistics are stored in files to which the table's metadata refers (Iceberg spec, "Table Statistics" and "Partition
 Statistics").
 
-Sketches of distinct values can be united. If an earlier snapshot has statistics, only files with rows that these
-statistics do not count are read. Values of removed rows stay in a sketch. If many rows were removed, columns are read
-completely again.
+Sketches of distinct values can be merged. If an earlier snapshot has statistics, only files that these statistics do
+not include are read. Values of removed rows stay in a sketch. If many rows were removed, columns are read completely
+again.
 
-The commit of statistics changes no snapshot, so it conflicts with no writer.
+The commit of statistics does not change a snapshot, so it does not conflict with writers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from seamark.formats.index.keys.theta import SketchBuilder, ThetaSketch
 from seamark.formats.runtime.errors import Corrupt
 
 _FILE_BYTES_MAX = 256 << 20
-"""The maximum size of a statistics file of another writer that is read."""
+"""The maximum size of an existing statistics file that is read."""
 _SKETCH_BYTES_MAX = 16 << 20
 
 
@@ -83,9 +83,9 @@ def compute_statistics(
     """Compute the statistics of the current snapshot.
 
     Args:
-        full: Read all files, including files that earlier statistics count.
-        if_stale: Compute the statistics only if they are stale by the policy.
-        dry_run: Report the files that would be read, and read and commit nothing.
+        full: Whether to read all files, including files that earlier statistics include.
+        if_stale: Whether to compute the statistics only if they are stale according to the policy.
+        dry_run: Whether to report the files that would be read, and read and commit nothing.
 
     Raises:
         InvalidRequest: The policy is invalid.
@@ -106,6 +106,8 @@ def compute_statistics(
 
 
 class _Computation:
+    """Computes the statistics of one snapshot."""
+
     def __init__(
         self,
         client: SeamarkClient,
@@ -122,6 +124,7 @@ class _Computation:
         self._percent = policy.changed_percent
 
     def run(self, *, full: bool, dry_run: bool) -> StatisticsReport:
+        """Read the new rows, and commit the statistics unless `dry_run` is set."""
         counted = {} if full else self._load_sketches()
         tasks = list(plan(self._client, self._opened))
         new = tasks if not counted else self._select_uncounted(tasks)
@@ -145,10 +148,10 @@ class _Computation:
         return report
 
     def _load_sketches(self) -> dict[int, tuple[ThetaSketch, int]]:
-        """Return the sketch of each column in an ancestor, and the number of rows removed since its last full read.
+        """Return the usable sketches of the newest statistics, by column id.
 
-        Columns with too many removed rows are left out. Columns in statistics files that cannot be read are left out,
-        too.
+        Each sketch has the number of rows that were removed since all files were read for the column. Columns with too
+        many removed rows are left out. The result is empty if the statistics file cannot be read.
         """
         file, newest = self._newest.file, self._newest
         blobs = {column: blob for column, blob in newest.list_blobs(self._metadata).items() if column in self._types}
@@ -193,6 +196,7 @@ class _Computation:
     def _commit(
         self, sketches: Mapping[int, ThetaSketch], removed: Mapping[int, int], report: StatisticsReport
     ) -> None:
+        """Write the sketches and the partition statistics into files, and commit them for the snapshot."""
         storage, folder = self._opened.storage, get_metadata_folder(self._metadata.location, self._metadata.properties)
         sequence_number = self._newest.snapshot.sequence_number
         location = f"{folder}/{self._snapshot_id}-{uuid.uuid4()}.stats"
@@ -236,7 +240,7 @@ class _Computation:
     def _update(self, updates: list[dict[str, object]]) -> None:
         requirements = [{"type": "assert-table-uuid", "uuid": self._metadata.table_uuid}]
         update_table(self._client, self._opened.name, requirements, updates)
-        # If the snapshot has expired meanwhile, no other job would ever remove the statistics file.
+        # If the snapshot has expired in the meantime, no other job would remove the statistics file.
         with suppress(ClientError):
             loaded = self._client.load_table(self._opened.name, history=True)
             now = decode_table(loaded.metadata, loaded.location)
@@ -270,7 +274,7 @@ def _read_sketches(storage: Storage, file: StatisticsFile, blobs: Mapping[int, B
 
 
 def _inflate(stored: memoryview, codec: str | None) -> bytes | memoryview:
-    """Return a stored sketch after decompression.
+    """Return a stored sketch, decompressed if it is compressed.
 
     Raises:
         ValueError: The codec is unknown.
@@ -281,5 +285,5 @@ def _inflate(stored: memoryview, codec: str | None) -> bytes | memoryview:
     with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)), codec) as stream:
         inflated = bytes(stream.read(_SKETCH_BYTES_MAX + 1))
     if len(inflated) > _SKETCH_BYTES_MAX:
-        raise Corrupt(f"a sketch inflates to more than {_SKETCH_BYTES_MAX:,} bytes")
+        raise Corrupt(f"a decompressed sketch has more than {_SKETCH_BYTES_MAX:,} bytes")
     return inflated

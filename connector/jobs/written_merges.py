@@ -1,9 +1,9 @@
 """Merges the files of one write before they are published, so that no reader sees small files.
 
 If tasks write without a shuffle, each task writes a file for each partition. The small files of a partition are merged
-as `MERGE FILES` does it: row groups are copied if possible. A partition stays unchanged if its files are large enough,
-or if it has only one file. No change is visible before the commit. If a merge fails, the files stay as they were
-written, because a write must not fail just because its files are small.
+as in `MERGE FILES`: row groups are copied if possible. A partition does not change if its files are large enough, or if
+it has only one file. Nothing is visible before the commit. If a merge fails, the small files are committed, because a
+write must not fail because of a merge.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def merge_written(
     runner: BatchRunner = run_here,
     slots: int = 1,
 ) -> WrittenFiles:
-    """Return the files of the tasks of a write, merged to the target size of the table.
+    """Merge the files of the tasks of a write to the target size of the table, and return the files to commit.
 
-    The old files of a merge are deleted. If a batch cannot be merged, its files stay. On an exception, all
-    files are deleted.
+    Merged files are deleted. If a batch cannot be merged, its files are returned unchanged. If an exception is raised,
+    all files are deleted.
 
     Args:
         parts: The files of each task.
@@ -68,20 +68,21 @@ def _merge_small_files(
     runner: BatchRunner,
     slots: int,
 ) -> WrittenFiles:
+    """Return the written files, of which small files are merged into larger files."""
     policy = CopyPolicy.of(target.properties)
     tasks = [ScanTask(file, ()) for part in parts for file in part.files]
     groups = list(_find_mergeable(tasks, policy.target_bytes, slots))
     if not groups:
         return WrittenFiles.join(parts)
     opened = open_table(client, table, At())
-    # If the columns or partitions have changed meanwhile, the commit will detect a conflict.
+    # If the schema or the partition spec has changed in the meantime, the commit will detect the conflict.
     if not _is_same(opened, target):
         return WrittenFiles.join(parts)
     total_bytes = sum(task.size_bytes for group in groups for task in group)
     batches = [
         list(chain.from_iterable(batch)) for batch in divide_groups(groups, max(1, total_bytes // slots), BATCH_FILES)
     ]
-    # With a sort order, row groups are not copied, because the rows of all files are sorted together.
+    # With a sort order, row groups are not copied, because the rows of all files must be sorted together.
     how = policy if target.ordering is None else None
     merged, replaced_paths = list[WrittenFiles](), set[str]()
     work = ((batch, partial(_rewrite, opened, target, batch, how)) for batch in batches)
@@ -98,7 +99,7 @@ def _merge_small_files(
 
 
 def _find_mergeable(tasks: Sequence[ScanTask], target_bytes: int, slots: int) -> Iterator[list[ScanTask]]:
-    """Yield groups of small files of a partition. Each group is merged separately, into fewer files."""
+    """Yield groups of small files of a partition. Each group is merged separately into fewer files."""
     small = [task for task in tasks if task.size_bytes < GOOD_SIZE_FRACTION * target_bytes]
     share = sum(task.size_bytes for task in small) // slots
     for members in group_by_partition(small):
@@ -124,9 +125,9 @@ def _rewrite(
 
 
 def _divide(part: WrittenFiles, replaced_paths: set[str]) -> tuple[WrittenFiles, WrittenFiles]:
-    """Return the files of a task that stay, and the files that are deleted.
+    """Return the files of a task that are committed, and the files that are deleted.
 
-    An index file covers the data files of its task. It stays while one of these data files stays.
+    An index file covers the data files of its task, and is committed if at least one of them is committed.
     """
     files = tuple(file for file in part.files if file["file-path"] not in replaced_paths)
     skipped = tuple(skip for skip in part.skipped if skip[0] not in replaced_paths)

@@ -1,1 +1,1 @@
-"""Moves tables between catalogs: reads the names of another catalog, and registers the same metadata files."""
+"""Moves tables between Seamark and other catalogs. The target registers the metadata files of the source."""

@@ -1,9 +1,9 @@
-"""A Hadoop warehouse from which tables are imported: a folder tree without a catalog.
+"""Finds the tables of a Hadoop warehouse, which is a folder tree without a catalog, for an import.
 
 A folder with metadata files is a table, and the folders above it are its namespace. In a table of Iceberg's Hadoop
 catalog the files are `v1.metadata.json`, `v2.metadata.json` and so on, and `version-hint.text` has a recent number.
-Other catalogs write `00001-<uuid>.metadata.json`. Nothing in the folder says which of these is committed, so the file
-with the highest number counts.
+Other catalogs write `00001-<uuid>.metadata.json`. The folder does not state which of these files is committed, so the
+file with the highest number is imported.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _ENDS = (".metadata.json", ".metadata.json.gz")
 
 
 class _MetadataFile(NamedTuple):
+    """The name of a metadata file, and the number in it."""
+
     number: int
     is_hadoop: bool
     """Whether Iceberg's Hadoop catalog has written the file."""
@@ -36,7 +38,7 @@ class _MetadataFile(NamedTuple):
 
 
 class HadoopSource:
-    """A folder tree with tables.
+    """The source of an import from a folder tree with tables.
 
     Args:
         root: The URI of the folder, or the path of a local folder.
@@ -52,7 +54,7 @@ class HadoopSource:
             scheme, bucket, self._path = PyArrowFileIO.parse_location(self._root)
             self._files: FileSystem = PyArrowFileIO(dict(properties)).fs_by_scheme(scheme, bucket or None)
         self._tables: dict[Levels, list[str]] = {}
-        """The tables by namespace, as `list_namespaces` finds them."""
+        """The names of the tables by namespace, which `list_namespaces` fills."""
 
     def list_namespaces(self) -> Iterator[Levels]:
         parents: list[Levels] = [()]
@@ -111,15 +113,17 @@ class HadoopSource:
         with _translate_errors(location), self._files.open_input_stream("/".join((self._path, *folder, _HINT))) as file:
             text = file.read(_HINT_BYTES_MAX).decode(errors="replace").strip()
         if not (text.isascii() and text.isdecimal()):
-            raise CatalogRefusal(f"{location} contains {text!r} and not the number of a version")
+            raise CatalogRefusal(f"{location} contains {text!r} instead of a version number")
         return int(text)
 
 
 def _is_visible_folder(info: FileInfo) -> bool:
+    """Return whether an entry is a folder that neither Hadoop nor Spark hides."""
     return info.type is FileType.Directory and not info.base_name.startswith((".", "_"))
 
 
 def _parse_file(info: FileInfo) -> _MetadataFile | None:
+    """Return the parts of a file's name, or None if the file is not a metadata file."""
     match = _FILE.fullmatch(info.base_name) if info.type is FileType.File else None
     if match is None:
         return None
@@ -131,8 +135,8 @@ def _choose_newest(files: Sequence[_MetadataFile], hint: int | None) -> _Metadat
 
     Args:
         files: The metadata files of one folder.
-        hint: The number in `version-hint.text`. Later versions may exist, because the Hadoop catalog writes the hint
-            after the commit.
+        hint: The number in `version-hint.text`, or None. Later versions may exist, because the Hadoop catalog writes
+            the hint after the commit.
 
     Raises:
         CatalogRefusal: Several files may be the current one, or the version of the hint is missing.
@@ -160,6 +164,7 @@ def _choose_newest(files: Sequence[_MetadataFile], hint: int | None) -> _Metadat
 
 @contextmanager
 def _translate_errors(location: str) -> Iterator[None]:
+    """Convert the errors of the file system in a block to exceptions of imports."""
     try:
         yield
     except FileNotFoundError:

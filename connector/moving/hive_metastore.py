@@ -1,6 +1,6 @@
-"""A Hive metastore from which Iceberg tables are imported.
+"""Finds the Iceberg tables of a Hive metastore, for an import.
 
-The parameters of a table state the location of its metadata file. PyIceberg has the client of the metastore's Thrift
+The parameters of a table contain the location of its metadata file. PyIceberg has a client for the metastore's Thrift
 interface.
 """
 
@@ -23,15 +23,15 @@ _PORT = 9083
 _TIMEOUT_MS = 60_000
 _TABLES_PER_CALL = 500
 _TABLE, _VIEW = "ICEBERG", "ICEBERG-VIEW"
-"""The values of the parameter `table_type`."""
+"""The values of the parameter `table_type`, for tables and for views."""
 
 
 class HiveSource:
-    """A Hive metastore without Kerberos.
+    """The source of an import from a Hive metastore. Kerberos is not supported.
 
     Args:
         uri: `thrift://HOST:PORT`.
-        user: The user whose name the metastore checks. Empty: none.
+        user: The name of the user for whom the metastore checks rights. If it is empty, no name is sent.
     """
 
     def __init__(self, uri: str, user: str = "") -> None:
@@ -68,7 +68,7 @@ class HiveSource:
         """Do nothing: each call has its own connection, because a connection serves one thread."""
 
     def _list(self, namespace: Levels, kind: str) -> list[str]:
-        """Return the names of Iceberg's tables or views. A metastore also has tables of other formats."""
+        """Return the names of Iceberg tables or views. Tables of other formats are left out."""
         with self._connect() as client:
             names: list[str] = client.get_all_tables(namespace[0])
             tables: list[Table] = []
@@ -81,12 +81,12 @@ class HiveSource:
             table = client.get_table(namespace[0], name)
         location = (table.parameters or {}).get("metadata_location")
         if _read_kind(table) != kind or not location:
-            raise CatalogRefusal("The metastore does not say where the metadata file is")
+            raise CatalogRefusal("The metastore does not state the location of the metadata file")
         return str(location)
 
     @contextmanager
     def _connect(self) -> Iterator[Client]:
-        """Open a connection, and translate the errors of calls.
+        """Open a connection, and convert the errors of calls to exceptions of imports.
 
         Raises:
             CatalogUnavailable: The metastore does not answer.
@@ -103,7 +103,7 @@ class HiveSource:
                 client.set_ugi(self._user, [])
             yield client
         except NoSuchObjectException as error:
-            raise EntryMissing(f"The metastore no longer has it: {error.message}") from None
+            raise EntryMissing(f"The metastore no longer has the entry: {error.message}") from None
         except (TTransportException, OSError) as error:
             raise CatalogUnavailable(f"The metastore {self._host}:{self._port} does not answer: {error}") from None
         except TException as error:

@@ -1,6 +1,6 @@
-"""Moves tables and views from one catalog to another: registers their metadata files under the same names.
+"""Moves tables and views from one catalog to another, by registering their metadata files under the same names.
 
-No file is copied or changed. Each step can be repeated, so a killed move continues when it is started again.
+No file is copied or changed. Each step can be repeated, so an interrupted move continues if it is started again.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _PENDING_PER_WORKER = 4
 
 
 class Answer(NamedTuple):
-    """The answer of a catalog to the move of one namespace, table or view.
+    """The outcome of moving one namespace, table or view.
 
     Attributes:
-        outcome: `moved`: it is new there. `unchanged`: it was there already. `gone`: it no longer exists in the catalog
-            from which it moves. `refused`: it stays where it is.
-        reason: Why it is gone or refused, or what is missing after the move.
+        outcome: `moved`: the destination has created it. `unchanged`: the destination already had it. `gone`: it no
+            longer exists in the catalog from which it moves. `refused`: it stays where it is.
+        reason: The reason why it is gone or was refused, or what was not moved with it.
     """
 
     outcome: Outcome
@@ -33,7 +33,7 @@ class Answer(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The answer for one name of the catalog to which the names move."""
+    """The outcome for one namespace, table or view. The name is that at the destination."""
 
     kind: Kind
     name: Levels
@@ -42,13 +42,13 @@ class Result(NamedTuple):
 
 
 class MoveDestination(Protocol):
-    """The catalog to which tables move. The methods are called by several threads at the same time."""
+    """A catalog to which tables move. Several threads call the methods at the same time."""
 
     def create_namespace(self, namespace: Levels, properties: dict[str, str]) -> Answer:
-        """Create a namespace. The properties of an existing namespace do not change."""
+        """Create a namespace, unless it exists. The properties of an existing namespace do not change."""
 
     def register_table(self, name: Levels, metadata_location: str) -> Answer:
-        """Register a metadata file under a name, unless the name refers to this file already."""
+        """Register the metadata file of a table under a name, unless the name already refers to this file."""
 
     def register_view(self, name: Levels, metadata_location: str) -> Answer:
         """Register the metadata file of a view, as `register_table` does."""
@@ -56,11 +56,11 @@ class MoveDestination(Protocol):
 
 @dataclass(frozen=True)
 class MoveSelection:
-    """The namespaces and tables to move. Without any, everything is moved.
+    """The namespaces, tables and views to move. If none are selected, everything is moved.
 
     Attributes:
-        namespaces: These namespaces and those below them.
-        entries: These tables and views.
+        namespaces: The selected namespaces. The namespaces below them are also selected.
+        entries: The names of the selected tables and views.
     """
 
     namespaces: Collection[Levels] = ()
@@ -76,7 +76,7 @@ class MoveSelection:
         return any(namespace[: len(selected)] == selected for selected in self.namespaces)
 
     def needs(self, namespace: Levels) -> bool:
-        """Return whether the namespace is selected, or contains something that is selected."""
+        """Return whether the namespace or anything in it is selected."""
         return self.includes_all(namespace) or any(
             selected[: len(namespace)] == namespace
             for selected in (*self.namespaces, *(entry[:-1] for entry in self.entries))
@@ -91,14 +91,14 @@ class MoveSelection:
 
 @dataclass
 class Move:
-    """One import or export.
+    """An import from another catalog, or an export to one.
 
     Attributes:
         source: The catalog from which tables move.
         destination: The catalog to which they move.
-        selection: What to move.
-        into: The namespace of the destination under which the namespaces of the source appear. Empty: they keep their
-            names.
+        selection: The namespaces, tables and views to move.
+        into: The namespace of the destination in which the namespaces of the source are created. If it is empty, they
+        keep their names.
         workers: The maximum number of tables that move at the same time.
     """
 
@@ -108,14 +108,14 @@ class Move:
     into: Levels = ()
     workers: int = 8
     _seen: set[Levels] = field(default_factory=set, init=False)
-    """All names of the source that are selected."""
+    """The selected names that the source has."""
 
     def run(self) -> Generator[Result]:
-        """Yield the result of each namespace, table and view when it is known.
+        """Move everything that is selected, and yield each result when it is known.
 
         Raises:
             CatalogRefusal: The namespaces of the source cannot be listed.
-            CatalogUnavailable: The source does not answer. A repeat of the move continues.
+            CatalogUnavailable: A catalog does not answer. If the move is repeated, it continues.
         """
         for length in range(1, len(self.into) + 1):
             name = self.into[:length]
@@ -141,7 +141,7 @@ class Move:
             yield Result(kind, name, "gone", "The catalog does not have it")
 
     def _list_steps(self) -> Iterator[Result | Callable[[], Result]]:
-        """Yield the results of namespaces, and a function that moves each table and view."""
+        """Move the namespaces and yield their results. Also yield a function for each table and view that moves it."""
         for namespace in self.source.list_namespaces():
             self._seen.add(namespace)
             if not self.selection.needs(namespace):

@@ -1,4 +1,4 @@
-"""Opens the catalog from which an import reads."""
+"""Opens the source of an import."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from seamark.connector.moving.source import Source
 
 
 def open_source(address: str, properties: Mapping[str, str], connections: int, *, is_flat: bool = False) -> Source:
-    """Open a catalog by its address.
+    """Open a catalog as the source of an import.
 
     Args:
         address: The URL of a REST catalog, `thrift://HOST:PORT` of a Hive metastore, or the folder of a Hadoop
             warehouse.
-        properties: The properties of PyIceberg for the catalog and its storage.
+        properties: PyIceberg's properties for the catalog and its storage.
         connections: The maximum number of requests at the same time.
-        is_flat: Whether to list only namespaces of one level of a REST catalog.
+        is_flat: Whether to list only the top-level namespaces of a REST catalog.
 
     Raises:
         CatalogRefusal: A property is invalid.

@@ -1,4 +1,4 @@
-"""An Iceberg REST catalog from which tables are imported. AWS Glue is one, with requests signed by SigV4.
+"""Finds the tables of an Iceberg REST catalog for an import. AWS Glue is such a catalog, with SigV4 signatures.
 
 PyIceberg logs in, signs requests and makes the URLs. The metadata in the answers is not parsed, because only the
 location of the metadata file is needed, and PyIceberg does not support all types of format version 3.
@@ -72,7 +72,10 @@ class _ErrorAnswer(msgspec.Struct):
 
 
 class _Adapter(HTTPAdapter):
-    """Sends requests with a timeout, which PyIceberg does not set, and repeats them while the server is busy."""
+    """An HTTP adapter that repeats requests while the server is busy.
+
+    It also sets a timeout, which PyIceberg does not.
+    """
 
     def __init__(self, connections: int) -> None:
         retries = Retry(
@@ -98,7 +101,7 @@ class _Adapter(HTTPAdapter):
 
 
 class RestConnection(RestCatalog):
-    """A login to an Iceberg REST catalog, and its requests. Several threads may use it at the same time."""
+    """A connection to an Iceberg REST catalog. Several threads may use it at the same time."""
 
     def __init__(self, connections: int, properties: Mapping[str, str]) -> None:
         self._adapter = _Adapter(connections)
@@ -115,7 +118,7 @@ class RestConnection(RestCatalog):
     def list_children(self, parent: Levels) -> list[Levels]:
         """Return the namespaces directly below a namespace.
 
-        PyIceberg encodes a parent twice, so it does not find namespaces whose names have other characters than letters.
+        PyIceberg encodes the parent twice, so it does not find the children of namespaces with special characters.
 
         Raises:
             CatalogRefusal: The catalog refuses the request.
@@ -127,7 +130,7 @@ class RestConnection(RestCatalog):
                 return []
             _check_status(answer)
             children += _decode(answer, _NamespacePage).namespaces
-        # A catalog that does not know the parameter parent answers with the namespaces of the first level.
+        # A catalog that does not support the parameter `parent` returns the top-level namespaces.
         return list(dict.fromkeys(path for path in children if path[:-1] == parent and path))
 
     def list_names(self, endpoint: str, namespace: Levels) -> list[str]:
@@ -149,8 +152,8 @@ class RestConnection(RestCatalog):
         """Yield the answers of a listing, page by page.
 
         Raises:
-            CatalogRefusal: The catalog returns a page token again, so the listing would not end, or it has too many
-                pages.
+            CatalogRefusal: The catalog returns the same page token twice, so the listing would not end, or the listing
+                has too many pages.
         """
         tokens: set[str] = set()
         params = dict(query)
@@ -164,7 +167,7 @@ class RestConnection(RestCatalog):
             if not token:
                 return
             if token in tokens:
-                raise CatalogRefusal("The other catalog returns a page of its listing again, so the listing has no end")
+                raise CatalogRefusal("The other catalog repeats a page of its listing, so the listing would not end")
             tokens.add(token)
             params["pageToken"] = token
         raise CatalogRefusal(f"The other catalog lists more than {_PAGES_MAX:,} pages")
@@ -173,18 +176,18 @@ class RestConnection(RestCatalog):
         """Return the location of the metadata file of a table or view.
 
         Raises:
-            CatalogRefusal: The catalog refuses the request, or does not say where the metadata file is.
+            CatalogRefusal: The catalog refuses the request, or does not state the location.
         """
         location = self.find_location(endpoint, kind, levels)
         if location is None:
-            raise EntryMissing("The other catalog no longer has it")
+            raise EntryMissing("The other catalog no longer has the entry")
         return location
 
     def find_location(self, endpoint: str, kind: IdentifierKind, levels: Levels) -> str | None:
-        """Return the location of the metadata file of a table or view, or None if there is none with this name.
+        """Return the location of the metadata file of a table or view, or None if it does not exist.
 
         Raises:
-            CatalogRefusal: As for `load_location`.
+            CatalogRefusal: See `load_location`.
         """
         url = self.url(endpoint, prefixed=True, **self._split_identifier_for_path(levels, kind))
         response = self._session.get(url, params={"snapshots": "refs"} if kind is IdentifierKind.TABLE else {})
@@ -193,11 +196,11 @@ class RestConnection(RestCatalog):
         _check_status(response)
         location = _decode(response, _Loaded).metadata_location
         if not location:
-            raise CatalogRefusal("The other catalog does not say where the metadata file is")
+            raise CatalogRefusal("The other catalog does not state the location of the metadata file")
         return location
 
     def post(self, endpoint: str, body: Mapping[str, Any], namespace: Levels = ()) -> requests.Response:
-        """Send a request once, and return the answer.
+        """Send a POST request without retries, and return the answer.
 
         Raises:
             CatalogUnavailable: The catalog is busy, or refuses the login.
@@ -209,17 +212,17 @@ class RestConnection(RestCatalog):
         return response
 
     def supports(self, endpoint: Endpoint) -> bool:
-        """Return whether the catalog says that it has the endpoint."""
+        """Return whether the catalog lists the endpoint among those that it supports."""
         return endpoint in self._supported_endpoints
 
 
 class RestSource:
-    """An Iceberg REST catalog.
+    """The source of an import from an Iceberg REST catalog.
 
     Args:
         properties: The properties of PyIceberg's REST catalog, such as `uri`, `warehouse` and `token`.
         connections: The maximum number of requests at the same time.
-        is_flat: Whether to list only namespaces of one level.
+        is_flat: Whether to list only the top-level namespaces.
 
     Raises:
         CatalogRefusal: A property is invalid.
@@ -272,6 +275,7 @@ class RestSource:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
+    """Convert the errors of PyIceberg in a block to exceptions of imports."""
     try:
         yield
     except NoSuchNamespaceError:
@@ -300,6 +304,7 @@ def _decode(answer: requests.Response, type_: type[T]) -> T:
 
 
 def read_message(response: requests.Response) -> str:
+    """Return the error message in a response, shortened for one line."""
     try:
         return _shorten(convert_json(response.content, _ErrorAnswer).error.message)
     except msgspec.MsgspecError:

@@ -1,4 +1,4 @@
-"""An Iceberg REST catalog that receives the tables of an export."""
+"""Registers the tables of an export in an Iceberg REST catalog."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _CONFLICT_STATUS = 409
 
 
 class RestDestination:
-    """An Iceberg REST catalog.
+    """The destination of an export to an Iceberg REST catalog.
 
     Args:
         properties: The properties of PyIceberg's REST catalog, such as `uri`, `warehouse` and `token`.
         connections: The maximum number of requests at the same time.
-        dry_run: Whether to change nothing.
+        dry_run: Whether to only report what would be moved.
 
     Raises:
         CatalogRefusal: A property is invalid.
@@ -65,7 +65,7 @@ class RestDestination:
                     response = self._connection.post(endpoint, body, name[:-1])
                     if response.status_code != _CONFLICT_STATUS:
                         return _answer(response)
-                    # Another export may have registered it, or an earlier attempt of this request.
+                    # Another export, or an earlier attempt of this request, may have registered the name.
                     existing = self._connection.find_location(load, kind, name)
         except CatalogRefusal as error:
             return Answer("refused", str(error))

@@ -1,4 +1,4 @@
-"""A warehouse of a Seamark server that receives the tables of an import."""
+"""Registers the tables of an import in a warehouse of a Seamark server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _CONFLICT_STATUS = 409
 
 @dataclass(frozen=True)
 class SeamarkDestination:
-    """A warehouse of a Seamark server.
+    """The destination of an import into a warehouse of a Seamark server.
 
     Each method raises a ClientError if the server does not answer or refuses the login.
 
     Attributes:
         client: A client of the warehouse.
         keep_owners: Whether to import views that run with the rights of a user.
-        dry_run: Whether to check only, and change nothing.
+        dry_run: Whether to only report what would be moved.
     """
 
     client: SeamarkClient

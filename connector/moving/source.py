@@ -1,4 +1,4 @@
-"""The port of catalogs from which tables and views are imported."""
+"""The interface of catalogs from which tables and views are imported."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from typing import Protocol
 
 Levels = tuple[str, ...]
-"""The levels of a name."""
+"""The name of a namespace, table or view, as its levels."""
 
 
 class CatalogRefusal(Exception):
-    """The other catalog refuses a request, or its answer cannot be used. Other entries may still be readable."""
+    """Raised if a catalog refuses a request or returns an invalid answer. Other entries may still be readable."""
 
 
 class EntryMissing(CatalogRefusal):
-    """The other catalog no longer has the table, view or namespace."""
+    """Raised if a catalog no longer has a table, view or namespace."""
 
 
 class CatalogUnavailable(Exception):
-    """The other catalog or the storage does not answer, or no longer accepts the login, so an import ends."""
+    """Raised if a catalog or the storage does not answer, or no longer accepts the login. The import ends."""
 
 
 class Source(Protocol):
-    """Another catalog. The methods are called by several threads at the same time.
+    """A catalog from which an import reads. Several threads call the methods at the same time.
 
     Each method raises a CatalogRefusal or CatalogUnavailable.
     """

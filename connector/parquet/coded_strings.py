@@ -1,7 +1,7 @@
-"""Reads columns of strings as dictionary codes if only few of the rows are used.
+"""Reads string columns as dictionary codes if few of the rows are used.
 
-When a column of strings is read, most of the time is spent on copying each string. If the column is read as codes,
-unused rows are filtered out first, and only the strings of used rows are copied.
+To read a string column, most of the time is spent on copying the strings. If the column is read as codes, unused rows
+are removed first, and only the strings of used rows are copied.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _USED_ROWS_MAX_FRACTION = 0.25
-"""The maximum fraction of used rows for which codes are faster."""
+"""The maximum fraction of used rows for which a column is read as codes."""
 _PLAIN_VALUE_MIN_BYTES = 4
-"""The minimum number of bytes of a value in a page without a dictionary. It is the size of the string's length."""
+"""The minimum size of a value in a page without a dictionary: the bytes of the string's length."""
 _TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def is_selective(used: npt.NDArray[np.bool_]) -> bool:
-    """Return whether a row group is read faster as dictionary codes than as strings.
+    """Return whether strings of a row group are read faster as dictionary codes.
 
     Args:
         used: The used rows of the row group, as bool[rows].
@@ -30,17 +30,17 @@ def is_selective(used: npt.NDArray[np.bool_]) -> bool:
 
 
 def select_coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]) -> list[str]:
-    """Return the top-level string columns that have dictionaries for most of their values in the row group.
+    """Return the top-level string columns whose values in a row group are mostly stored with a dictionary.
 
-    For other columns, pyarrow would have to create the dictionary.
+    If they are not, pyarrow has to create the dictionary.
 
     Args:
         file: The file.
-        number: The number of the row group.
-        names: The columns to select from.
+        number: The index of the row group.
+        names: The columns from which to select.
     """
     schema, group = file.schema_arrow, file.metadata.row_group(number)
-    # A name with a dot could also be the path of a field of a struct.
+    # A name with a dot may also be the path of a field in a struct.
     flat = [name for name in names if "." not in name and schema.get_field_index(name) >= 0]
     coded_names = {name for name in flat if schema.field(name).type in _TYPES}
     coded = []
@@ -57,7 +57,7 @@ def select_coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]
 
 
 def decode_strings(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch with strings in place of codes. The types are those of the file's schema."""
+    """Return the batch with codes replaced by strings. The types are those of the file's schema."""
     if not any(pa.types.is_dictionary(kind) for kind in batch.schema.types):
         return batch
     columns: Sequence[pa.Array] = [

@@ -1,9 +1,9 @@
 """Reads columns of a data file by Iceberg field id, for indexes. Rows keep their physical positions.
 
-The module returns the values that all readers of the table see, or raises Unreadable. An index of other values would
-hide rows. A data file without an index is only read more often. Columns are matched by the ids in the Parquet schema
-(Iceberg spec: "Column Projection"). In a file without ids, for example an imported file, they are matched by a name
-mapping. A column that the file does not have is null.
+The module returns the values that all readers of the table see, or raises Unreadable, because an index of wrong values
+would hide rows, while a data file without an index is only read more often. Columns are matched by the ids in the
+Parquet schema (Iceberg spec: "Column Projection"). In a file without ids, for example an imported file, they are
+matched by a name mapping. A column that the file does not have is null.
 
 In an encrypted file, only unencrypted columns are read, because an index of an encrypted column would store its values
 in an unencrypted file. Only the footer is decrypted.
@@ -30,7 +30,7 @@ from seamark.formats.iceberg.metadata.name_mapping import NameMapping
 from seamark.formats.iceberg.types.schema import Schema
 
 DECODED_BYTES_MAX = 4 << 30
-"""The maximum memory of the decoded columns of one file. A file that needs more is not indexed."""
+"""The maximum size of the decoded columns of one file in memory. A file that needs more memory is not indexed."""
 _BLOCK_BYTES = 64 << 10
 
 
@@ -39,9 +39,9 @@ class Projection:
     """The rules by which columns of a table are matched with the columns of its files.
 
     Attributes:
-        partitioned: Columns with an identity field in the file's partition spec. If the file does not have such a
-            column, readers take its values from the partition.
-        mapping: The name mapping of files without field ids. If it is None, these files are not read.
+        partitioned: The ids of the columns with an identity field in the file's partition spec. If the file does not
+            have one of these columns, readers take its values from the partition.
+        mapping: The name mapping for files without field ids. If it is None, these files are not read.
     """
 
     schema: Schema
@@ -61,12 +61,13 @@ def read_columns(
     """Return the columns by field id. Each column has `rows` rows in the order of the file.
 
     Args:
-        path: The path in the form of the file system, or a location if `filesystem` is a Storage.
-        keys: Returns the keys. It is called only for an encrypted file.
+        path: The path on the file system, or a location if `filesystem` is a Storage.
+        rows: The number of rows of the file, according to its manifest entry.
+        keys: A function that returns the keys. It is called only for an encrypted file.
 
     Raises:
-        Unreadable: The file has another number of rows, exceeds the memory limit, has no unique column for an id, or
-            encrypts one of the columns. Or it encrypts its footer, and there are no keys.
+        Unreadable: The number of rows differs, the columns exceed the memory limit, an id does not identify one column,
+            one of the columns is encrypted, or the footer is encrypted and there are no keys.
     """
     distinct_ids = list(dict.fromkeys(column_ids))
     try:
@@ -93,7 +94,7 @@ def read_columns(
 def _read(
     source: pa.NativeFile, path: str, column_ids: list[int], projection: Projection, rows: int
 ) -> dict[int, pa.ChunkedArray]:
-    """Return the requested columns that the file has."""
+    """Return those of the requested columns that the file has, by field id."""
     file = BoundedParquet(source, path, create_decoding_budget(DECODED_BYTES_MAX))
     if file.rows != rows:
         raise Unreadable(path, f"the file has {file.rows} rows; the manifest entry says {rows}")
@@ -119,7 +120,7 @@ def _is_encrypted(source: pa.NativeFile) -> bool:
 def _with_plain_footer(
     source: pa.NativeFile, path: str, column_ids: Iterable[int], keys: FileKeys | None
 ) -> pa.PythonFile:
-    """Return the file with a decrypted footer, for reading these columns.
+    """Return the file with a decrypted footer, after a check that these columns are not encrypted.
 
     Raises:
         Unreadable: The file cannot be read.
@@ -142,7 +143,7 @@ def _with_plain_footer(
 
 
 class _Overlaid(io.RawIOBase):
-    """A file in which the bytes from `at` on are replaced by other bytes."""
+    """A file in which new bytes replace the bytes from `at` on."""
 
     def __init__(self, source: pa.NativeFile, at: int, end: bytes) -> None:
         self._source, self._at, self._end, self._place = source, at, end, 0
@@ -172,10 +173,7 @@ class _Overlaid(io.RawIOBase):
 
 
 def _explain_non_null(column_id: int, projection: Projection) -> str:
-    """Return the reason why readers do not see null for a column that the file does not have.
-
-    Empty if they see null.
-    """
+    """Return the reason why readers do not see null for a column that the file lacks, or "" if they see null."""
     column = projection.schema.column(column_id)
     if column is None:
         return f"the table's schema has no column {column_id}"

@@ -1,14 +1,14 @@
 """Collects the column metrics of a data file for its manifest entry: sizes, counts and bounds.
 
-Readers prune files by the bounds, so all values must be within them. Bounds come from the Parquet footer. The footer
-has no bounds for long values, so their bounds are computed from the rows. Bounds exclude NaN, which is counted
-separately. A zero becomes -0.0 in a lower bound and 0.0 in an upper bound, because engines compare zeros differently. A
-truncated string is a valid lower bound. In an upper bound, the last code point (for binary, the last byte) is
-incremented, or the bound is omitted (Iceberg spec, "Manifests").
+Readers prune files by the bounds, so all values must be within the bounds. Bounds come from the Parquet footer. The
+footer has no bounds for long values, so their bounds are computed from the rows. Bounds exclude NaN, which is counted
+separately. A zero is stored as -0.0 in a lower bound and as 0.0 in an upper bound, because engines compare zeros
+differently. A truncated string is a valid lower bound. In a truncated upper bound, the last code point (for binary, the
+last byte) is incremented, or the bound is omitted (Iceberg spec, "Manifests").
 
-The table properties `write.metadata.metrics.default` and `write.metadata.metrics.column.<name>` select the columns, in
-the same way as in Iceberg's writers. By default, the first 100 columns have metrics, and the bounds of strings have 16
-characters. Columns inside lists and maps have sizes only.
+As in Iceberg's writers, the table properties `write.metadata.metrics.default` and
+`write.metadata.metrics.column.<name>` select the metrics of columns. By default, the first 100 columns have metrics,
+and the bounds of strings have 16 characters. Columns inside lists and maps have only sizes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FLOATS_MAX = 500
 _LINEAGE = frozenset({ROW_ID, LAST_UPDATED_SEQUENCE_NUMBER})
 """The columns of row lineage, which files contain in addition to the table's columns.
 
-They have metrics by default, and do not count towards the limit of columns.
+They have metrics by default, and are not included in the limit of columns.
 """
 _ORDER_PRESERVING = frozenset({"identity", "truncate", "year", "month", "day", "hour"})
 
@@ -54,8 +54,8 @@ class LeafColumn(NamedTuple):
     """A leaf column of a Parquet file.
 
     Attributes:
-        positions: The positions of the fields on its path through structs.
-        repeated: Whether the column is in a list or map.
+        positions: The indexes of the fields on its path through structs.
+        repeated: Whether the column is inside a list or map.
     """
 
     id: int
@@ -115,7 +115,7 @@ def list_modes(schema: Schema, properties: Mapping[str, str], order: SortOrder) 
     """Return the modes by column id. A column without an entry has no metrics.
 
     Raises:
-        InvalidRequest: A limit is not a number.
+        InvalidRequest: The property for the limit of columns is not a number.
     """
     default = properties.get(DEFAULT_MODE)
     columns = schema.index.by_id
@@ -138,7 +138,7 @@ def list_modes(schema: Schema, properties: Mapping[str, str], order: SortOrder) 
 
 
 def _parse_mode(text: str, fallback: Mode) -> Mode:
-    """Return the mode that a property sets. If the value is invalid, return the fallback, as Iceberg's writers do."""
+    """Return the mode in the value of a property, or the fallback if the value is invalid, as in Iceberg's writers."""
     normalized = text.strip().lower()
     if (match := _TRUNCATE.fullmatch(normalized)) and int(match[1]):
         return Mode(True, True, int(match[1]))
@@ -148,7 +148,7 @@ def _parse_mode(text: str, fallback: Mode) -> Mode:
 def _select_first_columns(schema: Schema, limit: int) -> list[int]:
     """Return the ids of the first `limit` primitive columns.
 
-    The primitive columns of a struct come before the columns of nested types in it.
+    The primitive columns of a struct precede the columns inside its nested columns.
     """
     ids: list[int] = []
 
@@ -171,7 +171,7 @@ def _select_first_columns(schema: Schema, limit: int) -> list[int]:
 def find_float_columns(schema: Schema) -> list[str]:
     """Return the names of the columns that have NaN counts.
 
-    For copied row groups, these counts come from the manifest.
+    The NaN counts of copied row groups come from the manifest, because pages are not decoded.
     """
     columns = schema.index.by_id
     floats = [leaf for leaf in list_leaves(schema) if get_base_name(leaf.kind) in FLOATS and not leaf.repeated]
@@ -181,7 +181,7 @@ def find_float_columns(schema: Schema) -> list[str]:
 class Metrics:
     """Collects the metrics of one file.
 
-    Call `add` with each row group before it is written, and then `collect` with the footer.
+    `add` is called with each row group before it is written, and then `collect` with the footer.
     """
 
     def __init__(self, leaves: list[LeafColumn], modes: Mapping[int, Mode]) -> None:
@@ -193,13 +193,11 @@ class Metrics:
         self._nans: dict[tuple[int, int], int] = {}
         """The NaN counts, by row group and column id."""
         self._long_values: dict[tuple[int, int], tuple[bytes, bytes]] = {}
-        """The pair (min, max) by row group and column id, for columns whose values are too long for the footer."""
+        """The pairs (min, max) by row group and column id, for columns whose values are too long for the footer."""
         self._groups = 0
 
     def add_copied(self, nans: Mapping[int, int]) -> None:
-        """Count a row group that is copied.
-
-        Its metrics come only from the footer, so it has no long bounds.
+        """Add a row group that is copied. Its bounds come only from the footer, so long values have no bounds.
 
         Args:
             nans: The known NaN counts by column id.
@@ -208,7 +206,7 @@ class Metrics:
         self._groups += 1
 
     def add(self, rows: pa.Table) -> None:
-        """Count a row group.
+        """Add a row group that is encoded.
 
         Args:
             rows: A row group with the file's Arrow schema.
@@ -278,15 +276,14 @@ class Metrics:
                 values.extend(_decode_bound(leaf.kind, value) for value in (statistics.min_raw, statistics.max_raw))
             elif chunk.num_values > statistics.null_count + self._nans.get((group, leaf.id), 0):
                 return None
-        # These bounds may come from a copied row group. parquet-java writes NaN, which is not a bound. Text may be
-        # invalid UTF-8.
+        # The bounds of a copied row group may be invalid: parquet-java writes NaN, and text may be invalid UTF-8.
         if any(value is None or value != value for value in values):
             return None
         return (min(values), max(values)) if values else None
 
 
 def _decode_bound(kind: str, raw: Any) -> Any:
-    """Return the Python value of a bound in the footer, or None if it is not a value of the type."""
+    """Return the Python value of a bound in the footer, or None if the bound is not a valid value of the type."""
     name = get_base_name(kind)
     if name == "decimal" and isinstance(raw, bytes):
         return int.from_bytes(raw, "big", signed=True)
@@ -313,7 +310,7 @@ def compute_lower_bound(kind: str, value: Any, length: int | None) -> Any:
 
 
 def compute_upper_bound(kind: str, value: Any, length: int | None) -> Any:
-    """Return an upper bound of a column whose maximum is `value`, or None if there is no upper bound of this length."""
+    """Return an upper bound of a column whose maximum is `value`, or None if there is none of at most this length."""
     name = get_base_name(kind)
     if name in FLOATS and value == 0:
         return 0.0

@@ -1,13 +1,12 @@
 """Reads some rows of a row group from the pages that contain them, with the Parquet page index (`OffsetIndex`).
 
 pyarrow can only read whole column chunks. This module copies the encoded pages of the requested rows, and the
-dictionary pages, into an in-memory Parquet file of one row group. The footer of this file is the footer of the original
-file with adapted offsets and row counts. pyarrow decodes the in-memory file, and the requested rows are taken from the
-result.
+dictionary pages, to an in-memory Parquet file with one row group. Its footer is the footer of the original file with
+adapted offsets and row counts. pyarrow decodes the in-memory file, and the requested rows are selected from the result.
 
 If anything is uncertain, the result is None, and the caller reads the whole row group. The header of every page must
-match the page index. Nested columns are not supported, because their pages do not contain row counts. Encrypted columns
-are not supported either.
+match the page index. Nested columns are not supported, because their pages do not contain row counts. Encrypted files
+are not supported.
 """
 
 from __future__ import annotations
@@ -27,18 +26,15 @@ from seamark.formats.iceberg.files import thrift
 from seamark.formats.iceberg.files.thrift import I64, Fields
 
 STRETCH_ROWS = 1024
-"""The number of rows in a stretch.
-
-The fraction of stretches with a requested row measures how sparse the requested rows are.
-"""
+"""The number of rows in a stretch of consecutive rows. The fewer stretches have a requested row, the fewer pages do."""
 STRETCHES_MAX_FRACTION = 0.5
-"""The maximum fraction of a row group's stretches that have a requested row. Above it, the page index is not read."""
+"""The maximum fraction of a row group's stretches with a requested row for which the page index is read."""
 BYTES_MAX_FRACTION = 0.7
-"""The maximum fraction of the columns' bytes that are in the required pages. Above it, the whole row group is read."""
+"""The maximum fraction of the columns' bytes in needed pages for which pages are read instead of the row group."""
 COLUMNS_MAX = 20_000
-"""The maximum number of column chunks of a file.
+"""The maximum number of column chunks of a file that is read by pages.
 
-With more chunks, decoding the footer takes longer than reading by pages saves.
+If there are more chunks, decoding the footer takes more time than reading by pages saves.
 """
 _MAGIC = b"PAR1"
 # The fields of FileMetaData, RowGroup, ColumnChunk, ColumnMetaData, OffsetIndex, PageLocation and PageHeader in
@@ -48,7 +44,7 @@ _CHUNKS, _GROUP_BYTES, _GROUP_ROWS = 1, 2, 3
 _CHUNK_AT, _META, _OFFSETS_AT, _OFFSETS_SIZE = 2, 3, 4, 5
 _VALUES, _PACKED, _DATA_AT, _DICTIONARY_AT = 5, 7, 9, 11
 _COPIED_METADATA_FIELDS = (1, 2, 3, 4, 5, 6, 7, 9)
-"""The fields of ColumnMetaData that stay: type, encodings, path, codec, and fields that are overwritten later."""
+"""The fields of ColumnMetaData that are copied: type, encodings, path, codec, and fields that are set later."""
 _LOCATIONS = 1
 _PAGE_AT, _PAGE_SIZE, _PAGE_ROW = 1, 2, 3
 _PAGE_TYPE, _PAGE_PACKED, _DATA, _DATA_2 = 1, 3, 5, 8
@@ -60,11 +56,11 @@ _BY_DICTIONARY = (2, 8)
 class _Chunk(NamedTuple):
     """A column chunk and its pages.
 
-    Data page i starts at byte `starts[i]` and contains the rows `rows[i]` to `rows[i + 1]` - 1.
+    Data page i starts at byte `starts[i]`, has `sizes[i]` bytes, and contains the rows [rows[i], rows[i + 1]).
 
     Attributes:
         number: The ordinal of the leaf column.
-        begin: The offset of the first page.
+        begin: The offset of the first page of the chunk, which may be a dictionary page.
     """
 
     name: str
@@ -93,21 +89,21 @@ class Pages:
             source: The open file.
             file: The same file in pyarrow.
             hole_bytes: The maximum gap between pages that are read in one request.
-            encrypted: Whether the file is encrypted. If it is, no page can be read alone.
+            encrypted: Whether the file is encrypted. Pages of an encrypted file cannot be read separately.
         """
         self._encrypted = encrypted
         self._source, self._file, self._hole_bytes = source, file, hole_bytes
         self._stripped_chunks_by_group: dict[int, tuple[int, list[Fields]]] = {}
 
     def read(self, number: int, names: Sequence[str], rows: Longs) -> pa.RecordBatch | None:
-        """Return these top-level columns of these rows.
+        """Return some rows of a row group with these top-level columns.
 
-        The result is None if this is not possible, or not faster than reading the whole row group.
+        Return None if this is not possible, or not faster than reading the whole row group.
 
         Args:
-            number: The number of the row group.
+            number: The index of the row group.
             names: The names of the columns.
-            rows: The ascending positions of the rows in the row group, as int64[].
+            rows: The ascending positions of the rows in the row group, as int64[rows].
         """
         if self._encrypted:
             return None
@@ -123,6 +119,10 @@ class Pages:
     def _read(
         self, number: int, group: pq.RowGroupMetaData, names: Sequence[str], rows: Longs
     ) -> pa.RecordBatch | None:
+        """Read the pages of a row group that contain some of its rows.
+
+        The result is None if the positions of the pages are unknown, or if the needed pages are most of the row group.
+        """
         leaves = [self._leaf_numbers.get(name) for name in names]
         if None in leaves or self._file.metadata.num_columns * self._file.metadata.num_row_groups > COLUMNS_MAX:
             return None
@@ -142,7 +142,7 @@ class Pages:
                 (chunk, chunk_pages)
             )
         columns_by_name: dict[str, pa.Array] = {}
-        # Columns with the same page boundaries are put into one file.
+        # Columns with the same page boundaries are decoded from one in-memory file.
         for same_rows in by_rows.values():
             columns = self._read_columns(
                 number, [chunk for chunk, _ in same_rows], [chunk_pages for _, chunk_pages in same_rows], rows
@@ -154,7 +154,7 @@ class Pages:
 
     @cached_property
     def _leaf_numbers(self) -> dict[str, int]:
-        """The ordinal of the leaf of each top-level column that is not nested and has a unique name."""
+        """The ordinals of the leaf columns of top-level columns that are not nested and have a unique name."""
         schema, leaves = self._file.metadata.schema, {}
         for number in range(len(schema)):
             column = schema.column(number)
@@ -165,7 +165,7 @@ class Pages:
     @cached_property
     def _footer(self) -> Fields:
         out = io.BytesIO()
-        self._file.metadata.write_metadata_file(out)  # This is the original footer, which is in memory.
+        self._file.metadata.write_metadata_file(out)  # It writes the original footer, which is in memory.
         return thrift.read(out.getvalue(), len(_MAGIC))[0]
 
     def _group(self, number: int) -> Fields:
@@ -173,6 +173,7 @@ class Pages:
         return group
 
     def _read_chunks(self, number: int, rows: int, leaves: Iterable[tuple[str, int]]) -> list[_Chunk] | None:
+        """Return the pages of the chunks by their page indexes, or None if a chunk has no page index."""
         chunk_meta = []
         for name, leaf in leaves:
             raw_chunk: Fields = self._group(number)[_CHUNKS][1][1][leaf]
@@ -196,7 +197,7 @@ class Pages:
     def _read_columns(
         self, number: int, chunks: Sequence[_Chunk], pages: Sequence[Longs], wanted_rows: Longs
     ) -> dict[str, pa.Array] | None:
-        """Read columns whose pages have the same row boundaries."""
+        """Read columns whose pages have the same row boundaries, and return the requested rows by column name."""
         spans = [
             [(int(chunk.starts[page]), int(chunk.sizes[page])) for page in chunk_pages]
             for chunk, chunk_pages in zip(chunks, pages, strict=True)
@@ -210,7 +211,7 @@ class Pages:
             if [header.rows for header in headers] != (last - first).tolist():
                 return None
             dictionary = b""
-            # The encoding may change within a chunk.
+            # The encoding may differ between the pages of a chunk.
             if any(header.encoding in _BY_DICTIONARY for header in headers):
                 (dictionary,) = self._read_ranges([(chunk.begin, int(chunk.starts[0]) - chunk.begin)])
                 if _parse_page_header(dictionary)[_PAGE_TYPE][1] != _DICTIONARY_PAGE:
@@ -233,7 +234,7 @@ class Pages:
         """Return a Parquet file of one row group with these chunks.
 
         Args:
-            sources: The chunk, its dictionary page or no bytes, and its data pages.
+            sources: For each column, the chunk, its dictionary page or b"", and its data pages.
         """
         kind, stripped_chunks = self._strip_chunks(number)
         chunks, body = list(stripped_chunks), [_MAGIC]
@@ -260,7 +261,7 @@ class Pages:
         return b"".join((*body, footer, len(footer).to_bytes(4, "little"), _MAGIC))
 
     def _strip_chunks(self, row_group: int) -> tuple[int, list[Fields]]:
-        """Return the Thrift element type and the chunks of a row group, without statistics, offsets and sizes."""
+        """Return the Thrift type and the encoded chunks of a row group, without statistics, offsets and sizes."""
         cached = self._stripped_chunks_by_group.get(row_group)
         if cached is None:
             kind, chunks = self._group(row_group)[_CHUNKS][1]
@@ -272,7 +273,7 @@ class Pages:
         return cached
 
     def _read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read ranges (offset, length). Ranges that are close together are read in one request."""
+        """Read ranges (offset, length). Close ranges are read in one request."""
         joined: list[tuple[int, int]] = []
         for offset, size in sorted(ranges):
             if joined and offset <= joined[-1][1] + self._hole_bytes:
@@ -291,7 +292,7 @@ class Pages:
 
 
 def _is_consistent(chunk: _Chunk, end: int) -> bool:
-    """Return whether the page index agrees with the column chunk."""
+    """Return whether the page index is consistent with the column chunk."""
     ends = chunk.starts + chunk.sizes
     return bool(
         len(chunk.starts)
@@ -327,7 +328,7 @@ def _parse_data_page_header(data: bytes) -> _PageHeader:
     """Return the header of a data page of a flat column.
 
     Raises:
-        KeyError: The page has another type.
+        KeyError: The page is not a data page.
     """
     header = _parse_page_header(data)
     if header[_PAGE_TYPE][1] == _DATA_PAGE:

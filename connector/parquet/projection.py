@@ -1,10 +1,10 @@
-"""Projects the columns of a Parquet file to the table's schema: by field id, with type promotion and default values.
+"""Projects the columns of a Parquet file to the table's schema by field id, with type promotion and default values.
 
-The Iceberg spec defines the rules ("Column Projection" and "Schema Evolution"). Columns are matched by id, with any
-name and position. If the file does not have a column, the column has the value of an identity partition field. Without
-such a field, it has its initial default, or null. Files without ids are read only with the table's name mapping,
-because readers disagree on other ways to match columns. Types can only widen. If a type cannot be promoted to the
-table's type, AmbiguousColumn is raised, with the name of the column.
+The Iceberg spec defines the rules ("Column Projection" and "Schema Evolution"). Columns are matched by id, regardless
+of their names and positions. A column that the file does not have gets the value of an identity partition field,
+otherwise its initial default, otherwise null. Files without ids are read only with the table's name mapping, because
+readers disagree on other ways to match columns. Types can only widen. If a type cannot be promoted to the table's type,
+AmbiguousColumn is raised with the name of the column.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ Convert = Callable[[pa.Array], pa.Array]
 
 
 class FileProjection:
-    """Projects batches of one file to the given fields.
-
-    The result has the types that `to_row_type` returns.
-    """
+    """Projects batches of one file to fields of the table. The results have the types that `to_row_type` returns."""
 
     def __init__(
         self, file: Sequence[pa.Field], fields: Iterable[Field], partition: Mapping[int, Value | None]
@@ -36,10 +33,11 @@ class FileProjection:
 
         Args:
             file: The columns of the file, with field ids (`apply_name_mapping`).
+            fields: The fields of the table.
             partition: The values of identity partition fields, by column id.
 
         Raises:
-            AmbiguousColumn: No unique column matches a field, or its type cannot be promoted.
+            AmbiguousColumn: Several columns match a field, or the type of a column cannot be promoted.
         """
         names, ids = [column.name for column in file], [get_field_id(column) for column in file]
         self._sources: dict[int, tuple[str, Convert] | pa.Scalar] = {}
@@ -54,7 +52,7 @@ class FileProjection:
             self._sources[field.id] = (name, _make_converter(file[position].type, field.type, field.name, partition))
 
     def list_names(self, column_ids: Iterable[int]) -> list[str]:
-        """Return the names of the file's columns that must be read to produce these columns."""
+        """Return the names of the file's columns that must be read for these columns."""
         sources = (self._sources[column_id] for column_id in column_ids)
         return list(dict.fromkeys(source[0] for source in sources if isinstance(source, tuple)))
 
@@ -64,7 +62,7 @@ class FileProjection:
         """Return the projected columns by id.
 
         Args:
-            batch: `rows` rows with at least the columns that `names` returns, or None if there are no such columns.
+            batch: `rows` rows with at least the columns that `list_names` returns, or None if it returns no columns.
             column_ids: The ids of the columns to return.
             rows: The number of rows.
         """
@@ -99,6 +97,7 @@ def _repeat(value: pa.Scalar, rows: int) -> pa.Array:
 
 
 def _make_converter(kind: pa.DataType, target: Type, name: str, partition: Mapping[int, Value | None]) -> Convert:
+    """Return a function that converts arrays of the type in a file to the table's type."""
     arrow_type = to_row_type(target)
     match target:
         case StructType() if pa.types.is_struct(kind):
@@ -123,6 +122,7 @@ def _make_converter(kind: pa.DataType, target: Type, name: str, partition: Mappi
 def _make_struct_converter(
     kind: pa.DataType, target: StructType, name: str, partition: Mapping[int, Value | None]
 ) -> Convert:
+    """Return a function that converts structs. Fields that the file does not have get their default values."""
     sources: list[tuple[int, Convert] | pa.Scalar] = []
     for field in target.fields:
         position = _find_position([get_field_id(inner) for inner in kind], field.id)
@@ -139,7 +139,8 @@ def _make_struct_converter(
             source[1](pc.struct_field(array, [source[0]])) if isinstance(source, tuple) else _repeat(source, len(array))
             for source in sources
         ]
-        # StructArray.from_arrays takes the length from its children, so a struct without children is built separately.
+        # StructArray.from_arrays derives the length from its children, so a struct without children needs a special
+        # case.
         if not children:
             return pa.array([{} if valid else None for valid in array.is_valid().to_pylist()], pa.struct([]))
         return pa.StructArray.from_arrays(children, fields=fields, mask=array.is_null())
@@ -167,7 +168,7 @@ def _convert_map(array: pa.Array, key: Convert, value: Convert, arrow_type: pa.D
 
 
 def _read_offsets(array: pa.Array) -> tuple[pa.Array, int, int]:
-    """Return the offsets relative to the first offset. Also return the first offset and the last offset."""
+    """Return the offsets relative to the first offset, the first offset, and the last offset."""
     offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     return pa.array((offsets - offsets[0]).astype(np.int32)), int(offsets[0]), int(offsets[-1])
 
@@ -179,7 +180,7 @@ def _get_storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _can_widen(kind: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether an Arrow type can be read as another type, by promotion or with the same values."""
+    """Return whether values of an Arrow type can be read as the target type, by promotion or unchanged."""
     if kind.equals(target) or pa.types.is_null(kind):
         return True
     if pa.types.is_integer(target):
@@ -189,7 +190,7 @@ def _can_widen(kind: pa.DataType, target: pa.DataType) -> bool:
     if pa.types.is_decimal(target):
         return bool(pa.types.is_decimal(kind)) and kind.scale == target.scale and kind.precision <= target.precision
     if pa.types.is_timestamp(target):
-        # INT96 timestamps have no time zone, so the table's type determines the time zone.
+        # INT96 timestamps have no time zone, so the type in the table determines whether they have a zone.
         return bool(pa.types.is_timestamp(kind) or (pa.types.is_date(kind) and target.tz is None))
     if pa.types.is_time(target):
         return bool(pa.types.is_time(kind))
@@ -219,5 +220,5 @@ def _cast_exactly(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
             plain = array.view(pa.timestamp(array.type.unit))
             return plain.cast(pa.timestamp(target.unit)).view(target)
         return array.cast(target)
-    except pa.ArrowException:  # The message of the error may quote a value, and the file may be encrypted.
+    except pa.ArrowException:  # The error is hidden, because it may quote a value of an encrypted file.
         raise AmbiguousColumn(f"a value of its column for {name} does not fit the type {target}") from None

@@ -1,9 +1,9 @@
-"""Prunes row groups that cannot contain a matching row, by the statistics in the footer of a Parquet file.
+"""Prunes row groups without matching rows by the statistics in the footer of a Parquet file.
 
-A row group is not pruned if its statistics are missing or uncertain. Statistics are compared only for columns whose
-physical values have the order of the table's values: integers, dates and timestamps in the table's unit, floats and
-strings. Statistics of floats exclude NaN, which is larger than every number. Therefore the upper bound of a float
-column prunes nothing.
+A row group is not pruned if its statistics are missing or uncertain. Statistics are used only for columns whose
+physical values are ordered like the table's values: integers, dates and timestamps in the table's unit, floats and
+strings. Statistics of floats exclude NaN, which is larger than every number, so the upper bound of a float column is
+not used.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _COMPARED = _WHOLE | FLOATS | {"string"}
 
 
 class RowGroups:
-    """The row groups of one file, for one bound filter."""
+    """Decides which row groups of one file may match one bound filter."""
 
     def __init__(self, file: pq.FileMetaData, fields: Iterable[pa.Field], expression: Expression) -> None:
         """Prepare the statistics of the filter's columns.
 
         Args:
-            fields: The file's columns, with ids.
+            file: The metadata in the footer.
+            fields: The columns of the file, with field ids.
+            expression: The bound filter.
         """
         self._file = file
         self._expression = expression
@@ -57,7 +59,7 @@ class RowGroups:
 def _map_comparable_chunks(
     file: pq.FileMetaData, fields: list[pa.Field], predicates: Iterable[Bound]
 ) -> dict[int, int]:
-    """Return the ordinals of the column chunks whose statistics can be compared, by column id."""
+    """Return the indexes of the column chunks whose statistics can be compared, by column id."""
     kinds = {
         predicate.column_id: predicate.kind
         for predicate in predicates
@@ -122,7 +124,8 @@ def _read_min_max(kind: str, statistics: Any) -> tuple[Any, Any]:
 
 
 def _can_range_match(predicate: Bound, low: Any, high: Any) -> bool:
-    if low != low or high != high:  # Writers must not use NaN as a bound.
+    """Return whether a value between the bounds of a row group can meet the predicate."""
+    if low != low or high != high:  # A bound that is NaN is invalid, so it is not used.
         return True
     values: list[Any] = [value.encode() if isinstance(value, str) else value for value in predicate.values]
     floats = predicate.kind in FLOATS

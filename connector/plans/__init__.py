@@ -1,1 +1,1 @@
-"""Requests plans for the tables in a query of any engine."""
+"""Requests plans for the tables that a query of any engine reads."""

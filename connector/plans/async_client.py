@@ -1,6 +1,6 @@
-"""An asynchronous client of the server, which requests plan tables and the columns of tables.
+"""An asynchronous client of the server that requests plans and loads tables and views.
 
-It sends each request once, without retries, because callers have only milliseconds, and continue without a response.
+It does not repeat requests, because a query waits for the responses, and can run without plans.
 Plans are not cached, because only the server knows the latest commits. Columns are cached. Before each use of cached
 columns, the server confirms that the table has not changed.
 """
@@ -49,21 +49,18 @@ _BYTES_PER_COLUMN = 200
 _CONNECTIONS_MAX = 64
 _AUDIENCE = re.compile(r"[!-~]{1,100}")
 _GROUPS_BYTES_MAX = 256 << 20
-"""The maximum size of a response with groups of a cube."""
+"""The maximum size of a response that contains groups of a cube."""
 _INDEX_PREFIX = "seamark.index."
 """The prefix of the properties that define indexes (`formats/index/definitions.py`, which takes long to import)."""
 _TIMEOUT_S = 30.0
 """The timeout of a request. Callers give up much earlier."""
 
 Name = tuple[str, ...]
-"""A table's name, with the levels of its namespace."""
+"""The name of a table or view, with the levels of its namespace."""
 
 
 class JoinResult(msgspec.Struct, frozen=True, rename="kebab"):
-    """The outcome of a requested join.
-
-    If the join was `used`, `keys` is the number of values by which files were left out.
-    """
+    """The outcome of a requested join. If it was `used`, files were pruned by the number of values in `keys`."""
 
     snapshot_id: int | None
     keys: int | None
@@ -73,7 +70,7 @@ class JoinResult(msgspec.Struct, frozen=True, rename="kebab"):
 class TablePlanResponse(msgspec.Struct, frozen=True, rename="kebab"):
     """The replacement of a scan: a plan table (`name`), or a snapshot of the table (`plan_snapshot_id`).
 
-    Neither is set if the plan would keep a larger fraction of the files than the request allows.
+    Both are None if the plan would keep a larger fraction of the files than the request allows.
     """
 
     name: str | None
@@ -85,12 +82,9 @@ class TablePlanResponse(msgspec.Struct, frozen=True, rename="kebab"):
     """The outcomes of the joins, in the order of the request. Nested joins follow the join that contains them."""
     plan_snapshot_id: int | None = None
     misread: str = ""
-    """The reason why DuckDB would read the table wrongly, with any plan or because there is no plan table.
-
-    Otherwise None.
-    """
+    """The reason why DuckDB would read the table wrongly, or empty if it would not."""
     statement: str = ""
-    """The fingerprint of the statement in the query history, or empty if it does not count."""
+    """The fingerprint of the statement in the query history, or empty if the history does not count it."""
 
     @property
     def is_made(self) -> bool:
@@ -101,9 +95,9 @@ T = TypeVar("T")
 
 
 def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, which runs on an event loop in another thread.
+    """Run a coroutine on an event loop in another thread, and return its result.
 
-    The thread of the caller may already have an event loop, for example in a notebook.
+    The caller's thread may already run an event loop, for example in a notebook.
     """
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
@@ -111,10 +105,10 @@ def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """A requested join, which restricts the needed rows of a table.
+    """A join in a plan request, which restricts the needed rows of a table.
 
-    A row is needed only if another table has a row with equal values. `on` has pairs of a column of this table and a
-    column of the other table. The other row must also meet `filter`, `likes` and its own `joins`.
+    A row is needed only if the joined table has a row with equal values that meets `filter`, `likes` and `joins`. `on`
+    has pairs of a column of the table with the needed rows and a column of the joined table.
     """
 
     table: Name
@@ -128,7 +122,7 @@ class JoinRequest:
     exempt_condition: Expression | None = None
     ops: tuple[str, ...] = ()
     exact: bool = False
-    """The attributes from `transform` to `exact` have the same meaning as in `scan.Join`."""
+    """`transform`, `any_of`, `exempt_condition`, `ops` and `exact` have the same meanings as in `scan.Join`."""
 
     def build_body(self) -> dict[str, Any]:
         pairs = self.on[:1] if self.ops else self.on
@@ -148,7 +142,7 @@ class JoinRequest:
         if self.exempt_condition is not None:
             body["unless"] = encode_expression(self.exempt_condition)
         if self.likes:
-            body["likes"] = [[_encode_like(one) for one in either] for either in self.likes]
+            body["likes"] = [[_encode_like(like) for like in either] for either in self.likes]
         if self.joins:
             body["joins"] = [join.build_body() for join in self.joins]
         return body
@@ -164,8 +158,8 @@ class TablePlanRequest:
     """A scan for which a plan is requested.
 
     Attributes:
-        filter: An expression, which may have typed literals. With None, the plan keeps every file.
-        snapshot_id, ref: The snapshot, or a branch or tag. Without both, the current snapshot.
+        filter: An expression, which may have typed literals. If it is None, the plan keeps every file.
+        snapshot_id, ref: The snapshot, or a branch or tag. If both are None, the current snapshot is planned.
         max_kept_fraction: The maximum fraction of the files that the plan may keep. If it keeps more, no plan table is
             created.
         past: Whether Trino reads with the schema of the snapshot. If this is not the current schema, no plan table is
@@ -180,20 +174,20 @@ class TablePlanRequest:
     joins: tuple[JoinRequest, ...] = ()
     ref: str | None = None
     hide_partitions: bool = False
-    """Whether the plan table hides properties with which DuckDB would leave out other files than the plan does."""
+    """Whether the plan table hides partition fields and bounds by which DuckDB would wrongly leave out files."""
     use: TableUse = NO_USE
 
 
 @dataclass(frozen=True, slots=True)
 class CubePlanRequest:
-    """An aggregate query for which groups of a cube are requested, and a plan of the files without groups.
+    """A request for groups of a cube, and for a plan of the files without groups.
 
     Attributes:
         table, filter, snapshot_id, ref, hide_partitions: See `TablePlanRequest`.
         definition_id: The id of the cube.
         columns: The columns of the cube's entries.
-        unless: A condition on rows. A file that may have a row that meets it is not answered from the cube.
-        group_filter: A condition on groups (`group_conditions.py`). The server leaves out other groups.
+        unless: A condition on rows. Files that may have rows that meet it are planned instead of read from the cube.
+        group_filter: A condition on groups (`group_conditions.py`). Only groups that meet it are returned.
         groups_max: The maximum number of groups. With more groups, the cube is not used.
     """
 
@@ -220,7 +214,7 @@ class View:
     """
 
     location: str
-    """The location of the view's metadata file, which identifies the version of the view."""
+    """The location of the view's metadata file, which changes with each version of the view."""
     text: str
     columns: Mapping[str, str]
     catalog: str | None
@@ -229,10 +223,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The characters [start, end) of a view's text, and their replacement.
+    """A reference to a table or view in a view's text, at the characters [start, end), and its replacement.
 
-    The replacement is a plan snapshot of the `table` that is named there, or the plan view `plan`. If `alias` is set,
-    the original name follows the replacement as an alias.
+    The replacement is the plan snapshot `plan_snapshot_id` of `table`, or the plan view `plan`. If `alias` is set, the
+    replacement has the original name as its alias.
     """
 
     start: int
@@ -251,10 +245,10 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """A view over plans.
+    """A view that reads plans instead of tables.
 
     Attributes:
-        plan_id: Identifies the view in `Seamark.lease`.
+        plan_id: The id of the view for `Seamark.lease`.
         columns: The columns of the view.
     """
 
@@ -265,21 +259,21 @@ class PlanView:
 
 @dataclass(frozen=True, slots=True)
 class KnownTable:
-    """The known state of a table.
+    """The columns and the state of a table, as the server has returned them.
 
     Attributes:
-        columns: The Iceberg types by the column names in lower case.
+        columns: The Iceberg types of the columns by their lower-case names, or None if two names differ only in case.
         version: A value that changes with each change of the table.
     """
 
     version: str
     columns: Mapping[str, str] | None
-    """The columns, or None if two names differ only in case."""
+
     snapshot_id: int | None = None
     """The id of the current snapshot."""
     size_bytes: int = 0
     files: int = 0
-    """The number of data files in the snapshot's summary, or 0 if the summary does not state it."""
+    """The number of data files in the snapshot's summary, or 0 if the summary does not contain it."""
     refs: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """The snapshots of branches and tags."""
     cube_metadata: TableMetadata | None = field(default=None, kw_only=True)
@@ -289,7 +283,8 @@ class KnownTable:
     snapshot_has_current_schema: bool = field(default=True, kw_only=True)
     """Whether the current snapshot was written with the current schema.
 
-    Engines read a named snapshot with the schema of the snapshot. There, a name may belong to another column.
+    Engines read a snapshot that is selected by its id with the schema of the snapshot, in which a name may belong to
+    another column.
     """
 
     def resolve_snapshot_id(self, ref: str | None) -> int | None:
@@ -377,10 +372,7 @@ class _Config(msgspec.Struct):
 
 
 class Seamark:
-    """The server at `url`, with the credentials of `http`.
-
-    Plans are requested with a lease of `lease_s` seconds.
-    """
+    """An asynchronous client of the server at `url`, with the credentials of `http`."""
 
     def __init__(
         self, http: aiohttp.ClientSession, url: str, *, lease_s: int, audience: str | None = None, engine: str = ""
@@ -388,10 +380,11 @@ class Seamark:
         """Create a client.
 
         Args:
+            lease_s: The duration of the leases of plans, in seconds.
             engine: The engine that runs the statements, for the query history. If it is empty, the server derives it
                 from the request.
-            audience: The value of `X-Seamark-Plans` in requests to which the plans are visible. If it is set, plans
-                are snapshots of the table.
+            audience: The value of the header `X-Seamark-Plans` in requests to which plans are visible. If it is set,
+                plans are snapshots of the table.
         """
         self._http = http
         self.url = url
@@ -404,7 +397,7 @@ class Seamark:
         self._known: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
 
     async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
-        """Request a plan table.
+        """Request a plan of a table.
 
         Raises:
             InvalidRequest: The filter cannot be bound.
@@ -456,7 +449,7 @@ class Seamark:
         return raw
 
     async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
-        """Renew the leases of plans of a table or view. With a `lease_s` of 0, withdraw the plans."""
+        """Renew the leases of plans of a table or view, or withdraw the plans if `lease_s` is 0."""
         body = {"snapshot-ids": list(plan_ids), "lease-s": self._lease_s if lease_s is None else lease_s}
         path = f"{make_table_path(of)}/plan-snapshots"
         await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
@@ -481,12 +474,12 @@ class Seamark:
         await self._ask("POST", path, msgspec.json.encode(body), headers={"Content-Type": "application/json"})
 
     async def report_time(self, table: Name, statement: str, *, seconds: float, files: int, size_bytes: int) -> None:
-        """Report the time of an engine for a statement, by the fingerprint of its plan, and what it read of a table."""
+        """Report the time that an engine needed for a statement, and the files and bytes that it read of a table."""
         body = {"statement": statement, "seconds": seconds, "files": files, "bytes": size_bytes}
         await self._ask("POST", f"{make_table_path(table)}/history/times", msgspec.json.encode(body))
 
     async def view(self, name: Name) -> View | None:
-        """Return the current view, or None if there is no such view or it has no text in Trino's dialect."""
+        """Return the current version of a view, or None if it does not exist or has no text in Trino's dialect."""
         try:
             _, raw = await self._ask("GET", await self._make_path(name, "views"))
         except NoSuchResource:
@@ -494,8 +487,8 @@ class Seamark:
         try:
             loaded = convert_json(raw, _LoadedView)
             metadata = loaded.metadata
-            version = next(one for one in metadata.versions if one.version_id == metadata.current_version_id)
-            schema = next(one for one in metadata.schemas if one.schema_id == version.schema_id)
+            version = next(each for each in metadata.versions if each.version_id == metadata.current_version_id)
+            schema = next(each for each in metadata.schemas if each.schema_id == version.schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
             raise ServerFailed(f"{self._shown} sent a response that is not a view: {error!r}") from None
         text = next(
@@ -506,7 +499,7 @@ class Seamark:
             ),
             None,
         )
-        columns = list_column_types([(one.name, one.type) for one in schema.fields])
+        columns = list_column_types([(field.name, field.type) for field in schema.fields])
         if text is None or columns is None:
             return None
         catalog = version.default_catalog and version.default_catalog.lower()
@@ -517,7 +510,7 @@ class Seamark:
     async def plan_view(
         self, name: Name, view: View, predicate: str, references: Sequence[Reference], reader: str
     ) -> PlanView | None:
-        """Return a plan view for one user of the engine, or None if the server creates no more plan views.
+        """Create a plan view for one user of the engine. Return None if the server creates no more plan views.
 
         Raises:
             NoSuchResource: The view has changed.
@@ -552,21 +545,21 @@ class Seamark:
             return cached
         try:
             metadata = convert_json(raw, _Loaded).metadata
-            schema = next(one for one in metadata.schemas if one.schema_id == metadata.current_schema_id)
+            schema = next(each for each in metadata.schemas if each.schema_id == metadata.current_schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
             raise ServerFailed(f"{self._shown} sent a response that is not a table: {error!r}") from None
         cube_metadata = self._decode_metadata(raw) if metadata.may_have_cubes else None
-        snapshots = (one for one in metadata.snapshots if one.snapshot_id == metadata.current_snapshot_id)
+        snapshots = (each for each in metadata.snapshots if each.snapshot_id == metadata.current_snapshot_id)
         snapshot = next(snapshots, None)
         current = KnownTable(
             version,
-            list_column_types([(one.name, one.type) for one in schema.fields]),
+            list_column_types([(field.name, field.type) for field in schema.fields]),
             None if snapshot is None else snapshot.snapshot_id,
             *(_read_total(snapshot, name) for name in ("total-files-size", "total-data-files")),
             refs={name: ref.snapshot_id for name, ref in metadata.refs.items()},
             cube_metadata=cube_metadata,
-            fields=tuple((one.id, one.name, read_column_type(one.type)) for one in schema.fields),
-            # Engines read a snapshot without a schema with the current schema.
+            fields=tuple((field.id, field.name, read_column_type(field.type)) for field in schema.fields),
+            # If a snapshot states no schema, engines read it with the current schema.
             snapshot_has_current_schema=snapshot is None or snapshot.schema_id in (None, metadata.current_schema_id),
         )
         if version:
@@ -605,9 +598,9 @@ class Seamark:
         headers: Mapping[str, str] | None = None,
         answer_bytes_max: int = _ANSWER_BYTES_MAX,
     ) -> tuple[str, bytes]:
-        """Send a request, and return the ETag and the body of the response.
+        """Send a request, and return the ETag and body of the response.
 
-        The body is empty if the version is still `known_version`.
+        The body is empty if the current version is `known_version`.
         """
         url = URL(self.url + path, encoded=True)
         headers = {**(headers or {}), **({"If-None-Match": known_version} if known_version else {})}

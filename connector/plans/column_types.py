@@ -1,4 +1,4 @@
-"""The types of columns as the table metadata has them, by the names that a statement can use."""
+"""Finds the types of a table's columns by the names that a statement can use for them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ NESTED = "nested"
 
 
 def read_column_type(kind: Any) -> str:
-    """Return a type of the table metadata, or `NESTED`."""
+    """Return the type of a column as its name in the table metadata, or `NESTED`."""
     return kind if isinstance(kind, str) else NESTED
 
 
 def list_column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | None:
-    """Return the types of columns by their lower-case names, with the fields of structs as `struct.field`.
+    """Return the types of columns by their lower-case names. Fields of structs are named `struct.field`.
 
     The result is None if two names differ only in case.
 

@@ -1,6 +1,6 @@
 """Conditions on columns of tables, read from a statement of any engine.
 
-A condition is true for each row for which the statement's whole condition is true, and may be true for more rows. SQL's
+A condition is true for each row for which the statement's condition is true, and may be true for more rows. SQL's
 logic has three values, and a row is used if its condition is *true*. Therefore an unsupported part is replaced by
 "true": in an AND, the part is left out, and an OR that contains the part is left out completely. NOT is applied to
 comparisons, and stays part of them, because `NOT (a = 1)` is not true for null and, in some engines, not true for NaN.
@@ -25,17 +25,17 @@ from seamark.formats.iceberg.types.functions import LOWER, UPPER, is_function
 from seamark.formats.iceberg.types.transforms import IDENTITY
 
 ColumnReference: TypeAlias = tuple[int, str]
-"""A column of a source: the number of the source in its query block, and the name of the column."""
+"""A column, as the number of its source in the query block, and its name."""
 LEAVES_MAX = 5_000
 """The maximum number of comparisons in a condition.
 
-If a query in WITH uses another query in WITH twice, its condition doubles. A chain of such queries doubles it
-repeatedly.
+Without a limit, a chain of queries in WITH, each of which reads the previous query twice, would double the
+condition at each step.
 """
 TEXT_MAX = 100_000
 """The maximum number of characters of a condition in SQL."""
 DAY, MONTH, YEAR, HOUR = "day", "month", "year", "hour"
-"""Iceberg's transforms. A year is compared with the number of the year, not with Iceberg's years since 1970."""
+"""Iceberg's transforms, except that `year` is the number of the year, and not the years since 1970."""
 _ORDERED = {"<": Op.LT, "<=": Op.LT_EQ, ">": Op.GT, ">=": Op.GT_EQ}
 _EPOCH_YEAR = 1970
 _TERMS = {IDENTITY: "{}", DAY: "CAST({} AS DATE)", YEAR: "YEAR({})", LOWER: "lower({})", UPPER: "upper({})"}
@@ -43,9 +43,9 @@ _TERMS = {IDENTITY: "{}", DAY: "CAST({} AS DATE)", YEAR: "YEAR({})", LOWER: "low
 
 @dataclass(frozen=True)
 class ColumnComparison:
-    """A comparison of literals with a column, or with the column's day, its year or a function of it.
+    """A comparison of a column with literals. A transform or function may be applied to the column.
 
-    Comparisons of functions (`types/functions.py`) only select files, because the functions have different values in
+    Comparisons of functions (`types/functions.py`) only prune files, because the functions have different values in
     different engines. Such comparisons are not exact.
 
     Attributes:
@@ -59,7 +59,7 @@ class ColumnComparison:
     transform: str = IDENTITY
     negated: bool = False
     exact: bool = True
-    """Whether the comparison is true for exactly the rows for which the statement's condition is true.
+    """Whether the comparison is true for the same rows as the statement's condition.
 
     If not, it may be true for more rows, and it is never negated.
     """
@@ -101,7 +101,7 @@ class ColumnComparison:
 class Like:
     """`column LIKE pattern` or NOT LIKE, on the column itself or on its lower or upper case.
 
-    The predicate only removes rows of a dimension, and no files of the dimension. It is never negated.
+    The predicate only filters rows of a dimension. It prunes no files of the dimension, and is never negated.
     """
 
     column: ColumnReference
@@ -119,16 +119,16 @@ class Like:
 
 @dataclass(frozen=True)
 class SemiJoin:
-    """A condition that a needed row of a stored table has the same values, and no nulls.
+    """A condition that a needed row of another table has the same values. Nulls never meet it.
 
     Attributes:
-        pairs: Pairs of a column and the column of the table to which it is equal.
-        of: Identifies the reference to the table.
-        where: A condition that the row of the table also meets. Its columns are (0, name).
-        transform: With a transform of Iceberg, there is one pair, and the table's value identifies a period of the
+        pairs: Pairs of a column and the column of the other table to which it is equal.
+        of: An object that identifies the reference to the other table.
+        where: A condition that the row of the other table also meets. Its columns are (0, name).
+        transform: With a transform of Iceberg, there is one pair, and the other table's value is a period of the
             column. With `RANGE`, `MINIMUM` or `MAXIMUM`, the column is compared by `ops` (`scan.Join`).
         ops: The operators of the pairs.
-        exact: With `MINIMUM` or `MAXIMUM`: whether the extreme is computed from exactly the rows that meet `where`.
+        exact: Whether a `MINIMUM` or `MAXIMUM` is computed from exactly the rows that meet `where`.
     """
 
     pairs: tuple[tuple[ColumnReference, str], ...]
@@ -141,9 +141,9 @@ class SemiJoin:
     size: ClassVar[int] = 1
 
     def move_columns(self, to: Move) -> SemiJoin | None:
-        """Return the semi-join on the moved columns, or None. If pairs are lost, the semi-join is weaker.
+        """Return the semi-join on the columns that `to` returns, or None. A semi-join that loses pairs is weaker.
 
-        All pairs of a range have the same column, so none of them can be lost alone.
+        All pairs of a range have the same column, so either all of them are lost, or none.
         """
         pairs = tuple((reference, column) for old, column in self.pairs if (reference := to(old)) is not None)
         return replace(self, pairs=pairs) if pairs else None
@@ -151,12 +151,16 @@ class SemiJoin:
 
 @dataclass(frozen=True)
 class AllOf:
+    """A condition that is true if all of its parts are true. `size` is the number of comparisons."""
+
     parts: tuple[Condition, ...]
     size: int
 
 
 @dataclass(frozen=True)
 class AnyOf:
+    """A condition that is true if at least one of its parts is true. `size` is the number of comparisons."""
+
     parts: tuple[Condition, ...]
     size: int
 
@@ -169,6 +173,7 @@ NEVER = AnyOf((), 1)
 
 
 def all_of(parts: Iterable[Condition | None]) -> Condition | None:
+    """Return the AND of the conditions. It is None if it is true for all rows."""
     distinct: dict[Condition, None] = {}
     size = 0
     for condition in parts:
@@ -182,6 +187,7 @@ def all_of(parts: Iterable[Condition | None]) -> Condition | None:
 
 
 def any_of(parts: Iterable[Condition | None]) -> Condition | None:
+    """Return the OR of the conditions. It is None if it is true for all rows."""
     distinct: dict[Condition, None] = {}
     for part in parts:
         if part is None:
@@ -223,7 +229,7 @@ def keep_comparisons(condition: Condition | None) -> Condition | None:
 
 
 def drop_functions(condition: Condition | None) -> Condition | None:
-    """Return the condition without comparisons of functions. These can select files, but cannot filter rows."""
+    """Return the condition without comparisons of functions, which can prune files, but cannot filter rows."""
     return weaken(condition, lambda atom: None if _is_of_function(atom) else atom)
 
 
@@ -267,13 +273,14 @@ def list_likes(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
 
 
 def split_parts(condition: Condition | None) -> tuple[Condition, ...]:
-    """Return conditions that are all true if the condition is true: the parts of an AND, or the condition itself."""
+    """Return the parts of an AND, or otherwise the condition itself."""
     if condition is None:
         return ()
     return condition.parts if isinstance(condition, AllOf) else (condition,)
 
 
 def list_references(condition: Condition) -> frozenset[ColumnReference]:
+    """Return the columns of a condition."""
     match condition:
         case ColumnComparison() | Like():
             return frozenset({condition.column})
@@ -330,7 +337,7 @@ def _write_comparison(comparison: ColumnComparison) -> str:
             return f"{term} BETWEEN {texts[0]} AND {texts[1]}"
         case "STARTS WITH":
             prefix = comparison.literals[0].value
-            escaped = "".join(f"\\{one}" if one in "%_\\" else one for one in prefix)
+            escaped = "".join(f"\\{character}" if character in "%_\\" else character for character in prefix)
             return f"{term} LIKE {quote_text(escaped + '%')}" + ("" if escaped == prefix else " ESCAPE '\\'")
     return f"{term} {comparison.op} {texts[0]}"
 
@@ -355,13 +362,14 @@ def build_expression(condition: Condition) -> Expression:
 
 
 def _convert_comparison(comparison: ColumnComparison) -> Expression:
+    """Return the Iceberg expression of one comparison, which is true for the same rows."""
     negated, literals = comparison.negated, comparison.literals
     name = comparison.column[1]
     is_null, not_null = Unbound(Op.IS_NULL, name, IDENTITY, ()), Unbound(Op.NOT_NULL, name, IDENTITY, ())
     null = any(literal.kind == "null" for literal in literals)
 
     def predicate(op: Op, *literals: Literal) -> Expression:
-        values = tuple(_shift_year(one, comparison.transform).typed for one in literals)
+        values = tuple(_shift_year(literal, comparison.transform).typed for literal in literals)
         return Unbound(op, name, comparison.transform, values)
 
     def compare(op: Op, literal: Literal) -> Expression:
@@ -386,7 +394,7 @@ def _convert_comparison(comparison: ColumnComparison) -> Expression:
                 return predicate(Op.EQ, *literals)
             return iceberg.join_by_and(not_null, predicate(Op.NOT_EQ, *literals))
         case "IN":
-            present_literals = [one for one in literals if one.kind != "null"]
+            present_literals = [each for each in literals if each.kind != "null"]
             if negated:
                 return iceberg.FALSE if null else iceberg.join_by_and(not_null, predicate(Op.NOT_IN, *present_literals))
             return predicate(Op.IN, *present_literals) if present_literals else iceberg.FALSE

@@ -1,8 +1,7 @@
-"""Chooses the joins of a statement that plan requests contain.
+"""Chooses the joins of a statement that its plan requests contain.
 
 A join is chosen if the other table is much smaller and is restricted. A table is restricted if it has a condition, or
-is joined with a restricted table. A join of a table with rows of itself is chosen if a column of these rows must have
-given values.
+is joined with a restricted table. A self-join is chosen if a column of one side must have given values.
 
 Joined scans refer to each other (`scan.py`). For each scan, the joins become a tree, in which no table is its own
 ancestor. Sizes come from the summary of a table's snapshot. The server skips joins with tables that exceed its limits.
@@ -30,17 +29,17 @@ DEPTH_MAX = 4
 JOINS_MAX = 32
 """The server's maximum number of joins in one request."""
 _STEPS_MAX = 500
-"""The maximum number of joins that are considered for one scan.
+"""The maximum number of joins that are examined for one scan.
 
-If all tables are joined with all others, the size of the tree grows exponentially.
+If each table is joined with all others, the number of joins in the tree grows exponentially.
 """
 SIZE_RATIO_MIN = 4
 """The minimum ratio of the size of a table to the size of a dimension that filters it."""
 SMALL_BYTES = 4 << 20
 """The maximum size of a table that may filter tables of any size.
 
-A larger table may also filter tables of any size if a column of its needed rows must have given values. The server then
-reads only the files of these rows, within its limits.
+A larger table may also filter tables of any size if a column of its needed rows must have given values. The server
+then reads only the files with these rows, within its limits.
 """
 
 
@@ -59,12 +58,12 @@ class PlannedScan:
 
     @property
     def read(self) -> tuple[str, Name, int | None, str | None]:
-        """Identifies the rows that the scan reads. Scans with the same value read the same rows."""
+        """A key of the rows that the scan reads. Scans with the same key read the same rows."""
         return self.catalog, self.table, self.scan.snapshot_id, self.scan.ref
 
     @property
     def state(self) -> tuple[str, Name, int | None]:
-        """Identifies the state of the table. Scans with the same value read the same state.
+        """A key of the state of the table. Scans with the same key read the same state.
 
         The current snapshot, branches and tags belong to one state. A snapshot that is named by its id does not change,
         and is a separate state.
@@ -74,7 +73,7 @@ class PlannedScan:
 
 @dataclass(frozen=True)
 class Dimension:
-    """A scan that filters another scan. It reads one snapshot of its table."""
+    """A scan that filters another scan by a join. It reads one snapshot of its table."""
 
     planned: PlannedScan
     snapshot_id: int
@@ -89,10 +88,11 @@ class Dimension:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns of the dimension's table that leave out rows of the other table."""
+        """The columns of the dimension's table by which rows of the other table are left out."""
         return frozenset(other for _, other in self.on) | self.planned.scan.columns | list_columns(self.join.where)
 
     def request(self) -> JoinRequest:
+        """Return the join for a plan request."""
         scan, join = self.planned.scan, self.join
         nested = tuple(dimension.request() for dimension in self.dimensions)
         condition = join.where if join.is_extreme else all_of([scan.condition, join.where])
@@ -113,6 +113,7 @@ class Dimension:
 
 
 def list_depth_first(dimensions: Sequence[Dimension]) -> list[Dimension]:
+    """Return the dimensions and all of their dimensions. Each dimension precedes its own dimensions."""
     return [each for dimension in dimensions for each in (dimension, *list_depth_first(dimension.dimensions))]
 
 
@@ -141,12 +142,15 @@ def explain_unrequested_joins(
     tables: Mapping[tuple[str | None, str | None, str], KnownTable],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> list[str]:
-    """Return a line for each joined table of a scan that is not one of its dimensions.
+    """Explain why joined tables are not dimensions of a scan.
 
-    The line has the table and the reason.
+    Each line has the name of a table and the reason.
     """
     planned = planned_scans[number]
-    limited, requested = _find_table(planned, tables), {one.join.scan for one in dimensions.get(planned, ())}
+    limited, requested = (
+        _find_table(planned, tables),
+        {dimension.join.scan for dimension in dimensions.get(planned, ())},
+    )
     reasons: dict[str, None] = {}
     for join in planned.scan.joins:
         other = planned_scans.get(join.scan)
@@ -187,6 +191,12 @@ class _DimensionTree:
         self._steps = _STEPS_MAX
 
     def list_dimensions(self, number: int, path: tuple[int, ...]) -> tuple[Dimension, ...]:
+        """Return the dimensions of a scan, with their own dimensions.
+
+        Args:
+            number: The number of the scan.
+            path: The numbers of the scans above it in the tree.
+        """
         limited = _find_table(self._planned_scans[number], self._known)
         if limited is None or len(path) >= DEPTH_MAX:
             return ()
@@ -199,7 +209,7 @@ class _DimensionTree:
             table = None if planned is None else _find_table(planned, self._known)
             if planned is None or table is None or table.snapshot_id is None or join.scan in path:
                 continue
-            # The server reads extremes from statistics of files, so the size of the table does not matter.
+            # The server finds extremes in statistics of files, so the table may have any size.
             if join.is_extreme:
                 self._left -= 1
                 dimensions.append(Dimension(planned, table.snapshot_id, table.files, join, ()))
@@ -212,7 +222,7 @@ class _DimensionTree:
             behind = self.list_dimensions(join.scan, (*path, number))
             # A condition on only the join columns also applies to the filtered table directly.
             is_pushed_down = join.transform == IDENTITY and join.where is None and join.any_of is None
-            # Without a condition on the other table, a range without an end leaves out few files.
+            # If the other table has no condition, a range without an end leaves out few files.
             is_open = len(join.ops) == 1
             if (
                 behind
@@ -230,16 +240,16 @@ class _DimensionTree:
         )
 
     def _is_whole(self, join: Join, number: int, dimensions: Sequence[Dimension]) -> bool:
-        """Return whether all alternatives of a join are dimensions.
+        """Return whether all alternatives of a join are among the dimensions.
 
-        If one alternative is missing, the others restrict no row.
+        If an alternative is missing, the others do not restrict the rows.
         """
-        alternatives = [one for one in self._planned_scans[number].scan.joins if one.any_of == join.any_of]
+        alternatives = [each for each in self._planned_scans[number].scan.joins if each.any_of == join.any_of]
         return all(any(other.join is alternative for other in dimensions) for alternative in alternatives)
 
 
 def _keep_whole_column(atom: Atom) -> Atom | None:
-    """Return the atom, or None if it is on a field of a struct.
+    """Return the atom, or None if it compares a field of a struct.
 
     Only whole columns can filter the rows of a dimension.
     """

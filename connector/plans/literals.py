@@ -1,4 +1,4 @@
-"""Literals of SQL statements, in the form that the parsers of all dialects return."""
+"""Literals of SQL statements. The parsers of all dialects return them in this form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KINDS = {"integer": "number", "decimal": "number", "binary": "bytes"}
 
 @dataclass(frozen=True)
 class Literal:
-    """A literal.
+    """A literal of a statement.
 
     Attributes:
         kind: `null`, `boolean`, `integer`, `decimal`, `double`, `text`, `date`, `timestamp`, `uuid` or `binary`.
@@ -40,6 +40,6 @@ class Literal:
 
     @property
     def typed(self) -> TypedLiteral:
-        """The literal in the form of an Iceberg expression. It exists for all kinds except null."""
+        """The literal of an Iceberg expression. A literal of the kind `null` has none."""
         kind = "timestamptz" if self.kind == "timestamp" and self.zone == ZONED else self.kind
         return TypedLiteral(_KINDS.get(kind, kind), self.value.lower() if kind == "boolean" else self.value)

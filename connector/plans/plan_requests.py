@@ -4,9 +4,9 @@ If a statement reads a table more than once, Trino reads it at one snapshot. The
 of the same snapshot, or no scan of the table gets a plan. If the table is also read at a branch or tag, the snapshots
 of all these scans must belong to one state of the table.
 
-The same applies to a table whose rows were used to leave out files of another table. All scans of this table must read
-the snapshot with these rows, which was current when the statement arrived. If this is impossible, the plan of the other
-table is requested again, without its joins.
+The same applies to a dimension, which is a table whose rows were used to leave out files of another table. All scans of
+a dimension must read the snapshot with these rows, which was current when the statement arrived. If this is impossible,
+the plan of the other table is requested again, without its joins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from seamark.connector.plans.async_client import JoinResult, Name, Seamark, Tabl
 from seamark.connector.plans.joins import Dimension, PlannedScan, list_depth_first
 
 _JOINS_TIME_FRACTION = 0.6
-"""The fraction of the remaining time for a request with joins. The rest of the time is for a request without joins."""
+"""The fraction of the remaining time for a request with joins. The rest is reserved for a request without joins."""
 _log = structlog.get_logger("seamark.plans")
 T = TypeVar("T")
 K = TypeVar("K")
@@ -36,7 +36,7 @@ class PlanRequests:
     """The plan requests of one statement.
 
     Attributes:
-        why: The reason why the last missing plan is missing.
+        why: The reason why the last scan without a plan got none.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class PlanRequests:
             until_s: The deadline of all requests, on the clock of the event loop.
             hide_partitions: Whether the statement is for DuckDB. If a property of a table would mislead DuckDB, each
                 scan of the table gets a plan, even without a filter.
-            streams: Stream tables of which the engine itself misses rows that wait for a flush. Each scan of them gets
-                a plan, even without a filter.
+            streams: Stream tables whose rows that are not flushed are invisible to the engine itself. Each scan of them
+            gets a plan, even without a filter.
         """
         self._hide_partitions = hide_partitions
         self._streams = frozenset(streams)
         self.misread: dict[Name, str] = {}
-        """Tables that DuckDB would read wrongly, with the reasons."""
+        """The tables that DuckDB would read wrongly, with the reasons."""
         self._seamark = seamark
         self._max_kept_fraction = max_kept_fraction
         self._until_s = until_s
@@ -73,7 +73,7 @@ class PlanRequests:
         self.plan_snapshots: set[tuple[Name, int]] = set()
         """The ids of all plans that the server has returned, including unused plans."""
         self.missing: set[Name] = set()
-        """Names that do not refer to a table, including names of views."""
+        """The names that do not refer to a table, including names of views."""
 
     def has_failed(self) -> bool:
         """Return whether the server has failed to respond. A refusal counts as a response."""
@@ -82,14 +82,16 @@ class PlanRequests:
     async def request_plans(
         self, planned_scans: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
     ) -> Plans:
-        """Return the plans of the scans that will read plan tables."""
+        """Request plans. Return those of the scans that will read plan tables."""
         groups = _group_scans(planned_scans)
-        pins = {one.planned.read: one for each in dimensions.values() for one in list_depth_first(each)}
+        pins = {
+            dimension.planned.read: dimension for each in dimensions.values() for dimension in list_depth_first(each)
+        }
         requests = {}
         for planned in planned_scans:
             joins, pin = dimensions.get(planned, ()), pins.get(planned.read)
             if pin is not None:
-                # No file of a table with a single file can be left out, so all statements share one plan of it.
+                # No file of a table with a single file can be left out, so all statements use the same plan of it.
                 requests[planned] = _build_request(planned, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
             elif planned.table in self._streams:
                 requests[planned] = _build_request(planned, planned.scan.snapshot_id, 1.0, joins)
@@ -108,7 +110,7 @@ class PlanRequests:
         _drop_inconsistent(groups, dimensions, plans)
         await self._drop_moved_refs(groups, dimensions, plans)
         effective = (_select_effective_joins(dimensions.get(planned, ()), plan) for planned, plan in plans.items())
-        needed = {one.planned.read for joins in effective for one, _ in joins}
+        needed = {dimension.planned.read for joins in effective for dimension, _ in joins}
         for read in pins.keys() - needed:
             # The scan was pinned to this snapshot for a join with another table, but the join is not used.
             group = next(group for group in groups.values() if any(planned.read == read for planned in group))
@@ -121,7 +123,7 @@ class PlanRequests:
     def _request_other_scans(
         self, groups: Mapping[object, list[PlannedScan]], plans: Plans, repeated: Mapping[PlannedScan, TablePlanRequest]
     ) -> dict[PlannedScan, TablePlanRequest]:
-        """Return the plans to request for scans of tables that also have scans with plans."""
+        """Return requests for scans without plans, if other scans of the same table have plans."""
         requests: dict[PlannedScan, TablePlanRequest] = {}
         for group in groups.values():
             answers = {planned: plans[planned] for planned in group if planned in plans}
@@ -142,7 +144,7 @@ class PlanRequests:
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
         plans: Plans,
     ) -> None:
-        """Remove the plans of a table whose branches, tags or current snapshot moved during planning."""
+        """Remove the plans of each table whose branches, tags or current snapshot changed during planning."""
         mixed = [
             group for group in groups.values() if len({planned.read for planned in group}) > 1 and group[0] in plans
         ]
@@ -157,8 +159,8 @@ class PlanRequests:
         return plan.files > self._max_kept_fraction * plan.considered_files
 
     async def _request_plans(self, requests: Mapping[PlannedScan, TablePlanRequest]) -> Plans:
-        answers = await self.request_all({one: self._plan(one) for one in dict.fromkeys(requests.values())})
-        answered = {planned: answers[one] for planned, one in requests.items() if one in answers}
+        answers = await self.request_all({request: self._plan(request) for request in dict.fromkeys(requests.values())})
+        answered = {planned: answers[request] for planned, request in requests.items() if request in answers}
         self.answered |= answered.keys()
         return answered
 
@@ -224,7 +226,7 @@ def drop_scans(
 
 
 def find_used_joins(dimensions: Sequence[Dimension], plan: TablePlanResponse) -> list[tuple[str, int]]:
-    """Return the columns by which files were left out, and the number of keys."""
+    """Return the columns of joins by which files were left out, each with the number of its keys."""
     used = _select_effective_joins(dimensions, plan)
     return [
         ("+".join(dict.fromkeys(column for column, _ in dimension.on)), outcome.keys or 0)
@@ -244,7 +246,7 @@ def _build_request(
     """Return the request for a scan.
 
     Args:
-        keep: Whether the request contains the filter. After a refusal, the filter is left out.
+        keep: Whether the request contains the filter. If the server has refused the filter, it is left out.
     """
     filter = planned.scan.filter if keep else None
     ref = planned.scan.ref if snapshot_id is None else None
@@ -264,7 +266,7 @@ def _build_request(
 def _select_effective_joins(
     dimensions: Sequence[Dimension], plan: TablePlanResponse
 ) -> list[tuple[Dimension, JoinResult]]:
-    """Return the dimensions whose rows left out files, and their outcomes."""
+    """Return the dimensions whose rows left out files, with the outcomes of their joins."""
     if not plan.is_made:
         return []
     return [

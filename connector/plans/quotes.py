@@ -8,7 +8,7 @@ def quote_name(name: str) -> str:
 
 
 def backquote(name: str) -> str:
-    """Return a name with the quotes of Spark's SQL."""
+    """Return a name in backquotes, as in Spark's SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 

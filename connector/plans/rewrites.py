@@ -1,4 +1,4 @@
-"""The result of rewriting a statement so that it reads plans instead of tables, for all engines."""
+"""Defines the result of rewriting a statement of any engine so that it reads plans instead of tables."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ BUDGET_S = 10.0
 
 @dataclass(frozen=True)
 class RewrittenStatement:
-    """A rewritten statement.
+    """The result of rewriting a statement.
 
     Attributes:
-        statement: The new text, or None if the original text has to run.
+        statement: The new text, or None if the original text must be run.
         summary: A description of the changes in one line.
     """
 
@@ -30,7 +30,7 @@ class RewrittenStatement:
     files: int = 0
     """The number of data files in the plans."""
     considered_files: int = 0
-    """The number of data files of the tables that plans replace."""
+    """The number of data files of the tables that the plans replace."""
 
 
 def write_summary(

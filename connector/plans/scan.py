@@ -1,4 +1,4 @@
-"""The tables that a statement of any engine reads: their positions in the text, and conditions on the needed rows."""
+"""Scans: references to tables in a statement of any engine, with conditions on the needed rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.protocol.wire import MAXIMUM, MINIMUM, RANGE
 
 _JOIN_COLUMNS_MAX = 32
-"""The maximum number of join columns that are reported for the query history."""
+"""The maximum number of join columns in the query history."""
 
 
 def list_columns(condition: Condition | None) -> frozenset[str]:
@@ -27,12 +27,12 @@ def list_columns(condition: Condition | None) -> frozenset[str]:
 class Join:
     """A join with another scan.
 
-    A row is needed only if the other scan has a needed row with equal values in the columns `on`, or with values that
-    are compared by `ops`.
+    A row is needed only if the other scan has a needed row with equal values in the columns `on`. If `ops` is set, its
+    operators compare the values instead.
     """
 
     scan: int
-    """The position of the other scan among the statement's scans."""
+    """The number of the other scan in the statement."""
     on: tuple[tuple[str, str], ...]
     """Pairs of columns with equal values: a column of this table, and a column of the other table."""
     transform: str = IDENTITY
@@ -46,7 +46,7 @@ class Join:
     where: Condition | None = None
     """A condition that the other row also meets. For an extreme, it is the only condition on the other rows."""
     any_of: int | None = None
-    """The number of a group of alternatives.
+    """The number of a group of alternative joins, or None.
 
     A row needs a partner in at least one of the joins with the same number.
     """
@@ -54,7 +54,7 @@ class Join:
     """A condition on rows of this table. Rows that meet it are needed without the join."""
     ops: tuple[str, ...] = ()
     exact: bool = False
-    """Whether the extreme is computed from exactly the rows that meet `where`.
+    """Whether a minimum or maximum is computed from exactly the rows that meet `where`.
 
     Otherwise it is computed from some of them.
     """
@@ -66,12 +66,12 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class TableUse:
-    """The use of a table by a query, for the query history. The names may belong to the table, or to another table.
+    """The use of a table by a query, for the query history. Some names may belong to other tables of the query.
 
     Attributes:
         grouping: The names of the columns by which the query groups.
-        aggregates: The functions, each with the name of its column. The name is empty if the argument is no column.
-        columns: The names of the columns that the query reads. Empty if they are unknown.
+        aggregates: The functions, each with the name of its column, or an empty name if the argument is not a column.
+        columns: The names of the columns that the query reads, or empty if they are unknown.
         joins: The names of the columns by which the query joins other tables.
         counts: Whether the query counts in the history. An explained query does not count.
     """
@@ -83,7 +83,7 @@ class TableUse:
     counts: bool = True
 
     def build_body(self) -> dict[str, object]:
-        """Return the fields of a plan request."""
+        """Return the use as fields of a plan request."""
         if not self.counts:
             return {"counts": False}
         named = {"columns": self.columns, "grouping": self.grouping, "join-columns": self.joins}
@@ -101,7 +101,7 @@ UNCOUNTED_USE = TableUse(counts=False)
 class Scan:
     """A reference to a table in a statement.
 
-    Names have the form in which the engine compares them.
+    Names are normalized to the form in which the engine compares them.
     """
 
     catalog: str | None
@@ -109,10 +109,7 @@ class Scan:
     table: str
     start: int
     end: int
-    """The end of the reference, which has the characters [start, end) of the statement.
-
-    FOR VERSION and the alias follow it.
-    """
+    """The end of the reference, which is at the characters [start, end). FOR VERSION and the alias follow it."""
     name_start: int
     """The start of the table's name, which follows the catalog and the schema in the reference."""
     alias_needed: str | None
@@ -122,7 +119,7 @@ class Scan:
     version_span: tuple[int, int] | None
     """The characters of FOR VERSION in the statement, or None."""
     condition: Condition | None
-    """The condition that is true for all needed rows.
+    """A condition that is true for all needed rows.
 
     Its columns are (0, column), and it has no semi-joins. It must be bound to the schema that the scan reads, because a
     name may belong to another column in an older schema.
@@ -137,7 +134,7 @@ class Scan:
     It cannot if the statement may qualify columns by the table's schema, because an alias has no schema.
     """
     quoted: bool = False
-    """Whether the reference is in a string literal of the statement, in which each quote is doubled."""
+    """Whether the reference is in a string literal of the statement, so that each quote is doubled."""
     ref: str | None = None
     """The branch or tag in FOR VERSION AS OF, or None.
 
@@ -149,7 +146,7 @@ class Scan:
 
     @property
     def is_past(self) -> bool:
-        """Whether the reference has a version. If so, the engine reads with the schema of the snapshot."""
+        """Whether the reference selects a version. If so, the engine reads with the schema of the snapshot."""
         return self.snapshot_id is not None or self.ref is not None
 
     @cached_property
@@ -166,7 +163,7 @@ class Scan:
     def is_restricted(self) -> bool:
         """Whether the needed rows of the scan are restricted.
 
-        They are restricted by a condition, or by a join that needs no condition on the other table.
+        They are restricted by a condition, or by a join that restricts them without a condition on the other table.
         """
         has_join = any(join.where is not None or join.transform in (RANGE, MINIMUM, MAXIMUM) for join in self.joins)
         return self.condition is not None or bool(self.likes) or has_join
@@ -180,6 +177,6 @@ class Scan:
     @cached_property
     def columns(self) -> frozenset[str]:
         """The columns of this table in the condition, in `likes`, and in the conditions of joins."""
-        likes = frozenset(one.column[1] for either in self.likes for one in either)
+        likes = frozenset(like.column[1] for either in self.likes for like in either)
         conditions = (self.condition, *(join.exempt_condition for join in self.joins))
         return likes.union(*(list_columns(condition) for condition in conditions))

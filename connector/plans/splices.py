@@ -1,4 +1,4 @@
-"""Replaces parts of a text by position. All other characters, such as comments and spaces, stay."""
+"""Replaces parts of a text by their positions. All other characters, such as comments and spaces, are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Replacement(NamedTuple):
 
 
 def splice(text: str, replacements: Iterable[Replacement]) -> str:
-    """Return the text with the replacements.
+    """Return the text after the replacements.
 
     Raises:
         ValueError: Two replacements overlap, or one is not within the text.

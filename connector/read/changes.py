@@ -1,11 +1,11 @@
-"""Computes the changes between two snapshots of a branch, as scan tasks for inserted and deleted rows.
+"""Finds the rows that were inserted and deleted between two snapshots of a branch, as scan tasks.
 
-As multisets, the rows of the earlier snapshot plus the inserted rows minus the deleted rows equal the rows of the later
-snapshot. The changes are computed from the plans of both snapshots. A file that is only in the later plan is inserted,
-and a file that is only in the earlier plan is deleted. In a file of both plans, some rows may be deleted only by delete
-files of the later plan. These rows are deleted. Rewrites of files (operation `replace`) do not change rows, so
-snapshots are compared only between rewrites, and not across them. Rows that a copy-on-write commit copies to a new file
-are both deleted and inserted.
+The rows of the earlier snapshot plus the inserted rows minus the deleted rows are the rows of the later snapshot. The
+changes are computed from the plans of both snapshots. A file that is only in the later plan is inserted, and a file
+that is only in the earlier plan is deleted. In a file of both plans, some rows may be deleted only by delete files of
+the later plan. These rows are deleted. Rewrites of files (operation `replace`) do not change rows, so snapshots are
+compared only between rewrites, and not across them. Rows that a copy-on-write commit copies to a new file are both
+deleted and inserted.
 
 The plans have no filter, because an index may prune a file in one snapshot and not in the other.
 """
@@ -28,6 +28,8 @@ APPEND = "append"
 
 
 class SnapshotChange(NamedTuple):
+    """A scan task with inserted or deleted rows."""
+
     kind: str
     """The kind of the change: INSERT or DELETE."""
     task: ScanTask
@@ -62,7 +64,10 @@ def list_snapshots_between(table: OpenTable, start: int | None, end: int) -> lis
 
 
 def changes(client: SeamarkClient, table: OpenTable, start: int | None, end: int) -> Iterator[SnapshotChange]:
-    """Yield the changes from snapshot `start` to snapshot `end`. A `start` of None means the empty table."""
+    """Yield the changes from snapshot `start` to snapshot `end`.
+
+    If `start` is None, the changes start from an empty table.
+    """
     for before, after in _divide_at_replaces(list_snapshots_between(table, start, end), start):
         yield from _compare_plans(client, table, before, after)
 
@@ -90,7 +95,7 @@ def _compare_plans(client: SeamarkClient, table: OpenTable, before: int | None, 
             yield SnapshotChange(INSERT, task)
         elif list(earlier_task.deletes) != list(task.deletes):
             yield SnapshotChange(DELETE, replace(earlier_task, removed_by=task.deletes))
-            # Deletes were removed or replaced between the two snapshots.
+            # Delete files were removed or replaced between the two snapshots.
             if any(file not in task.deletes for file in earlier_task.deletes):
                 yield SnapshotChange(INSERT, replace(task, removed_by=earlier_task.deletes))
     for task in earlier.values():

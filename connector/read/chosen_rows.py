@@ -1,7 +1,7 @@
 """Reads chosen rows of several data files, with one thread for each file.
 
-If a few rows of each of many files are read, most of the time is spent on finding the rows. pyarrow decodes each column
-with one thread, and the columns of one file differ too much in size to keep all cores busy.
+Several files are read at the same time, because one file does not keep all cores busy: pyarrow decodes each column with
+one thread, and the columns differ in size.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import ScanTask
 
 _THREADS_MAX, _THREADS_REMOTE = 4, 8
-"""The maximum number of threads for local files and for objects. A local file needs a core to decode it, but an object
-is mostly a wait for the store.
+"""The maximum numbers of threads for local files and for objects.
+
+A thread for a local file mostly decodes it. A thread for an object mostly waits for the object store.
 """
 
 
@@ -32,7 +33,7 @@ def read_chosen(
     files: Sequence[tuple[ScanTask, Longs]],
     keys: ParquetKeys | None = None,
 ) -> list[list[pa.RecordBatch]]:
-    """Return the rows at these positions of each file. All rows are in memory at the same time.
+    """Return the rows at the given positions of each file. All rows are in memory at the same time.
 
     The rows of a file are the batches that `TaskReader.read` returns.
 

@@ -1,7 +1,7 @@
-"""Finds the deleted rows of a data file with the delete files that a plan lists for it.
+"""Finds the deleted rows of a data file, from the delete files that its scan task lists.
 
-If a delete file cannot be decoded completely, Unreadable is raised, so that no row reappears because of an unreadable
-file. The plan decides which delete files apply to a data file, by sequence numbers and partitions. Keys of equality
+If a delete file cannot be decoded completely, Unreadable is raised. Otherwise deleted rows would reappear. The server
+decides which delete files apply to a data file, by sequence numbers and partitions. Keys of equality
 deletes are compared as in Iceberg's Java library: null equals null, NaN equals NaN, and -0.0 does not equal 0.0.
 """
 
@@ -47,7 +47,7 @@ _CONTENTS = {"position-deletes": 1, "equality-deletes": EQUALITY}
 class DeletedRowSet:
     """The deleted rows of one data file.
 
-    They are the rows at the ascending `positions`, and the rows whose key is in one of the key sets.
+    They are the rows at the ascending `positions`, and the rows whose keys are in one of the key sets in `keys`.
     """
 
     positions: Longs
@@ -55,7 +55,7 @@ class DeletedRowSet:
 
     @property
     def column_ids(self) -> set[int]:
-        """The columns whose values `mark_deleted_keys` needs."""
+        """The ids of the columns whose values `mark_deleted_keys` needs."""
         return {column_id for columns, _ in self.keys for column_id, _ in columns}
 
     def mark_deleted_positions(self, first: int, rows: int) -> Mask | None:
@@ -74,7 +74,7 @@ class DeletedRowSet:
         """Return a mask of the rows that are deleted by key, as bool[rows].
 
         Raises:
-            ValueError: A column has values of another type.
+            ValueError: The values of a column have a different type than the keys.
         """
         mask = np.zeros(rows, dtype=np.bool_)
         hashes_by_columns: dict[Columns, Any] = {}
@@ -93,8 +93,8 @@ NOTHING = DeletedRowSet(np.zeros(0, dtype=np.int64), ())
 def union_positions(*positions: Longs) -> Longs:
     """Return the distinct positions in ascending order.
 
-    A stable sort is fast for input that is mostly sorted. numpy's own union hashes the positions, which took half of
-    the time of a batch in a table with many batches.
+    The function sorts the positions, because a stable sort is fast for input that is mostly sorted. `numpy.union1d`
+    is slower.
     """
     all_positions = np.sort(np.concatenate(positions), kind="stable")
     first = np.ones(len(all_positions), dtype=np.bool_)
@@ -111,7 +111,7 @@ class Deletes:
         self._cache: MemoryCache[tuple[object, ...], Content] = MemoryCache(CACHED_BYTES_MAX)
 
     def load(self, path: str, files: Sequence[Mapping[str, Any]]) -> DeletedRowSet:
-        """Return the rows of a data file that these delete files delete.
+        """Return the rows of a data file that the delete files delete.
 
         Args:
             path: The path of the data file.
@@ -176,7 +176,7 @@ def decode_delete_file(json: Mapping[str, Any]) -> DeleteFile:
     """Decode a delete file from the JSON of the REST specification.
 
     Raises:
-        Unreadable: The content is unknown, or the file is encrypted.
+        Unreadable: The kind of the deletes is unknown, or the file is encrypted.
     """
     path, content = str(json.get("file-path")), json.get("content")
     if content not in _CONTENTS:

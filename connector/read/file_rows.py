@@ -1,4 +1,4 @@
-"""Reads the matching rows of one data file, with the columns of a scan."""
+"""Reads the rows of one data file that match a filter, with the columns of a scan."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ColumnPath = tuple[int, tuple[int, ...]]
 
 @dataclass
 class FileRowReader:
-    """Reads the rows of one open file."""
+    """Reads the matching rows of one open file."""
 
     read_plan: ReadPlan
     task: ScanTask
@@ -43,7 +43,7 @@ class FileRowReader:
     file: pq.ParquetFile
     pages: Pages
     coded: Callable[[Sequence[str]], pq.ParquetFile]
-    """A function that opens the file again, and returns codes instead of strings for some columns."""
+    """A function that opens the file again, so that the given columns are read as codes instead of strings."""
     mapping: Any
     deletes: Deletes
     threads: bool
@@ -99,7 +99,7 @@ class FileRowReader:
         return (start is None or start <= begins) and (end is None or begins < end)
 
     def _select_candidates(self, row_numbers: Longs | None, first: int, rows: int) -> Mask | None:
-        """Return a mask of the rows that remain after the selection by position and the deletes.
+        """Return a mask of the rows that are selected by position and are not deleted.
 
         The mask is bool[rows], or None for all rows.
         """
@@ -120,6 +120,18 @@ class FileRowReader:
     def _read_group(
         self, number: int, first: int, rows: int, mask: Mask | None, counts: ReadCounts
     ) -> Iterator[pa.RecordBatch]:
+        """Yield the matching rows of a row group.
+
+        The columns of the filter and of equality deletes are read first, and the other columns only for rows that
+        remain.
+
+        Args:
+            number: The number of the row group.
+            first: The position of its first row in the file.
+            rows: The number of its rows.
+            mask: The rows that are selected by position and not deleted, as bool[rows], or None for all rows.
+            counts: The counts of the scan, which are increased.
+        """
         filtered: dict[int, list[pa.Array]] = {column_id: [] for column_id in self._tested_outputs}
         if self._tested_ids:
             masks = []
@@ -174,7 +186,7 @@ class FileRowReader:
         A batch is None if the file has none of the columns.
 
         Args:
-            few: Whether only few of the rows are used. Strings may then be codes (`decode_strings`).
+            few: Whether only few of the rows are used. If so, strings may be returned as codes (`decode_strings`).
         """
         names = self._projected.list_names(column_ids)
         if not names:
@@ -203,13 +215,20 @@ class FileRowReader:
         return matches
 
     def _assemble(self, columns: Mapping[int, pa.Array], first: int, size: int, mask: Mask | None) -> pa.RecordBatch:
+        """Return a batch with the columns of the read plan, in its order.
+
+        Args:
+            columns: The columns of the rows that `mask` keeps, by column id.
+            first: The position of the first of the `size` rows in the file.
+            mask: The rows that are returned, as bool[size], or None for all rows.
+        """
         ids = {field.name: field.id for field in self.read_plan.fields}
         lineage = {field.name: field.id for field in self.read_plan.lineage}
         count = size if mask is None else int(np.count_nonzero(mask))
         arrays: list[pa.Array] = []
         positions = np.zeros(0, dtype=np.int64)
         needs_positions = self.read_plan.positions or POSITION in self.read_plan.names
-        # Positions are computed only if they are requested, or if the lineage is derived from them.
+        # Positions are computed only if the scan or the row lineage needs them.
         if needs_positions or self._inherited is not None:
             positions = np.arange(first, first + size)
             positions = positions if mask is None else positions[mask]
@@ -239,7 +258,7 @@ def _build_batch(arrays: list[pa.Array], schema: pa.Schema, rows: int) -> pa.Rec
 def _find_path(column_id: int, schema: Schema, schemas: Iterable[Schema]) -> tuple[Field, tuple[int, ...]]:
     """Return the top-level column that contains a column, and the positions of the struct fields on the path to it.
 
-    If the schema does not have the column, the other schemas are searched, from the highest id to the lowest.
+    If the schema does not have the column, the other schemas are searched, in descending order of their ids.
 
     Raises:
         ValueError: The column is unknown, inside a list or map, or dropped from an existing struct.
@@ -274,6 +293,11 @@ def _extract_nested(column: pa.Array, steps: Iterable[int]) -> pa.Array:
 
 
 def find_spec(metadata: TableMetadata, task: ScanTask) -> PartitionSpec:
+    """Return the partition spec of a task's file.
+
+    Raises:
+        ValueError: The table metadata does not have the spec.
+    """
     spec = metadata.spec(task.spec_id)
     if spec is None:
         raise ValueError(f"the partition spec {task.spec_id} is not in the table's metadata")

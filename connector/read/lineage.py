@@ -1,8 +1,8 @@
-"""Reads the row lineage of format version 3: the id of a row, and the sequence number of its last change.
+"""Reads the row lineage of tables of format version 3: the id and the last sequence number of each row.
 
 The Iceberg spec defines row lineage ("Row Lineage").
 
-A file stores both values in the columns `_row_id` and `_last_updated_sequence_number`. If a column is missing or null,
+A file stores both values in the columns `_row_id` and `_last_updated_sequence_number`. If a value is missing or null,
 the row id is the file's first row id plus the row's position, and the sequence number is that of the file. A rewrite
 therefore writes both columns for rows that it moves. For an updated row, it writes only the row id. For a new row, it
 writes neither column.
@@ -34,7 +34,7 @@ LINEAGE = (
 )
 NAMES = tuple(field.name for field in LINEAGE)
 FIRST_ROW_ID, SEQUENCE_NUMBER = "first-row-id", "data-sequence-number"
-"""The fields of a task's data file with the values that its rows inherit."""
+"""The fields of a data file in a scan task whose values the rows of the file inherit."""
 
 
 def has_lineage(metadata: TableMetadata) -> bool:
@@ -43,7 +43,7 @@ def has_lineage(metadata: TableMetadata) -> bool:
 
 @dataclass(frozen=True)
 class InheritedLineage:
-    """The lineage that the rows of a file inherit if the file does not store their lineage."""
+    """The lineage of the rows of a file that does not store their lineage."""
 
     first_row_id: int
     sequence_number: int
@@ -63,11 +63,11 @@ class InheritedLineage:
         return InheritedLineage(int(first), int(file[SEQUENCE_NUMBER]))
 
     def fill(self, field_id: int, stored: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
-        """Return a lineage column for the rows at these positions, as int64[rows].
+        """Return a lineage column for the rows at the given positions, as int64[rows].
 
         Args:
             field_id: The id of the lineage column.
-            stored: The column of the file, with nulls.
+            stored: The column that the file stores, which may have nulls.
             positions: The positions of the rows.
         """
         if not stored.null_count:

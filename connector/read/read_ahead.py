@@ -1,9 +1,8 @@
 """Reads small files before a job needs their rows.
 
-If a job reads hundreds of small files one after the other, it waits for the storage for each file, and cannot do other
-work while it decodes a file. With this module, other threads read the next files at the same time. Decoding does not
-hold the interpreter's lock. Only files that have no deletes and fit into one batch are read ahead, so the memory is
-limited to a few batches.
+Other threads read the next files while the job uses the rows of a file, so it does not wait for the storage. Decoding
+does not hold the interpreter's lock. Only files that have no deletes and fit into one batch are read ahead, so at most
+a few batches are in memory.
 """
 
 from __future__ import annotations
@@ -23,12 +22,14 @@ from seamark.connector.read.tables import ScanTask
 
 _SMALL_FILE_BYTES_MAX = 1 << 20
 _READ_FILES_MAX, _READ_BYTES_MAX, _READ_ROWS_MAX = 16, 4 << 20, BATCH_ROWS
-"""The limits of the files that a thread reads at a time. Passing on each small file alone would take as long as reading
-it.
+"""The maximum number, size and rows of the files that a thread reads in one step.
+
+With one file per step, passing the rows to the job would take as long as reading them.
 """
 _THREADS, _THREADS_REMOTE = 2, 8
-"""The number of threads for local files and for objects. A local file mostly needs time to decode it, but an object is
-mostly a wait for the store.
+"""The numbers of threads for local files and for objects.
+
+A thread for a local file mostly decodes it. A thread for an object mostly waits for the object store.
 """
 
 _Read = tuple[ScanTask, Iterable[pa.RecordBatch]]
@@ -37,7 +38,7 @@ _Read = tuple[ScanTask, Iterable[pa.RecordBatch]]
 def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask]) -> Generator[_Read]:
     """Yield the tasks in their order, each with the batches that `TaskReader.read` returns.
 
-    Use the batches of a task before you request the next task. Encrypted files are refused.
+    The batches of a task must be read before the next task is requested. Encrypted files are refused.
 
     Raises:
         Unreadable: A file cannot be read. The error is raised no later than when the batches of the file are requested.
@@ -78,7 +79,7 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
 
 
 def _divide(tasks: Iterable[ScanTask]) -> Iterator[list[ScanTask]]:
-    """Yield groups of successive small files within the limits. Each other file is its own group."""
+    """Yield groups of successive small files within the limits. Each other file is in a separate group."""
     above = (_READ_FILES_MAX + 1, 0, 0)
     return divide(
         tasks,

@@ -1,4 +1,4 @@
-"""Defines a read plan: the columns and the filter that a scan reads of each file, and its counts."""
+"""Defines read plans: the columns that a scan returns, and its filter."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ METADATA_COLUMNS = {FILE: pa.string(), POSITION: pa.int64(), **dict.fromkeys(NAM
 
 @dataclass
 class ReadCounts:
-    """Counts of the work of a scan so far."""
+    """The numbers of files, row groups and rows that a scan has read so far."""
 
     files: int = 0
     row_groups: int = 0
     row_groups_skipped: int = 0
-    """The number of row groups of which no columns were read, or only the columns of the filter and of deletes."""
+    """The number of row groups of which at most the columns of the filter and of deletes were read."""
     row_groups_by_pages: int = 0
-    """The number of row groups of which only some pages were read, apart from columns of the filter and of deletes."""
+    """The number of row groups of which only some pages were read, except for columns of the filter and of deletes."""
     rows: int = 0
 
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """The columns and rows to read of each task. Instances can be pickled.
+    """The columns to read of each task, and the filter on its rows. Instances can be pickled.
 
     Attributes:
         where: A filter that is bound to `schema`.
         metadata: The table metadata.
-        names: Columns of the schema and metadata columns, in the order of the result.
+        names: The columns of the result in order. They are columns of the schema and metadata columns.
         positions: Whether the result has the row positions as a last column, int64. Unlike `_pos`, this column cannot
             be confused with a column of the table.
     """
@@ -100,6 +100,6 @@ class ReadPlan:
 def plan_read(
     table: OpenTable, columns: Sequence[str] | None, where: Expression, *, positions: bool = False
 ) -> ReadPlan:
-    """Return the read plan for these columns. None means all columns."""
+    """Return the read plan for the given columns, or for all columns if `columns` is None."""
     names = [field.name for field in table.schema.fields] if columns is None else columns
     return ReadPlan(table.metadata, table.schema, tuple(names), where, positions)

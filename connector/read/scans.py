@@ -3,14 +3,14 @@
     for batch in scan(client, "db.events", ["id", "ts"], where="country = 'FR' AND ts >= '2026-01-01'"):
         ...
 
-A scan returns the rows that all readers of the table see. If this is impossible, it raises Unreadable with the path of
-the file. Columns are projected to the schema by field id (`parquet/projection.py`), the filter is evaluated on each row
-(`formats/iceberg/expressions/arrow_filters.py`), and deletes of all kinds are applied (`deleted_rows.py`).
+A scan returns the same rows as any other reader of the table. If this is impossible, it raises Unreadable with the path
+of the file. Columns are projected to the schema by field id (`parquet/projection.py`), the filter is evaluated on each
+row (`formats/iceberg/expressions/arrow_filters.py`), and deletes of all kinds are applied (`deleted_rows.py`).
 
 Row groups are skipped if bitmap indexes, deletes or the footer's statistics leave no row in them. In other row groups,
 the columns of the filter and of equality deletes are read first. The other columns are read only if rows remain. If few
-rows remain, only the pages that contain these rows are read (`parquet/pages.py`). The memory holds one batch, and the
-filter's columns for the matching rows of one row group.
+rows remain, only the pages that contain these rows are read (`parquet/pages.py`). A scan holds one batch in memory, and
+the filter's columns for the matching rows of one row group.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING, parse_na
 _HOLE_BYTES_MAX, _HOLE_BYTES_MAX_REMOTE = 16 << 10, 1 << 20
 """The maximum gap between pages that are read in one request, for local and remote files.
 
-Reading a gap of this size takes about as long as a further request.
+Reading a gap of this size takes about as long as another request.
 """
 
 
 _WHOLE_FILE_BYTES_MAX, _WHOLE_FILE_BYTES_MAX_REMOTE = 256 << 10, 1 << 20
 """The maximum size of a file that is read at once, for local and remote files.
 
-For a small file, several requests, or a thread of pyarrow that waits for them, take longer.
+For a small file, several requests would take longer.
 """
 
 
 def bind_filter(where: str | Any | None, table: OpenTable) -> Expression:
-    """Bind a filter to the table's schema. Return TRUE if there is no filter.
+    """Return a filter that is bound to the table's schema, or TRUE if there is no filter.
 
     Args:
         where: SQL text, Iceberg expression JSON, or None.
@@ -102,9 +102,11 @@ class TableScan:
         return limit_batches(reader.read_all(self._tasks()), self._limit)
 
     def reader(self) -> pa.RecordBatchReader:
+        """Return a reader of the batches for Arrow libraries."""
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
 
     def to_arrow(self) -> pa.Table:
+        """Read all rows into a table in memory."""
         return pa.Table.from_batches(list(self), self.schema)
 
 
@@ -120,9 +122,9 @@ def scan(
     keys: ParquetKeys | None = None,
     after: str = "",
 ) -> TableScan:
-    """Return the rows for which a predicate is true. At most `limit` rows are returned.
+    """Return a scan of the rows for which a predicate is true. It returns at most `limit` rows.
 
-    The rows of a stream table include those that wait for a flush, unless `at` selects a snapshot.
+    The scan of a stream table includes rows that are not flushed yet, unless `at` selects a snapshot.
 
     The server plans the scan with its indexes. If the table has a bitmap index on a column of the predicate, the server
     also selects rows, unless `bitmaps` is False.
@@ -183,9 +185,9 @@ class TaskReader:
         Args:
             threads: Whether to decode columns concurrently.
             keys: The keys of encrypted files. If None, encrypted files are refused.
-            is_private: Whether only the holder of the keys gets the rows. If not, equality deletes by encrypted columns
-                are refused.
-            check: Called for each file that is opened with keys.
+            is_private: Whether only the owner of the keys receives the rows. If not, equality deletes by encrypted
+                columns are refused.
+            check: A function that is called for each file that is opened with keys.
         """
         self._decryption = None if keys is None else keys.make_decryption_properties()
         self._keys, self._is_private, self._check = keys, is_private, check
@@ -197,6 +199,7 @@ class TaskReader:
         self._mapping = None if text is None else parse_name_mapping(text)
 
     def read_all(self, tasks: Iterable[ScanTask]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the tasks one after the other, as `read` does."""
         for task in tasks:
             yield from self.read(task)
 
@@ -229,10 +232,10 @@ class TaskReader:
                 yield batch
 
     def _check_source(self, task: ScanTask, source: pa.NativeFile) -> None:
-        """Check that the caller of this reader may use the rows of the file.
+        """Check that the user of this reader may read the rows of the file.
 
         Raises:
-            Unreadable: The caller may not use the rows.
+            Unreadable: The user may not read the rows.
         """
         if self._keys is None or (self._is_private and self._check is None):
             return
@@ -246,8 +249,8 @@ class TaskReader:
     def _compute_residual(self, task: ScanTask) -> Expression:
         """Return the residual of the filter for the file's partition.
 
-        The residuals of the plan are not used. They refer to columns by name, and the names may belong to another
-        schema.
+        The residuals of the server's plan are not used, because they contain column names, which may belong to a
+        different schema.
         """
         read_plan, spec_id = self._read_plan, task.spec_id
         if task.exact or read_plan.where == TRUE:
@@ -270,7 +273,7 @@ def _open_file(
     """Yield the open file, its pages, and a function that opens it again with codes in place of strings.
 
     Args:
-        check: Called before a row is decoded.
+        check: A function that is called before any row is decoded.
     """
     kind = str(task.file.get("file-format", "")).lower()
     if kind != "parquet":
@@ -324,7 +327,7 @@ def _read_footer(source: pa.NativeFile) -> bytes:
 
 
 def _read_plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
-    """Return the footer of a file that must not be encrypted, or None if pyarrow may decode the footer itself."""
+    """Check that a file is not encrypted. Return its footer, or None if pyarrow may decode the footer itself."""
     if isinstance(source, pa.BufferReader):
         check_plain(source, path)
         return None
@@ -333,7 +336,7 @@ def _read_plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | 
 
 @contextmanager
 def _buffer_if_small(source: pa.NativeFile, max_bytes: int) -> Iterator[pa.NativeFile]:
-    """Yield the file. If it has at most `max_bytes`, it is first read into memory at once."""
+    """Yield the file. A file of at most `max_bytes` is first read into memory."""
     with source:
         size = source.size()
         yield pa.BufferReader(source.read_at(size, 0)) if size <= max_bytes else source
@@ -358,7 +361,7 @@ def _add_path_to_errors(path: str, *, hides: bool = False) -> Iterator[None]:
 
 
 def join_small_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Concatenate small batches. Selective filters and small files produce such batches."""
+    """Concatenate small batches, which selective filters and small files produce."""
     pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:

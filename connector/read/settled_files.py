@@ -1,8 +1,8 @@
-"""Predicts which files of a table will probably stay unchanged while a job rewrites them.
+"""Selects the files of a table that will probably stay unchanged while a job rewrites them.
 
-Some rows are changed all the time and others never, so a file that has not changed for a long time will probably stay
-unchanged. If rows of the table were changed recently, a job takes only files that are several times as old as the
-expected duration of the job. A younger file will be replaced by a writer, or will be old enough for the next job.
+A file that has not changed for a long time will probably stay unchanged. If rows of the table were changed recently, a
+job rewrites only files that are several times as old as the expected duration of the job. A younger file will be
+replaced by a writer, or will be old enough for the next job.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from seamark.connector.read.tables import OpenTable, ScanTask
 SETTLED_AGE_FACTOR = 4
 """The minimum age of a settled file, as a multiple of the duration of the rewrite.
 
-If the probability that a file is replaced decreases with its age as 1/age, a fifth of the work is wasted.
+If the probability that a file is replaced is proportional to 1/age, a fifth of the work is wasted.
 """
 SETTLED_AGE_MAX_MS = 600_000
 _REWRITE_BYTES_PER_MS = 32_000
@@ -31,12 +31,11 @@ def now_ms() -> int:
 
 
 def compute_settled_age_ms(tasks: Sequence[ScanTask], planned_ms: int) -> int:
-    """Return the age at which a file is settled, for a rewrite of these tasks.
+    """Return the minimum age of settled files, for a rewrite of the given tasks.
 
     Args:
         tasks: The tasks.
-        planned_ms: The time that planning the tasks has taken. They are planned again for the commit, in about the same
-            time.
+        planned_ms: The time that planning the tasks has taken. The commit plans them again, which takes about as long.
     """
     size_bytes = sum(task.size_bytes for task in tasks)
     return min(
@@ -46,9 +45,9 @@ def compute_settled_age_ms(tasks: Sequence[ScanTask], planned_ms: int) -> int:
 
 
 def select_settled(opened: OpenTable, tasks: Sequence[ScanTask], age_ms: int, at_ms: int) -> list[ScanTask]:
-    """Return the tasks whose files have at least this age at a time.
+    """Return the tasks whose files have at least a given age at a given time.
 
-    If no snapshot has changed rows in the period `age_ms` before the time, all tasks are returned.
+    If no snapshot has changed rows in the `age_ms` before this time, all tasks are returned.
 
     Args:
         opened: The table, with all snapshots.
@@ -75,11 +74,11 @@ def settle(
     Args:
         opened: The table, with all snapshots.
         tasks: The tasks, with sequence numbers.
-        choose: Returns the tasks, among its argument, that the job would rewrite.
+        choose: A function that returns the tasks of its argument that the job would rewrite.
         planned_ms: See `compute_settled_age_ms`.
 
     Returns:
-        The settled tasks, and the seconds after which the other tasks may be settled. The seconds are 0 if there are no
+        The settled tasks, and the number of seconds after which the other tasks may be settled. It is 0 if there are no
         other tasks.
     """
     due = list(choose(tasks))

@@ -1,9 +1,8 @@
-"""Opens a table for reading, at a snapshot and schema, and plans the scan tasks for a filter.
+"""Opens tables at a snapshot, and plans scan tasks for a filter.
 
-A task and the table's metadata together contain everything that a reader needs: the data file, the delete files that
-apply to it, and the rows that bitmap indexes leave. Tasks can be pickled. The schema is selected as in Iceberg's
-engines. For a snapshot or tag, it is the schema of the snapshot. For a branch or the current state, it is the current
-schema.
+A reader needs only the table's metadata and a task, which has a data file, the delete files that apply to it, and the
+rows that bitmap indexes select. Tasks can be pickled. The schema is selected as in Iceberg's engines. For a snapshot or
+tag, it is the schema of the snapshot. For a branch or the current state, it is the current schema.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ScanTask:
-    """A data file to read.
+    """A data file to read, or a part of it.
 
     Attributes:
         file, deletes: A `DataFile` and `DeleteFile`s of the REST specification.
-        removed_by: If set, the reader returns only rows that these delete files delete and `deletes` do not delete.
+        removed_by: If it is set, the reader returns only rows that these delete files delete and `deletes` do not.
     """
 
     file: Json
@@ -56,8 +55,8 @@ class ScanTask:
     span: tuple[int | None, int | None] | None = None
     """A byte range [start, end), or None.
 
-    Only row groups that start in the range are read. With None, all row groups are read. A range without a start or an
-    end has no limit there.
+    Only row groups that start in the range are read. If it is None, all row groups are read. A range without a start or
+    an end has no limit there.
     """
     rows: bytes | None = None
     """The positions of the rows that may match, as a 32-bit roaring bitmap, or None if all rows may match."""
@@ -86,7 +85,7 @@ class OpenTable:
     """A table at one snapshot.
 
     Attributes:
-        metadata: The table metadata without snapshots and logs, so that tasks that contain it are small.
+        metadata: The table metadata without snapshots and logs, so that it is small if it is sent with tasks.
     """
 
     name: Name
@@ -111,7 +110,7 @@ class OpenTable:
 
 
 def divide_task(task: ScanTask, size_bytes: int) -> Iterator[ScanTask]:
-    """Yield tasks of about `size_bytes` bytes that read the same rows together. A file is divided at row groups.
+    """Divide a task at row groups, and yield tasks of about `size_bytes` bytes.
 
     Each row group belongs to exactly one task, even if the size or the offsets of the file are wrong in the manifest.
     Therefore the first span has no start, and the last span has no end.
@@ -131,7 +130,7 @@ def divide_task(task: ScanTask, size_bytes: int) -> Iterator[ScanTask]:
 
 
 class PlanSource(Protocol):
-    """Plans scans, as `SeamarkClient.plan` does."""
+    """A client that plans scans. `SeamarkClient` implements it."""
 
     def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]: ...
 
@@ -140,7 +139,7 @@ def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = Fa
     """Open a table at a snapshot.
 
     Args:
-        history: Whether to include all snapshots.
+        history: Whether `OpenTable.history` contains all snapshots, and not only those of branches and tags.
 
     Raises:
         InvalidRequest: The snapshot, branch or tag does not exist.
@@ -151,7 +150,7 @@ def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = Fa
 def load_table(
     client: SeamarkClient, table: Name, at: At, *, history: bool = False, loaded_before: EngineTable | None = None
 ) -> EngineTable:
-    """Load a table with the snapshot that `at` names. See `SeamarkClient.load_table`."""
+    """Load a table with the snapshot that `at` selects. See `SeamarkClient.load_table`."""
     if at.ref is not None or at.as_of_ms is not None:
         client = client.with_commits()
     by_time_or_id = at.snapshot_id is not None or at.as_of_ms is not None
@@ -174,6 +173,11 @@ def open_loaded_table(loaded: EngineTable, table: Name, at: At) -> OpenTable:
 
 
 def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Schema]:
+    """Return the snapshot that `at` selects, and the schema with which it is read.
+
+    Raises:
+        InvalidRequest: The snapshot, branch or tag does not exist.
+    """
     if len(at.to_query()) > 1:
         raise InvalidRequest(f"{' and '.join(at.to_query())} cannot be combined; select the snapshot with one of them")
     if at.ref is not None and at.ref != MAIN:
@@ -216,14 +220,14 @@ def plan(
     """Yield the tasks of the table's snapshot for a bound filter, as the pages of the plan arrive.
 
     Args:
-        least_rows: The number of rows that is sufficient, as a hint for the server.
+        least_rows: The number of rows that the caller needs, as a hint for the server.
         stats: The columns whose statistics are returned with the files.
         columns: The columns that a query reads, or None if the plan is not for a query. The server does not count the
             plan as a read if it is None.
         sequence_numbers: Whether sequence numbers are returned with the files. For tables with row lineage, they are
             always returned.
         use: How the statement uses the table, for the query history: `engine`, and fields of `TableUse.build_body`.
-        note_statement: Called with the fingerprint of the statement in the query history, if it counts.
+        note_statement: A function that is called with the fingerprint of the statement, if the query history counts it.
     """
     if table.snapshot_id is None or where == FALSE:
         return iter(())
@@ -264,8 +268,7 @@ def _plan_tasks(
     use: Mapping[str, Any] | None = None,
     note_statement: Callable[[str], None] = lambda _: None,
 ) -> Iterator[ScanTask]:
-    # Readers compute the residuals themselves. If the filter has many keys, each task of the plan would otherwise
-    # repeat the keys.
+    # Readers compute residuals themselves. Otherwise each task would repeat all keys of the filter.
     options: dict[str, Any] = {
         "residuals": False,
         "sequence-numbers": sequence_numbers or has_lineage(table.metadata),

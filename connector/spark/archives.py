@@ -22,6 +22,7 @@ class ArchiveFinder(zipimporter):
         self._stamp = self._stamp_now()
 
     def _stamp_now(self) -> tuple[int, int, int] | None:
+        """Return the modification time, size and inode of the archive, or None if it cannot be read."""
         try:
             status = os.stat(self.archive)
         except OSError:

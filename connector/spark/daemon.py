@@ -24,7 +24,7 @@ MODULES = ("seamark.connector.spark.source.source", "seamark.connector.spark.sou
 
 
 def main() -> None:
-    # Without this setting, Arrow starts a thread on import.
+    # If this variable is not set, Arrow starts a thread when it is imported.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     for name in MODULES:
         import_module(name)

@@ -32,7 +32,7 @@ _ERROR_LINE = re.compile(r"[A-Za-z_.]*(Error|Exception): (?!An error occurred wh
 
 
 class SparkWorkers:
-    """The executors of a session. If the session is `owned`, `close` stops it."""
+    """Index workers that are the executors of a Spark session. `close` stops the session if it is `owned`."""
 
     def __init__(self, spark: SparkSession, *, owned: bool = False) -> None:
         self._spark = spark
@@ -61,6 +61,7 @@ class SparkWorkers:
         return int(self._spark.sparkContext.defaultParallelism)
 
     def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[WrittenIndex]:
+        """Build index files for each group of data files in a Spark task. Return the index file of each group."""
         context = self._spark.sparkContext
         name = f"seamark-index-{uuid.uuid4()}"
         context.setJobGroup(name, f"Index {task.definition.text}, {len(groups)} groups", interruptOnCancel=True)

@@ -6,7 +6,7 @@ import os
 import shutil
 
 NO_GATEWAY = "JAVA_GATEWAY_EXITED"
-"""PySpark's name of the error that it raises if the JVM does not start."""
+"""The name of PySpark's error for a JVM that does not start."""
 
 
 def find_java_problem() -> str | None:
@@ -16,4 +16,4 @@ def find_java_problem() -> str | None:
         return None
     if home:
         return f"JAVA_HOME is {home}, which has no bin/java: set it to the home of a JDK 17 or newer, or unset it"
-    return "there is no Java: install a JDK 17 or newer, as by apt-get install openjdk-17-jdk-headless"
+    return "there is no Java: install a JDK 17 or newer, for example with apt-get install openjdk-17-jdk-headless"

@@ -2,9 +2,9 @@
 
 Iceberg's reader reads all rows of the planned files, in the columns of the query and of its filter, except row groups
 that statistics exclude. Seamark's reader reads only pages with a row that bitmap indexes select. If all pages have such
-a row, the cost per row is about equal for both readers. But Spark plans Seamark's source in two Python workers, and
-reads it in other workers. `bench/writing/reader.py` measures both readers. The first two constants of this module are
-the break-even points.
+a row, the cost per row is about equal for both readers. But Spark starts two Python workers to plan Seamark's source,
+and other workers to read it. `bench/writing/reader.py` measures both readers. The first two constants of this module
+are the break-even points.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from seamark.formats.iceberg.expressions.expression import Expression
 BREAK_EVEN_FRACTION = 0.75
 """The fraction of rows on pages with a selected row at which both readers take the same time, for large tables."""
 BREAK_EVEN_ROWS = 1_000_000
-"""The number of rows that Iceberg's reader reads in the time of the communication with the Python workers."""
+"""The number of rows that Iceberg's reader reads in the time that Spark needs for its Python workers."""
 PAGE_ROWS = 20_000
 """The number of rows in a page that Iceberg and Seamark write. It is the default of `write.parquet.page-row-limit`."""
 
 
 @dataclass
 class RemainingRows:
-    """The numbers of rows of a table's planned files that the readers would read."""
+    """The numbers of rows of a table's planned files that each reader would read."""
 
     planned: int = 0
     """The number of rows in the planned files."""
     touched: int = 0
     """The number of rows on pages with a selected row, if all pages have `PAGE_ROWS` rows."""
     chosen: int = 0
+    """The number of selected rows."""
 
     @property
     def suits_seamark(self) -> bool:

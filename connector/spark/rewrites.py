@@ -31,17 +31,14 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 _GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _NO_KEYS: Mapping[str, str] = {}
 _Outcome = RewrittenFiles | str | None
-"""The result of a batch.
-
-It is the new files, None if they are not worth a commit, or the reason why the batch cannot be rewritten.
-"""
+"""The result of a batch: the new files, None if they are not worth a commit, or the reason of a failure."""
 
 
 @contextmanager
 def open_session_runner(folders: Sequence[str] | None, umask: int, keys: Mapping[str, str]) -> Iterator[BatchRunner]:
-    """Yield a runner of batches in the session that spark-submit has configured. The session ends with the block.
+    """Yield a function that runs batches in the session that spark-submit has configured. Stop the session at the end.
 
-    Tasks on this machine receive the parameters. The executors of a cluster have their own settings.
+    Tasks on this machine use the arguments. The executors of a cluster have their own settings.
 
     Args:
         folders: The parameter of `confine`.
@@ -79,7 +76,7 @@ def run_on_spark(
     umask: int | None = None,
     keys: Mapping[str, str] = _NO_KEYS,
 ) -> Batches:
-    """Yield the batches in the order in which their tasks end, each with a function that returns the result at once.
+    """Yield each batch when its task ends, with a function that returns the result without waiting.
 
     As many tasks run at the same time as there are cores.
 
@@ -130,7 +127,7 @@ def _run_in_task(
         new = rewrite()
     except (Unreadable, Unwritable, InvalidRequest) as error:
         return str(error)
-    # The result leaves out the tasks, because the driver has them already.
+    # The result does not contain the scan tasks, because the driver has them already.
     return None if new is None else replace(new, tasks=())
 
 

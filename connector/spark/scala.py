@@ -20,14 +20,14 @@ def to_strings(sequence: Any) -> list[str]:
     """Return the items of a Scala Seq as strings, with only two calls to the JVM for any number of items."""
     count = sequence.size()
     texts = str(sequence.mkString("\0")).split("\0") if count else []
-    # If an item contains a zero byte, the text is split into too many parts.
-    return texts if len(texts) == count else [str(one) for one in to_list(sequence)]
+    # An item that contains a zero byte splits into too many parts, so the items are then read one by one.
+    return texts if len(texts) == count else [str(element) for element in to_list(sequence)]
 
 
 class JvmStatics:
     """Classes, objects and static members of the JVM.
 
-    Finding such a member takes several calls. It stays the same for all statements, so it is cached.
+    To find a member takes several calls to the JVM. Members are cached, because they are the same for all statements.
     """
 
     def __init__(self, jvm: Any) -> None:

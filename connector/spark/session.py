@@ -1,7 +1,7 @@
 """Defines the Spark configuration for Seamark as plain values, and opens a local session with it.
 
-Tests, the demo, the docs and `deploy/spark/spark-defaults.conf` use the same values (a test compares them), so users
-copy settings that were tested. A JVM has one session. Catalogs can be added to a running session under any unused name.
+Tests, the demo, the docs and `deploy/spark/spark-defaults.conf` use the same values, so users copy tested settings. A
+test compares the values. A JVM has one session. Catalogs can be added to a running session under any unused name.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ SHUFFLE_FREE = {
 }
 """The settings with which joins and groupings by bucket or partition keys need no exchange.
 
-In a join with a table without this partitioning, only that table is exchanged.
+If only one table of a join is partitioned in this way, only the other table is exchanged.
 """
 DAEMON = "seamark.connector.spark.daemon"
-"""The value of `spark.python.daemon.module`. If the caller sets this property, the caller's value is used."""
+"""The value of `spark.python.daemon.module`, unless the caller sets this property."""
 
 
 def session_conf(jars: Iterable[Path], *, cores: int = 2, shuffle_partitions: int = 4) -> dict[str, str]:
-    """Return the settings of a small local session that is bound to loopback.
+    """Return the settings of a small local session that listens only on loopback.
 
     Args:
         jars: Iceberg's runtime and, for S3, its AWS bundle.
@@ -81,7 +81,7 @@ def iceberg_jars(folder: Path) -> list[Path]:
 
 
 def open_session(name: str, conf: Mapping[str, str]) -> SparkSession:
-    """Start and return a session. If a session is running, return it with the values of `conf` that can be changed.
+    """Start a session. If a session is already running, set the values of `conf` that can be changed, and return it.
 
     By default, PySpark starts workers with `python3` from the PATH. This function makes the workers run this
     interpreter.
@@ -105,7 +105,7 @@ def add_catalog(spark: SparkSession, conf: Mapping[str, str]) -> None:
 def connect(
     spark: SparkSession, name: str, uri: str, *, token: str = "", extra: Mapping[str, str] | None = None
 ) -> None:
-    """Add the catalog `name` to a running session. The server plans its scans, and joins by bucket need no exchange.
+    """Add the catalog `name` to a running session. The server plans scans, and joins by bucket need no exchange.
 
     The function also registers `format("seamark")`. The docstring of `build_catalog_conf` describes the parameters.
     """
@@ -153,16 +153,16 @@ def read(
 
 
 def _misses_rows(opened: OpenTable) -> bool:
-    """Return whether Iceberg's reader misses rows that wait for a flush: Spark plans tables of version 3 itself."""
+    """Return whether Iceberg's reader misses rows that wait for a flush, because Spark plans the table itself."""
     metadata = opened.metadata
     is_stream = parse_bool(metadata.properties, STREAM_ENABLED, False)
     return is_stream and metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION
 
 
 def _resolve_column_names(spark: SparkSession, opened: OpenTable, columns: Sequence[str]) -> list[str]:
-    """Return the column names in the table's spelling.
+    """Return the column names in the table's spelling if the session ignores case and the names are unambiguous.
 
-    This is done only if the session is case-insensitive and the names are unambiguous.
+    Otherwise, return the names unchanged.
     """
     if spark.conf.get("spark.sql.caseSensitive") == "true":
         return list(columns)
@@ -176,7 +176,7 @@ def _resolve_column_names(spark: SparkSession, opened: OpenTable, columns: Seque
 def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, opened: OpenTable, where: str) -> bool:
     try:
         bound = bind_filter(where, opened)
-    except InvalidRequest:  # Spark may still support the predicate.
+    except InvalidRequest:  # Spark may support a predicate that Seamark cannot parse.
         return False
     in_utc = is_utc(spark.conf.get("spark.sql.session.timeZone") or "")
     if not in_utc and any(predicate.kind.startswith("timestamp") for predicate in collect_predicates(bound)):

@@ -1,4 +1,4 @@
-"""Runs any SQL statement of Spark. Queries read only needed files, and changes use rows that an index locates.
+"""Runs any SQL statement of Spark. Queries read only needed files, and changes read only rows that an index locates.
 
     from seamark.spark import sql
     sql(spark, "SELECT … FROM sea.db.t JOIN …").show()
@@ -36,11 +36,11 @@ def sql(
     max_kept_fraction: float = MAX_KEPT_FRACTION,
     cubes: str = OFF,
 ) -> DataFrame:
-    """Return the same result as `spark.sql(text, args)`.
+    """Run a statement, and return the same result as `spark.sql(text, args)`.
 
-    If possible, a query reads fewer files (`connector.spark.query.queries.sql`). This also applies to the queries
-    of INSERT, CREATE TABLE AS and MERGE. If possible, MERGE, UPDATE and DELETE change the rows that an index
-    locates, and INSERT OVERWRITE builds index files (`connector.spark.statements.execution.execute`).
+    If possible, queries, including those of INSERT, CREATE TABLE AS and MERGE, read fewer files
+    (`connector.spark.query.queries.sql`). If possible, MERGE, UPDATE and DELETE change the rows that an index locates,
+    and INSERT OVERWRITE builds index files (`connector.spark.statements.execution.execute`).
     """
     try:
         if _is_change(spark, text):

@@ -1,7 +1,7 @@
-"""Converts Iceberg's types to Spark types as Iceberg's Spark catalog does, and Arrow data to the form for Spark.
+"""Converts Iceberg's types to Spark types as Iceberg's Spark catalog does, and Arrow arrays to the types for Spark.
 
-In Spark, uuids are strings and fixed is binary. Fields inside structs, lists and maps are nullable. Spark compares the
-types of Arrow batches with the declared types, so the batches of all files must have equal types.
+In Spark, a uuid is a string and a fixed is binary. Fields inside structs, lists and maps are nullable. Spark compares
+the types of Arrow batches with the declared types, so the batches of all files must have equal types.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def convert_to_spark_type(kind: Type) -> spark.DataType:
 
 
 def find_spark_conversion(kind: Type) -> Convert | None:
-    """Return the conversion of an array of `to_row_type(kind)` to the form for Spark, or None if it is not needed."""
+    """Return a function that converts an array of type `to_row_type(kind)` for Spark, or None if none is needed."""
     match kind:
         case StructType(fields):
             inner = [find_spark_conversion(field.type) for field in fields]
@@ -120,7 +120,7 @@ def _convert_uuids(array: pa.Array) -> pa.Array:
 
 
 def check_fits(schema: spark.StructType, target: WriteTarget) -> None:
-    """Check that the columns of a DataFrame match the table, for any rows.
+    """Check that the names and types of a DataFrame's columns match the table.
 
     Raises:
         Unwritable: The columns do not match.

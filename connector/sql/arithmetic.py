@@ -28,24 +28,24 @@ DIVISION_BY_ZERO = "error('Division by zero')"
 def translate_comparison(op: str, sides: Sequence[SqlValue], node: exp.Expr, *, positive: bool) -> SqlValue:
     """Return the translation of a comparison of two values of the same type.
 
-    NaN is not equal to any value, and neither smaller nor larger than any value.
+    NaN is not equal to any value, not smaller than any value, and not larger than any value.
 
     Args:
-        positive: Whether the comparison is used as a condition, so that null and false have the same effect.
+        positive: Whether the comparison is a condition that is not negated, so that null has the same effect as false.
     """
     left, right = sides
     check_comparable(left, node)
     check_comparable(right, node)
     plain = f"({left.sql} {op} {right.sql})"
     if op == "=" and left.type.is_float and left.literal is None and right.literal is None:
-        # DuckDB's hash joins distinguish 0.0 and -0.0. The sum with zero is always 0.0.
+        # DuckDB's hash joins distinguish 0.0 and -0.0. The sum of either zero and 0 is 0.0.
         plain = f"({left.sql} + 0 = {right.sql} + 0)"
-    unsure = [one.sql for one in sides if one.type.is_float and one.literal is None]
+    unsure = [side.sql for side in sides if side.type.is_float and side.literal is None]
     if not unsure:
         return SqlValue(plain, BOOLEAN)
     if positive and op != "<>":
-        return SqlValue(f"({plain}{''.join(f' AND NOT isnan({one})' for one in unsure)})", BOOLEAN)
-    nan = " OR ".join(f"isnan({one})" for one in unsure)
+        return SqlValue(f"({plain}{''.join(f' AND NOT isnan({text})' for text in unsure)})", BOOLEAN)
+    nan = " OR ".join(f"isnan({text})" for text in unsure)
     answer = "TRUE" if op == "<>" else "FALSE"
     return SqlValue(f"(CASE WHEN {plain} IS NULL THEN NULL WHEN {nan} THEN {answer} ELSE {plain} END)", BOOLEAN)
 
@@ -64,7 +64,7 @@ def translate_integer_operation(sign: str, left: SqlValue, right: SqlValue) -> S
 def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node: exp.Expr) -> SqlValue:
     """Translate an operation on decimals with Trino's rules for precision and scale.
 
-    Both operands are cast to decimals with enough digits, because DuckDB would otherwise compute in a narrower type.
+    Both operands are cast to decimals with enough digits for the result, because DuckDB computes in the operands' type.
     """
     a_type, b_type = as_decimal(left.type), as_decimal(right.type)
     scale = max(a_type.scale, b_type.scale)
@@ -78,7 +78,8 @@ def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node
             if a_type.scale + b_type.scale > PRECISION_MAX:
                 raise InvalidRequest(f"{describe(node)} has more than {PRECISION_MAX} digits after the decimal point")
             kind = make_decimal(min(PRECISION_MAX, a_type.precision + b_type.precision), a_type.scale + b_type.scale)
-            # DuckDB multiplies in a type of 18 digits if both operands have at most 18 digits.
+            # If both operands have at most 18 digits, DuckDB multiplies in a type of 18 digits, so one operand is
+            # widened.
             wide_type = make_decimal(PRECISION_MAX, a_type.scale) if kind.precision > 18 else a_type
             return SqlValue(
                 f"CAST({cast(left, wide_type).sql} * {cast(right, b_type).sql} AS {name_duckdb_type(kind)})", kind
@@ -100,7 +101,7 @@ def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node
 def divide_decimals(left: SqlValue, right: SqlValue, kind: SqlType) -> SqlValue:
     """Return the quotient of two decimals, rounded half up to the scale of `kind`.
 
-    DuckDB computes it with 128-bit integers. If 128 bits are not sufficient, the statement fails.
+    DuckDB computes the quotient with 128-bit integers. If it does not fit 128 bits, the statement fails.
     """
     shift = kind.scale - left.type.scale + right.type.scale
     numerator = f"({_to_unscaled_integer(left)} * CAST('1{'0' * max(0, shift)}' AS HUGEINT))"

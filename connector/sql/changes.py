@@ -1,9 +1,9 @@
-"""Translates statements that write to DuckDB's SQL: INSERT, UPDATE, DELETE, CREATE and DROP.
+"""Translates writing statements to DuckDB's SQL: INSERT, UPDATE, DELETE, CREATE and DROP.
 
 INSERT, UPDATE and DELETE become queries over the rows that Seamark's reader passes to DuckDB. These queries return the
-rows to insert, or the places of the rows to change with their new values (`row_changes.py`). Their expressions are
-translated by the same code as those of other queries, so they have the same meaning. CREATE and DROP run on the
-attached catalog. All names in their text are quoted.
+rows to insert, or the places of the rows to change with their new values (`row_changes.py`). The code that translates
+queries also translates their expressions, so the expressions have the same meaning. CREATE and DROP run on the attached
+catalog. All names in their text are quoted.
 """
 
 from __future__ import annotations
@@ -40,31 +40,33 @@ _OPENING, _CLOSING = ("(", "["), (")", "]")
 
 @dataclass(frozen=True)
 class DuckDBChange:
+    """A writing statement, translated to DuckDB's SQL."""
+
     text: str
     names: tuple[str, ...]
-    """The columns of the query's result, by which rows are inserted or changed. Empty for CREATE and DROP.
+    """The names of the columns of the query's result. Empty for CREATE and DROP.
 
-    For UPDATE and DELETE, the first column is the place of the row.
+    For UPDATE and DELETE, the first column has the places of the rows (`row_changes.py`).
     """
     tables: tuple[StoredTable, ...]
     """The tables that the query reads."""
     target: Name | None
     """The table whose rows the statement changes, or None for CREATE and DROP."""
     query: SqlStatement | None
-    """The query to which the positions of `tables` refer, or None for CREATE and DROP."""
+    """The query whose text contains the references `tables`, or None for CREATE and DROP."""
 
 
 def translate_change(
     statement: SqlStatement, columns_of: ColumnsOf, name_of: NameOf, catalog: str, now: datetime
 ) -> DuckDBChange:
-    """Translate a statement that writes to a table or the catalog.
+    """Translate a statement that writes to a table or to the catalog.
 
     Args:
         statement: The statement.
-        columns_of: Returns the columns of a table.
-        name_of: Returns the name of a table in the catalog.
-        catalog: The name under which the catalog is attached.
-        now: The statement's time.
+        columns_of: A function that returns the columns of a table.
+        name_of: A function that returns the name of a table in the catalog.
+        catalog: The name of the attached catalog in DuckDB.
+        now: The current time of the statement.
 
     Raises:
         InvalidRequest: The statement is invalid.
@@ -85,6 +87,8 @@ def translate_change(
 
 
 class _Change:
+    """Translates one writing statement."""
+
     def __init__(
         self, statement: SqlStatement, columns_of: ColumnsOf, name_of: NameOf, catalog: str, now: datetime
     ) -> None:
@@ -98,7 +102,7 @@ class _Change:
         into = tree.this
         table = into.this if isinstance(into, exp.Schema) else into
         columns = self._find_target_columns(table)
-        names = [one.name for one in into.expressions] if isinstance(into, exp.Schema) else list(columns)
+        names = [expression.name for expression in into.expressions] if isinstance(into, exp.Schema) else list(columns)
         chosen = _check_distinct([_find_column(name, columns, table) for name in names])
         translation = Translation(self._columns_of, self._now)
         query, query_columns = translation.query(tree.expression, NameScope((), {}))
@@ -117,7 +121,7 @@ class _Change:
         columns = self._find_target_columns(tree.this)
         place = _PLACE
         while place in self._statement.text.lower() or any(place == name.lower() for name in columns):
-            place += "$"  # `place` must be a name that the statement does not contain.
+            place += "$"  # The name of the column with the places must not occur in the statement.
         kind, texts = self._statement.kind, divide_row_change(self._statement.text)
         chosen = []
         for assignment in tree.expressions if kind is Kind.UPDATE else ():
@@ -149,7 +153,7 @@ class _Change:
             _convert_to_column_type(SqlValue(f"c{n}", kind), columns[name], name)
             for n, (name, (_, kind)) in enumerate(zip(chosen, query_columns[1:], strict=True), 1)
         ]
-        # The analysis of conditions does not know the column with the place.
+        # The analysis of conditions would not find the column with the places, so the query does not contain it.
         query.expressions[0].replace(exp.Literal.number(1))
         return DuckDBChange(
             f"SELECT {', '.join(['c0', *converted])} FROM ({translated})",  # noqa: S608
@@ -160,6 +164,7 @@ class _Change:
         )
 
     def translate_definition(self, tree: exp.Expr) -> DuckDBChange:
+        """Translate a statement that creates or drops a table or schema."""
         kind, word = tree.text("kind").upper(), "CREATE" if isinstance(tree, exp.Create) else "DROP"
         if kind not in ("TABLE", "SCHEMA"):
             raise UnsupportedInDuckDB(f"{word} {kind} is not translated")
@@ -171,7 +176,7 @@ class _Change:
             raise UnsupportedInDuckDB("DROP of several tables is not translated")
         target_node, columns = dropped[0], ""
         if isinstance(target_node, exp.Schema):
-            columns = f" ({', '.join(_define_column(one) for one in target_node.expressions)})"
+            columns = f" ({', '.join(_define_column(expression) for expression in target_node.expressions)})"
             target_node = target_node.this
         if kind == "TABLE" and word == "CREATE" and not columns:
             raise UnsupportedInDuckDB(
@@ -204,24 +209,24 @@ class _Change:
 
 @dataclass(frozen=True)
 class RowChangeTexts:
-    """The parts of the text of an UPDATE or DELETE."""
+    """Parts of the text of an UPDATE or DELETE."""
 
     values: tuple[str, ...]
     """The texts of the new values."""
     source: str
-    """The table and the condition, as the text after FROM."""
+    """The table and the condition, in the form of the text after FROM."""
 
 
 def divide_row_change(text: str) -> RowChangeTexts:
-    """Divide `UPDATE table SET column = value, … WHERE condition` or `DELETE FROM table WHERE condition`.
+    """Divide the text `UPDATE table SET column = value, … WHERE condition` or `DELETE FROM table WHERE condition`.
 
     Raises:
-        UnsupportedInDuckDB: The statement has another form.
+        UnsupportedInDuckDB: The statement does not have one of these forms.
     """
     try:
         tokens = [token for token in tokenize_trino(text) if token.word != ";"]
     except UnsupportedStatement:
-        raise UnsupportedInDuckDB("Trino does not support the form of its text") from None
+        raise UnsupportedInDuckDB("The statement does not have a form that Trino supports") from None
     words = [token.word for token in tokens]
     end = tokens[-1].end if tokens else 0
     if words[:2] == ["DELETE", "FROM"] and len(words) > 2:
@@ -243,7 +248,7 @@ def divide_row_change(text: str) -> RowChangeTexts:
 
 
 def _parse_assignments(tokens: Sequence[TrinoToken]) -> tuple[list[list[TrinoToken]], TrinoToken | None]:
-    """Return the assignments of SET, and the token WHERE. The token is None if there is no condition."""
+    """Return the assignments of SET, and the token WHERE or None if there is no condition."""
     groups: list[list[TrinoToken]] = [[]]
     depth = 0
     for token in tokens:
@@ -270,7 +275,7 @@ def _check_distinct(names: list[str]) -> list[str]:
 
 
 def _find_column(name: str, columns: Mapping[str, SqlType], table: exp.Expr) -> str:
-    matches = [one for one in columns if one.lower() == name.lower()]
+    matches = [column for column in columns if column.lower() == name.lower()]
     if not matches:
         raise InvalidRequest(f"{describe(table)} has no column {name[:100]!r}")
     return matches[0]
@@ -288,7 +293,7 @@ def _convert_to_column_type(value: SqlValue, kind: SqlType, column: str) -> str:
             raise InvalidRequest(
                 f"The column {column[:100]!r} has the type {kind}, but its new value has {value.type}; use CAST"
             )
-    # The writer converts nested values, and refuses values that do not fit the type.
+    # The writer converts nested values to the type of the column, and refuses values that do not fit.
     if not has_duckdb_name(kind):
         if value.type == UNKNOWN or value.type != kind:
             raise UnsupportedInDuckDB(f"The column {column[:100]!r} has a type that cannot be written")

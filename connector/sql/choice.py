@@ -1,11 +1,11 @@
 """Chooses the engine of a statement.
 
-The choice depends on the kind of the statement, on the bytes that it reads, and on whether DuckDB computes the results
+The choice depends on the kind of the statement, on the bytes that it reads, and on whether DuckDB's results are those
 that the dialect defines.
 
-DuckDB in this process starts at once, and runs on one machine. Trino has more machines, and takes longer to plan. So
-small queries run on DuckDB. Large queries run on Trino if it is configured. A statement that writes runs on the engine
-that is best for it: single rows, CREATE and DROP on DuckDB, and MERGE on Spark. The functions of this module are pure.
+DuckDB runs in this process and needs no time to start. Trino has more machines, but needs more time to plan. Therefore
+small queries run on DuckDB, and large queries run on Trino if it is configured. MERGE runs on Spark, and all other
+writing statements run on DuckDB. The functions of this module are pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from seamark.connector.sql.statement import Kind
 AUTO, DUCKDB, TRINO, SPARK = "auto", "duckdb", "trino", "spark"
 ENGINES = (DUCKDB, TRINO, SPARK)
 LARGE_BYTES = 1 << 30
-"""The size of the data files above which a query is large. DuckDB reads data of this size in some seconds."""
+"""The minimum size of the data files that a large query reads. DuckDB reads data of this size in a few seconds."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class StatementProfile:
 
 @dataclass(frozen=True)
 class Choice:
+    """The chosen engine, and the reason for the choice."""
+
     engine: str
     why: str
 
@@ -45,9 +47,9 @@ def choose(
 
     Args:
         demand: The properties of the statement.
-        wanted: The engine that the user has set, or `AUTO`.
+        wanted: The engine that the user has chosen, or `AUTO`.
         available: The engines that are configured.
-        large_bytes: The size of the data files above which a query is large.
+        large_bytes: The minimum size of the data files that a large query reads.
 
     Raises:
         InvalidRequest: No engine can run the statement. The message has the reason.
@@ -80,11 +82,11 @@ def _choose_for_query(demand: StatementProfile, available: frozenset[str], large
 
 def _choose_forced(demand: StatementProfile, wanted: str, available: frozenset[str]) -> Choice:
     if wanted not in ENGINES:
-        raise InvalidRequest(f"The engine is {wanted!r}; it must be {AUTO}, {', '.join(ENGINES)}")
+        raise InvalidRequest(f"The engine is {wanted!r}; it must be one of {AUTO}, {', '.join(ENGINES)}")
     if wanted not in available:
         raise InvalidRequest(f"The engine {wanted} is not configured; set --{wanted} to its URL")
     if wanted == DUCKDB and demand.not_in_duckdb:
         raise InvalidRequest(f"DuckDB does not run this statement: {demand.not_in_duckdb}")
     if wanted == SPARK and demand.kind is Kind.QUERY:
-        raise InvalidRequest("Queries run on DuckDB or Trino here; Spark runs statements that write")
+        raise InvalidRequest("Spark runs only statements that write; choose duckdb or trino for a query")
     return Choice(wanted, "the user has chosen it")

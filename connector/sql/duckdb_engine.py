@@ -1,4 +1,4 @@
-"""Runs DuckDB in this process, without extensions, files or network, on record batches from Seamark's reader.
+"""Runs DuckDB in this process on record batches from Seamark's reader, without extensions, files or network access.
 
 The reader (`connector/read/`) reads the files of a plan, applies deletes, and selects rows and columns. DuckDB joins,
 groups and sorts. The text that DuckDB runs is created by the translation (`queries.py`).
@@ -23,9 +23,9 @@ from seamark.formats.iceberg.files.parquet import EncryptedFile, Unreadable
 
 BATCH_ROWS = 16_384
 POSITION_BITS = 40
-"""The number of bits of a place that contain the row's position in its file.
+"""The number of low bits of a place, which contain the row's position in its file.
 
-The higher bits contain the number of the file in the plan.
+The higher bits contain the index of the file in the plan.
 """
 _NO_COLUMNS = pa.schema([("nothing", pa.bool_())])
 _CONFIG = {
@@ -42,18 +42,20 @@ _CONFIG = {
 
 
 class DuckDBFailed(ServerFailed):
-    """Raised if DuckDB failed because of a bug in it. Its database can then no longer be used."""
+    """Raised if DuckDB failed because of a bug in DuckDB. Its database can no longer be used."""
 
 
 @dataclass(frozen=True)
 class DuckDBLimits:
+    """The limits of a DuckDB database."""
+
     memory_bytes: int = 2 << 30
     threads: int = 0
     """The number of threads. 0 means one for each core."""
 
 
 def open_connection(limits: DuckDBLimits) -> duckdb.DuckDBPyConnection:
-    """Open a DuckDB database that opens no files and no network connections. No statement can change its settings."""
+    """Open a DuckDB database that cannot open files or network connections. Statements cannot change its settings."""
     config: dict[str, Any] = {**_CONFIG, "memory_limit": f"{limits.memory_bytes}B"}
     if limits.threads:
         config["threads"] = limits.threads
@@ -101,7 +103,7 @@ class TableStream:
                 for batch in reader.read(task):
                     yield self._convert(batch, schema, number)
         except Exception as error:
-            self.failure = error  # DuckDB reports an error of a stream only as a text.
+            self.failure = error  # DuckDB reports an error of a stream only as text.
             raise
 
     def _convert(self, batch: pa.RecordBatch, schema: pa.Schema, number: int) -> pa.RecordBatch:
@@ -110,7 +112,7 @@ class TableStream:
         Args:
             batch: The rows that the reader has returned.
             schema: The schema of the relation.
-            number: The number of the scan task.
+            number: The index of the scan task in the plan.
         """
         if not self._names:
             return pa.RecordBatch.from_arrays([pa.nulls(batch.num_rows, pa.bool_())], schema=schema)
@@ -137,7 +139,7 @@ def register_tables(con: duckdb.DuckDBPyConnection, reads: Sequence[PlannedTable
 
 @contextmanager
 def register_stream(con: duckdb.DuckDBPyConnection, name: str, read: PlannedTableRead) -> Iterator[TableStream]:
-    """Register the rows of a read in DuckDB under another name than that of its table."""
+    """Register the rows of a read in DuckDB under this name, which replaces the name of its table."""
     stream = TableStream(read)
     con.register(name, stream)
     try:
@@ -181,7 +183,7 @@ def _rename_columns(
 
 
 def _to_client_error(error: Exception, streams: Sequence[TableStream]) -> ClientError:
-    failure = next((one.failure for one in streams if one.failure is not None), None)
+    failure = next((stream.failure for stream in streams if stream.failure is not None), None)
     if isinstance(failure, ClientError):
         return failure
     if isinstance(failure, EncryptedFile):
@@ -192,5 +194,5 @@ def _to_client_error(error: Exception, streams: Sequence[TableStream]) -> Client
         return ServerFailed(f"A table cannot be read: {type(failure).__name__}: {failure}", status=500)
     reason = " ".join(str(error).partition("Stack Trace:")[0].split())[:500]
     if isinstance(error, duckdb.FatalException | duckdb.InternalException):
-        return DuckDBFailed(f"DuckDB fails: {reason}", status=500)
+        return DuckDBFailed(f"DuckDB failed: {reason}", status=500)
     return InvalidRequest(f"The statement fails: {reason}", status=400)

@@ -1,7 +1,7 @@
 """Translates expressions of the dialect to DuckDB's SQL, with their types.
 
-Only the expressions that are listed here and in `functions.py` are translated. The text is built from these pieces, so
-no other expression can reach DuckDB. Where DuckDB differs from the dialect, the text computes the result that the
+Only the expressions that are listed here and in `functions.py` are translated. The text consists of these translations,
+so no other expression can reach DuckDB. If DuckDB differs from the dialect, the text computes the result that the
 dialect defines: NaN is not equal to any value, a division of integers by zero is an error, a division of decimals is a
 decimal, and only explicit casts convert values.
 """
@@ -66,7 +66,7 @@ class Expressions:
         self.now = now
 
     def translate_condition(self, node: exp.Expr, scope: NameScope) -> str:
-        """Return the text of a condition for a place where null and false have the same effect.
+        """Return the text of a condition in a context in which null and false have the same effect.
 
         NaN is compared without CASE, so DuckDB can still use hash joins.
         """
@@ -75,7 +75,7 @@ class Expressions:
                 return self.translate_condition(node.this, scope)
             case exp.And() | exp.Or():
                 word = "AND" if isinstance(node, exp.And) else "OR"
-                sides = [self.translate_condition(one, scope) for one in _flatten_chain(node, type(node))]
+                sides = [self.translate_condition(part, scope) for part in _flatten_chain(node, type(node))]
                 return f"({f' {word} '.join(sides)})"
         if type(node) in COMPARISONS:
             return self._translate_comparison(node, scope, positive=True).sql
@@ -102,7 +102,7 @@ class Expressions:
         return value
 
     def translate_values(self, nodes: Sequence[exp.Expr], scope: NameScope) -> list[SqlValue]:
-        return [self.translate_value(one, scope) for one in nodes]
+        return [self.translate_value(node, scope) for node in nodes]
 
     # Literals
 
@@ -110,7 +110,7 @@ class Expressions:
         text = str(node.this)
         if node.args["is_string"]:
             if "\0" in text:
-                raise UnsupportedInDuckDB("A text contains the character NUL")
+                raise UnsupportedInDuckDB("A text literal contains the character NUL")
             return SqlValue(quote_text(text), VARCHAR, node)
         return parse_number(text, node)
 
@@ -197,9 +197,11 @@ class Expressions:
         value, *candidates = to_common_type(self.translate_values([node.this, *node.expressions], scope), node)
         check_comparable(value, node)
         if value.type.is_float:  # In DuckDB, 0.0 and -0.0 are equal, but IN distinguishes them.
-            equal = [translate_comparison("=", [value, one], node, positive=False).sql for one in candidates]
+            equal = [
+                translate_comparison("=", [value, candidate], node, positive=False).sql for candidate in candidates
+            ]
             return SqlValue(f"({' OR '.join(equal)})", BOOLEAN)
-        return SqlValue(f"({value.sql} IN ({', '.join(one.sql for one in candidates)}))", BOOLEAN)
+        return SqlValue(f"({value.sql} IN ({', '.join(candidate.sql for candidate in candidates)}))", BOOLEAN)
 
     def _translate_in_query(self, node: exp.Expr, query: exp.Expr, scope: NameScope) -> SqlValue:
         if isinstance(node.this, exp.Tuple):
@@ -275,7 +277,7 @@ class Expressions:
 
     def _translate_coalesce(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         values = to_common_type(self.translate_values([node.this, *node.expressions], scope), node)
-        return SqlValue(f"coalesce({', '.join(one.sql for one in values)})", find_type(values))
+        return SqlValue(f"coalesce({', '.join(value.sql for value in values)})", find_type(values))
 
     def _translate_nullif(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         first, second = self.translate_values([node.this, node.expression], scope)
@@ -321,8 +323,8 @@ class Expressions:
 
     def _translate_concat(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         parts = node.expressions if isinstance(node, exp.Concat) else _flatten_chain(node, exp.DPipe)
-        values = [require_type(one, VARCHAR, node) for one in self.translate_values(parts, scope)]
-        return SqlValue(f"({' || '.join(one.sql for one in values)})", VARCHAR)
+        values = [require_type(value, VARCHAR, node) for value in self.translate_values(parts, scope)]
+        return SqlValue(f"({' || '.join(value.sql for value in values)})", VARCHAR)
 
     def _translate_cast(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         check_args(node, frozenset(("this", "to")))
@@ -339,12 +341,12 @@ class Expressions:
 
 
 def _build_case(tests: Sequence[str], results: Sequence[SqlValue]) -> SqlValue:
-    branches = " ".join(f"WHEN {test} THEN {one.sql}" for test, one in zip(tests, results[:-1], strict=True))
+    branches = " ".join(f"WHEN {test} THEN {result.sql}" for test, result in zip(tests, results[:-1], strict=True))
     return SqlValue(f"(CASE {branches} ELSE {results[-1].sql} END)", find_type(results))
 
 
 def _is_exact_cast(source: SqlType, to: SqlType) -> bool:
-    """Return whether DuckDB's conversion has the same result as Trino's conversion for all values."""
+    """Return whether DuckDB's cast has the same result as Trino's cast for all values."""
     if source == UNKNOWN:
         return True
     if source.is_integer:
@@ -365,7 +367,8 @@ def _write_not(node: exp.Expr) -> str:
 def _flatten_chain(node: exp.Expr, kind: type[exp.Expr]) -> list[exp.Expr]:
     """Return the operands of a chain such as `a AND b AND c`.
 
-    The function is not recursive. DuckDB parses a flat chain of thousands of operands without a deep tree.
+    The function is not recursive, and DuckDB parses a flat chain without a deep tree, so a chain may have thousands of
+    operands.
     """
     operands, pending = [], [node]
     while pending:
@@ -379,7 +382,7 @@ def _flatten_chain(node: exp.Expr, kind: type[exp.Expr]) -> list[exp.Expr]:
 
 _SIGNS: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
 FunctionTranslator = Callable[[Expressions, exp.Expr, NameScope], SqlValue]
-"""Translates functions (`functions.py`)."""
+"""A function that translates an expression. `functions.py` contains those of functions and aggregates."""
 _METHODS: dict[type[exp.Expr], FunctionTranslator] = {
     exp.Literal: Expressions._translate_literal,
     exp.Boolean: Expressions._translate_boolean,

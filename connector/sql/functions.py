@@ -1,7 +1,7 @@
 """Translates functions and aggregates of the dialect to DuckDB's SQL.
 
-A function is in the table only if DuckDB returns the same value as the dialect for all arguments that the
-translation accepts.
+A function is in the table of this module only if DuckDB returns the value that the dialect defines for all arguments
+that the translation accepts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PARTS: dict[type[exp.Expr], tuple[str, tuple[str, ...]]] = {
     exp.Minute: ("minute", ("timestamp",)),
     exp.Second: ("second", ("timestamp",)),
 }
-"""The parts of dates and times, and the types that have each part.
+"""The name of the part that a function extracts from a date or time, and the types that have this part.
 
 Times with a zone are read in UTC, because the time zone of the session is UTC.
 """
@@ -56,12 +56,12 @@ _GROUPING_COLUMNS_MAX = 31
 """The maximum number of arguments for which the result of `grouping` is an integer in Trino."""
 _ROUND_DIGITS_MAX = 15
 _SUMMED_PRECISION_MAX = 26
-"""The maximum precision of decimals that are summed.
+"""The maximum precision of decimals whose sum is computed without a check for overflow.
 
-The sum of 10 to the power of 12 such rows has at most 38 digits.
+The sum of 10 to the power of 12 of these decimals has at most 38 digits.
 """
 _TEXT_POSITION_MAX = 10_000_000
-"""The maximum position in a text."""
+"""The maximum start and length, in characters, that `substring` accepts."""
 
 
 def translate_function(expressions: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -107,14 +107,14 @@ def _translate_truncation(e: Expressions, node: exp.Expr, scope: NameScope) -> S
 
 
 def _translate_difference(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate a difference of times. In sqlglot's node, the end of the period is the first argument."""
+    """Translate `date_diff`. In sqlglot's node, the end of the period is the first argument."""
     check_args(node, frozenset(("this", "expression", "unit")))
     end, start = to_common_type(e.translate_values([node.this, node.expression], scope), node)
     unit = node.args["unit"].name.upper()
     if unit not in _COUNTED_UNITS or end.type not in (DATE, TIMESTAMP) or (end.type == DATE and unit != "DAY"):
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {end.type}")
     if end.type == TIMESTAMP:  # Trino ignores digits after the milliseconds.
-        sides = [f"date_trunc('milliseconds', {one.sql})" for one in (start, end)]
+        sides = [f"date_trunc('milliseconds', {side.sql})" for side in (start, end)]
         return SqlValue(f"date_sub('{unit.lower()}', {sides[0]}, {sides[1]})", BIGINT)
     return SqlValue(f"date_sub('{unit.lower()}', {start.sql}, {end.sql})", BIGINT)
 
@@ -180,22 +180,22 @@ def _translate_square_root(e: Expressions, node: exp.Expr, scope: NameScope) -> 
 
 
 def _translate_greatest_or_least(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `greatest` and `least`. They are null if one of their arguments is null."""
+    """Translate `greatest` or `least`, whose result is null if an argument is null."""
     values = to_common_type(e.translate_values([node.this, *node.expressions], scope), node)
     kind = find_type(values)
     if kind.is_float or not kind.is_comparable:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {kind}")
     name = "greatest" if isinstance(node, exp.Greatest) else "least"
-    nulls = " OR ".join(f"{one.sql} IS NULL" for one in values)
-    return SqlValue(f"(CASE WHEN {nulls} THEN NULL ELSE {name}({', '.join(one.sql for one in values)}) END)", kind)
+    nulls = " OR ".join(f"{value.sql} IS NULL" for value in values)
+    return SqlValue(f"(CASE WHEN {nulls} THEN NULL ELSE {name}({', '.join(value.sql for value in values)}) END)", kind)
 
 
 def _make_text_translator(name: str, kind: SqlType) -> FunctionTranslator:
     def translate(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
         check_args(node)
-        arguments = [one for one in (node.this, node.args.get("expression")) if one is not None]
-        values = [require_type(e.translate_value(one, scope), VARCHAR, node) for one in arguments]
-        return SqlValue(f"{name}({', '.join(one.sql for one in values)})", kind)
+        arguments = [argument for argument in (node.this, node.args.get("expression")) if argument is not None]
+        values = [require_type(e.translate_value(argument, scope), VARCHAR, node) for argument in arguments]
+        return SqlValue(f"{name}({', '.join(value.sql for value in values)})", kind)
 
     return translate
 
@@ -203,7 +203,8 @@ def _make_text_translator(name: str, kind: SqlType) -> FunctionTranslator:
 def _translate_upper(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `upper`, character by character, because Trino keeps `ß` and DuckDB converts it.
 
-    The text of the argument is written only once. Otherwise n nested calls would write it 3 to the power of n times.
+    The text of the argument is written only once, because otherwise n nested calls would write it 3 to the power of n
+    times.
     """
     check_args(node)
     text = require_type(e.translate_value(node.this, scope), VARCHAR, node).sql
@@ -239,7 +240,7 @@ def _translate_replace(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlV
     if not (isinstance(old, exp.Literal) and old.is_string and str(old.this)):
         raise UnsupportedInDuckDB(f"{describe(node)}: the text to replace must be a literal")
     new = node.args.get("replacement")
-    values = [require_type(one, VARCHAR, node) for one in e.translate_values([node.this, old], scope)]
+    values = [require_type(value, VARCHAR, node) for value in e.translate_values([node.this, old], scope)]
     by = "''" if new is None else require_type(e.translate_value(new, scope), VARCHAR, node).sql
     return SqlValue(f"replace({values[0].sql}, {values[1].sql}, {by})", VARCHAR)
 
@@ -293,7 +294,8 @@ def sum_decimals(value: SqlValue, distinct: str = "", over: str = "") -> SqlValu
     if value.type.precision <= _SUMMED_PRECISION_MAX:
         return SqlValue(total, kind)
     size = f"abs(sum({distinct}CAST({value.sql} AS DOUBLE)){over})"
-    # The sum of doubles depends on the order of the rows, because it is rounded.
+    # The limit is slightly larger than the maximum, because rounding makes a sum of doubles depend on the order of
+    # rows.
     limit = f"CAST('1.000001e{PRECISION_MAX - kind.scale}' AS DOUBLE)"
     return SqlValue(f"(CASE WHEN {size} >= {limit} THEN error('Decimal overflow') ELSE {total} END)", kind)
 
@@ -315,7 +317,7 @@ def _translate_average(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlV
 
 
 def _translate_min_or_max(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    """Translate `min` and `max`. They are NaN only if all values are NaN."""
+    """Translate `min` or `max`, whose result is NaN only if all values are NaN."""
     check_args(node)
     name = "max" if isinstance(node, exp.Max) else "min"
     value = e.translate_value(_parse_argument(node, name)[1], scope)
@@ -349,7 +351,7 @@ def _translate_filter(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVa
 
 
 def _parse_argument(node: exp.Expr, name: str) -> tuple[str, exp.Expr]:
-    """Return the argument of an aggregate, and `DISTINCT ` or an empty text before it."""
+    """Return `DISTINCT ` or an empty text, and the argument of an aggregate."""
     if isinstance(node.this, exp.Distinct):
         if len(node.this.expressions) != 1:
             raise UnsupportedInDuckDB(f"{name}(DISTINCT …) with several columns is not translated")
@@ -369,12 +371,15 @@ def _translate_window(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVa
         name, kind = f"{_RANKS[type(function)]}()", BIGINT
     else:
         name, kind = _translate_window_aggregate(e, function, scope)
-    keys = [e.translate_value(one, scope).sql for one in node.args.get("partition_by") or ()]
+    keys = [e.translate_value(key, scope).sql for key in node.args.get("partition_by") or ()]
     within = [f"PARTITION BY {', '.join(keys)}"] if keys else []
     if order is not None:
         within.append(
             "ORDER BY "
-            + ", ".join(translate_sort_key(e.translate_value(one.this, scope), one) for one in order.expressions)
+            + ", ".join(
+                translate_sort_key(e.translate_value(expression.this, scope), expression)
+                for expression in order.expressions
+            )
         )
     if spec is not None:
         within.append(f"{spec.text('kind').upper()} BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW")
@@ -412,7 +417,7 @@ def _is_running(spec: exp.Expr) -> bool:
 
 
 def translate_sort_key(value: SqlValue, node: exp.Expr) -> str:
-    """Return a key of ORDER BY. In both directions, nulls are last unless the statement says otherwise."""
+    """Return a key of ORDER BY. Nulls are last in both directions, unless the statement has NULLS FIRST."""
     if not value.type.is_comparable:
         raise UnsupportedInDuckDB(f"{describe(node)}: values of the type {value.type} cannot be sorted")
     direction = "DESC" if node.args.get("desc") else "ASC"

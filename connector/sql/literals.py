@@ -58,7 +58,8 @@ _NUMBER = re.compile(r"([0-9]*)(?:\.([0-9]*))?", re.ASCII)
 def parse_number(text: str, node: exp.Expr, *, negative: bool = False) -> SqlValue:
     """Return the value of a numeric literal.
 
-    With an exponent, it is a double. With a decimal point, it is a decimal. Otherwise it is an integer.
+    A literal with an exponent is a double, any other literal with a decimal point is a decimal, and the rest are
+    integers.
     """
     sign = "-" if negative else ""
     if "e" in text.lower():
@@ -124,10 +125,12 @@ def parse_typed_text(text: str, to: SqlType, node: exp.Expr) -> SqlValue:
 
 
 def parse_target_type(node: exp.Expr, whole: exp.Expr) -> SqlType:
-    params = [int(str(one.this.this)) for one in node.expressions if isinstance(one.this, exp.Literal)]
+    params = [
+        int(str(expression.this.this)) for expression in node.expressions if isinstance(expression.this, exp.Literal)
+    ]
     if node.this is _Type.DECIMAL:
         if not params and isinstance(whole.this, exp.Literal):
-            return make_decimal(0, 0)  # The precision is the number of digits in the text.
+            return make_decimal(0, 0)  # The caller derives the precision from the digits of the text.
         precision, scale = (*params, PRECISION_MAX, 0)[:2] if len(params) != 1 else (params[0], 0)
         if not (1 <= precision <= PRECISION_MAX and 0 <= scale <= precision):
             raise InvalidRequest(f"{describe(whole)}: a decimal has 1 to {PRECISION_MAX} digits")

@@ -1,8 +1,8 @@
-"""Keeps queries that a session has translated, so that a repeated statement is not parsed and translated again.
+"""Caches the translated queries of a session, so that a repeated statement is not parsed and translated again.
 
 A translation depends on the text, on the state of the tables, and on the date. A dashboard repeats its statements, and
-to translate one takes longer than to answer it from a cube. Each run opens its tables again, and the server says which
-of them have changed.
+translating a statement takes longer than answering it from a cube. Each run opens its tables again, and the server
+reports which of them have changed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from seamark.connector.sql.reads import AnalyzedReference, StatementTables, find
 from seamark.connector.sql.statement import SqlStatement
 
 _QUERIES_MAX = 128
-"""The maximum number of kept queries."""
+"""The maximum number of cached queries."""
 _TEXT_CHARACTERS_MAX = 20_000
-"""The maximum length of the text of a kept query."""
+"""The maximum length of the text of a cached query, in characters."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class PreparedQuery:
 
     Attributes:
         scans: The analysis of each reference to a table.
-        cube: The cube that answers the query, or why none does, or None if its tables have no cubes.
-        prepared_at: The time at which it was translated.
+        cube: The cube that answers the query, or the reason why none can, or None if its tables have no cubes.
+        prepared_at: The time at which the query was translated.
     """
 
     statement: SqlStatement
@@ -47,7 +47,7 @@ def prepare(statement: SqlStatement, tables: StatementTables, now: datetime, cub
 
     Args:
         statement: The query.
-        tables: The tables, which are opened.
+        tables: The tables of the query. The function opens them.
         now: The time at which the statement runs.
         cubes: One of `CUBE_USES`.
 
@@ -76,9 +76,9 @@ class PreparedQueries:
             self._by_text.popitem(last=False)
 
     def find(self, text: str, now: datetime) -> PreparedQuery | None:
-        """Return the query of a text, or None if it has to be translated.
+        """Return the cached query of a text, or None if the text has to be translated.
 
-        Its tables are opened again. If one of them has changed, the query is translated again.
+        The tables of the query are opened again. If a table has changed, the result is None.
         """
         query = self._by_text.get(text)
         if query is None:

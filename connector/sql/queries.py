@@ -1,7 +1,7 @@
-"""Translates a query of the dialect to DuckDB's SQL. Each reference to a table becomes a relation `t0`, `t1` ….
+"""Translates a query of the dialect to DuckDB's SQL. The references to tables become the relations `t0`, `t1` ….
 
-The output columns have the names `c0`, `c1` …. The names of the result's columns are returned separately. Nulls are
-last in ORDER BY unless the statement says otherwise.
+The output columns have the names `c0`, `c1` …. The names of the result's columns are returned separately. In ORDER BY,
+nulls are last unless the statement has NULLS FIRST.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _ROWS_MAX = 1 << 62
 _GROUPING_SETS_MAX = 2048
 """The maximum number of grouping sets of a query, as in Trino."""
 WITHOUT_PUSHDOWN = f"(SELECT * FROM {{}} LIMIT {_ROWS_MAX})"  # noqa: S608
-"""A clause after which DuckDB pushes no filter down, because it does not push filters below LIMIT.
+"""A subquery with a LIMIT, below which DuckDB pushes no filters.
 
 The reader has already applied the conditions. Some filters, for example on decimals, cannot be pushed into an Arrow
-scan. If DuckDB 1.5.5 tries it with such a filter, it mixes up the columns above the scan.
+scan. If DuckDB 1.5.5 tries to push such a filter down, it confuses the columns above the scan.
 """
 _NOTHING: Mapping[str, WithQuery] = {}
 TableColumns = Callable[[exp.Table], Mapping[str, SqlType]]
-"""A function that returns the columns of a stored table, given a reference to the table.
+"""A function that returns the types of a stored table's columns by name, for a reference to the table.
 
 Raises:
     InvalidRequest: The table does not exist.
@@ -58,6 +58,8 @@ Raises:
 
 @dataclass(frozen=True)
 class DuckDBQuery:
+    """A query in DuckDB's SQL, with its result's columns and its references to tables."""
+
     text: str
     columns: Columns
     """The names and types of the result's columns."""
@@ -213,11 +215,11 @@ class Translation:
         *,
         distinct: bool = False,
     ) -> list[str]:
-        """Return the keys of ORDER BY. Without a scope, only the outputs are visible in the keys."""
+        """Return the keys of ORDER BY. If `scope` is None, only the outputs are visible in the keys."""
         numbers: defaultdict[str, list[int]] = defaultdict(list)
         for number, (name, _) in enumerate(outputs, 1):
             numbers[name.lower()].append(number)
-        # In expressions too, a name of SELECT takes precedence over a column of FROM.
+        # A name of SELECT takes precedence over a column of FROM, also inside expressions.
         output_scope = None
         if scope is not None:
             fields = tuple(VisibleColumn(name.lower(), (), value) for name, value in outputs)
@@ -242,7 +244,7 @@ class Translation:
             node: The key in the statement.
             outputs: The names and values of SELECT.
             numbers: The numbers of the outputs, by name in lower case.
-            scope: The scope for other expressions than outputs, or None if only outputs are visible.
+            scope: The scope of expressions that are not outputs, or None if only outputs are visible.
             distinct: Whether the query is SELECT DISTINCT.
         """
         key, number = node.this, _parse_ordinal(node.this)
@@ -263,13 +265,18 @@ class Translation:
             )
         value = self.expressions.translate_value(key, scope)
         if distinct:
-            equal_outputs = [n for n, (_, one) in enumerate(outputs, 1) if one.sql == value.sql]
+            equal_outputs = [n for n, (_, output) in enumerate(outputs, 1) if output.sql == value.sql]
             if not equal_outputs:
                 raise InvalidRequest(f"ORDER BY {describe(key)} must be in SELECT DISTINCT")
             return translate_sort_key(SqlValue(str(equal_outputs[0]), value.type), node)
         return translate_sort_key(value, node)
 
     def _translate_set_operation(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
+        """Translate UNION, INTERSECT or EXCEPT.
+
+        Raises:
+            InvalidRequest: The sides have different numbers of columns.
+        """
         word = _WORDS[type(node)] + ("" if node.args.get("distinct") else " ALL")
         (left, left_columns), (right, right_columns) = (
             self.query(node.args[side], outer) for side in ("this", "expression")
@@ -313,7 +320,10 @@ class Translation:
 
     def _translate_values(self, node: exp.Expr, outer: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:
         check_args(node, frozenset(("expressions", "alias")))
-        rows = [one.expressions if isinstance(one, exp.Tuple) else [one] for one in node.expressions]
+        rows = [
+            expression.expressions if isinstance(expression, exp.Tuple) else [expression]
+            for expression in node.expressions
+        ]
         values = [self.expressions.translate_values(row, outer) for row in rows]
         if len({len(row) for row in values}) != 1:
             raise InvalidRequest("The rows of VALUES have different numbers of columns")
@@ -348,7 +358,7 @@ class Translation:
             if any(join.args.get(name) for name in ("side", "kind", "on", "using", "method")):
                 parts.append(self._translate_join(*parts.pop(), join, outer))
             else:
-                # A comma binds less tightly than JOIN. An outer join therefore keeps only rows of its two sides.
+                # JOIN binds more tightly than a comma. Therefore an outer join keeps only rows of its two sides.
                 check_args(join, _JOIN)
                 parts.append(self._translate_relation(join.this, outer))
         text = " CROSS JOIN ".join(text for text, _ in parts)
@@ -357,6 +367,7 @@ class Translation:
     def _translate_join(
         self, text: str, fields: tuple[VisibleColumn, ...], node: exp.Expr, outer: NameScope
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
+        """Translate one join with its condition."""
         check_args(node, _JOIN)
         side, kind = node.text("side").upper(), node.text("kind").upper()
         if kind not in ("", "INNER", "CROSS", "OUTER") or side not in ("", "LEFT", "RIGHT", "FULL"):
@@ -364,7 +375,9 @@ class Translation:
         other, right_fields = self._translate_relation(node.this, outer)
         word = f"{side} JOIN" if side else "JOIN"
         if using := node.args.get("using"):
-            return self._translate_using(text, fields, other, right_fields, word, [one.name.lower() for one in using])
+            return self._translate_using(
+                text, fields, other, right_fields, word, [identifier.name.lower() for identifier in using]
+            )
         on = node.args.get("on")
         together = (*fields, *right_fields)
         if on is None:
@@ -385,11 +398,12 @@ class Translation:
         word: str,
         names: Sequence[str],
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
+        """Translate a join with USING, whose result has each of the named columns once."""
         keys, conditions = [], []
         for name in names:
             sides = []
             for side in (fields, right_fields):
-                matches = [one for one in side if one.name == name]
+                matches = [field for field in side if field.name == name]
                 if len(matches) != 1:
                     raise InvalidRequest(
                         f"USING ({name[:100]}): each side of the join must have one column of this name"
@@ -400,11 +414,11 @@ class Translation:
                 raise UnsupportedInDuckDB(
                     f"USING ({name[:100]}) is not translated for {sides[0].type} and {sides[1].type}"
                 )
-            left, right = (cast(one, kind).sql for one in sides)
+            left, right = (cast(each, kind).sql for each in sides)
             conditions.append(f"{left} = {right}")
             key = {"FULL JOIN": f"coalesce({left}, {right})", "RIGHT JOIN": right}.get(word, left)
             keys.append(VisibleColumn(name, (), SqlValue(key, kind)))
-        other_fields = [one for one in (*fields, *right_fields) if one.name not in names]
+        other_fields = [field for field in (*fields, *right_fields) if field.name not in names]
         return f"({text} {word} {other} ON {' AND '.join(conditions)})", (*keys, *other_fields)
 
     def _translate_relation(self, node: exp.Expr, outer: NameScope) -> tuple[str, tuple[VisibleColumn, ...]]:
@@ -420,8 +434,7 @@ class Translation:
             case exp.Subquery() | exp.Values():
                 if node.args.get("joins"):
                     raise UnsupportedInDuckDB("A join in parentheses of this form is not translated")
-                # A query in FROM cannot use columns of the other relations in FROM, but it can use columns of the
-                # enclosing query.
+                # A query in FROM can use columns of the enclosing query, but not of the other relations in FROM.
                 text, columns = self.query(node, replace(outer, fields=()) if outer.parent is None else outer)
                 return self._alias_relation(f"({text})", columns, alias, node)
         raise UnsupportedInDuckDB(f"FROM {describe(node)} is not translated")
@@ -429,6 +442,7 @@ class Translation:
     def _translate_table(
         self, node: exp.Table, alias: exp.Expr | None, outer: NameScope
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
+        """Translate a reference to a table or to a query of WITH."""
         if not isinstance(node.this, exp.Identifier):
             raise UnsupportedInDuckDB(f"FROM {describe(node)}: table functions are not translated")
         check_args(node, _TABLE | {"joins"})
@@ -492,8 +506,8 @@ def _convert_columns(text: str, present: Columns, wanted: Columns) -> str:
 
 
 def _rename_columns(columns: Columns, alias: exp.Expr | None, node: exp.Expr) -> list[tuple[str, SqlType]]:
-    """Return the columns with the names of `AS t(a, b)`."""
-    names = [one.name for one in alias.columns] if isinstance(alias, exp.TableAlias) else []
+    """Return the columns with the new names in an alias such as `AS t(a, b)`."""
+    names = [column.name for column in alias.columns] if isinstance(alias, exp.TableAlias) else []
     if not names:
         return list(columns)
     if len(names) != len(columns):
@@ -508,7 +522,7 @@ def _parse_ordinal(node: exp.Expr) -> int | None:
 
 
 def _check_grouped(value: SqlValue, node: exp.Expr) -> SqlValue:
-    """Return the value if rows can be grouped by it."""
+    """Return the value, after a check that rows can be grouped by its type."""
     if not value.type.is_comparable:
         raise UnsupportedInDuckDB(f"GROUP BY {describe(node)}: values of the type {value.type} cannot be grouped")
     return value

@@ -1,8 +1,8 @@
-"""Plans the read of each table in a query: its snapshot, the files that may have needed rows, and the used columns.
+"""Plans the read of each table in a query: the snapshot, the files that may contain needed rows, and the columns.
 
-Conditions come from the analysis of Trino's statements (`connector/analysis/`). A scan without joins is planned with
-Iceberg's planTableScan. If rows of other tables can leave out files of a scan, a plan table is requested, and is read
-like a table.
+The analysis of Trino's statements (`connector/analysis/`) provides the conditions. A scan without joins is planned with
+Iceberg's planTableScan. If joins with other tables can prune files of a scan, a plan table is requested, and is read
+instead of the table.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from seamark.formats.runtime.errors import RequestError
 
 _NO_TABLE = ("NoSuchTableException", "NoSuchNamespaceException")
 JOINS_S = 5.0
-"""The time limit of all requests for joins of one statement. Closing the connection may take the same time again."""
+"""The time limit of all requests for joins of one statement. Closing the connection may take as long again."""
 LEASE_S = 600
 _OPENED_TABLES_MAX = 64
 """The maximum number of tables that a session keeps open."""
@@ -59,7 +59,7 @@ _ENGINE = "seamark"
 
 @dataclass(frozen=True)
 class NamedTable:
-    """A table that the statement names, at one snapshot."""
+    """A table in the statement, at one snapshot."""
 
     name: Name
     opened: OpenTable
@@ -68,7 +68,10 @@ class NamedTable:
     """The number of data files in the summary of the snapshot."""
     bytes: int
     loaded: EngineTable | None = None
-    """The server's answer from which the table was opened, without its metadata, or None if it must be opened again."""
+    """The server's response from which the table was opened, without metadata.
+
+    If it is None, the table is not reused.
+    """
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,9 @@ class PlannedTableRead:
     """A condition that is true for all needed rows. It may be true for more rows than the statement's condition."""
     tasks: tuple[ScanTask, ...]
     joins: tuple[tuple[str, int], ...] = ()
-    """The columns by which other tables have left out files, each with the number of keys."""
+    """The columns by which joins have pruned files, each with the number of keys of the join."""
     statement: str = ""
-    """The fingerprint of the statement in the query history, or empty if the read does not count."""
+    """The fingerprint of the statement in the query history, or "" if the read is not counted."""
 
     @property
     def bytes(self) -> int:
@@ -96,7 +99,7 @@ class AnalyzedReference:
     """The analysis of one reference to a table, before it is planned.
 
     Attributes:
-        scan: The conditions and joins of the reference, or None if the analysis does not find it.
+        scan: The conditions and joins of the reference, or None if the analysis did not find the reference.
         where: A condition that is true for all needed rows.
     """
 
@@ -105,14 +108,14 @@ class AnalyzedReference:
 
 
 class SessionTables:
-    """The tables that a session has opened, so that a table that has not changed is not opened again."""
+    """Opens the tables of a session, and caches those that have not changed."""
 
     def __init__(self, client: SeamarkClient) -> None:
         self._client = client
         self._last: OrderedDict[tuple[Name, int | str | None], NamedTable] = OrderedDict()
 
     def open(self, name: Name, version: int | str | None) -> NamedTable:
-        """Return a table. It is the same object as before if the table has not changed.
+        """Return an open table: the cached object if the table has not changed.
 
         Args:
             name: The name of the table.
@@ -124,7 +127,7 @@ class SessionTables:
         try:
             return self._open(name, version)
         except NoSuchResource as error:
-            if error.kind not in _NO_TABLE:  # A server that is not Seamark may have sent this response.
+            if error.kind not in _NO_TABLE:  # The URL may belong to a server that is not Seamark.
                 raise
             raise NoSuchResource(
                 f"Table does not exist: {'.'.join(name)}", status=404, kind="NoSuchTableException"
@@ -141,7 +144,7 @@ class SessionTables:
             self._last.move_to_end(key)
             return last
         opened = open_loaded_table(loaded, name, at)
-        if is_named:  # A branch, too, is read with the schema of its snapshot, as in Trino.
+        if is_named:  # As in Trino, a branch is read with the schema of its snapshot.
             opened = open_loaded_table(loaded, name, At(snapshot_id=opened.snapshot_id))
         # A table may have many thousands of snapshots. The session stores only the snapshot that it reads.
         snapshots = tuple(snapshot for snapshot in opened.history if snapshot.snapshot_id == opened.snapshot_id)
@@ -159,18 +162,18 @@ class StatementTables:
         """Create the tables of a statement.
 
         Args:
-            session_tables: Opens the tables.
-            catalog: The name that the statement may use for the catalog.
-            schema: The schema of tables that are named without a schema.
+            session_tables: The tables of the session.
+            catalog: The name of the catalog in the statement.
+            schema: The schema of names without a schema.
         """
         self._session_tables = session_tables
         self._catalog, self._schema = catalog, schema
         self._opened: dict[tuple[Name, int | str | None], NamedTable] = {}
         self.of_node: dict[int, NamedTable] = {}
-        """The tables by the identity of the node that refers to them."""
+        """The tables, by the `id` of the node that refers to them."""
 
     def hold(self, name: Name, opened: OpenTable) -> None:
-        """Make all references to the current state of a table use an open table."""
+        """Use this open table for all references to the current state of the table."""
         self._opened[name, None] = _to_named_table(name, opened)
 
     def resolve_name(self, node: exp.Table) -> Name:
@@ -182,19 +185,21 @@ class StatementTables:
         return table.columns
 
     def are_unchanged(self) -> bool:
-        """Return whether each table is in the state in which it was opened."""
+        """Return whether no table has changed since it was opened."""
         return all(
             table.loaded is not None and self._session_tables.open(name, version) is table
             for (name, version), table in self._opened.items()
         )
 
     def _open_once(self, name: Name, version: int | str | None) -> NamedTable:
-        """Return a table, which is opened at its first use. See `SessionTables.open`."""
+        """Return a table. Open it at its first use (`SessionTables.open`)."""
         table = self._opened.get((name, version))
         if table is None:
-            moving = {one for of, one in self._opened if of == name and not isinstance(one, int)}
+            moving = {
+                snapshot_id for of, snapshot_id in self._opened if of == name and not isinstance(snapshot_id, int)
+            }
             if moving and not isinstance(version, int):
-                raise UnsupportedInDuckDB(f"{'.'.join(name)} is read at a branch or tag, and also at another snapshot")
+                raise UnsupportedInDuckDB(f"{'.'.join(name)} is read at a branch or tag, and also at a second snapshot")
             table = self._opened[name, version] = self._session_tables.open(name, version)
         return table
 
@@ -210,14 +215,14 @@ def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name
         schema: The schema of a reference without a schema.
 
     Raises:
-        InvalidRequest: The reference has no schema, or names another catalog.
+        InvalidRequest: The reference has no schema, or its catalog is not `catalog`.
     """
     parts = [part.name for part in node.parts]
     if len(parts) == 1 and schema is not None:
         parts.insert(0, schema)
     if len(parts) == 3 and parts[0].lower() != catalog.lower():
         raise InvalidRequest(
-            f"{'.'.join(parts)[:200]}: the catalog is {catalog!r}. The name of a table has a schema and a name; write "
+            f"{'.'.join(parts)[:200]}: the catalog is {catalog!r}. Write schema.name for a table, and write "
             'the levels of a nested namespace in quotes: "a.b".orders'
         )
     if len(parts) not in (2, 3):
@@ -231,7 +236,7 @@ def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name
 
 
 class ReadPlanner:
-    """Plans the reads of one run of a statement. A reference counts once, even if it is planned again."""
+    """Plans the reads of one run of a statement. A reference is counted once, even if it is planned again."""
 
     def __init__(
         self,
@@ -247,20 +252,20 @@ class ReadPlanner:
         Args:
             client: The client of the catalog.
             tables: The references to tables.
-            catalog: The tables of the statement. They are open.
+            catalog: The open tables of the statement.
             scans: The analysis of each reference (`find_scans`).
-            is_counted: Whether the reads count in the query history and as reads of their columns.
+            is_counted: Whether the reads are counted in the query history, and as reads of their columns.
         """
         self._client, self._tables, self._catalog, self._scans = client, tables, catalog, scans
         self._to_count = set(range(len(tables))) if is_counted else set[int]()
-        """The numbers of references that are to be counted when they are planned."""
+        """The numbers of the references that have not been counted yet."""
 
     def plan(self, *, joins: bool = True, skipped: Collection[int] = ()) -> list[PlannedTableRead]:
-        """Plan the read of each reference to a table, in their order.
+        """Plan the read of each reference to a table, and return the reads in the order of the references.
 
         Args:
-            joins: Whether rows of other tables may leave out files.
-            skipped: The numbers of references without a plan. Their reads have no files.
+            joins: Whether joins with other tables may prune files.
+            skipped: The numbers of references that are not planned. Their reads have no files.
         """
         client, catalog = self._client, self._catalog
         scans = [
@@ -285,7 +290,7 @@ class ReadPlanner:
             tasks: tuple[ScanTask, ...] = ()
             if number not in skipped:
                 columns = tuple(table.used) if number in self._to_count else None
-                # The statement is counted with the request for a plan table, even if no plan table was created.
+                # The request for a plan table has already counted the statement, even if no plan table was created.
                 use = UNCOUNTED_USE.build_body() if number in counted_numbers else _describe_use(scan)
                 tasks = tuple(plan(client, opened, where, columns=columns, use=use, note_statement=statements.append))
                 self._to_count.discard(number)
@@ -297,7 +302,7 @@ class ReadPlanner:
 
 
 def _describe_use(scan: Scan | None) -> dict[str, object]:
-    """Return the use of a table as a plan request has it. Plan requests name the read columns in another field."""
+    """Return the use of a table in the form of a plan request, which has the read columns in a separate field."""
     fields = {} if scan is None else {name: value for name, value in scan.use.build_body().items() if name != "columns"}
     return {"engine": _ENGINE, **fields}
 
@@ -305,7 +310,7 @@ def _describe_use(scan: Scan | None) -> dict[str, object]:
 def drop_functions(where: Expression) -> Expression:
     """Return the condition without comparisons of functions of columns.
 
-    Functions of columns select files only. The reader cannot compare rows with them.
+    Comparisons of functions can only prune files, because the reader cannot evaluate them on rows.
     """
     return replace_predicates(where, lambda predicate: TRUE if is_function(predicate.transform) else predicate)
 
@@ -313,18 +318,17 @@ def drop_functions(where: Expression) -> Expression:
 def extract_row_filter(where: Expression) -> Expression:
     """Return the parts of a condition by which the reader can select rows.
 
-    Conditions on floats are left out, because NaN is compared differently in Iceberg's expressions. The engine
-    evaluates them.
+    Conditions on floats are left out, because Iceberg's expressions compare NaN differently. The engine evaluates them.
     """
     parts = where.children if isinstance(where, And) else (where,)
-    return join_by_and(*(one for one in parts if not any(each.result in FLOATS for each in collect_predicates(one))))
+    return join_by_and(*(part for part in parts if not any(each.result in FLOATS for each in collect_predicates(part))))
 
 
 def _to_named_table(name: Name, opened: OpenTable, loaded: EngineTable | None = None) -> NamedTable:
     columns = {field.name: from_iceberg(field.type) for field in opened.schema.fields}
-    if len({one.lower() for one in columns}) != len(columns):
+    if len({column.lower() for column in columns}) != len(columns):
         raise UnsupportedInDuckDB(f"{'.'.join(name)} has columns whose names differ only in case")
-    snapshot = next((one for one in opened.history if one.snapshot_id == opened.snapshot_id), None)
+    snapshot = next((candidate for candidate in opened.history if candidate.snapshot_id == opened.snapshot_id), None)
     summary = {} if snapshot is None else snapshot.build_summary_map()
     files, size = (parse_count(summary, key, 0) for key in ("total-data-files", "total-files-size"))
     return NamedTable(name, opened, columns, files, size, loaded)
@@ -401,11 +405,11 @@ def _find_scans(
 def _request_join_plans(
     client: SeamarkClient, scans: Mapping[int, Scan], tables: Sequence[StoredTable], catalog: StatementTables
 ) -> tuple[dict[int, tuple[str, tuple[tuple[str, int], ...], str]], set[int]]:
-    """Request plan tables if joins can leave out files.
+    """Request plan tables for the scans whose files joins may prune.
 
     Returns:
-        The names of the plan tables with the joins that were used and the fingerprint of the statement, by the number
-        of the reference; and the numbers of all references for which a plan table was requested.
+        The name of each plan table, with the used joins and the fingerprint of the statement, by the number of the
+        reference. Then the numbers of all references for which a plan table was requested.
     """
     if not any(scan.joins for scan in scans.values()):
         return {}, set()
@@ -439,10 +443,11 @@ def _request_join_plans(
 async def _plan_tables(
     client: SeamarkClient, planned_scans: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
 ) -> tuple[dict[PlannedScan, TablePlanResponse], set[PlannedScan]]:
-    """Return the plans that were created, and the scans whose requests were answered."""
+    """Request the plans of scans. Return the created plans, and the scans whose requests were answered."""
     until_s = asyncio.get_running_loop().time() + JOINS_S
     try:
-        # The requests end at `until_s`, and the plans that have arrived are used. A time limit here would discard them.
+        # The requests themselves end at `until_s`, so that the plans that have arrived are used. A timeout here would
+        # discard them.
         async with (
             asyncio.timeout_at(until_s + JOINS_S),
             open_seamark(

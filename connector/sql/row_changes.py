@@ -1,8 +1,8 @@
 """Runs INSERT, UPDATE and DELETE: Seamark reads the files, DuckDB computes the rows, and Seamark commits them.
 
-DuckDB's own Iceberg extension is not used. It selects files by partitions and bounds with other rules than Iceberg
+DuckDB's own Iceberg extension is not used. Its rules for pruning files by partitions and bounds differ from Iceberg's
 (`docs/how-to/connect-duckdb.md`), so its changes could miss rows. In this module, each row that DuckDB computes has a
-place: the number of its file in the plan, and its position in the file. Only rows at these places are changed.
+place: the index of its file in the plan, and its position in the file. Only rows at these places are changed.
 
 After a conflict with another commit, UPDATE and DELETE run again on the current snapshot.
 """
@@ -39,11 +39,12 @@ from seamark.formats.iceberg.metadata.snapshot import MAIN
 
 @dataclass(frozen=True)
 class ComputedRows:
-    """The rows that an UPDATE or a DELETE changes.
+    """The rows that an UPDATE or DELETE changes, as DuckDB has computed them.
 
     Attributes:
         read: The read of the changed table.
-        rows: The place of each changed row, and its new values, by the names of the columns that UPDATE sets.
+        rows: The place of each changed row, and its new values in columns with the names of the columns that UPDATE
+            sets.
         scope: A filter that matches the rows of the table that the statement has read.
     """
 
@@ -80,7 +81,7 @@ def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable
         table: The table that is changed.
         kind: `update` or `delete`. The table property `write.{kind}.mode` selects copy-on-write or
             merge-on-read.
-        compute: Computes the changed rows of the table that an attempt has opened.
+        compute: A function that computes the changed rows, for the table as an attempt has opened it.
 
     Raises:
         InvalidRequest: The new values do not fit the table, or the table cannot be changed.
@@ -102,15 +103,14 @@ def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable
 
 @dataclass(frozen=True)
 class _UpdatedRows(RowDifference):
-    """The new rows of an UPDATE: new values of the columns that it sets, and stored values of the other columns.
+    """The new rows of an UPDATE: new values in the columns that it sets, and stored values in the other columns.
 
-    The stored columns are read file by file while the new rows are written. So memory holds only the columns that are
-    set.
+    The stored columns are read file by file while the new rows are written, so only the new values are in memory.
     """
 
     opened: OpenTable | None = None
     values: pa.Table | None = None
-    """The new values, by the names of their columns. The rows have the order of `located`."""
+    """The new values, in columns with the names of the table's columns. The rows are in the order of `located`."""
 
     def iter_rows(self) -> Iterator[pa.RecordBatch]:
         if self.values is None or self.opened is None:
@@ -135,7 +135,7 @@ def _add_stored_columns(
     """Yield the new values together with the stored columns of the same rows.
 
     Raises:
-        Unreadable: Rows are missing.
+        Unreadable: The file no longer contains all rows.
     """
     first = 0
     for batch in stored:

@@ -1,4 +1,4 @@
-"""Converts the rows of a statement to JSON, with the errors of a client."""
+"""Converts the rows of a statement to JSON, and reports values that cannot be converted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Resolves the names in a query: columns of its relations and of enclosing queries, and names in WITH.
 
-Each name is replaced by a name that the translation chooses (`r3.c0`), so the text that DuckDB runs contains no
-identifier of the statement. As in Trino, the case of names does not matter.
+Each name is replaced by a name that the translation generates (`r3.c0`), so the text that DuckDB runs contains no
+identifier of the statement. As in Trino, names are not case-sensitive.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from seamark.formats.iceberg.types.near_names import near_names
 
 MESSAGE_NAME_MAX = 100
 _HINTS_FROM = 1000
-"""The maximum number of columns of a relation in which the hint for an unknown name searches a similar name."""
+"""The maximum number of columns of a relation that are compared with an unknown name to find similar names."""
 
 
 class UnsupportedInDuckDB(Exception):
-    """Raised if the statement is not translated, or if DuckDB would compute another result than the dialect defines.
+    """Raised if the statement cannot be translated to DuckDB's SQL with the result that the dialect defines.
 
-    Another engine may run the statement.
+    A different engine may be able to run the statement.
     """
 
 
@@ -34,7 +34,7 @@ class SqlValue:
     """A translated expression in DuckDB's SQL, with its type.
 
     Attributes:
-        literal: The literal if the expression is a literal without a cast, otherwise None.
+        literal: The node of the expression if it is a literal without a cast, otherwise None.
     """
 
     sql: str
@@ -57,10 +57,7 @@ class StoredTable:
     used: dict[str, None] = field(default_factory=dict)
     """The names of the columns that the statement uses."""
     place: str | None = None
-    """The name of the column with the places of rows, or None if the statement does not change the table.
-
-    It is the last of `columns`.
-    """
+    """The name of the last column, which has the places of rows, or None if the statement does not change the table."""
 
     @property
     def name(self) -> str:
@@ -84,10 +81,11 @@ class VisibleColumn:
 
 @dataclass(frozen=True, slots=True)
 class WithQuery:
-    """A name in WITH.
+    """A query in WITH.
 
     Attributes:
-        relation: The name that the query has in DuckDB's text.
+        relation: The name of the query in DuckDB's text.
+        columns: The names and types of its columns.
     """
 
     relation: str
@@ -115,20 +113,20 @@ class NameScope:
         qualifiers = tuple(part.name.lower() for part in node.parts[:-1])
         scope: NameScope | None = self
         while scope is not None:
-            matches = [one for one in scope._by_name.get(name, ()) if _is_qualified(one, qualifiers)]
+            matches = [field for field in scope._by_name.get(name, ()) if _is_qualified(field, qualifiers)]
             if len(matches) > 1:
                 raise InvalidRequest(f"The column {describe(node)} is ambiguous; qualify it with the name of its table")
             if matches:
                 return use_column(matches[0])
-            if qualifiers and any(one.value.type == NESTED for one in scope._by_name.get(qualifiers[0], ())):
+            if qualifiers and any(field.value.type == NESTED for field in scope._by_name.get(qualifiers[0], ())):
                 raise UnsupportedInDuckDB(f"{describe(node)}: fields of a nested column are not translated")
             scope = scope.parent
         raise InvalidRequest(f"The column {describe(node)} does not exist{self._make_hint(node, qualifiers)}")
 
     def find(self, node: exp.Column) -> VisibleColumn | None:
-        """Return the only column of this query that the name means, or None if there is no such column."""
+        """Return the only column of this query to which the name refers, or None if there is none or several."""
         qualifiers = tuple(part.name.lower() for part in node.parts[:-1])
-        matches = [one for one in self._by_name.get(node.name.lower(), ()) if _is_qualified(one, qualifiers)]
+        matches = [field for field in self._by_name.get(node.name.lower(), ()) if _is_qualified(field, qualifiers)]
         return matches[0] if len(matches) == 1 else None
 
     @cached_property
@@ -140,7 +138,7 @@ class NameScope:
         return by_name
 
     def _make_hint(self, node: exp.Column, qualifiers: tuple[str, ...]) -> str:
-        """Return a hint for an unknown column: similar names, or that a string needs single quotes."""
+        """Return a hint for an unknown column: similar names, or a remark that a string needs single quotes."""
         candidates: dict[str, None] = {}
         scope: NameScope | None = self
         while scope is not None:
@@ -157,17 +155,17 @@ class NameScope:
         """Return the columns to which `*` or `t.*` refers.
 
         Raises:
-            InvalidRequest: There are no such columns.
+            InvalidRequest: There are no columns to which it refers.
         """
-        wanted = tuple(one.lower() for one in qualifiers)
-        visible = [one for one in self.fields if not wanted or _is_qualified(one, wanted)]
+        wanted = tuple(qualifier.lower() for qualifier in qualifiers)
+        visible = [field for field in self.fields if not wanted or _is_qualified(field, wanted)]
         if not visible:
             raise InvalidRequest(f"{'.'.join([*qualifiers, '*'])[:MESSAGE_NAME_MAX]} matches no column")
         return visible
 
 
 def use_column(visible: VisibleColumn) -> SqlValue:
-    """Return the value of a column. If the column is stored, mark it as used.
+    """Return the value of a column. If the column is in a stored table, mark the column as used.
 
     Raises:
         UnsupportedInDuckDB: The values of the column cannot be read.

@@ -4,9 +4,9 @@
         for batch in session.sql("SELECT … FROM shop.orders").batches:
             ...
 
-Connections stay open. DuckDB's connection for queries, INSERT, UPDATE and DELETE has no extensions and opens no files.
-Seamark's reader and writer open the files. The connection for CREATE and DROP has the catalog attached, and is opened
-at its first use.
+Connections stay open. DuckDB's connection for queries, INSERT, UPDATE and DELETE has no extensions and opens no files,
+because Seamark's reader and writer open the files. The connection for CREATE and DROP is opened at its first use, and
+attaches the catalog.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _DONE_SCHEMA = pa.schema([("rows", pa.int64())])
 
 @dataclass(frozen=True)
 class Engines:
-    """The engines besides DuckDB, and the limits that determine when they are used."""
+    """The engines in addition to DuckDB, and the settings that determine when they are used."""
 
     wanted: str = AUTO
     trino: str | None = None
@@ -95,21 +95,23 @@ class TableSummary:
 
 @dataclass(frozen=True)
 class ChosenPlan:
+    """The chosen engine of a statement, and the reads that it plans."""
+
     engine: str
     why: str
     tables: tuple[TableSummary, ...] = ()
     text: str = ""
     """The text of the statement that the engine receives."""
     cube: CubeSummary | None = None
-    """The use of cubes by the query, or None if its tables have no cubes."""
+    """A summary of how the query uses cubes, or None if its tables have no cubes."""
 
 
 @dataclass
 class SqlResult:
     """The rows of a statement, as a stream from the engine.
 
-    The caller reads them once, and then closes the result. A statement that writes returns one row. It contains the
-    number of changed rows if the engine reports it.
+    The caller reads the rows once, and then closes the result. The result of a writing statement is one row with the
+    number of changed rows, which is null if the engine does not report it.
     """
 
     schema: pa.Schema
@@ -131,6 +133,8 @@ class SqlResult:
 
 @dataclass(frozen=True)
 class _PlannedStatement:
+    """A parsed statement with its engine and its plan."""
+
     statement: SqlStatement
     choice: Choice
     text: str
@@ -167,21 +171,23 @@ class SqlSession:
     ) -> None:
         """Create a session.
 
-        Queries include the rows of stream tables that wait for a flush. Statements that change rows flush them first.
+        Queries include the rows of stream tables that wait for a flush. Statements that change rows first flush these
+        rows.
 
         Args:
             url: The URL of the server.
             token: A bearer token.
-            catalog: The name of the catalog, which a statement may write before the schema.
-            schema: The schema of tables that are named without a schema.
-            engines: The engines besides DuckDB.
+            catalog: The name of the catalog in statements.
+            schema: The schema of table names without a schema.
+            engines: The engines in addition to DuckDB.
             limits: The limits of DuckDB.
-            checked: Called with the tables of a query before their files are read. It may raise to refuse them.
-            on_s3: Whether the tables are in S3. Statements that write need it.
+            checked: A function that is called with the tables of a query before their files are read. To refuse the
+                tables, it raises an exception.
+            on_s3: Whether the tables are in S3. Only CREATE and DROP need it.
             writes: Whether the session runs statements that write.
             certificates: See `SeamarkClient`.
-            after: Tokens of rows that every query has to include (`StreamTableWriter.token`).
-            cubes: Whether queries use cubes: `on`, `exact` (except sums of floats) or `off`.
+            after: The tokens of writes whose rows every query has to include (`StreamTableWriter.token`).
+            cubes: Whether queries use cubes: `on`, `exact` (without sums of floats and averages of integers) or `off`.
 
         Raises:
             ValueError: The URL is invalid.
@@ -248,7 +254,7 @@ class SqlSession:
 
         Args:
             text: The statement.
-            is_counted: Whether the reads of the statement count in the query history.
+            is_counted: Whether the reads of the statement are counted in the query history.
         """
         now = datetime.now(UTC)
         prepared = self._prepared.find(text, now)
@@ -272,7 +278,7 @@ class SqlSession:
         statement, query = prepared.statement, prepared.query
         planner = ReadPlanner(self._reads, query.tables, prepared.tables, prepared.scans, is_counted=is_counted)
         planned_reads, cube = plan_cube(self._reads, query, prepared.cube, planner)
-        # Requests end before the check, because it may forbid this process to open files, such as certificates.
+        # All requests end before the check, because it may forbid this process to open files such as certificates.
         self._checked([read.named.opened for read in planned_reads])
         reads = tuple(planned_reads)
         read_bytes = sum(read.bytes for read in reads)
@@ -292,6 +298,7 @@ class SqlSession:
         return choose(demand, engines.wanted, engines.available, large_bytes=engines.large_bytes)
 
     def _plan_change(self, statement: SqlStatement, *, is_counted: bool) -> _PlannedStatement:
+        """Choose an engine for a statement that writes, and translate the statement for it."""
         if not self._writes:
             raise InvalidRequest(f"Only queries can be run here, not {statement.kind.value}; use `seamark sql`")
         choice = self._choose(StatementProfile(statement.kind))
@@ -306,7 +313,7 @@ class SqlSession:
         tables = self._make_tables()
         now = datetime.now(UTC)
         change = self._translate_change(statement, tables, now)
-        # UPDATE and DELETE plan their reads again when they run.
+        # UPDATE and DELETE plan their reads again when they run, so the reads of this plan are not counted.
         is_counted = is_counted and statement.kind is Kind.INSERT
         reads = self._plan_reads(change.query, change.tables, tables, now, is_counted=is_counted)
         return _PlannedStatement(statement, choice, change.text, None, reads, change)
@@ -334,7 +341,7 @@ class SqlSession:
         return tuple(reads)
 
     def _write_for_trino(self, statement: SqlStatement) -> str:
-        """Return the text of the statement, with the name that the catalog has in Trino."""
+        """Return the text of the statement, with the name of the catalog in Trino."""
         assert self._trino is not None
         new = []
         for node in statement.tree.find_all(exp.Table):
@@ -348,17 +355,17 @@ class SqlSession:
 
     @property
     def _sandbox(self) -> duckdb.DuckDBPyConnection:
-        # The connection is opened after the call of `checked`, because `checked` may confine the threads of the
-        # connection.
+        # The connection is opened after the call of `checked`, which may confine threads that are started later.
         if self._con is None:
             self._con = open_connection(self._limits)
         return self._con
 
     def _run_query(self, planned: _PlannedStatement, query: DuckDBQuery) -> SqlResult:
+        """Run a translated query in DuckDB."""
         stack = ExitStack()
         con, started_s = self._sandbox, time.perf_counter()
         try:
-            # A query over groups may read no rows of a table. To register a table takes a millisecond.
+            # Registering a table takes a millisecond, and a query over groups may read no rows of a table.
             reads = [read for read in planned.reads if read.table.name in query.text]
             streams = stack.enter_context(register_tables(con, reads))
             if isinstance(planned.cube, CubePlan):
@@ -375,11 +382,12 @@ class SqlSession:
             raise
         types = tuple(str(kind) for _, kind in query.columns)
         batches: Iterator[pa.RecordBatch] = iter(rows)
-        if not isinstance(planned.cube, CubePlan):  # An answer from a cube reads few of the planned rows.
+        if not isinstance(planned.cube, CubePlan):  # With a cube, the time does not belong to the planned rows.
             batches = measure_time(batches, started_s, partial(report_times, self._client, planned.reads))
         return SqlResult(rows.schema, types, batches, planned.explanation, stack)
 
     def _run_change(self, planned: _PlannedStatement, change: DuckDBChange) -> SqlResult:
+        """Run a translated statement that writes in DuckDB."""
         try:
             match planned.statement.kind:
                 case Kind.INSERT:
@@ -410,7 +418,7 @@ class SqlSession:
         with register_tables(self._sandbox, reads) as streams:
             rows = execute(self._sandbox, change.text, change.names, streams).read_all()
         changed = next(read for read in reads if read.table.place is not None)
-        # A subquery that reads the same table may read rows that do not match the condition.
+        # If a subquery also reads the table, it may read rows that do not match the condition.
         is_read_again = any(read.named.name == target for read in reads if read is not changed)
         return ComputedRows(changed, rows, TRUE if is_read_again else changed.where)
 

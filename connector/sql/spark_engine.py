@@ -1,7 +1,8 @@
 """Runs MERGE, UPDATE and DELETE on Spark, with Seamark as the catalog.
 
-The session is one of Spark Connect, or a session in this process. Some expressions have another meaning in Spark's SQL,
-for example `7 / 2`. Therefore only expressions with the same meaning are sent to Spark.
+The session is a session of Spark Connect or a session in this process. Some expressions, for example `7 / 2`, have a
+different meaning in Spark's SQL. Therefore only statements whose expressions all have the same meaning are sent to
+Spark.
 """
 
 from __future__ import annotations
@@ -42,29 +43,26 @@ def write_spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: s
     """Return the statement in Spark's SQL, with the tables in `spark_catalog`.
 
     Raises:
-        InvalidRequest: An expression may have another meaning in Spark.
+        InvalidRequest: An expression may have a different meaning in Spark.
     """
     copied = tree.copy()
     for node in copied.walk():
         if type(node) not in _SAME:
             raise InvalidRequest(
-                f"The statement runs on Spark, where {describe(node)} may mean something else; leave it out"
+                f"The statement runs on Spark, where {describe(node)} may have a different meaning; leave it out"
             )
         if isinstance(node, exp.Table) and (schema is not None or len(node.parts) > 1):
             parts = node.parts
             if len(parts) == 1:
                 node.set("db", exp.to_identifier(schema, quoted=True))
             if len(parts) == 3 and parts[0].name.lower() != catalog.lower():
-                raise InvalidRequest(f"{describe(node)} is in another catalog than {catalog!r}")
+                raise InvalidRequest(f"{describe(node)} is not in the catalog {catalog!r}")
             node.set("catalog", exp.to_identifier(spark_catalog, quoted=True))
     return str(_SPARK.generate(copied, unsupported_level=ErrorLevel.RAISE))
 
 
 def _make_session_conf() -> dict[str, str]:
-    """Return the settings of a new session, which load Iceberg's jar from Maven Central.
-
-    The settings are empty if the user's own settings load this jar.
-    """
+    """Return settings that load Iceberg's jar from Maven Central, or no settings if the user's settings load it."""
     spec = importlib.util.find_spec("pyspark")
     home = os.environ.get("SPARK_HOME") or (str(Path(spec.origin).parent) if spec and spec.origin else "")
     folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(home, "conf")
@@ -86,8 +84,7 @@ class SparkStatements:
         Args:
             url: The URL of Spark Connect, or a Spark master.
             catalog: The name of the catalog in Spark.
-            catalog_conf: The settings of `catalog`. A session in this process uses them if it does not have this
-                catalog.
+            catalog_conf: The settings of `catalog`, for a session in this process that does not have the catalog yet.
 
         Raises:
             Unreachable: Spark does not start, or cannot be reached.
@@ -120,7 +117,7 @@ class SparkStatements:
         except (spark_errors.AnalysisException, spark_errors.ParseException) as error:
             raise InvalidRequest(f"Spark refuses the statement: {_read_first_line(error)}", status=400) from None
         except spark_errors.PySparkException as error:
-            raise ServerFailed(f"Spark fails: {_read_first_line(error)}", status=500) from None
+            raise ServerFailed(f"Spark failed: {_read_first_line(error)}", status=500) from None
 
 
 def _read_first_line(error: Exception) -> str:

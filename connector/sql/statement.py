@@ -1,4 +1,4 @@
-"""Parses and classifies the statements of the SQL entry. A text contains one statement, which is parsed once."""
+"""Parses and classifies SQL statements. A text must contain one statement, which is parsed once."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from seamark.formats.iceberg.expressions.sql_parser import parse_statements, tok
 CHARACTERS_MAX = 100_000
 TOKENS_MAX = 20_000
 NUMBER_CHARACTERS_MAX = 400
-"""The maximum number of characters of a number.
+"""The maximum number of characters of a numeric literal.
 
-The largest double has 309 digits, and Python converts no text of more than 4,300 digits to an integer.
+The largest double has 309 digits. Python cannot convert a text of more than 4,300 digits to an integer.
 """
 _TRINO = Dialect.get_or_raise("trino")
 
 
 class Kind(Enum):
+    """The kind of a statement."""
+
     QUERY = "a query"
     INSERT = "INSERT"
     UPDATE = "UPDATE"
@@ -48,6 +50,8 @@ _KINDS: dict[type[exp.Expr], Kind] = {
 
 @dataclass(frozen=True)
 class SqlStatement:
+    """One parsed statement."""
+
     text: str
     tree: exp.Expr
     words: Sequence[Any]
@@ -63,7 +67,7 @@ class SqlStatement:
     def query(self) -> SqlStatement:
         """The query of the statement, at its position in the text.
 
-        For INSERT, blanks replace the words before the query.
+        In the text of an INSERT, blanks replace the words before the query.
         """
         if self.kind is not Kind.INSERT:
             return self
@@ -102,7 +106,7 @@ def parse(text: str) -> SqlStatement:
     except RecursionError:
         raise InvalidRequest("The statement is nested too deeply") from None
     if len(trees) != 1:
-        raise InvalidRequest(f"The text has {len(trees)} statements; it must have one")
+        raise InvalidRequest(f"The text has {len(trees)} statements; it must have exactly one")
     return SqlStatement(text, trees[0], words)
 
 
@@ -110,7 +114,7 @@ def _find_source_start(tokens: Sequence[TrinoToken], *, has_columns: bool) -> in
     """Return the position of the source in `INSERT INTO table [(columns)] source`.
 
     Raises:
-        UnsupportedStatement: The statement has another form.
+        UnsupportedStatement: The statement does not have this form.
     """
     if [token.word for token in tokens[:2]] != ["INSERT", "INTO"]:
         raise UnsupportedStatement

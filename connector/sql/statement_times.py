@@ -1,6 +1,6 @@
 """Measures the time of a statement, and reports it for the query history.
 
-The advisor predicts seconds from the reported times. A report that fails is lost, because it must not fail a statement.
+The advisor predicts seconds from the reported times. If a report fails, it is dropped, so that the statement succeeds.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ def measure_time(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches, and report the time of the engine after the last batch.
 
-    The time that the caller takes between two batches does not count. A result that is closed early is not reported.
+    The time that the caller takes between two batches is not included. If the result is closed early, nothing is
+    reported.
 
     Args:
         batches: The batches of the engine.
         started_s: The time of `time.perf_counter` when the engine began.
-        report: Called with the seconds that the engine took.
+        report: A function that is called with the time that the engine took, in seconds.
     """
     iterator, seconds = iter(batches), time.perf_counter() - started_s
     while True:
@@ -44,7 +45,7 @@ def measure_time(
 
 
 def report_times(client: SeamarkClient, reads: Sequence[PlannedTableRead], seconds: float) -> None:
-    """Report the time of a statement for each table that it read."""
+    """Report the time of a statement for each table that the statement read."""
     for read in reads:
         if read.statement:
             try:

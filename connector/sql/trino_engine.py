@@ -1,7 +1,7 @@
 """Runs a statement on Trino. The text is sent unchanged, because the dialect is Trino's SQL.
 
-The URL may be that of Seamark's proxy, which rewrites the statement to read fewer files. Rows arrive in pages, and are
-returned as record batches.
+If the URL is that of Seamark's proxy, the proxy rewrites the statement to read fewer files. Rows arrive in pages, and
+are returned as record batches.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ _CATALOG = "seamark"
 _DECIMAL = re.compile(r"decimal\((\d+), *(\d+)\)")
 _OS_REASON = re.compile(r"\[Errno -?[0-9]+\] ([^\"')]+)")
 _REQUESTS_AT = re.compile(r"host='([^']+)', port=([0-9]+)")
-"""A pattern that finds the cause and the address in the message of a connection error.
-
-The message has several lines.
-"""
+"""Matches the host and the port in the message of a connection error of `requests`."""
 _PLAIN = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
@@ -63,7 +60,7 @@ class TrinoAddress:
     def parse(cls, url: str) -> TrinoAddress:
         """Parse the URL of a Trino.
 
-        The URL contains no password. The password is in the environment variable SEAMARK_TRINO_PASSWORD.
+        The URL contains no password. The environment variable SEAMARK_TRINO_PASSWORD contains it.
 
         Raises:
             ValueError: The text is not a valid URL of a Trino.
@@ -73,7 +70,7 @@ class TrinoAddress:
             raise ValueError(f"{url!r} is not the URL of a Trino; write http://user@host:port?catalog=name")
         parameters = parse_qs(parts.query)
         if set(parameters) - {"catalog"}:
-            raise ValueError(f"{url!r}: Trino's URL can have only the parameter catalog")
+            raise ValueError(f"{url!r} has unknown parameters; the URL of a Trino can have only the parameter catalog")
         port = parts.port or (443 if parts.scheme == "https" else 8080)
         catalog = parameters.get("catalog", [_CATALOG])[0]
         return cls(parts.hostname, port, parts.scheme, parts.username or "seamark", catalog)
@@ -112,9 +109,9 @@ class TrinoRows:
         except (trino_errors.Error, OSError) as error:
             self.close()
             raise _to_client_error(error) from None
-        self.types = tuple(str(one.type_code) for one in columns)
+        self.types = tuple(str(column.type_code) for column in columns)
         self.schema = pa.schema(
-            [(str(one.name), find_arrow_type(kind)) for one, kind in zip(columns, self.types, strict=True)]
+            [(str(column.name), find_arrow_type(kind)) for column, kind in zip(columns, self.types, strict=True)]
         )
         self._converted = [_make_converter(field.type) for field in self.schema]
 
@@ -141,7 +138,7 @@ class TrinoRows:
 
 
 def find_arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type for a type of Trino. Nested and unknown types become strings with JSON."""
+    """Return the Arrow type for a type of Trino. Values of nested and unknown types become JSON strings."""
     match = _DECIMAL.fullmatch(kind)
     if match is not None:
         return pa.decimal128(int(match[1]), int(match[2]))
@@ -162,7 +159,7 @@ def _to_client_error(error: Exception) -> Exception:
     if isinstance(error, trino_errors.TrinoUserError):
         return InvalidRequest(f"Trino refuses the statement: {error.message}", status=400)
     if isinstance(error, trino_errors.TrinoQueryError):
-        return ServerFailed(f"Trino fails: {error.message}", status=500)
+        return ServerFailed(f"Trino failed: {error.message}", status=500)
     if isinstance(error, trino_errors.Error | OSError):
         text = str(error)
         reason, at = _OS_REASON.search(text), _REQUESTS_AT.search(text)

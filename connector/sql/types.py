@@ -1,7 +1,7 @@
-"""Defines the types of the SQL dialect, which are Trino's types, and the common type of two types.
+"""Defines the types of the SQL dialect, which are Trino's types, and finds the common type of two types.
 
-A type has a name, and a decimal also has a precision and a scale. Iceberg's nested types are `NESTED`. Their values can
-only be selected, and compared with null.
+A type has a name, and a decimal also has a precision and a scale. Iceberg's nested types become `NESTED`, whose values
+can only be selected and compared with null.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ _INTEGER_DIGITS = {"integer": 10, "bigint": 19}
 
 @dataclass(frozen=True, slots=True)
 class SqlType:
+    """A type of the SQL dialect."""
+
     name: str
     precision: int = 0
     scale: int = 0
@@ -118,9 +120,9 @@ def as_decimal(kind: SqlType) -> SqlType:
 
 
 def find_common_type(left: SqlType, right: SqlType) -> SqlType | None:
-    """Return the type in which values of both types are compared, or are combined in one column.
+    """Return the type to which values of both types are converted when they are compared or combined in a column.
 
-    The result is None if there is no such type.
+    Return None if the types have no common type.
     """
     if left == right:
         return left

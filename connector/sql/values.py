@@ -1,4 +1,4 @@
-"""Converts the typed values of the translation, and checks their types."""
+"""Converts translated values to other types, and checks their types and the clauses of nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_ARGS = frozenset(("this", "expression", "safe", "typed", "big_int"))
 
 
 def cast(value: SqlValue, to: SqlType) -> SqlValue:
-    """Return an implicit conversion of the value. The conversion loses no information except digits of a double."""
+    """Return the value, implicitly converted to a type. No information is lost except digits of a double."""
     if value.type == to:
         return value
     return SqlValue(f"CAST({value.sql} AS {name_duckdb_type(to)})", to, value.literal)
@@ -38,14 +38,14 @@ def to_common_type(values: Sequence[SqlValue], node: exp.Expr) -> list[SqlValue]
 
 
 def find_type(values: Sequence[SqlValue]) -> SqlType:
-    return next((one.type for one in values if one.type != UNKNOWN), UNKNOWN)
+    return next((value.type for value in values if value.type != UNKNOWN), UNKNOWN)
 
 
 def require_type(value: SqlValue, kind: SqlType, node: exp.Expr) -> SqlValue:
     """Return the value, which must have the type `kind` or be null.
 
     Raises:
-        InvalidRequest: The value has another type.
+        InvalidRequest: The value has a different type.
     """
     if value.type not in (kind, UNKNOWN):
         raise InvalidRequest(
@@ -55,10 +55,10 @@ def require_type(value: SqlValue, kind: SqlType, node: exp.Expr) -> SqlValue:
 
 
 def check_args(node: exp.Expr, allowed: frozenset[str] = _NO_ARGS) -> None:
-    """Check that a node has only supported clauses.
+    """Check that a node has only the arguments `allowed`.
 
     Raises:
-        UnsupportedInDuckDB: The node has another clause.
+        UnsupportedInDuckDB: The node has a clause that is not translated.
     """
     for name, value in node.args.items():
         if value and name not in allowed:

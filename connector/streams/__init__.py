@@ -1,1 +1,1 @@
-"""Rows for stream tables: a client's writer, and the files that the server writes."""
+"""Writes and reads stream tables for clients, and encodes the files of their rows for the server."""

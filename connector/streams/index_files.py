@@ -1,4 +1,4 @@
-"""Index files of the files of a flush, built in memory: the server stores them, and registers them in the commit."""
+"""Builds the index files of a flush in memory. The server stores them, and registers them in the commit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _EncodedFile(Protocol):
 
 @dataclass(frozen=True)
 class _EncodedStorage(MemoryStorage):
-    """Reads encoded files, and keeps written files in memory.
+    """A storage that reads encoded files, and stores written files in memory.
 
     Attributes:
         encoded: The encoded files, by location.
@@ -41,13 +41,9 @@ class _EncodedStorage(MemoryStorage):
 
 
 def encode_index_files(files: Sequence[_EncodedFile], metadata: TableMetadata) -> list[tuple[str, bytes]]:
-    """Return the location and the data of an index file for each index of the table, as writers build them.
+    """Return the index files that writers of the table would build for these data files: locations and data.
 
-    A file that cannot be indexed is left out. The indexer covers it later.
-
-    Args:
-        files: The files.
-        metadata: The table's metadata.
+    A data file that cannot be indexed is left out. The indexer covers it later.
     """
     storage = _EncodedStorage(encoded={file.location: file.data for file in files})
     target = create_target(metadata, storage)

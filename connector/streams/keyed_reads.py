@@ -1,4 +1,4 @@
-"""Reads the rows of some keys for the server: located as an upsert locates them, then read at their positions."""
+"""Reads the rows with given keys for the server. They are located as an upsert locates them, and read by position."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from seamark.formats.runtime.errors import BadRequest, Corrupt, TooLarge
 
 
 class _LimitedFiles(ServerFiles):
-    """Plans as `ServerFiles`, and refuses to read very many files for some keys."""
+    """Plans scans like `ServerFiles`, but refuses plans with more than `files_max` files."""
 
     def __init__(self, stored: StoredRowsPort, key: Sequence[str], files_max: int) -> None:
         super().__init__(stored, files_max)
@@ -49,19 +49,19 @@ def get_keyed_rows(
     bytes_max: int,
     files_max: int,
 ) -> tuple[pa.Table, list[int]]:
-    """Return the rows that have one of the keys in the current snapshot, in the order of the keys.
+    """Return the rows of the current snapshot that have one of the keys, in the order of the keys.
 
     Args:
         keys: The keys, with the names of the key columns. A key may be repeated.
         columns: The columns to return.
         metadata: The table's metadata.
-        stored: Finds rows in the current snapshot.
+        stored: The port that finds rows in the current snapshot.
         rows_max: The maximum number of rows.
         bytes_max: The maximum size of the rows in memory.
         files_max: The maximum number of files that are read.
 
     Returns:
-        The rows, and the ascending numbers of the keys without a row. A key that is repeated has its first number.
+        The rows, and the ascending indexes of the keys without a row. For a repeated key, it is the first index.
 
     Raises:
         BadRequest: The keys do not fit the columns, or the rows are encrypted.
@@ -94,7 +94,7 @@ def _read_rows(opened: OpenTable, columns: Sequence[str], located: Sequence[Matc
     """Return the rows at the located positions, file by file.
 
     Raises:
-        TooLarge: They have more than `bytes_max`.
+        TooLarge: The rows have more than `bytes_max` bytes.
         Unreadable: A file cannot be read.
     """
     read_plan = plan_read(opened, columns, TRUE)
@@ -110,12 +110,12 @@ def _read_rows(opened: OpenTable, columns: Sequence[str], located: Sequence[Matc
             batches.append(batch)
             rows += batch.num_rows
         if rows != len(matched.positions):
-            raise Unreadable(matched.task.path, f"{len(matched.positions)} rows were located, and {rows} were read")
+            raise Unreadable(matched.task.path, f"{len(matched.positions)} rows were located, but {rows} were read")
     return pa.Table.from_batches(batches, read_plan.arrow)
 
 
 def _find_first_numbers(keys: pa.RecordBatch, distinct: KeyedBatch) -> Longs:
-    """Return the number of the first key of the request that is equal to each distinct key: int64[distinct keys]."""
+    """Return the index in `keys` of the first key that is equal to each distinct key, as int64[distinct keys]."""
     table = pa.Table.from_batches([keys])
     ordinals = distinct.keys.match([read_column(table, field) for field in distinct.keys.fields])
     numbers = np.zeros(distinct.keys.count, np.int64)

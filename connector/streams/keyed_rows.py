@@ -1,8 +1,8 @@
-"""Rows of keyed stream tables: the latest row of each key as files, and the deletes of the rows that it replaces.
+"""Selects the latest row of each key of a keyed stream table, and encodes the deletes of the rows that it replaces.
 
-The rows that a new row replaces are in two places. Rows in the table's files are located as an upsert locates them
-(`write/row_locations.py`), in the snapshot on which the change is made. Rows in earlier fresh files are known by their
-hashes, which are kept in memory until the flush.
+A new row may replace rows in two places. Rows in the table's files are located as an upsert locates them
+(`write/row_locations.py`), in the snapshot that the change is based on. Rows in earlier fresh files are found by the
+hashes of their keys, which are in memory until the flush.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ from seamark.formats.index.keys.keys import get_family, has_keys
 from seamark.formats.runtime.errors import BadRequest
 
 DELETE = 2
-"""The kind of a row that deletes the row with its key (`RowKind` of the log)."""
+"""The kind of a row that deletes the row with its key (`RowKind` in the log)."""
 _PROMOTIONS = ("int", "long", "date", "timestamp", "timestamp_ns")
-"""Types of key columns, each after those that can be promoted to it."""
+"""The types of key columns that are promoted, in the order of promotion: a type can be promoted to later types."""
 _FILES_BY_FILE_MAX = 64
-"""The maximum number of data files whose position deletes are in a file each, which plans name for that file alone."""
+"""The maximum number of data files with a separate position delete file each. Plans list it only for its data file."""
 
 
 _Version = tuple[int | None, int, int]
-"""The ids of a snapshot, a schema and a partition spec. Scan tasks depend on them."""
+"""The ids of the snapshot, the schema and the partition spec on which scan tasks depend."""
 
 
 class UnfitKey(Unwritable):
-    """A date of a key column is beyond the range of the type to which the column was promoted."""
+    """Raised if a date of a key column is outside the range of the type to which the column was promoted."""
 
 
 class KeyHashes(NamedTuple):
-    """The 128-bit hashes of keys, in two halves: uint64[keys] each."""
+    """The 128-bit hashes of keys, as two halves: uint64[keys] each."""
 
     high: Hashes
     low: Hashes
@@ -78,15 +78,15 @@ class KeyHashes(NamedTuple):
 
 
 class KeyedFile:
-    """A written file, and the keys of its rows. Each key occurs once. Rows without a key are never found."""
+    """A written file, and the keys of its rows. Each key occurs once. `find` never returns rows without a key."""
 
     def __init__(self, content: dict[str, Any], hashes: KeyHashes, complete: Mask) -> None:
-        """Sort the keys.
+        """Sort the keys of a file.
 
         Args:
             content: The ContentFile.
             hashes: The hash of the key of each row, in the order of the file.
-            complete: Whether each row has a key: bool[rows].
+            complete: Whether each row has a key, as bool[rows].
         """
         self.content = content
         keyed = np.flatnonzero(complete)
@@ -98,10 +98,10 @@ class KeyedFile:
         self._run = int(runs.max(initial=0))
 
     def find(self, keys: KeyHashes) -> Longs:
-        """Return the positions of the rows with one of the keys, in any order."""
+        """Return the positions of the rows with one of the keys, as int64[rows], in any order."""
         positions = []
         start = np.searchsorted(self._sorted.high, keys.high)
-        # More than one step is needed only if high halves of hashes are equal.
+        # More than one step is needed only if several hashes have equal high halves.
         for step in range(self._run):
             places = np.minimum(start + step, len(self._positions) - 1)
             is_same = (self._sorted.high[places] == keys.high) & (self._sorted.low[places] == keys.low)
@@ -114,11 +114,12 @@ class KeyedRows:
     """Consecutive rows of a keyed stream: their keys, and the files with the latest row of each key.
 
     Attributes:
-        keys: The distinct keys of the rows, including deleted rows, for each key of the table that rows state.
-        hashes: The hashes of these keys; of the last key, if there are several.
+        keys: The distinct keys of the rows, including deleted rows. If the table's key columns have changed, there is
+            an item for each set of key columns.
+        hashes: The hashes of these keys, for the last set of key columns.
         files: The files.
         located: A version of the table, and the rows in its files that have one of the keys.
-        replaced: The positions of the rows of each file that a later part replaces, by the later part.
+        replaced: A cache of the results of `find_replaced`, by the later part.
     """
 
     keys: tuple[BatchKeys, ...]
@@ -128,7 +129,7 @@ class KeyedRows:
     replaced: WeakKeyDictionary[KeyedRows, list[Longs]] = field(default_factory=WeakKeyDictionary)
 
     def find_replaced(self, later: KeyedRows) -> list[Longs]:
-        """Return the positions of the rows of each file that a later part replaces."""
+        """Return the positions of the rows that a later part replaces, for each file."""
         positions = self.replaced.get(later)
         if positions is None:
             positions = self.replaced[later] = [file.find(later.hashes) for file in self.files]
@@ -136,14 +137,14 @@ class KeyedRows:
 
 
 class EncodedRowDeletes(NamedTuple):
-    """The deletes of the rows that keyed rows replace.
+    """The encoded deletes of the rows that keyed rows replace.
 
     Attributes:
-        files: Locations and data of the files to store.
-        content_files: The ContentFiles of the delete files as JSON; several may be in one stored file.
-        removed: The delete files and the data files that the deletes replace: location and, for a deletion vector, its
-            offset.
-        scope: The filter of the rows that were read, as JSON; empty if none were read.
+        files: The locations and data of the files to store.
+        content_files: The ContentFiles of the delete files as JSON. One stored file may contain several delete files.
+        removed: The delete files and data files that the deletes replace: their location and, for a deletion vector,
+            its offset.
+        scope: The filter of the rows that were read, as JSON. It is empty if no rows were read.
     """
 
     files: list[tuple[str, bytes]]
@@ -153,9 +154,9 @@ class EncodedRowDeletes(NamedTuple):
 
 
 def read_key_columns(fields: Sequence[Field], rows: pa.RecordBatch | pa.Table, schema: Schema) -> list[pa.Array]:
-    """Return the key columns of rows with a schema of the table, with the types of the fields.
+    """Return the key columns of rows, with the types of the fields.
 
-    Rows whose schema lacks a column have its initial default there.
+    If the rows' schema does not have a key column, its values are its initial default.
 
     Raises:
         Unwritable: The values of a column do not fit the type of its field.
@@ -171,9 +172,9 @@ def read_key_columns(fields: Sequence[Field], rows: pa.RecordBatch | pa.Table, s
 
 
 def _read_earlier_columns(fields: Sequence[Field], rows: UnpackedRows) -> list[pa.Array]:
-    """Return key columns as `read_key_columns` does, with null for each value that does not fit the type.
+    """Return key columns like `read_key_columns`, but with null for each value that does not fit the type.
 
-    Such a value is in no row that has the key.
+    No row with a key of this type can have such a value.
     """
     try:
         return read_key_columns(fields, rows.rows, rows.schema)
@@ -189,10 +190,10 @@ def _read_earlier_columns(fields: Sequence[Field], rows: UnpackedRows) -> list[p
 
 
 def _cast_fitting(column: pa.Array, key_field: Field) -> pa.Array:
-    """Return a key column as `_cast_key` does, with null for each date or time that the type cannot hold."""
+    """Return a key column like `_cast_key`, but with null for each date or time outside the range of the type."""
     target = get_arrow_type(str(key_field.type), key_field.name)
     if _is_date_or_time(target) and _is_date_or_time(column.type) and column.type != target:
-        # A value beyond the range becomes another value, which differs when it is cast back.
+        # The cast of a value outside the range overflows, so casting it back gives a different value.
         cast = column.cast(target, safe=False)
         return pc.if_else(pc.equal(cast.cast(column.type, safe=False), column), cast, pa.scalar(None, target))
     return _cast_key(column, key_field)
@@ -210,7 +211,7 @@ def _repeat_default(key_field: Field, rows: int) -> pa.Array:
 
 
 def _cast_key(column: pa.Array | pa.ChunkedArray, key_field: Field) -> pa.Array:
-    """Return a key column with the type that its field has in data files, also after a promotion of a date.
+    """Return a key column with the type that its field has in data files. The type may be a promotion of a date.
 
     Raises:
         UnfitKey: A date does not fit the type.
@@ -230,7 +231,7 @@ def hash_keys(fields: Sequence[Field], columns: Sequence[pa.Array]) -> KeyHashes
 
 
 def are_complete(columns: Sequence[pa.Array]) -> Mask:
-    """Return whether each row has a value in all key columns: bool[rows]."""
+    """Return whether each row has a value in all key columns, as bool[rows]."""
     complete = np.ones(len(columns[0]), dtype=np.bool_)
     for column in columns:
         complete &= column.is_valid().to_numpy(zero_copy_only=False)
@@ -238,13 +239,14 @@ def are_complete(columns: Sequence[pa.Array]) -> Mask:
 
 
 class LatestRows(NamedTuple):
-    """The rows of a stream that stay when later rows have replaced earlier rows.
+    """The rows of a stream that remain after later rows have replaced earlier rows.
 
     Attributes:
-        keys: The distinct keys of all rows, for each key of the table that rows state.
-        fields: The last of these keys, with the types by which it is hashed.
-        hashes: The hashes of the distinct values of the last key.
-        stays: Whether each row is written to a file: bool[rows].
+        keys: The distinct keys of all rows. If the table's key columns have changed, there is an item for each set of
+            key columns.
+        fields: The last set of key columns, with the types whose values are hashed.
+        hashes: The hashes of the distinct keys of the last set of key columns.
+        stays: Whether each row is written to a file, as bool[rows].
     """
 
     keys: tuple[BatchKeys, ...]
@@ -256,15 +258,15 @@ class LatestRows(NamedTuple):
 def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadata) -> LatestRows:
     """Return the rows that no later row replaces.
 
-    A row replaces the earlier rows with its key, also those that came before the table had this key. A row without a
-    complete key stays until a later row replaces it by another key.
+    A row replaces the earlier rows with its key, including rows that were written before the table had these key
+    columns. A row without a complete key stays, unless a later row replaces it by a different set of key columns.
 
     Args:
-        groups: The rows by the key that they state (`group_by_key`).
+        groups: The rows, grouped by their key columns (`group_by_key`).
         metadata: The table's metadata.
 
     Raises:
-        Unwritable: A key column is missing, or its values have another kind of type.
+        Unwritable: A key column is missing, or its type has changed to a type of a different family.
     """
     rows = [each for group in groups for each in group]
     stays = np.zeros(sum(each.rows.num_rows for each in rows), dtype=np.bool_)
@@ -300,14 +302,14 @@ def select_rows(groups: Sequence[Sequence[UnpackedRows]], metadata: TableMetadat
 def _read_group(
     group: Sequence[UnpackedRows], rows: Sequence[UnpackedRows], metadata: TableMetadata
 ) -> tuple[tuple[Field, ...], list[pa.Array]]:
-    """Return the fields of the key of a group, and the key columns of the group.
+    """Return the fields of the key columns of a group, and the values of these columns in the group.
 
-    The fields have types that hold the values of all the rows, if there are such types. A date of the group may be
-    beyond the range of `timestamp_ns`, the type that earlier rows had. The fields then have the types of the group.
+    If possible, the types of the fields can represent the values of all rows. If a date of the group is outside the
+    range of `timestamp_ns`, the type in earlier rows, the fields have the types of the group.
 
     Args:
-        group: Rows with one key.
-        rows: The rows of the group, and those of earlier groups.
+        group: Rows with the same key columns.
+        rows: The rows of the group and of earlier groups.
         metadata: The table's metadata.
     """
     try:
@@ -323,10 +325,10 @@ def _concatenate(batches: Iterable[Sequence[pa.Array]]) -> list[pa.Array]:
 
 
 def _hash_fields(key: RowKey, rows: Sequence[UnpackedRows], metadata: TableMetadata) -> tuple[Field, ...]:
-    """Return the fields of a key, with types that hold the values of all the rows.
+    """Return the fields of key columns, with types that can represent the values of all rows.
 
-    Hashes depend only on the families of types. So the hashes of rows with one key do not depend on the table's current
-    schema, which is used if it has the same families.
+    Hashes depend only on the families of types. Therefore the table's current schema is used if its types belong to
+    the same families.
     """
     fields: dict[int, Field] = {}
     for schema in {each.schema.id: each.schema for each in rows}.values():
@@ -349,7 +351,7 @@ def _is_wider_of_family(field: Field, other: Field) -> bool:
 
 
 def _rank_type(kind: str) -> int:
-    """Return a number that grows with the promotions of a type."""
+    """Return the position of a type in the order of promotion, or of its precision."""
     name = get_base_name(kind)
     if name == "decimal":
         return get_decimal_precision(kind)
@@ -359,13 +361,13 @@ def _rank_type(kind: str) -> int:
 def encode_deletes(
     parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRowsPort, folder: str | None
 ) -> EncodedRowDeletes:
-    """Return the deletes of the rows that keyed rows replace in the current snapshot, and in files of earlier parts.
+    """Return the deletes of the rows that keyed rows replace in the current snapshot and in files of earlier parts.
 
     Args:
         parts: The keyed rows, in order. The rows of a part replace the rows of earlier parts.
         metadata: The table's metadata.
-        stored: Finds rows in the current snapshot.
-        folder: The folder of fresh files. If it is None, the deletes are for a commit, which also removes data files
+        stored: The port that finds rows in the current snapshot.
+        folder: The folder of fresh files. None means that a commit uses the deletes. The commit also removes data files
             without remaining rows.
 
     Raises:
@@ -390,13 +392,13 @@ def encode_deletes(
 
 
 def _encode_scope(keys: Iterable[BatchKeys], opened: OpenTable) -> bytes:
-    """Return the filter of the rows that a commit of these keys has read, as JSON; empty without keys."""
+    """Return the filter of the rows that a commit of these keys has read, as JSON, or b"" without keys."""
     scopes = [_find_scope(each, opened) for each in keys if each.count]
     return msgspec.json.encode(encode_expression(add_nan(join_by_or(*scopes)))) if scopes else b""
 
 
 def _find_scope(keys: BatchKeys, opened: OpenTable) -> Expression:
-    """Return a filter that all rows with one of the keys match; TRUE if the current type does not hold all values."""
+    """Return a filter of the rows with the keys, or TRUE if the current types cannot represent all keys."""
     try:
         return read_scope(_resolve(keys, opened.metadata).keys, opened)
     except UnfitKey:
@@ -415,7 +417,7 @@ def _delete_stored(
     metadata = opened.metadata
     version = opened.snapshot_id, metadata.current_schema_id, metadata.default_spec_id
     for part in parts:
-        # Another thread may replace `part.located` by the rows of another version at any time.
+        # A different thread may replace `part.located` at any time by the rows of a different version.
         located = part.located
         if located is None or located[0] != version:
             files = [rows for keys in part.keys for rows in _locate(server, opened, keys)]
@@ -437,14 +439,14 @@ def _delete_stored(
 
 
 class _ReadableKeys(NamedTuple):
-    """Keys with the names and types that a schema of the table has for their columns."""
+    """Keys with the column names and types of a schema of the table."""
 
     keys: BatchKeys
     schema: Schema
 
 
 class _DroppedKeys(BatchKeys):
-    """Keys with a column of another schema than the current one, so that plans have no filter for it."""
+    """Keys with a column that the current schema does not have, so plans have no filter for the keys."""
 
     def filter_expression(
         self, values_max: int, specs: Sequence[PartitionSpec] = (), ranges_max: int = RANGES_MAX
@@ -453,12 +455,12 @@ class _DroppedKeys(BatchKeys):
 
 
 def _resolve(keys: BatchKeys, metadata: TableMetadata) -> _ReadableKeys:
-    """Return the keys with the names and types of the current schema, in which columns may be renamed or promoted.
+    """Return the keys with the names and types of the current schema, which may have renamed or promoted columns.
 
-    If a column was dropped while rows waited, the newest schema with all columns is used.
+    If a column was dropped while rows waited for a flush, the newest schema with all columns is used.
 
     Raises:
-        Unwritable: No schema has all columns, or their types do not hold the keys.
+        Unwritable: No schema has all columns, or its types cannot represent the keys.
     """
     ids = {field.id for field in keys.fields}
     complete = [schema for schema in metadata.schemas if ids <= {field.id for field in schema.fields}]
@@ -481,7 +483,7 @@ def _resolve(keys: BatchKeys, metadata: TableMetadata) -> _ReadableKeys:
 
 
 def _holds(schema: Schema, keys: BatchKeys) -> bool:
-    """Return whether the types of a schema hold all values of the keys."""
+    """Return whether the types of a schema can represent all values of the keys."""
     by_id = {field.id: field for field in schema.fields}
     return all(_rank_type(str(by_id[field.id].type)) >= _rank_type(str(field.type)) for field in keys.fields)
 
@@ -498,10 +500,11 @@ def _locate(server: ServerFiles, opened: OpenTable, keys: BatchKeys) -> tuple[Ma
 
 
 def _locate_by_file(server: ServerFiles, opened: OpenTable, keys: BatchKeys) -> tuple[MatchedRows, ...]:
-    """Return the rows in the table's files that have one of the keys, if the current type does not hold all values.
+    """Return the rows in the table's files that have one of the keys, if the current types cannot represent all keys.
 
-    A column of dates may be promoted to `timestamp_ns`, although a row has a date beyond its range. Each file is read
-    with the widest types that hold all of its values. No row of the file has a key that these types do not hold.
+    A column of dates may be promoted to `timestamp_ns` although a row has a date outside its range. Each file is read
+    with the widest types that can represent all values of the file. Keys outside the range of these types are in no
+    row of the file.
     """
     readers = [
         (replace(opened, schema=schema), _select_fitting(keys, schema))
@@ -520,7 +523,7 @@ def _locate_by_file(server: ServerFiles, opened: OpenTable, keys: BatchKeys) -> 
 
 
 def _list_key_schemas(keys: BatchKeys, metadata: TableMetadata) -> list[Schema]:
-    """Return a schema of the table for each combination of types of the key columns, the widest types first."""
+    """Return a schema of the table for each combination of types of the key columns. The widest types are first."""
     ids = [field.id for field in keys.fields]
     by_types: dict[tuple[Type, ...], Schema] = {}
     for schema in (*metadata.schemas, metadata.current_schema):
@@ -534,7 +537,7 @@ def _list_key_schemas(keys: BatchKeys, metadata: TableMetadata) -> list[Schema]:
 
 
 def _select_fitting(keys: BatchKeys, schema: Schema) -> BatchKeys:
-    """Return the keys that the types of a schema hold."""
+    """Return the keys that the types of a schema can represent."""
     by_id = {field.id: msgspec.structs.replace(field, required=False) for field in schema.fields}
     fields = [by_id[field.id] for field in keys.fields]
     columns = [_cast_fitting(column, field) for column, field in zip(keys.columns, fields, strict=True)]

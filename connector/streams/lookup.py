@@ -1,10 +1,10 @@
-"""Looks up rows by key: from the server, from the files of the table, or in a copy of the table in memory.
+"""Looks up rows by key: on the server, in the files of the table, or in a copy of the table in memory.
 
     with lookup_table(client, "shop.customers", key=["id"]) as customers:
         customers.get(17)                 # {"id": 17, "name": "Ada"}, or None
 
-The copy follows the table: a thread reads the new rows continuously, and a later row replaces the earlier row with the
-same key. After a change that a continuous read does not return, such as a DELETE, the thread reads the table again.
+A thread updates the copy: it reads new rows continuously, and a later row replaces the earlier row with the same key.
+After a change that a continuous read does not return, such as a DELETE, the thread reads the table again.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from seamark.connector.streams.reader import CHANGE_TYPE, EARLIEST, StreamReads,
 from seamark.formats.protocol.wire import AFTER_HEADER
 
 _WAIT_S = 2.0
+"""The maximum time in seconds of one request for new rows. `close` may wait as long."""
 _RESTARTS_MAX = 5
-"""The longest time of one request for new rows. `close` waits as long."""
+"""The maximum number of successive attempts to read the table again."""
 _DELETE = "delete"
 
 
 class LookupFailed(Exception):
-    """The copy in memory can no longer follow the table; the cause is the failure."""
+    """Raised if the copy in memory can no longer be updated. The cause of the exception is the failure."""
 
 
 class LookupTable:
-    """A copy of a table in memory, by key. Use `lookup_table`. Any number of threads may look up."""
+    """A copy of a table in memory, by key. `lookup_table` creates it. Any number of threads may look up rows."""
 
     def __init__(self, reads: StreamReads, key: Sequence[str], columns: Sequence[str] | None, *, rows_max: int) -> None:
-        """Start the thread. The arguments are the same as in `lookup_table`."""
+        """Start the thread that updates the copy. The arguments have the same meaning as in `lookup_table`."""
         self._reads, self._key, self._columns = reads, tuple(key), columns
         self._rows_max = rows_max
         self._rows: dict[Any, dict[str, Any]] = {}
         self._error: Exception | None = None
         self._failures = self._restarts = 0
-        """The failures since the table was last read completely."""
+        """The number of failures since the table was last read completely."""
         self._closed = threading.Event()
         self._loaded = threading.Event()
         self._thread = threading.Thread(target=self._run, name="seamark-lookup", daemon=True)
@@ -68,22 +69,22 @@ class LookupTable:
         """Return the row with a key, or None if no row has the key.
 
         Args:
-            key: The value of the key column; a tuple if the key has several columns.
+            key: The value of the key column, or a tuple if the key has several columns.
 
         Raises:
-            LookupFailed: The copy can no longer follow the table.
+            LookupFailed: The copy can no longer be updated.
         """
         self._check()
         return self._rows.get(key)
 
     def get_many(self, keys: Sequence[Any]) -> list[dict[str, Any] | None]:
-        """Return the row of each key, None for a key without a row.
+        """Return the row of each key, or None for a key without a row.
 
         Raises:
-            LookupFailed: The copy can no longer follow the table.
+            LookupFailed: The copy can no longer be updated.
         """
         self._check()
-        rows = self._rows  # A reload replaces the dictionary.
+        rows = self._rows  # The thread may replace the dictionary at any time.
         return [rows.get(key) for key in keys]
 
     def close(self) -> None:
@@ -92,7 +93,7 @@ class LookupTable:
         self._thread.join()
 
     def wait_until_loaded(self, timeout_s: float | None = None) -> bool:
-        """Wait for the present rows of the table; return False after `timeout_s`.
+        """Wait until the present rows of the table have been read. Return False if `timeout_s` has passed.
 
         Raises:
             LookupFailed: The table cannot be read.
@@ -103,19 +104,20 @@ class LookupTable:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise LookupFailed(f"The table can no longer be followed: {self._error}") from self._error
+            raise LookupFailed(f"The copy of the table can no longer be updated: {self._error}") from self._error
 
     def _run(self) -> None:
+        """Follow the changes of the table until the copy is closed or fails."""
         while not self._closed.is_set():
             try:
                 self._follow()
             except (InvalidRequest, NoSuchResource) as error:
-                # Rows were removed, or the log no longer has the next rows. If the table can be read from the start,
-                # the copy is correct again.
+                # Rows were removed, or the log no longer has the next rows. The copy is correct again after the table
+                # has been read from the start.
                 if self._restarts == _RESTARTS_MAX:
                     self._fail(error)
                     return
-                if self._restarts:  # A busy table may have changed while it was read again.
+                if self._restarts:  # The table may change each time while it is read again.
                     sleep_before_attempt(self._restarts, first_s=0.1, max_s=2.0)
                 self._restarts += 1
             except Refused as error:
@@ -133,7 +135,7 @@ class LookupTable:
         self._loaded.set()
 
     def _follow(self) -> None:
-        """Read the table from the start, and then its new rows, until a change requires another start."""
+        """Read the table from the start and then its new rows, until the table must be read from the start again."""
         rows: dict[Any, dict[str, Any]] = {}
         for batch in iterate(self._reads, EARLIEST, columns=self._columns, wait_s=_WAIT_S):
             if self._closed.is_set():
@@ -141,7 +143,7 @@ class LookupTable:
             if batch is not None:
                 self._apply(batch.rows, rows)
             elif rows is not self._rows:
-                self._rows = rows  # The present rows are complete.
+                self._rows = rows  # All present rows have been read.
                 self._failures = self._restarts = 0
                 self._loaded.set()
 
@@ -154,7 +156,7 @@ class LookupTable:
             else:
                 rows[key] = row
         if len(rows) > self._rows_max:
-            raise ValueError(f"the table has more than {self._rows_max:,} keys (rows_max); raise it if memory allows")
+            raise ValueError(f"the table has more than {self._rows_max:,} keys; increase rows_max if memory allows")
 
 
 def lookup_table(
@@ -166,24 +168,24 @@ def lookup_table(
     rows_max: int = 10_000_000,
     timeout_s: float | None = 600.0,
 ) -> LookupTable:
-    """Return a copy of a table in memory that follows the table, for a `with` block.
+    """Return a copy of a table in memory that is updated continuously. Use it in a `with` block.
 
     Args:
         client: The client.
-        table: A table that has at most one row for each key, or whose later rows replace earlier rows.
+        table: A table with at most one row for each key, or a table whose later rows replace earlier rows.
         key: The columns of the key.
         columns: The columns to keep, in addition to the key columns, or None for all columns.
         rows_max: The maximum number of keys in memory.
-        timeout_s: The maximum time to wait for the present rows.
+        timeout_s: The maximum time in seconds to wait until the present rows have been read.
 
     Raises:
         LookupFailed: The table cannot be read.
         TimeoutError: The present rows were not read in time.
     """
     if not key:
-        raise InvalidRequest("key has no column; name the columns that identify a row")
+        raise InvalidRequest("key is empty; set it to the columns that identify a row")
     if columns is not None and (missing := [name for name in key if name not in columns]):
-        raise InvalidRequest(f"columns lacks {missing[0]!r}, which is a column of the key; add it")
+        raise InvalidRequest(f"columns does not contain the key column {missing[0]!r}; add it")
     copy = LookupTable(StreamReads(client, table, changes=True, skip_changes=False), key, columns, rows_max=rows_max)
     try:
         if not copy.wait_until_loaded(timeout_s):
@@ -197,13 +199,13 @@ def lookup_table(
 def lookup(
     client: SeamarkClient, table: Name, keys: Mapping[str, Sequence[Any]], *, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return the rows that have one of the keys. The server finds their files by the table's indexes.
+    """Return the rows that have one of the keys. The server finds their files with the table's indexes.
 
     Args:
         client: The client.
         table: The table.
-        keys: The values of each key column, by name; several columns have one value for each key.
-        columns: The columns to return; None for all.
+        keys: The values of each key column, by name. Each column has one value for each key.
+        columns: The columns to return, or None for all.
 
     Raises:
         InvalidRequest: The keys do not fit the columns.
@@ -213,7 +215,7 @@ def lookup(
     lengths = {len(values) for values in keys.values()}
     if not names or len(lengths) != 1:
         raise InvalidRequest(
-            "keys has no column, or columns of different lengths; give one value for each key and column"
+            "keys has no columns, or columns of different lengths; each column must have one value for each key"
         )
     if not next(iter(lengths)):
         return scan(client, table, columns, where=False).to_arrow()
@@ -232,22 +234,22 @@ def get_rows(
     columns: Sequence[str] | None = None,
     after: str = "",
 ) -> pa.Table:
-    """Return the current rows of some keys in one request, also rows that wait for a flush.
+    """Return the current rows with the given keys in one request, including rows that wait for a flush.
 
     The server reads the rows, so the client needs no access to the storage.
 
     Args:
         client: The client.
         table: The table.
-        keys: At most 1,000 keys: mappings by column or, for a table whose key has one column, the values.
-        columns: The columns to return; None for all.
-        after: Tokens of rows that the answer has to include (`StreamTableWriter.token`).
+        keys: At most 1,000 keys: mappings from column names to values or, if the key has one column, the values.
+        columns: The columns to return, or None for all.
+        after: The tokens of writes whose rows the result has to include (`StreamTableWriter.token`).
 
     Raises:
         InvalidRequest: The keys do not fit the columns.
         NoSuchResource: The table does not exist.
-        Refused: The keys have too many rows; the status is 413.
-        Unavailable: The server does not have the rows of the tokens in time.
+        Refused: The keys have too many rows. The status is 413.
+        Unavailable: The server did not receive the rows of the tokens in time.
     """
     body: dict[str, Any] = {"keys": [_to_json(key) for key in keys]}
     if columns is not None:
@@ -280,7 +282,7 @@ def _combine_all(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _combine_any(expressions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the disjunction as a balanced tree, whose depth is the logarithm of its size."""
+    """Return the disjunction of expressions as a balanced tree, so that its depth is small."""
     if len(expressions) == 1:
         return expressions[0]
     middle = len(expressions) // 2

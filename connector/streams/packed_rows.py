@@ -1,10 +1,11 @@
-"""Rows of a stream as payloads of the log, and the key by which the rows of each payload replace others.
+"""Packs rows of a stream into payloads of the log, and unpacks them with the key columns that the table then had.
 
-A payload is an Arrow IPC stream. The metadata of its Arrow schema states for which metadata of the table the rows were
-packed: the id of the schema, the ids of the key columns, and the time. Columns are found by their field ids, because
-two columns may have similar names in files. If the table no longer has the schema, the rows get the current one. Rows
-replace others by the key that they came with. So rows of several keys can wait for the same flush, and `group_by_key`
-returns them in the order in which the table had these keys.
+A payload is an Arrow IPC stream. The metadata of its Arrow schema identifies the metadata of the table for which the
+rows were packed: the id of the schema, the ids of the key columns, and the time. Columns are found by their field ids,
+because two columns may have similar names in files. If the table no longer has the schema, the rows are converted to
+the current schema. Rows replace earlier rows by the key columns in their payload. If the table's key columns change,
+rows with different key columns can wait for the same flush, and `group_by_key` returns them in the order in which the
+table had these key columns.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from seamark.formats.index.keys.keys import get_family
 from seamark.formats.runtime.errors import BadRequest
 
 SCHEMA_ID = b"seamark.schema-id"
-"""The key in the metadata of the Arrow schema for the id of the table's schema to which the rows conform."""
+"""The key in the Arrow schema's metadata for the id of the table's schema to which the rows conform."""
 _KEY_IDS = b"seamark.key-ids"
-"""The key in the metadata of the Arrow schema for the ids of the key columns, if the table has a key."""
+"""The key in the Arrow schema's metadata for the ids of the key columns, if the table has a key."""
 _PACKED_MS = b"seamark.packed-ms"
-"""The key in the metadata of the Arrow schema for `last_updated_ms` of the table's metadata. Older rows lack it."""
+"""The key in the Arrow schema's metadata for `last_updated_ms` of the table's metadata. Older payloads lack it."""
 _IPC_OPTIONS = pa.ipc.IpcWriteOptions()
-"""The default options. Without them, each stream reads the environment, which costs as much as ten rows."""
+"""The default options. Without this object, each stream reads the environment, which costs as much as ten rows."""
 _PREFIX_BYTES = 8
-"""The size of the marker and the length before the first message of an Arrow IPC stream."""
+"""The size of the marker and the length that precede the first message of an Arrow IPC stream."""
 _HEADERS_MAX = 256
 _KEY_TYPES = {
     get_arrow_type(kind): kind
@@ -42,12 +43,12 @@ _KEY_TYPES = {
         *("timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"),
     )
 }
-"""The types of key columns without parameters, by their types in files."""
+"""The Iceberg types without parameters that key columns may have, by their Arrow types in files."""
 
 RowKey: TypeAlias = tuple[tuple[int, str], ...]
-"""The ids of the key columns, and the families of their types when the rows were packed; empty for rows without a key.
+"""The ids of the key columns, and the families of their types when the rows were packed. Empty without a key.
 
-The shard of a row depends on the family, because hashes do (`get_family`).
+Hashes, and therefore the shard of a row, depend on the families (`get_family`).
 """
 
 
@@ -65,12 +66,12 @@ class PackedSlice(Protocol):
 
 
 class PackedHeader(NamedTuple):
-    """The facts that a payload states about its rows.
+    """The metadata of a payload.
 
     Attributes:
         schema_id: The id of the table's schema to which the rows conform.
-        key: The key of the rows; empty for rows without a key.
-        packed_ms: `last_updated_ms` of the metadata for which the rows were packed; 0 if it is unknown.
+        key: The key columns of the rows. Empty for rows without a key.
+        packed_ms: `last_updated_ms` of the table metadata for which the rows were packed, or 0 if it is unknown.
     """
 
     schema_id: int
@@ -79,14 +80,14 @@ class PackedHeader(NamedTuple):
 
 
 class UnpackedRows(NamedTuple):
-    """The rows of a slice.
+    """The unpacked rows of a slice of a payload.
 
     Attributes:
-        rows: The rows, with the columns of their schema in files.
-        schema: The table's schema to which they conform.
-        key: The key by which they replace others.
-        packed_ms: When the metadata was made for which they were packed.
-        kinds: The kind of each row.
+        rows: The rows, with the columns that their schema has in files.
+        schema: The table's schema to which the rows conform.
+        key: The key columns by which the rows replace earlier rows.
+        packed_ms: `last_updated_ms` of the table metadata for which the rows were packed, or 0 if it is unknown.
+        kinds: The kind of each row, as bytes[rows]. Empty if all rows are inserts.
     """
 
     rows: pa.RecordBatch
@@ -97,7 +98,7 @@ class UnpackedRows(NamedTuple):
 
 
 def pack_rows(rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str]) -> bytes:
-    """Return rows with the table's current schema as an Arrow IPC stream."""
+    """Return rows that have the table's current schema as a payload."""
     names = {
         SCHEMA_ID: str(metadata.current_schema_id).encode(),
         _PACKED_MS: str(metadata.last_updated_ms).encode(),
@@ -113,7 +114,7 @@ def pack_rows(rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str])
 
 
 def unpack_rows(packed: PackedSlice, metadata: TableMetadata) -> UnpackedRows:
-    """Return the rows of a slice, with the current schema if the table no longer has their schema.
+    """Return the rows of a slice. If the table no longer has their schema, convert them to the current schema.
 
     Raises:
         BadRequest: The table no longer has the schema of the rows, and the rows do not fit the current schema.
@@ -130,10 +131,10 @@ def unpack_rows(packed: PackedSlice, metadata: TableMetadata) -> UnpackedRows:
 
 
 def _replace_schema(rows: pa.RecordBatch, header: PackedHeader, metadata: TableMetadata) -> pa.RecordBatch:
-    """Return rows with the current schema of a table that has removed their schema.
+    """Convert rows whose schema the table has removed to the current schema.
 
     Raises:
-        BadRequest: The current schema lacks a key column, or has a column with a type that does not hold its values.
+        BadRequest: The current schema does not have a key column, or a value does not fit the type of its column.
     """
     schema = metadata.current_schema
     try:
@@ -148,9 +149,9 @@ def _replace_schema(rows: pa.RecordBatch, header: PackedHeader, metadata: TableM
 
 
 def convert_rows(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
-    """Return rows of another schema of the table with the columns that files of this schema have.
+    """Convert rows of any schema of the table to the columns that files of a schema have.
 
-    A row that deletes may lack required columns.
+    Required columns may be null, because rows that delete a key may have only the key columns.
 
     Raises:
         AmbiguousColumn: A value of a column does not fit its type in the schema.
@@ -166,20 +167,20 @@ def convert_rows(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
 
 
 def list_keys(rows: Sequence[PackedSlice], metadata: TableMetadata) -> frozenset[RowKey]:
-    """Return the keys by which rows replace others."""
+    """Return the sets of key columns by which the rows replace earlier rows."""
     return frozenset(_read_header(packed.payload).key for packed in rows)
 
 
 def group_by_key(rows: Sequence[UnpackedRows], current: RowKey) -> list[list[UnpackedRows]]:
-    """Return the rows in groups with the same key, in the order in which the table had these keys.
+    """Group rows by their key columns, in the order in which the table had these key columns.
 
-    Rows of one group stay in their order. An append may read the table's metadata before its key changes, and be
-    acknowledged after the change. Its rows are in the group before the change, because the append was running then.
+    The rows of a group stay in their order. An append may read the table's metadata before the key columns change, and
+    be acknowledged after the change. Its rows are in the group before the change, because the append began earlier.
 
     Args:
-        rows: The rows, those of each shard in the order of the log. Rows of a group that replace each other are in one
-            shard.
-        current: The current key of the table, which is later than others of the same time.
+        rows: The rows. Those of each shard are in the order of the log. Rows with the same key columns that replace
+            each other are in one shard.
+        current: The current key columns of the table, whose group follows other groups with the same time.
     """
     if len({each.key for each in rows}) <= 1:
         return [list(rows)] if rows else []
@@ -198,7 +199,7 @@ def group_by_key(rows: Sequence[UnpackedRows], current: RowKey) -> list[list[Unp
 
 
 def find_column(rows: pa.RecordBatch | pa.Table, column_id: int) -> pa.ChunkedArray | pa.Array | None:
-    """Return the column with a field id, or None if the rows lack it."""
+    """Return the column with a field id, or None if the rows do not have it."""
     text = str(column_id).encode()
     for place, field in enumerate(rows.schema):
         if (field.metadata or {}).get(FIELD_ID) == text:
@@ -219,13 +220,13 @@ def find_schema(metadata: TableMetadata, schema_id: int) -> Schema:
 
 
 def build_key(schema: Schema, names: Sequence[str]) -> RowKey:
-    """Return the key with these column names in a schema."""
+    """Return the `RowKey` of the columns with these names in a schema."""
     by_name = {field.name: field for field in schema.fields}
     return tuple((by_name[name].id, get_family(str(by_name[name].type))) for name in names)
 
 
 def _read_header(payload: bytes) -> PackedHeader:
-    """Return what a payload states, without reading its rows."""
+    """Return the metadata of a payload, without reading its rows."""
     length = int.from_bytes(payload[4:_PREFIX_BYTES], "little")
     return _read_schema_message(payload[: _PREFIX_BYTES + length])
 
@@ -244,7 +245,7 @@ def _parse_header(schema: pa.Schema) -> PackedHeader:
 
 
 def _name_key_type(kind: pa.DataType) -> str:
-    """Return the Iceberg type of a key column with this type in files."""
+    """Return the Iceberg type of a key column that has this Arrow type in files."""
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision}, {kind.scale})"
     if pa.types.is_fixed_size_binary(kind):

@@ -1,12 +1,12 @@
-"""Reads a table continuously: first rows of files, then rows of the log as they arrive, each row once.
+"""Reads a table continuously: first the rows of files, then the rows of the log as they arrive. Each row is read once.
 
     for batch in read_stream(client, "db.t", from_="earliest"):
         handle(batch.rows)
         save(batch.position)            # a later read_stream(…, from_=position) continues after these rows
 
-The server decides what comes next after a position: rows of the log, which it returns, or the files of a snapshot,
-which this module reads. Files are read in the order of their paths, so that a position within a snapshot is a path and
-a number of rows. The memory holds one answer of the server, or one batch of a file.
+The server decides what follows a position: rows of the log, which it returns, or the files of a snapshot, which this
+module reads. Files are read in the order of their paths, so a position within a snapshot is a path and a number of
+rows. Only one response of the server or one batch of a file is in memory.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 EARLIEST, LATEST = "earliest", "latest"
 CHANGE_TYPE = "_change_type"
 WAIT_S = 20.0
-"""The longest time of one request that waits for rows."""
+"""The maximum time in seconds for which one request waits for rows."""
 _LIMIT_BYTES = 4 << 20
 _PROGRESS = "~"
-"""Separates the position of the server from the progress within the files of a snapshot."""
+"""The separator between the server's position and the progress within the files of a snapshot."""
 
 
 class StreamBatch(NamedTuple):
@@ -49,7 +49,7 @@ class FileStep(NamedTuple):
 
     Attributes:
         snapshot_id: The snapshot.
-        start_id: The snapshot after which the files were added; None before the first. Only without `is_scan`.
+        start_id: The snapshot after which the files were added, or None for all files. It is not used with `is_scan`.
         is_scan: Whether all rows of the snapshot are read.
     """
 
@@ -59,13 +59,13 @@ class FileStep(NamedTuple):
 
 
 class StreamStep(NamedTuple):
-    """An answer of the server.
+    """A response of the server: the files or rows that follow a position.
 
     Attributes:
-        position: The position after it.
-        files: The files to read; None for rows of the log.
+        position: The position after these files or rows.
+        files: The files to read, or None if the response has rows of the log.
         rows: The rows of the log. Their schema has the field ids of the table.
-        is_end: Whether the reader has read everything.
+        is_end: Whether the position at which the read ends has been reached.
     """
 
     position: str
@@ -75,10 +75,10 @@ class StreamStep(NamedTuple):
 
 
 class StreamReads:
-    """Requests for the rows of one table after a position; picklable."""
+    """Requests the rows of one table after a position. Instances can be pickled."""
 
     def __init__(self, client: SeamarkClient, table: Name, *, changes: bool, skip_changes: bool) -> None:
-        """Keep the arguments of `read_stream`."""
+        """Create a reader with arguments of `read_stream`."""
         self.client, self.table, self.changes = client, table, changes
         self._query = {"changes": _show_flag(changes), "skip-changes": _show_flag(skip_changes)}
 
@@ -88,7 +88,7 @@ class StreamReads:
         return str(answer["position"])
 
     def begin(self, from_: str | int | datetime) -> str:
-        """Return the position at a place that `read_stream` accepts, without progress within files.
+        """Return the position at a start that `read_stream` accepts. It must not be within the files of a snapshot.
 
         Raises:
             InvalidRequest: The position is within the files of a snapshot.
@@ -101,17 +101,17 @@ class StreamReads:
     def step(
         self, after: str, *, until: str | None = None, wait_s: float = 0.0, limit_bytes: int = _LIMIT_BYTES
     ) -> StreamStep:
-        """Return the rows after a position.
+        """Return the files or rows after a position.
 
         Args:
             after: The position of the server, without progress within files.
-            until: The position at which the read ends.
-            wait_s: The maximum time for which the server waits for rows.
+            until: The position at which the read ends, or None.
+            wait_s: The maximum time in seconds for which the server waits for rows.
             limit_bytes: The maximum number of bytes of rows. With 0, only the position after the rows is returned.
 
         Raises:
             InvalidRequest: A snapshot after the position has removed rows.
-            NoSuchResource: Rows after the position are no longer kept.
+            NoSuchResource: Rows after the position are no longer in the log.
         """
         query = {**self._query, "after": after, "wait": f"{wait_s:.3f}", "limit-bytes": str(limit_bytes)}
         query |= {} if until is None else {"until": until}
@@ -143,18 +143,18 @@ def read_stream(
 
     Args:
         client: The client.
-        table: A table. It may be a stream table or any other; rows of streams are read before their flush.
+        table: Any table. Rows of a stream table are read before their flush.
         from_: The start: "earliest" (the present rows first), "latest" (only later rows), the id of a snapshot
             (the rows after it), a time (the rows that the server received at or after it), or the position of a batch.
-        columns: The columns to read; None for all.
-        changes: Whether the batches have the column `_change_type`, with `insert`, `update` or `delete`. Without it, a
+        columns: The columns to read, or None for all.
+        changes: Whether the batches have the column `_change_type`, with `insert`, `update` or `delete`. If False, a
             stream with updates or deletes is refused.
-        skip_changes: Whether to pass snapshots that have removed or replaced rows. By default they are an error.
+        skip_changes: Whether to skip snapshots that have removed or replaced rows. If False, they cause an error.
         follow: Whether to wait for new rows. If False, the read ends after the present rows.
 
     Raises:
-        InvalidRequest: A snapshot has removed rows, or `from_` is not a place in the table's history.
-        NoSuchResource: The table does not exist, or rows after the position are no longer kept.
+        InvalidRequest: A snapshot has removed rows, or `from_` is not in the table's history.
+        NoSuchResource: The table does not exist, or rows after the position are no longer in the log.
     """
     reads = StreamReads(client, table, changes=changes, skip_changes=skip_changes)
     for batch in iterate(reads, from_, columns=columns, wait_s=WAIT_S if follow else 0.0):
@@ -167,15 +167,15 @@ def read_stream(
 def iterate(
     reads: StreamReads, from_: str | int | datetime, *, columns: Sequence[str] | None, wait_s: float
 ) -> Iterator[StreamBatch | None]:
-    """Yield batches without end, and None whenever there are no more rows at present.
+    """Yield batches without end. Yield None each time when there are no more rows at present.
 
     After the first None, each request waits for rows.
 
     Args:
-        reads: The table.
+        reads: The requests for the rows of a table.
         from_: The start, as for `read_stream`.
-        columns: The columns to read; None for all.
-        wait_s: The maximum time to wait for rows before each further None.
+        columns: The columns to read, or None for all.
+        wait_s: The maximum time in seconds to wait for rows before each further None.
     """
     position, progress = _begin(reads, from_)
     shape = _Shape(reads, columns)
@@ -192,7 +192,7 @@ def iterate(
                 yield StreamBatch(last[0], step.position)
         elif progress is not None:
             raise InvalidRequest(
-                "The position is within files that are not read now; begin at earliest, latest or a time"
+                "The position is within files that are not the next files to read; begin at earliest, latest or a time"
             )
         elif step.rows.num_rows:
             yield StreamBatch(shape.project(step.rows), step.position)
@@ -203,7 +203,7 @@ def iterate(
 
 
 class _Progress(NamedTuple):
-    """The progress in the files of a snapshot: all files before `path` were read, and `rows` rows of `path`."""
+    """The progress in the files of a snapshot: the files before `path` and `rows` rows of `path` have been read."""
 
     snapshot_id: int
     path: str
@@ -214,7 +214,7 @@ class _Progress(NamedTuple):
 
 
 def _begin(reads: StreamReads, from_: str | int | datetime) -> tuple[str, _Progress | None]:
-    """Return the position of the server, and the progress within the files that follow it."""
+    """Return the server's position, and the progress within the files that follow this position."""
     if isinstance(from_, datetime):
         return reads.locate(f"time:{int(from_.timestamp() * 1000)}"), None
     if isinstance(from_, int) or from_.isdecimal():
@@ -228,11 +228,11 @@ def _begin(reads: StreamReads, from_: str | int | datetime) -> tuple[str, _Progr
         snapshot, path, rows = progress
         return position, _Progress(int(snapshot), unquote(path), int(rows))
     except ValueError:
-        raise InvalidRequest(f"The position {from_[:100]!r} was not returned by read_stream") from None
+        raise InvalidRequest(f"{from_[:100]!r} is not a position that read_stream has returned") from None
 
 
 class _Shape:
-    """The columns of the batches, and the schema in which the rows are read. The schema follows the table."""
+    """Reads rows with the columns of the batches. The schema is updated when the table's schema changes."""
 
     def __init__(self, reads: StreamReads, columns: Sequence[str] | None) -> None:
         self._reads = reads
@@ -240,7 +240,7 @@ class _Shape:
         self._changes = reads.changes
 
     def read_files(self, step: FileStep, progress: _Progress | None) -> Iterator[tuple[pa.RecordBatch, _Progress]]:
-        """Yield the rows of files, and the progress after them."""
+        """Yield batches of the rows of files, each with the progress after it."""
         if progress is not None and progress.snapshot_id != step.snapshot_id:
             raise InvalidRequest(
                 f"The position is within snapshot {progress.snapshot_id}, and snapshot {step.snapshot_id} follows it: "
@@ -258,7 +258,7 @@ class _Shape:
                 yield self._add_kind(batch), _Progress(step.snapshot_id, task.path, read_rows)
 
     def project(self, rows: pa.Table) -> pa.RecordBatch:
-        """Return rows of the log with the columns of the read."""
+        """Return rows of the log with the columns of the batches."""
         if self._columns is not None:
             names = [*self._columns, *((CHANGE_TYPE,) if self._changes else ())]
             unknown = [name for name in names if name not in rows.schema.names]
@@ -276,7 +276,7 @@ class _Shape:
 
 
 def plan_step(reads: StreamReads, step: FileStep) -> tuple[OpenTable, list[ScanTask]]:
-    """Return the table at the snapshot of a step with its current schema, and the files, ordered by path."""
+    """Return the table at the snapshot of a step, with the current schema, and the step's files ordered by path."""
     opened = open_table(reads.client, reads.table, CURRENT)
     table = replace(opened, snapshot_id=step.snapshot_id)
     if step.is_scan:

@@ -1,6 +1,6 @@
-"""Encodes the files of the rows of a stream for the server. They are encoded in memory, because the server stores them.
+"""Encodes the files with the rows of a stream in memory, for the server, which stores them.
 
-The server names this module in its extensions, and uses the functions as its port `RowFiles`
+The server loads this module by its name, and uses its functions as the port `RowFiles`
 (`metaserver/streams/row_files.py`).
 """
 
@@ -58,7 +58,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY, canonicalize_tran
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 
 _ARROW_SCHEMAS_MAX = 64
-"""The maximum number of Arrow schemas in memory. One of a thousand columns takes about a megabyte with its schema."""
+"""The maximum number of cached Arrow schemas. With its schema, one of a thousand columns takes about a megabyte."""
 
 
 class EncodedRows(NamedTuple):
@@ -71,16 +71,16 @@ class EncodedRows(NamedTuple):
 
 
 def conform_rows(rows: pa.RecordBatch, metadata: TableMetadata, kinds: bytes, key: Sequence[str]) -> pa.RecordBatch:
-    """Return the rows with the columns of the table's current schema.
+    """Return the rows converted to the columns of the table's current schema.
 
     Args:
         rows: The rows.
         metadata: The table's metadata.
-        kinds: The kind of each row; empty if all are inserts. A row that deletes needs its key columns only.
-        key: The names of the key columns; empty for a table without a key.
+        kinds: The kind of each row. Empty if all rows are inserts. A row that deletes needs only its key columns.
+        key: The names of the key columns. Empty for a table without a key.
 
     Raises:
-        BadRequest: If rows do not fit the schema or have no key.
+        BadRequest: Rows do not fit the schema, or a key column is null.
     """
     for name in key:
         present = rows.schema.get_field_index(name) >= 0
@@ -97,7 +97,7 @@ def conform_rows(rows: pa.RecordBatch, metadata: TableMetadata, kinds: bytes, ke
 
 
 def _conform_with_deletes(rows: pa.RecordBatch, schema: Schema, kinds: bytes, key: Sequence[str]) -> pa.RecordBatch:
-    """Conform rows of which those that delete may lack required columns.
+    """Convert rows to a schema. Rows that delete a key may have null in required columns.
 
     Raises:
         Unwritable: Rows do not fit the schema.
@@ -121,7 +121,7 @@ def _conform_with_deletes(rows: pa.RecordBatch, schema: Schema, kinds: bytes, ke
 
 
 class _SameSchema:
-    """A schema as a key of a cache. Two keys are equal if they have the same object, so that no field is compared."""
+    """The key of a schema in a cache. Keys are equal if they have the same schema object, so no fields are compared."""
 
     def __init__(self, schema: Schema) -> None:
         self.schema = schema
@@ -134,7 +134,7 @@ class _SameSchema:
 
 
 def _build_cached_arrow_schema(schema: Schema) -> pa.Schema:
-    """Return `build_arrow_schema(schema)`, which the requests of a table share."""
+    """Return the cached result of `build_arrow_schema(schema)`."""
     return _cache_arrow_schema(_SameSchema(schema))
 
 
@@ -144,7 +144,7 @@ def _cache_arrow_schema(key: _SameSchema) -> pa.Schema:
 
 
 def shard_rows(rows: pa.RecordBatch, metadata: TableMetadata, key: Sequence[str], shards: int) -> list[int]:
-    """Return the shard of each row of `conform_rows`: rows with the same key are in one shard."""
+    """Return the shard of each row from `conform_rows`. Rows with the same key are in the same shard."""
     fields = check_key(metadata, key)
     hashes = hash_keys(fields, read_key_columns(fields, rows, metadata.current_schema))
     numbers: list[int] = (hashes.high % np.uint64(shards)).tolist()
@@ -155,7 +155,7 @@ def decode_rows(rows: Sequence[PackedSlice], metadata: TableMetadata) -> list[pa
     """Return a batch for each slice, with the columns of the table's current schema and their field ids.
 
     Raises:
-        BadRequest: If a column cannot be read as the type that it has now.
+        BadRequest: The values of a column cannot be converted to its current type.
     """
     fields = metadata.current_schema.fields
     arrow = pa.schema(
@@ -178,17 +178,17 @@ def decode_rows(rows: Sequence[PackedSlice], metadata: TableMetadata) -> list[pa
 
 
 def encode_rows(rows: Sequence[PackedSlice], metadata: TableMetadata, folder: str | None) -> list[EncodedRows]:
-    """Return packed rows as Parquet files, one for each schema and partition.
+    """Return packed rows as Parquet files. There is one file for each schema and partition.
 
-    Rows that were packed for an earlier schema are written with that schema: readers know what its columns are now.
+    Rows that were packed for an earlier schema are written with that schema, because readers convert its columns.
 
     Args:
         rows: The rows, in order.
         metadata: The table's metadata.
-        folder: The folder of the files; None for those of data files.
+        folder: The folder of the files, or None for the table's data folders.
 
     Raises:
-        BadRequest: If the table has a property that writers do not support.
+        BadRequest: The table has a property that writers do not support.
     """
     by_schema: dict[int, list[pa.RecordBatch]] = {}
     for packed in rows:
@@ -202,21 +202,22 @@ def encode_keyed_rows(
 ) -> tuple[list[EncodedRows], KeyedRows]:
     """Return the rows that no later row replaces as Parquet files, and the keys of all rows.
 
-    Each row replaces others by the key that its payload states, which may be an earlier key of the table.
+    Each row replaces earlier rows by the key columns in its payload, which may be earlier key columns of the table.
 
     Args:
-        rows: The rows, those of each shard in the order of the log.
+        rows: The rows. Those of each shard are in the order of the log.
         metadata: The table's metadata.
-        folder: The folder of fresh files, whose rows have one key (`list_keys`); None for the folders of data files.
-        key: The names of the current key columns; empty for a table without a valid key.
+        folder: The folder of fresh files, whose rows must have the same key columns (`list_keys`), or None for the
+            table's data folders.
+        key: The names of the current key columns. Empty for a table without a valid key.
 
     Raises:
-        BadRequest: If the table has a property that writers do not support.
+        BadRequest: The table has a property that writers do not support.
     """
     unpacked = [unpack_rows(packed, metadata) for packed in rows]
     groups = group_by_key(unpacked, build_key(metadata.current_schema, key))
     if folder is not None and len(groups) > 1:
-        raise ValueError("the rows of a fresh file have several keys")
+        raise ValueError("the rows of a fresh file have different key columns; divide them by list_keys")
     try:
         latest = select_rows(groups, metadata)
     except Unwritable as error:
@@ -231,7 +232,7 @@ def encode_keyed_rows(
     files, file_keys = [], []
     for file, table in _encode(by_schema, metadata, folder):
         files.append(file)
-        if folder is not None:  # Later parts delete rows of fresh files.
+        if folder is not None:  # Later parts may delete rows of fresh files, so the hashes of their keys are needed.
             schema = find_schema(metadata, int(table.schema.metadata[SCHEMA_ID]))
             columns = read_key_columns(latest.fields, table, schema)
             content = msgspec.json.decode(file.content_file)
@@ -245,8 +246,8 @@ def encode_row_deletes(
     """Return the deletes of the rows that keyed rows replace (`encode_deletes`).
 
     Raises:
-        BadRequest: If the table does not support deletes.
-        Corrupt: If a file of the table cannot be read.
+        BadRequest: The table does not support deletes.
+        Corrupt: A file of the table cannot be read.
     """
     try:
         return encode_deletes(parts, metadata, stored, folder)
@@ -259,7 +260,7 @@ def encode_row_deletes(
 def _encode(
     by_schema: Mapping[int, Sequence[pa.RecordBatch]], metadata: TableMetadata, folder: str | None
 ) -> Iterator[tuple[EncodedRows, pa.Table]]:
-    """Yield the files of rows by their schema, each with its rows in the order of the file.
+    """Yield the files of rows that are grouped by the id of their schema, each with its rows in the file's order.
 
     Raises:
         BadRequest: The rows cannot be written.
@@ -280,6 +281,7 @@ def _encode(
 def _encode_batch(
     batch: pa.RecordBatch, target: WriteTarget, folder: str | None
 ) -> Iterator[tuple[EncodedRows, pa.Table]]:
+    """Yield a file for each partition of the rows, with its rows in the file's order."""
     storage = target.storage
     assert isinstance(storage, MemoryStorage)
     for partition, chosen in target.partitioner.split(batch):
@@ -295,9 +297,9 @@ def _encode_batch(
 
 
 def _find_target(metadata: TableMetadata, schema: Schema) -> WriteTarget:
-    """Return the target for files with a schema of the table, and the newest partition spec whose columns it has.
+    """Return the target for files with a schema, and with the newest partition spec whose columns the schema has.
 
-    If the table has no such spec, this is the target for files with the current schema.
+    If there is no such spec, return the target for files with the current schema.
     """
     target = replace(create_target(metadata, MemoryStorage()), indexes=())
     if schema.id == metadata.current_schema_id:
@@ -315,7 +317,8 @@ def _find_target(metadata: TableMetadata, schema: Schema) -> WriteTarget:
 def _can_partition(spec: PartitionSpec, schema: Schema, current: Schema) -> bool:
     """Return whether files of a schema can have a partition spec.
 
-    Values of an identity partition have the current type of their column, so a promoted column needs converted rows.
+    Values of an identity partition must have the current type of their column, so rows with an earlier type must be
+    converted.
     """
     before, after = schema.index.by_id, current.index.by_id
     for field in spec.fields:
@@ -328,7 +331,7 @@ def _can_partition(spec: PartitionSpec, schema: Schema, current: Schema) -> bool
             return False
     try:
         Partitioner(spec, schema)
-    except Unwritable:  # The transform is for the type to which the column was promoted.
+    except Unwritable:  # The transform requires the type to which the column was promoted.
         return False
     return True
 
@@ -342,7 +345,7 @@ def _can_sort(target: WriteTarget) -> bool:
 
 
 def _convert_batch(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
-    """Return rows of an earlier schema with the current one.
+    """Convert rows of an earlier schema to a schema.
 
     Raises:
         AmbiguousColumn: A value of a column does not fit its type in the schema.
@@ -351,5 +354,5 @@ def _convert_batch(rows: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
     converted = convert_rows(rows, schema)
     for field, column in zip(converted.schema, converted.columns, strict=True):
         if not field.nullable and column.null_count:
-            raise Unwritable(f"column {field.name} is required, but rows that were appended before lack it")
+            raise Unwritable(f"column {field.name} is required, but rows that were appended earlier do not have it")
     return converted

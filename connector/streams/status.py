@@ -1,4 +1,4 @@
-"""Requests for the state of stream tables, for flushes, and for pauses."""
+"""Sends requests about stream tables: their state, flushes, and pauses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TABLES_PER_PAGE = "1000"
 def list_streams(client: SeamarkClient) -> Iterator[dict[str, Any]]:
     """Yield the stream tables that the caller may read, with the state of their streams.
 
-    docs/reference/openapi.json defines the form of a table (listStreams).
+    docs/reference/openapi.json defines the form of the items (listStreams).
 
     Raises:
         Unavailable: Another server has the log.
@@ -30,19 +30,19 @@ def list_streams(client: SeamarkClient) -> Iterator[dict[str, Any]]:
 
 
 def load_stream(client: SeamarkClient, table: Name) -> dict[str, Any]:
-    """Return the state of the stream of a table: its shards, and what waits for a flush.
+    """Return the state of a table's stream: its shards, and the rows that wait for a flush.
 
-    docs/reference/openapi.json defines the form of the answer (loadStream).
+    docs/reference/openapi.json defines the form of the result (loadStream).
 
     Raises:
         NoSuchResource: The table does not exist.
-        InvalidRequest: No row was ever appended to the table.
+        InvalidRequest: No row has ever been appended to the table.
     """
     return client._request_json("GET", f"{make_table_path(table)}/stream")
 
 
 def load_stream_topic(client: SeamarkClient, table: Name) -> str:
-    """Return the name of the topic to which Kafka producers write rows of a stream table themselves.
+    """Return the name of the topic to which Kafka producers can write rows of a stream table directly.
 
     Raises:
         NoSuchResource: The table does not exist.
@@ -52,17 +52,17 @@ def load_stream_topic(client: SeamarkClient, table: Name) -> str:
 
 
 def flush_stream(client: SeamarkClient, table: Name) -> int:
-    """Add the waiting rows of a stream table to its files; return their number.
+    """Flush the waiting rows of a stream table to its files, and return their number.
 
     Raises:
         NoSuchResource: The table does not exist.
-        Refused: The flush conflicts with another commit; the status is 409.
+        Refused: The flush conflicts with a concurrent commit. The status is 409.
     """
     return CommitClient(client).flush(table)
 
 
 def pause_stream(client: SeamarkClient, table: Name, reason: str = "") -> str:
-    """Refuse rows of a stream table until it is resumed; return the reason that refused writers read.
+    """Pause a stream table, so that its writers are refused, and return the reason that the writers receive.
 
     Raises:
         NoSuchResource: The table does not exist.
@@ -73,7 +73,7 @@ def pause_stream(client: SeamarkClient, table: Name, reason: str = "") -> str:
 
 
 def resume_stream(client: SeamarkClient, table: Name) -> None:
-    """Accept rows of a paused stream table again.
+    """Resume a paused stream table, so that it accepts rows again.
 
     Raises:
         NoSuchResource: The table does not exist.
@@ -83,7 +83,7 @@ def resume_stream(client: SeamarkClient, table: Name) -> None:
 
 
 def drain_stream(client: SeamarkClient, table: Name, reason: str = "") -> int:
-    """Pause a stream table, and add its waiting rows to its files; return their number.
+    """Pause a stream table, flush its waiting rows to its files, and return their number.
 
     Raises:
         NoSuchResource: The table does not exist.

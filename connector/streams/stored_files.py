@@ -1,7 +1,7 @@
-"""The table's files, as the server gives them to the code that locates the rows of a keyed stream table.
+"""Gives the code that locates rows of a keyed stream table access to the table's files inside the server.
 
-The server plans and looks up in its own process, and reads files by its own object store. So no request, no token and
-no key of a storage is needed.
+The server plans scans and looks up keys in its own process, and reads files with its own object store. Therefore no
+request, no token and no key of a storage is needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from seamark.formats.runtime.errors import BadRequest, SeamarkError, TooLarge
 
 
 class StoredRowsPort(Protocol):
-    """The part of the server that finds stored rows (`metaserver/streams/stored_rows.py`). Safe for any thread."""
+    """The part of the server that finds stored rows (`metaserver/streams/stored_rows.py`). It is thread-safe."""
 
     def plan(self, body: Mapping[str, Any], files_max: int | None = None) -> bytes: ...
     def lookup(self, keys: pa.Table, index: str) -> KeyAnswer: ...
@@ -32,14 +32,14 @@ class StoredRowsPort(Protocol):
 
 
 class ServerFiles:
-    """Plans and looks up rows of one snapshot as a `SeamarkClient` does, by calls of the server.
+    """Plans scans and looks up keys of one snapshot like a `SeamarkClient`, but by calls inside the server.
 
     Args:
         stored: The port of the server.
-        files_max: The maximum number of data files of a plan; None for no limit.
+        files_max: The maximum number of data files of a plan, or None for no limit.
 
     Attributes:
-        sizes_bytes: The sizes of the files of the plans.
+        sizes_bytes: The sizes of the files in the plans, by location.
     """
 
     def __init__(self, stored: StoredRowsPort, files_max: int | None = None) -> None:
@@ -53,22 +53,22 @@ class ServerFiles:
         yield page
 
     def add_sizes(self, files: Iterable[Mapping[str, Any]]) -> None:
-        """Remember the sizes of files of a plan, which is not repeated for rows that were located before."""
+        """Record the sizes of files of an earlier plan, because the plan of located rows is not repeated."""
         self.sizes_bytes |= {file["file-path"]: int(file["file-size-in-bytes"]) for file in files}
 
     def lookup(self, table: Name, keys: pa.Table, *, index: str, at: At) -> KeyAnswer:
         try:
             return self._stored.lookup(keys, index)
-        except (BadRequest, TooLarge) as error:  # The caller then reads the files of the plan.
+        except (BadRequest, TooLarge) as error:  # After Refused, the caller reads the files of the plan instead.
             raise Refused(error.message) from None
 
 
 @dataclass(frozen=True)
 class ServedStorage(Storage):
-    """Reads the files of plans by the server's object store.
+    """A storage that reads the files of plans with the server's object store.
 
     Attributes:
-        sizes_bytes: The sizes of the files.
+        sizes_bytes: The sizes of the files, by location.
     """
 
     stored: StoredRowsPort | None = None
@@ -92,7 +92,7 @@ class ServedStorage(Storage):
 
 @contextmanager
 def _raise_os_errors(location: str) -> Iterator[None]:
-    """Raise errors of the object store as file systems do."""
+    """Convert errors of the object store to the OSErrors that file systems raise."""
     try:
         yield
     except SeamarkError as error:
@@ -100,7 +100,7 @@ def _raise_os_errors(location: str) -> Iterator[None]:
 
 
 class _ObjectFile(io.RawIOBase):
-    """An immutable object as a file that can be read at any position."""
+    """A file that reads an immutable object at any position."""
 
     def __init__(self, stored: StoredRowsPort, location: str, size_bytes: int) -> None:
         super().__init__()
@@ -136,10 +136,10 @@ class _ObjectFile(io.RawIOBase):
 
 @dataclass(frozen=True)
 class MemoryStorage(Storage):
-    """Storage that keeps written files in memory.
+    """A storage that stores written files in memory.
 
     Attributes:
-        written: The files, by location.
+        written: The written files, by location.
     """
 
     written: dict[str, pa.BufferOutputStream] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class MemoryStorage(Storage):
         return sum(stream.write(part) for part in parts)
 
     def delete(self, location: str) -> None:
-        """Remove the file from memory: it was never stored."""
+        """Remove a written file from memory."""
         self.written.pop(location, None)
 
     def read_data(self, location: str) -> bytes:

@@ -1,12 +1,12 @@
-"""Sends rows to a stream table: a thread collects them into requests, and repeats a request until it is acknowledged.
+"""Sends rows to a stream table. A thread collects rows into requests, and repeats a request until it is acknowledged.
 
     with stream_writer(client, "db.t") as writer:
         writer.write({"id": 1, "name": "a"})
         writer.write(arrow_table)
-        writer.flush()                            every row so far is durable, and readers see it
+        writer.flush()                            all rows so far are durable and visible
 
-Requests have a producer and a sequence number, so that a repeat after a lost answer adds no row twice. Rows keep their
-order. A writer sends one request at a time. The next request contains the rows that are written in the meantime.
+Requests have a producer and a sequence number, so a repeat after a lost response adds no row twice. Rows keep their
+order. A writer sends one request at a time. The next request contains the rows that were written during this time.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from seamark.connector.client.names import Name, make_table_path
 
 ARROW, LINES = "application/vnd.apache.arrow.stream", "application/x-ndjson"
 _ROW_BYTES = 64
-"""Memory of a row in addition to its JSON."""
+"""The approximate memory of a row in addition to its JSON."""
 
 
 class _Part(NamedTuple):
-    """Rows of one call of `write`."""
+    """Rows of one call of `write`, in the form of a request."""
 
     content_type: str
     body: Any
-    """JSON lines as bytes, or record batches."""
+    """JSON lines as bytes, or a record batch."""
     rows: int
     size_bytes: int
 
 
 class StreamClosed(Exception):
-    """The writer was closed, or an earlier request failed; the cause is that failure."""
+    """Raised if the writer was closed, or if an earlier request failed. The cause of the exception is the failure."""
 
 
 class StreamTableWriter:
-    """Use `stream_writer`. Any number of threads may write."""
+    """Writes rows to a stream table. `stream_writer` creates it. Any number of threads may write."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class StreamTableWriter:
         buffer_bytes: int,
         timeout_s: float,
     ) -> None:
-        """Start the thread. The arguments are the same as in `stream_writer`."""
+        """Start the thread that sends requests. The arguments have the same meaning as in `stream_writer`."""
         self._client = client
         self._table = table
         self._producer = producer
@@ -76,7 +76,7 @@ class StreamTableWriter:
         self._token_uuid, self._token_ends = "", dict[str, int]()
         """The UUID of the table, and the offset after the last acknowledged row by shard."""
         self.rows = 0
-        """Rows that the server has acknowledged."""
+        """The number of rows that the server has acknowledged."""
         self._thread = threading.Thread(target=self._run, name="seamark-stream-writer", daemon=True)
         self._thread.start()
 
@@ -92,13 +92,13 @@ class StreamTableWriter:
             self._stop()
 
     def write(self, rows: Mapping[str, Any] | Sequence[Mapping[str, Any]] | pa.Table | pa.RecordBatch) -> None:
-        """Add rows, which are sent in the background. Waits while `buffer_bytes` are unsent.
+        """Add rows, which a thread sends in the background. Wait while `buffer_bytes` bytes are not yet sent.
 
         Args:
-            rows: A row or rows as dicts whose values JSON can represent, an Arrow table or a record batch.
+            rows: One or more dicts whose values JSON can represent, an Arrow table or a record batch.
 
         Raises:
-            StreamClosed: If the writer was closed, or an earlier request failed.
+            StreamClosed: The writer was closed, or an earlier request failed.
         """
         parts = _split_parts(rows, self._request_rows)
         with self._change_one:
@@ -114,7 +114,7 @@ class StreamTableWriter:
         """Wait until all rows are durable.
 
         Raises:
-            StreamClosed: If a request failed.
+            StreamClosed: A request failed.
         """
         with self._change_one:
             self._change_one.wait_for(lambda: not self._unsent_rows or self._error is not None)
@@ -122,13 +122,13 @@ class StreamTableWriter:
                 raise StreamClosed(f"Rows were not acknowledged: {self._error}") from self._error
 
     def token(self) -> str:
-        """Wait until all rows are durable, and return a token of them, for example for `seamark.scan(…, after=token)`.
+        """Wait until all rows are durable, and return a token for them, for example for `seamark.scan(…, after=token)`.
 
-        A read with the token includes all rows that this writer has sent, even if another server answers it. The token
-        is empty if the writer has no rows.
+        A read with the token includes all rows that this writer has sent, even if a different server answers the read.
+        The token is empty if the writer has sent no rows.
 
         Raises:
-            StreamClosed: If a request failed.
+            StreamClosed: A request failed.
         """
         self.flush()
         with self._change_one:
@@ -136,10 +136,10 @@ class StreamTableWriter:
             return f"{self._token_uuid}/{ends}" if ends else ""
 
     def close(self) -> None:
-        """Flush, and end the thread.
+        """Wait until all rows are durable, and end the thread.
 
         Raises:
-            StreamClosed: If a request failed.
+            StreamClosed: A request failed.
         """
         try:
             self.flush()
@@ -163,6 +163,7 @@ class StreamTableWriter:
             raise StreamClosed("The writer is closed")
 
     def _run(self) -> None:
+        """Send the waiting rows until the writer is closed or a request fails."""
         while True:
             with self._change_one:
                 self._change_one.wait_for(lambda: self._waiting or self._is_done)
@@ -184,7 +185,7 @@ class StreamTableWriter:
                 self._change_one.notify_all()
 
     def _take(self) -> list[_Part]:
-        """Return the parts of the next request: at least one, of the same form."""
+        """Return at least one part for the next request. All parts have the same form."""
         parts = [self._waiting.popleft()]
         rows, size_bytes = parts[0].rows, parts[0].size_bytes
         while self._waiting:
@@ -197,19 +198,19 @@ class StreamTableWriter:
         return parts
 
     def _send(self, content_type: str, body: bytes) -> None:
-        """Send one request until it is acknowledged or refused, or `timeout_s` has passed."""
+        """Send one request, and repeat it until it is acknowledged or refused, or until `timeout_s` has passed."""
         producer = self._producer, self._sequence
         answer = send_rows(self._client, self._table, body, content_type, producer, timeout_s=self._timeout_s)
         self._sequence += 1
         self._add_token(answer["token"])
 
     def _add_token(self, token: str) -> None:
-        """Add the token of acknowledged rows to the token of the writer."""
+        """Merge the token of acknowledged rows into the token of the writer."""
         if not token:
             return
         table_uuid, _, ends = token.partition("/")
         with self._change_one:
-            if table_uuid != self._token_uuid:  # The name refers to another table now.
+            if table_uuid != self._token_uuid:  # A new table has replaced the table with this name.
                 self._token_uuid, self._token_ends = table_uuid, {}
             for pair in ends.split(","):
                 shard, _, end = pair.partition(":")
@@ -225,9 +226,9 @@ def send_rows(
     *,
     timeout_s: float,
 ) -> dict[str, Any]:
-    """Append rows to a stream table; return the answer of the server (appendRows).
+    """Append rows to a stream table, and return the server's response (appendRows).
 
-    The request is repeated until it is acknowledged or refused. The number of the producer makes a repeat harmless.
+    The request is repeated until it is acknowledged or refused. The server stores each number of the producer once.
 
     Args:
         client: The client.
@@ -235,11 +236,11 @@ def send_rows(
         body: The rows.
         content_type: The media type of the rows.
         producer: The name of the producer, and the number of the request.
-        timeout_s: The time for which the request is repeated while the server is busy or unavailable.
+        timeout_s: The time in seconds for which the request is repeated while the server is busy or unavailable.
 
     Raises:
         Refused: The server refuses the rows.
-        ClientError: The server did not acknowledge the rows in time. They may be stored or not.
+        ClientError: The server did not acknowledge the rows in time. They may or may not be stored.
     """
     name, sequence = producer
     path, query = f"{make_table_path(table)}/rows", {"producer": name, "sequence": sequence}
@@ -269,16 +270,16 @@ def stream_writer(
     buffer_bytes: int = 64 << 20,
     timeout_s: float = 120.0,
 ) -> StreamTableWriter:
-    """Return a writer of a stream table, for a `with` block.
+    """Return a writer of a stream table. Use it in a `with` block.
 
     Args:
         client: The client.
         table: The table.
-        producer: A name that no other writer has used for this table. By default, it is a random name.
+        producer: A name that no other writer has ever used for this table. The default is a random name.
         request_rows: The maximum number of rows of a request.
         request_bytes: The maximum number of bytes of a request. A larger row is sent in a separate request.
-        buffer_bytes: The maximum memory of unsent rows. When it is used, `write` waits.
-        timeout_s: The time for which a request is repeated while the server is busy or unavailable.
+        buffer_bytes: The maximum memory of unsent rows. While it is full, `write` waits.
+        timeout_s: The time in seconds for which a request is repeated while the server is busy or unavailable.
     """
     return StreamTableWriter(
         client,
@@ -292,6 +293,7 @@ def stream_writer(
 
 
 def _split_parts(rows: Any, request_rows: int) -> list[_Part]:
+    """Return the rows in parts of at most `request_rows` rows."""
     if isinstance(rows, pa.RecordBatch):
         rows = pa.Table.from_batches([rows])
     if isinstance(rows, pa.Table):
@@ -321,5 +323,5 @@ def _join(parts: Sequence[_Part]) -> bytes:
 
 
 def _may_pass(error: ClientError) -> bool:
-    """Return whether a repeat can have another outcome: not after a bug of the server."""
+    """Return whether a repeat may succeed. After a bug of the server, it cannot succeed."""
     return not isinstance(error, ServerFailed) or error.status in (502, 503, 504) or "Unknown" in error.kind

@@ -1,1 +1,1 @@
-"""Lets an unmodified Trino use Seamark's plans: a proxy of Trino's client protocol replaces tables by their plans."""
+"""Lets an unmodified Trino use Seamark's plans: a proxy of Trino's client protocol puts plans into statements."""

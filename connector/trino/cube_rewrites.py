@@ -1,13 +1,13 @@
-"""Rewrites an aggregate query so that Trino reads groups of a cube, which the statement contains as VALUES.
+"""Rewrites an aggregate query so that Trino reads groups of a cube. The new statement contains the groups as VALUES.
 
 Users can read the text of their statements in Trino, including the groups in the text. Therefore the proxy first runs a
-query without rows, by which Trino checks the rights on the table and on each used column (`rights_check`). Users who
-may see the statements of other users see their groups, too, so an operator has to switch cubes on.
+query without rows, for which Trino checks the rights on the table and on each used column (`rights_check`). Users who
+may see the statements of other users also see the groups in them, so cubes are off unless an operator enables them.
 
-The base table stays in the statement: the files that the cube does not cover are read at a plan snapshot of it, and if
-there are none, a branch that returns no row names it. So Trino checks the rights on the table and on each used column.
-Its row filters and column masks cannot apply to groups: if one of them concerns the table, the original statement runs
-(`protocol/access_rules.py`).
+The table with the cube stays in the statement: its files that the cube does not cover are read at a plan snapshot. If
+the cube covers all files, the statement contains a query of the table without rows. Therefore Trino checks the rights
+on the table and on each used column. Trino's row filters and column masks cannot be applied to groups. If one of them
+affects the table, the original statement runs (`protocol/access_rules.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CubeRewrite:
     Attributes:
         text: The text of the statement.
         scan: The plan of the query.
-        columns: The tables of the statement, each with the columns that the statement reads, in lower case.
+        columns: The tables of the statement, each with the names in lower case of the columns that the statement reads.
         rights_check: A query without rows, for which Trino checks the same rights as for the original statement.
     """
 
@@ -57,7 +57,7 @@ class CubeRewrite:
 def translate_scans(
     text: StatementText, scans: Sequence[PlannedScan], tables: Sequence[KnownTable], *, floats: bool
 ) -> tuple[int, CubeStatement]:
-    """Translate a statement over a cube of its only table, or a star join over a cube of one of its tables.
+    """Translate a statement to a query over a cube. The cube is of the only table, or of a table of a star join.
 
     Args:
         text: The statement.
@@ -66,10 +66,10 @@ def translate_scans(
         floats: See `translate_statement`.
 
     Returns:
-        The number of the scan whose table has the cube, and the translation.
+        The index in `scans` of the scan whose table has the cube, and the translation.
 
     Raises:
-        NotFromCube: The statement does not follow from a cube.
+        NotFromCube: The statement cannot be computed from a cube.
     """
     if len(scans) > 1:
         star_scans = [_to_star_scan(text, *each) for each in zip(scans, tables, strict=True)]
@@ -91,20 +91,20 @@ def _to_star_scan(text: StatementText, planned: PlannedScan, table: KnownTable) 
 
 
 def _parse(text: StatementText) -> ParsedQuery:
-    """Return a statement that is only a query.
+    """Parse a statement that is only a query.
 
     Raises:
-        NotFromCube: It is another statement.
+        NotFromCube: The statement is not only a query, or is not fully supported.
     """
     if text.prepared is not None or text.parameters:
         raise NotFromCube("the statement is a prepared statement")
     try:
         query = parse_query(text.text)
     except UnsupportedStatement:
-        raise NotFromCube("the statement is not fully understood") from None
+        raise NotFromCube("the statement is not fully supported") from None
     first = query.text.tokens[0]
     if query.text.quoted or query.text.offsets[first.start] != len(text.text) - len(text.text.lstrip()):
-        raise NotFromCube("the statement is more than a query")
+        raise NotFromCube("the statement is not only a query")
     return query
 
 
@@ -122,7 +122,7 @@ async def rewrite_over_cube(
 
     Args:
         client: The client of the server.
-        reader: Runs the work on texts outside of the event loop.
+        reader: The reader that runs work on long texts outside of the event loop.
         text: The statement.
         planned: The scan of the table with the cube.
         statement: The translation of the statement.
@@ -174,7 +174,7 @@ async def rewrite_over_cube(
 
 
 def _write_rights_check(text: StatementText, columns: Sequence[tuple[PlannedScan, frozenset[str]]]) -> str:
-    """Return a query without rows that reads columns of tables."""
+    """Return a query without rows that reads these columns of these tables."""
     tables, listed = [], []
     for number, (planned, names) in enumerate(columns):
         tables.append(f"{text.text[planned.scan.start : planned.scan.end]} AS t{number}")
@@ -183,7 +183,7 @@ def _write_rights_check(text: StatementText, columns: Sequence[tuple[PlannedScan
 
 
 def _find_filter(name: str, text: StatementText, table: KnownTable, alias: str, condition: str) -> Expression | None:
-    """Return a filter that is true for each row that meets a condition, or None if the analysis finds none."""
+    """Return a filter that is true for each row that meets a condition, or None if the analysis finds no filter."""
     query = f"SELECT 1 FROM {name} AS {quote_name(alias)} WHERE {condition}"  # noqa: S608
     scans = find_scans(query, columns_of=lambda _: table.columns, utc=text.utc, today=text.today)
     return scans[0].filter if len(scans) == 1 else None

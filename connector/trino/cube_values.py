@@ -65,7 +65,7 @@ def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int
 
 def _make_length_error(statement: CubeStatement, characters_max: int) -> NotFromCube:
     return NotFromCube(
-        f"{statement.cube.name}: its groups have more than {characters_max:,} characters of SQL, the maximum of a "
+        f"{statement.cube.name}: its groups have more than {characters_max:,} characters of SQL, the maximum for a "
         "statement"
     )
 

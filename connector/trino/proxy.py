@@ -1,12 +1,12 @@
 """A proxy of Trino's client protocol in front of one or several coordinators.
 
 Invariant: a client receives the same results as without the proxy. Requests are forwarded unchanged (`forwarder.py`),
-except that the text of a statement may be replaced by a text with the same rows (`rewriter.py`). If the new text fails
-before it returns rows, the original text is sent (`held_statements.py`). The header `X-Seamark-Plan` in the response to
-a statement summarizes the changes.
+except that a statement may be replaced by a statement with the same rows (`rewriter.py`). If the new statement fails
+before it returns rows, the original statement is sent (`held_statements.py`). The header `X-Seamark-Plan` in the
+response to a statement summarizes the changes.
 
 Between requests, the proxy has no state except caches, counters and the leases to renew (`queued_statements.py`).
-Therefore it may be killed, and several proxies may run in parallel.
+Therefore it can be killed at any time, and several proxies can run in parallel.
 """
 
 from __future__ import annotations
@@ -73,22 +73,22 @@ from seamark.formats.protocol.wire import encode_json
 STATEMENTS = "/v1/statement"
 PLAN_HEADER = "X-Seamark-Plan"
 _PLANNED = "planned"
-"""The summary for a client until Trino has shown that the client may read the tables.
+"""The summary that a client receives if Trino has not yet shown that the client may read the tables.
 
-The number of matching files would reveal data. The full summary is in the log.
+The number of matching files would reveal data. The log has the full summary.
 """
 _REWRITTEN = "rewritten"
 _HIDDEN_OUTCOMES = frozenset((DENIED, FORBIDDEN, RULES_UNREAD))
-"""The outcomes that would reveal Trino's access rules."""
+"""The outcomes that clients do not receive, because they would reveal Trino's access rules."""
 _RULES_BYTES_MAX = 4 << 20
 _CANCEL_S = 10.0
 _QUEUE_S = 0.2
-"""The maximum time for which an unchanged query is followed while it is in Trino's queue.
+"""The maximum time in seconds for which an unchanged query in Trino's queue is polled.
 
 The last response may take a second longer.
 """
 _QUERY = re.compile(rb"\s*(?:select|with|values|table|\()", re.IGNORECASE)
-"""A pattern that matches queries. The responses to other statements may have headers for the client."""
+"""Matches queries. Other statements are not polled, because their responses may have headers for the client."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
 _Outcome = tuple[web.StreamResponse, str]
@@ -97,12 +97,12 @@ _Outcome = tuple[web.StreamResponse, str]
 
 @dataclass(frozen=True)
 class ProxySettings:
-    """The configuration of a proxy; see `seamark trino-proxy --help`.
+    """The configuration of a proxy. `seamark trino-proxy --help` describes the options.
 
     Attributes:
-        plans: The value that Trino's catalogs send in `X-Seamark-Plans`.
+        plans: The audience of the plans, which Trino's catalogs send in `X-Seamark-Plans`.
         rules: Whether Trino may have row filters and column masks.
-        plan_header: Whether clients receive counts.
+        plan_header: Whether `X-Seamark-Plan` contains the counts of files.
     """
 
     trino: tuple[str, ...]
@@ -125,16 +125,16 @@ class ProxySettings:
     header_timeout_s: float = 10.0
     idle_timeout_s: float = 300.0
     send_timeout_s: float = 300.0
-    """The time limit for sending a response.
+    """The time limit for sending a response, in seconds.
 
-    It is longer than the limit of other servers, because some Trino clients read a response only as fast as their user
+    It is longer than for the catalog's responses, because some Trino clients read a response only as fast as their user
     fetches rows.
     """
     body_bytes: int = 16 << 20
     body_timeout_s: float = 30.0
     upstream_tls: ssl.SSLContext | None = None
     authorities: str | None = None
-    """A PEM file with the certificate authorities for Seamark's certificate."""
+    """The path of a PEM file with the certificate authorities of Seamark's certificate, or None."""
 
     def check(self) -> None:
         """Check the addresses.
@@ -148,10 +148,10 @@ class ProxySettings:
 
 
 class Proxy:
-    """Handles all requests.
+    """Handles all requests. `open_proxy` creates it with its components.
 
     Attributes:
-        settings: The settings of the operator. `open_proxy` opens the other components.
+        settings: The configuration of the proxy.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Proxy:
         self.draining = False
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request, count it and log it."""
+        """Answer a request, count the request, and log it."""
         begun_s = time.monotonic()
         self.answering += 1
         try:
@@ -192,9 +192,9 @@ class Proxy:
             self.answering -= 1
         self._answered[response.status // 100].inc()
         if not response.prepared:
-            # Without this header, aiohttp would send its version and the version of Python.
+            # By default, aiohttp sends a header with its version and the version of Python.
             response.headers.setdefault("Server", "seamark")
-        if summary or self._logs_all:  # The client disconnected while the response was sent.
+        if summary or self._logs_all:  # The request is also logged if the client disconnected during the response.
             ended_s = time.monotonic() - begun_s
             asyncio.get_running_loop().call_soon(self._log_access, request, response, summary, ended_s)
         return response
@@ -221,7 +221,7 @@ class Proxy:
             response, summary = await self._route_to_coordinator(request, body)
         except RefusedBody as refusal:
             return _refuse(refusal), ""
-        # aiohttp's client reports only that sending failed. The reason is stored in the body.
+        # aiohttp's client reports only that sending the body failed. The reason is in `refusal` of the body.
         if body.refusal is not None and not response.prepared:
             return _refuse(body.refusal), summary
         return response, summary
@@ -243,7 +243,7 @@ class Proxy:
             candidates = [coordinator] if coordinator else self._coordinators.round_robin()
             return await self._handle_statement(request, content, candidates, target)
         if renewing := self._waiting.list_plans_to_renew(path):
-            # The leases are renewed before Trino can resolve the plans.
+            # The leases must be renewed before the request, because Trino may then resolve the plans.
             await self._rewriter.renew(renewing)
         if coordinator is None:
             coordinator = self._coordinators.from_referer(request.headers.get("Referer", ""))
@@ -254,7 +254,7 @@ class Proxy:
         return response, ""
 
     def count_unreadable(self) -> None:
-        """Count a request that was refused because it is not HTTP."""
+        """Count a request that was refused because it is not valid HTTP."""
         self._answered[4].inc()
 
     def _answer_own_path(self, request: web.BaseRequest, path: str) -> web.Response:
@@ -262,7 +262,7 @@ class Proxy:
             return web.Response(status=405, headers={"Allow": "GET, HEAD"})
         if path == f"{PROXY_PATH}/healthz":
             state = {"draining": self.draining, "open-breakers": self._rewriter.open_breakers}
-            # Only the number is returned, because this route needs no authentication, and the addresses are internal.
+            # Only the number of coordinators is returned, because this route needs no authentication.
             body = encode_json({**state, "coordinators": len(self._coordinators.all)})
             return web.Response(status=503 if self.draining else 200, body=body, content_type="application/json")
         if path == f"{PROXY_PATH}/metrics":
@@ -318,7 +318,7 @@ class Proxy:
     async def _handle_table_statement(
         self, request: web.BaseRequest, body: bytes, coordinator: Coordinator
     ) -> _Outcome | None:
-        """Start a statement that maintains a table, or return None for another statement."""
+        """Start a statement that maintains a table, and return its first response. Return None for other statements."""
         headers = self._make_follow_up_headers(request, coordinator)
         send = partial(self._request, coordinator, headers)
         trust, rules = self._settings.limits.trust_time_zone, self._settings.rules
@@ -392,6 +392,7 @@ class Proxy:
         rewriting: RewriteResult,
         begun_s: float,
     ) -> web.Response | Failure:
+        """Send a rewritten statement, and poll it until its plans can no longer make it fail."""
         assert rewriting.statement is not None
         follow_headers = self._make_follow_up_headers(request, coordinator)
         if rewriting.rights_check and (refusal := await self._find_refusal(coordinator, follow_headers, rewriting)):
@@ -430,7 +431,7 @@ class Proxy:
     async def _find_refusal(
         self, coordinator: Coordinator, headers: CIMultiDict[str], rewriting: RewriteResult
     ) -> Failure | None:
-        """Return why Trino does not let the sender read the groups that a statement contains, or None if it does.
+        """Check in Trino that the sender may read the groups in a statement. Return the failure, or None.
 
         Raises:
             aiohttp.ClientError: The connection breaks.
@@ -455,9 +456,9 @@ class Proxy:
         *,
         plans: Sequence[PlanSnapshotRef] = (),
     ) -> RuleDecision:
-        """Decide whether Trino's access rules allow that files are pruned for a query.
+        """Decide whether Trino's access rules allow pruning for a query.
 
-        The rules are in the description of the query that Trino returns to the sender.
+        Trino's description of the query, which is requested with the sender's identity, contains the rules.
 
         Args:
             plans: The plans that the query reads.
@@ -483,9 +484,10 @@ class Proxy:
         return await self._forwarder.send(method, coordinator, target, headers, body)
 
     def _make_follow_up_headers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
-        """Return the client's headers for the requests that follow a statement.
+        """Return the client's headers for the proxy's own requests about a statement.
 
-        Headers about the body of the POST are left out. The proxy reads the responses, so they must not be compressed.
+        Headers about the body of the POST are left out. The responses must not be compressed, because the proxy reads
+        them.
         """
         headers = self._forwarder.request_headers(request, coordinator)
         for name in ("Content-Length", "Content-Type"):
@@ -501,9 +503,9 @@ class Proxy:
         hold_s: float,
         judge: Callable[[str], Awaitable[RuleDecision]] | None = None,
     ) -> AsyncIterator[FollowedStatement]:
-        """Follow a statement. If the client disconnects, cancel the statement.
+        """Yield a `FollowedStatement`. If the client disconnects, cancel the statement.
 
-        No other client has the URI of the statement, so no client would read its rows.
+        No client has the URI of the statement, so no client could read its rows or cancel it.
         """
         held_statement = FollowedStatement(
             partial(self._request, coordinator, headers, "GET"), hold_s=hold_s, judge=judge
@@ -528,14 +530,14 @@ class Proxy:
             _log.warning("the statement of a disconnected client was not cancelled", error=repr(error))
 
     async def close(self) -> None:
-        """Wait for the cancellations in flight. Each takes at most some seconds."""
+        """Wait for the cancellations in flight. Each of them has a time limit of a few seconds."""
         await self._logins.close()
         await asyncio.gather(*self._cancelling, return_exceptions=True)
 
 
 @asynccontextmanager
 async def open_proxy(settings: ProxySettings) -> AsyncIterator[Proxy]:
-    """Open all components, and close them in reverse order.
+    """Open all components of a proxy, yield the proxy, and close them in reverse order.
 
     Raises:
         ValueError: An address is invalid.
@@ -589,7 +591,7 @@ def _refuse(refusal: RefusedBody) -> web.Response:
 
 
 def _hide_secrets(path: str) -> str:
-    """Return the path without its secret part, for logs. The secret gives access to a query's results."""
+    """Return the path for logs, without the secret that gives access to a query's results."""
     parts = path.split("/")
     keep = 3 if path.startswith(TABLE_STATEMENTS) else 5 if f"/{STATEMENTS.strip('/')}/" in path else 4
     return "/".join(parts[: keep + (3 if path.startswith(f"{PROXY_PATH}/c/") else 0)][:9])

@@ -1,23 +1,24 @@
 """Rewrites a statement so that it reads plan snapshots, or returns the reason why the statement is sent unchanged.
 
-If anything is uncertain or fails, the statement is sent unchanged. Rewriting has a budget of milliseconds. A result
-that arrives later is not used. Plans are requested only for scans of tables in the configured catalogs, and only if the
-analysis supports the statement completely (`scans.py`). Plans are requested again for each statement and never cached,
-because a client must see its own commits. If no plan of a statement is useful, this fact is cached for some seconds.
+If anything is uncertain or fails, the statement is sent unchanged. Rewriting has a time budget of milliseconds, after
+which its result is not used. Plans are requested only for scans of tables in the configured catalogs, and only if the
+analysis fully supports the statement (`scans.py`). Plans are requested again for each statement and never cached,
+because a client must see its own commits. If no plan of a statement is useful, the proxy requests no plans for repeats
+of the statement for a few seconds.
 
 A plan is a version of its table: `FOR VERSION AS OF` follows the table's own name, so Trino's access control checks the
-table that the client named. Views have no versions, so a plan view replaces the view. In addition, a named subquery
-that is never executed reads the original view, so that Trino applies the access rules of the view (`views.py`).
+table in the client's statement. Views have no versions, so a plan view replaces the view. In addition, the original
+view is read in a query of WITH that is never executed, so that Trino applies the access rules of the view (`views.py`).
 
-If a statement reads a table more than once, it reads the table at one snapshot, as in Trino. The same applies to a
-table whose rows were used to leave out files of another table (`joins.py`, `plan_requests.py`). Statements in an
-explicit transaction are unchanged, because Trino continues to read the snapshots that the transaction has read.
+All references of a statement to a table read the same snapshot, as in Trino. If a join prunes files by the rows of a
+table, the statement reads this table at the same snapshot (`joins.py`, `plan_requests.py`). Statements in an explicit
+transaction are unchanged, because Trino continues to read the snapshots that the transaction has read.
 
-An aggregate query of a table with cubes, or a star join of it, reads groups of a cube (`cube_rewrites.py`), also
-without a condition.
+An aggregate query of a table with cubes, or a star join of this table, reads groups of a cube (`cube_rewrites.py`),
+even if it has no condition.
 
 Literals without a time zone are in the session's zone. The zone in the client's headers is the session's zone only if
-Trino's `sql.forced-session-time-zone` is not set. The operator states this in `RewriteLimits.trust_time_zone`.
+Trino's `sql.forced-session-time-zone` is not set. With `RewriteLimits.trust_time_zone`, the operator declares this.
 """
 
 from __future__ import annotations
@@ -74,24 +75,24 @@ from seamark.connector.trino.protocol.statement_times import PlannedRead
 from seamark.formats.protocol.wire import PLAN_MARK, PLANS_FOLDER
 
 TEXT_CHARACTERS_MAX = 1_000_000
-"""The maximum length of a rewritten text: the default of Trino's `query.max-length`."""
+"""The maximum length of a rewritten statement, in characters. It is the default of Trino's `query.max-length`."""
 SCANS_MAX = 64
 _SUMMARY_CHARACTERS_MAX = 2000
 _REASON_CHARACTERS_MAX = 300
 _REASON_CHARACTERS = " !'()*+,-./:<=>?@_"
-"""The characters of a reason that a header contains unchanged."""
+"""The characters of a reason that are not escaped in a header."""
 _KEEPS_TOO_MANY_FILES = "plans keep too many of the files"
 _KEPT_TOO_MANY_FILES = "unchanged; plans kept too many of the files a few seconds ago"
 _UNCHANGED_AFTER_USELESS_PLAN_S = 5.0
-"""The time for which a statement without a useful plan is sent unchanged. Dashboards repeat their statements."""
+"""The time in seconds for which repeats of a statement are sent unchanged after its plans were not useful."""
 _USELESS_STATEMENTS_BYTES_MAX = 4 << 20
 _BREAKERS_BYTES_MAX = 1 << 20
 DENIED = "PERMISSION_DENIED"
-"""Trino's error name for a refusal by access control."""
+"""Trino's name of the error with which access control refuses a statement."""
 _PREDICATE_WORDS = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
-"""Words that predicates contain. In a statement without these words, no file can be left out, so it is not parsed."""
+"""Words of clauses with predicates. In a statement without these words, no file can be pruned, so it is not parsed."""
 _AGGREGATE_WORDS = re.compile(r"\bgroup\s+by\b|\b(?:count|count_if|sum|avg|min|max)\s*\(|\bdistinct\b", re.IGNORECASE)
-"""Words that aggregate queries contain, which may read a cube."""
+"""Words of aggregate queries, which may read a cube."""
 _NO_CONDITION = "unchanged; the statement has no condition that can prune files"
 _NEEDS_COLUMN_TYPES = re.compile(
     r"\b(?:values|unnest|like|lower|upper|coalesce|case|if|nullif|cast|date_add)\b|[\w\")]\s*+[+*-]\s*+[0-9]",
@@ -100,12 +101,9 @@ _NEEDS_COLUMN_TYPES = re.compile(
 """Constructs that give conditions only if the types of the columns are known."""
 _TIME_WORDS = re.compile(r"\b(?:date|day|extract|hour|interval|month|time|timestamp|year)\b", re.IGNORECASE)
 _METADATA_TABLE = re.compile(r"\$[a-z_]+\"", re.IGNORECASE)
-"""Trino's metadata tables of a table, such as `$snapshots`."""
+"""Matches the names of Trino's metadata tables, such as `$snapshots`."""
 _EXPLAIN = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+explain\b", re.IGNORECASE | re.DOTALL)
-"""Matches EXPLAIN.
-
-The quantifiers are possessive, because with backtracking, a line of 40 dashes would take seconds.
-"""
+"""Matches EXPLAIN. Without possessive quantifiers, backtracking on a line of 40 dashes would take seconds."""
 _EXECUTE = re.compile(r"\bexecute\b", re.IGNORECASE)
 _SYSTEM_OR_PLAN_NAME = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
 """Matches the names of Trino's system tables and of plans."""
@@ -119,10 +117,10 @@ class RewriteLimits:
     """The limits of rewriting.
 
     Attributes:
-        budget_s: The maximum time for which a statement waits for its plans.
-        max_kept_fraction: The maximum fraction of the files that a plan may keep. If a plan keeps more, the scan
-            stays unchanged.
-        trust_time_zone: Whether the client's time zone is the session's time zone.
+        budget_s: The maximum time in seconds for which a statement waits for its plans.
+        max_kept_fraction: The maximum fraction of the files that a plan may keep. If a plan keeps more, the scan is
+            unchanged.
+        trust_time_zone: Whether the time zone in the client's headers is the session's time zone.
         cubes: Whether aggregate queries read cubes: one of `CUBE_USES`.
     """
 
@@ -134,36 +132,36 @@ class RewriteLimits:
 
 @dataclass(frozen=True)
 class RewriteResult(RewrittenStatement):
-    """The result of rewriting a statement. The summary is for a header."""
+    """The result of rewriting a statement. A response header contains its summary."""
 
     prepared: str | None = None
     """The prepared statement whose new text is `statement`, or None if `statement` itself is sent."""
     plans: Sequence[PlanSnapshotRef] = ()
-    """The plans of tables and views that `statement` reads. The caller has to release them (`Rewriter.release`)."""
+    """The plans of tables and views that `statement` reads. The caller must release them with `Rewriter.release`."""
     used: PlanInputs = field(default_factory=PlanInputs)
-    """The tables and columns by which files were left out."""
+    """The tables and columns by which files were pruned."""
     depends_on_data: bool = False
-    """Whether the summary reveals data. If so, only clients that may read the tables may see it."""
+    """Whether the summary reveals data, so that only clients that may read the tables may receive it."""
     breaker_key: int = 0
     """A hash of the sender, and of the tables and columns that the statement reads."""
     rights_check: str = ""
     """A query without rows that must succeed before `statement` is sent, because the statement contains groups."""
     reads: Sequence[PlannedRead] = ()
-    """The files and bytes that `statement` reads of each table, for the query history."""
+    """The files and bytes of each table that `statement` reads, for the query history."""
     is_wasted: bool = False
-    """Whether every plan kept too many files of its table. A repeated statement will probably not get better plans."""
+    """Whether all plans kept too many files, so that a repeat of the statement will probably not get better plans."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PreParse:
-    """Properties of a statement's text that are found without parsing it."""
+    """Properties of a statement that are found by searching its text, without parsing."""
 
     lists: bool = False
     """Whether the statement may list the snapshots of a table."""
     why: str = ""
-    """The reason why the statement stays unchanged, or "" if it has to be parsed."""
+    """The reason why the statement is not rewritten, or "" if it has to be parsed."""
     needs_types: bool = False
-    """Whether the types of columns can lead to more conditions."""
+    """Whether further conditions may be found if the types of columns are known."""
     explains: bool = False
     aggregates: bool = False
     """Whether the statement may read a cube."""
@@ -172,7 +170,13 @@ class _PreParse:
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """The tables and views that a statement reads, with its scans by their numbers."""
+    """The tables and views that a statement reads.
+
+    Attributes:
+        numbered: The scans of tables and views, by their number.
+        tables: The scans of tables, by their number.
+        expanded: The views, with the tables and views in their texts.
+    """
 
     reading: ReadStatement
     known_tables: Mapping[Names, KnownTable]
@@ -182,12 +186,12 @@ class _Sources:
 
 
 class Rewriter:
-    """Rewrites the statements of one event loop.
+    """Rewrites statements. An instance belongs to one event loop.
 
     The caller runs a rewritten statement, and reports the outcome with `report_success` or `report_failure`.
 
     Attributes:
-        catalogs: The names that the catalogs of `seamark` have in Trino.
+        catalogs: The names in Trino of the catalogs whose server is `seamark`.
     """
 
     def __init__(self, seamark: Seamark, catalogs: Collection[str], limits: RewriteLimits) -> None:
@@ -199,7 +203,7 @@ class Rewriter:
         self._failing: MemoryCache[int, Breaker] = MemoryCache(_BREAKERS_BYTES_MAX)
         """The breakers of statements that fail in Trino because of their plans, by `RewriteResult.breaker_key`.
 
-        Each sender has its own breaker, because a sender must not be able to stop the plans of other senders.
+        The key contains the sender, so that a sender cannot stop the plans of other senders.
         """
         self._withdrawing = PlanWithdrawal(seamark.lease)
         self._reader = StatementReader()
@@ -207,8 +211,7 @@ class Rewriter:
         self._useless_until_s: MemoryCache[tuple[StatementText, str | None, str | None], float] = MemoryCache(
             _USELESS_STATEMENTS_BYTES_MAX
         )
-        """The time until which no plan is requested for a statement, on the loop's clock, by text, catalog and schema.
-        """
+        """The times, on the loop's clock, until which no plans are requested, by text, catalog and schema."""
 
     async def close(self) -> None:
         await self._withdrawing.close()
@@ -220,7 +223,7 @@ class Rewriter:
         address: str | None,
         is_accepted: IsAccepted | None = None,
     ) -> RewriteResult:
-        """Rewrite a statement as `rewrite` does, with the session in the headers.
+        """Rewrite a statement like `rewrite`, with the session in the headers.
 
         Args:
             statement: The text of the statement.
@@ -238,13 +241,13 @@ class Rewriter:
             return await self.rewrite(statement, session, is_accepted)
 
     async def rewrite(self, statement: str, session: Session, is_accepted: IsAccepted | None = None) -> RewriteResult:
-        """Rewrite a statement within the budget. The method never raises.
+        """Rewrite a statement within the time budget. The method never raises an exception.
 
         Args:
             statement: The text of the statement.
             session: The session of the statement.
-            is_accepted: Returns whether Trino accepts the sender's login. It is called before the first request to
-                Seamark, and its time does not count against the budget.
+            is_accepted: A function that returns whether Trino accepts the sender's login. It is called before the first
+                request to Seamark. The budget does not include its time.
         """
         if session.off:
             return RewriteResult(None, _SWITCHED_OFF)
@@ -273,14 +276,14 @@ class Rewriter:
         if (until_s := self._useless_until_s.get(key)) is not None and begun_s < until_s:
             return RewriteResult(None, _KEPT_TOO_MANY_FILES, depends_on_data=True)
         result = await self._rewrite_by(text, session, definitions, begun_s + self._limits.budget_s)
-        if definitions.explains:  # A prepared statement may also be an EXPLAIN.
+        if definitions.explains:  # The text of a prepared statement may also be an EXPLAIN.
             result = replace(result, used=replace(result.used, explains=True))
         if result.is_wasted:
             self._useless_until_s.put(key, loop.time() + _UNCHANGED_AFTER_USELESS_PLAN_S, 2 * len(text.text))
         return replace(result, summary=f"{result.summary}; ms={1000 * (loop.time() - begun_s):.1f}")
 
     async def _withdraw_idle(self) -> None:
-        """Withdraw unused plans, so that they do not appear in a list of a table's snapshots."""
+        """Withdraw unused plans, because the statement may list the snapshots of a table, which include plans."""
         try:
             async with asyncio.timeout(self._limits.budget_s):
                 await self._withdrawing.flush()
@@ -288,9 +291,9 @@ class Rewriter:
             _log.warning("plans were not withdrawn", error="Seamark was too slow")
 
     async def renew(self, plans: Sequence[PlanSnapshotRef]) -> None:
-        """Renew the plans of a statement that Trino has not analysed yet.
+        """Renew the leases of the plans of a statement that Trino has not yet analysed.
 
-        If a plan is not renewed within the budget, the end of its lease does not change.
+        A lease that cannot be renewed within the time budget ends as before.
         """
         by_name: defaultdict[Name, list[int]] = defaultdict(list)
         for of, plan_id in plans:
@@ -309,11 +312,11 @@ class Rewriter:
             _log.warning("leases of plans were not renewed", error=error.message)
 
     def release(self, rewriting: RewriteResult, *, is_analysed: bool = True) -> None:
-        """Release the plans of a rewritten statement that no longer needs them.
+        """Release the plans of a rewritten statement.
 
         Args:
-            is_analysed: Whether Trino will no longer analyse the statement. If Trino may still analyse it, the
-                plans exist until their leases end.
+            is_analysed: Whether Trino has analysed the statement or will never analyse it. If Trino may still analyse
+                the statement, its plans exist until their leases end.
         """
         (self._withdrawing.release if is_analysed else self._withdrawing.forget)(rewriting.plans)
 
@@ -324,7 +327,7 @@ class Rewriter:
     def report_failure(self, rewriting: RewriteResult, name: str, message: str) -> None:
         """Report that a rewritten statement has failed, in Trino or because of Trino's access rules.
 
-        If the message contains the name of a plan or of one of its files, the plan was the cause of the failure.
+        If the message contains the name of a plan or of a file of a plan, the plan has caused the failure.
         """
         is_hidden = rewriting.used.views or rewriting.used.aggregated
         denied = name == FORBIDDEN or (name == DENIED and is_hidden)
@@ -338,7 +341,7 @@ class Rewriter:
     def open_breakers(self) -> list[str]:
         """The names of the services whose breakers are open after repeated failures.
 
-        If `seamark` is one of them, no plans are requested.
+        If `seamark` is among them, no plans are requested.
         """
         return ["seamark"] if self._seamark_breaker.is_open else []
 
@@ -353,7 +356,7 @@ class Rewriter:
             try:
                 learned = await self._views.load(requests.missing, requests, until_s)
             except TimeoutError:
-                return result  # The next statement will use the definitions that were loaded.
+                return result  # The next statement will use the view definitions that were loaded.
             if learned:
                 second_requests = PlanRequests(self._client, self._limits.max_kept_fraction, until_s)
                 return await self._rewrite_with_plans(text, session, seen, second_requests, until_s)
@@ -402,7 +405,7 @@ class Rewriter:
         known_tables: Mapping[Names, KnownTable],
         until_s: float,
     ) -> RewriteResult | CubeSummary | None:
-        """Return a statement that reads groups of a cube, or why it does not, or None if its tables have no cube."""
+        """Return a statement that reads groups of a cube, or the reason why it cannot, or None without a cube."""
         if any(planned.scan.quoted for planned in scans):
             return None
         asked_s = time.monotonic()
@@ -424,7 +427,7 @@ class Rewriter:
                 breaker_key = hash((session.sender_hash, planned.table, statement.columns))
                 failing = self._failing.get(breaker_key)
                 if failing is not None and not failing.allow_request():
-                    raise NotFromCube("recently, Trino could not read its plan, or its access rules forbade the cube")
+                    raise NotFromCube("recently, Trino could not read its plan, or access rules forbade the cube")
                 cube = await rewrite_over_cube(
                     self._client, self._reader, text, planned, statement, table, dimensions, until_s
                 )
@@ -442,7 +445,7 @@ class Rewriter:
     async def _rewrite_over_plans(
         self, text: StatementText, session: Session, sources: _Sources, requests: PlanRequests, until_s: float
     ) -> RewriteResult:
-        """Return the statement that reads plan snapshots."""
+        """Return the statement that reads plan snapshots, or the reason why it is unchanged."""
         tables, expanded = sources.tables, sources.expanded
         planned_scans = [*tables.values(), *(planned for view in expanded for planned in view.tables)]
         if not any(planned.scan.is_restricted for planned in planned_scans):
@@ -486,7 +489,7 @@ class Rewriter:
     # Parsing
 
     def _pre_parse(self, statement: str, session: Session) -> tuple[StatementText, _PreParse]:
-        """Return the properties of a statement that can be found without parsing it."""
+        """Return the text to parse, and the properties of a statement that are found without parsing."""
         if is_hinted_off(statement):
             return StatementText(statement), _PreParse(why=_SWITCHED_OFF)
         text = self._write_text(statement, session)
@@ -496,7 +499,7 @@ class Rewriter:
         if not has_conditions and not aggregates:
             return text, _PreParse(lists=lists, why=_NO_CONDITION)
         if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
-            # The statement is not worth parsing either.
+            # The statement is not parsed.
             return text, _PreParse(
                 lists=lists, why="unchanged; the statement reads no table of the configured catalogs"
             )
@@ -524,7 +527,7 @@ class Rewriter:
     ) -> tuple[ReadStatement, dict[Names, KnownTable], ViewDefinitions]:
         """Return the parsed statement, the columns of its tables, and the definitions of its views.
 
-        The columns are loaded only if they can give more conditions.
+        The columns are loaded only if further conditions may be found with them.
         """
         plain = await self._reader.read(text, {}, until_s)
         table_names = {
@@ -544,10 +547,7 @@ class Rewriter:
         )
 
     def _resolve_name(self, names: Names, default: Session | View) -> tuple[str, tuple[str, ...]] | None:
-        """Return the catalog, and the name of the table in Seamark.
-
-        Return None if the table is in no configured catalog.
-        """
+        """Return the catalog, and the name of the table in Seamark, or None if the catalog is not configured."""
         catalog, schema, table = names[0] or default.catalog, names[1] or default.schema, names[2]
         if catalog not in self._catalogs or not schema or _SYSTEM_OR_PLAN_NAME.search(table):
             return None
@@ -560,7 +560,7 @@ class Rewriter:
 
 def _build_cube_result(planned: PlannedScan, cube: CubeRewrite) -> RewriteResult:
     summary, name = cube.scan.summary, quote(".".join(planned.table), safe=".")
-    columns = {_name_table(one): names | one.scan.columns for one, names in cube.columns}
+    columns = {_name_table(planned): names | planned.scan.columns for planned, names in cube.columns}
     plans = [] if cube.scan.plan_snapshot_id is None else [(planned.table, cube.scan.plan_snapshot_id)]
     return RewriteResult(
         cube.text,
@@ -576,9 +576,9 @@ def _build_cube_result(planned: PlannedScan, cube: CubeRewrite) -> RewriteResult
 
 
 def _explain_cube_failure(error: NotFromCube | ClientError | TimeoutError) -> CubeSummary:
-    """Return the reason why no cube is used, for a header that any user of the statement may read.
+    """Return the reason why no cube is used, for a header that any sender of the statement may read.
 
-    The text of the server's error may have URLs, or names of dimension tables. Only the log has it.
+    The message of the server's error is only written to the log, because it may contain URLs or names of tables.
     """
     if not isinstance(error, ClientError):
         return explain_failure(error)
@@ -587,7 +587,7 @@ def _explain_cube_failure(error: NotFromCube | ClientError | TimeoutError) -> Cu
 
 
 def _add_cube(result: RewriteResult, cube: CubeSummary | None) -> RewriteResult:
-    """Return the result with the reason why no cube is used."""
+    """Add the reason why no cube is used to the summary of a result."""
     if cube is None:
         return result
     summary = f"{result.summary}; no-cube={quote(str(cube.reason)[:_REASON_CHARACTERS_MAX], safe=_REASON_CHARACTERS)}"
@@ -604,7 +604,7 @@ def _build_result(
 ) -> RewriteResult:
     """Return the rewritten statement with its summary.
 
-    The text of each plan view already contains the plans of the tables that it reads.
+    The plans of tables behind views are not inserted, because the text of a plan view already contains them.
     """
     own = {planned: view for planned, view in views.items() if not planned.within}
     own_plans = {planned: plan for planned, plan in plans.items() if not planned.within}
@@ -617,7 +617,7 @@ def _build_result(
         return RewriteResult(None, "unchanged; the text of the statement would be too long with plans")
     each, joins = [], []
     for planned in planned_scans:
-        if planned in own_plans:  # The summary does not reveal the tables behind a view.
+        if planned in own_plans:  # The summary must not reveal the tables behind a view.
             plan, name = plans[planned], quote(".".join(planned.table), safe=".")
             each.append(f"{name}={plan.files}/{plan.considered_files}")
             used = find_used_joins(dimensions.get(planned, ()), plan)
@@ -652,9 +652,9 @@ def _build_result(
 def _write_access_checks(
     text: StatementText, reading: ReadStatement, views: Mapping[PlannedScan, PlanView]
 ) -> Replacement:
-    """Return named subqueries that read the original views and are never executed.
+    """Return queries for WITH that read the original views, so that Trino checks the access rules of the views.
 
-    They make Trino check the access rules of the views.
+    The queries are never executed.
     """
     at, has_with = reading.with_position
     tried = {}
@@ -672,7 +672,7 @@ def _plan_inputs(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     views: Mapping[PlannedScan, PlanView],
 ) -> PlanInputs:
-    """Return the columns by which files were left out, with the names of the tables in Trino."""
+    """Return the columns by which files were pruned, by the name of the table in Trino."""
     columns: defaultdict[TableName, set[str]] = defaultdict(set)
     limiting: set[TableName] = set()
 

@@ -32,7 +32,7 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a bound socket that does not listen yet.
+    """Return a bound socket that does not yet listen.
 
     Raises:
         OSError: The address is taken, or is not an address of this machine.
@@ -49,10 +49,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def make_upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLContext | None:
-    """Return the TLS context for connections to coordinators.
-
-    Return None to use the system's certificate authorities.
-    """
+    """Return the TLS context for connections to coordinators, or None to use the system's certificate authorities."""
     if authorities is None and verify:
         return None
     context = ssl.create_default_context(cafile=authorities)
@@ -63,10 +60,11 @@ def make_upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLConte
 
 
 def make_connection_limits(settings: ProxySettings) -> ConnectionLimits:
-    """Return the connection limits of the settings.
+    """Return the connection limits that the settings define.
 
-    A limit that is not set is derived from the number of files that the process may open, because each client needs a
-    second connection to a coordinator. Behind another proxy, all clients have the same address.
+    A limit that is not set is derived from the number of files that the process may open, because each client also
+    needs a connection to a coordinator. Behind a further proxy, all clients have the same address, so the limit per
+    address is then the limit of all connections.
     """
     limit = compute_connections_max(settings.connections, files_each=2, minimum=0)
     share = limit if settings.trust_forwarded else max(1, limit // 2)
@@ -83,10 +81,10 @@ def make_connection_limits(settings: ProxySettings) -> ConnectionLimits:
 async def serve_proxy(
     proxy: Proxy, settings: ProxySettings, sock: socket.socket, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
-    """Answer requests on `sock` while the block runs. Then wait for the requests in flight, for at most `drain_s`."""
+    """Answer requests on `sock` while the block runs. Then wait at most `drain_s` for the requests in flight."""
     inner = web.Server(
         proxy.handle,
-        handler_cancellation=True,  # If the client disconnects, its request is cancelled.
+        handler_cancellation=True,  # The request of a disconnected client is cancelled.
         auto_decompress=False,
         access_log=None,
         keepalive_timeout=settings.idle_timeout_s,
@@ -118,7 +116,7 @@ async def serve_proxy(
 async def serve(
     settings: ProxySettings, sock: socket.socket, tls: Certificate | None, on_ready: Callable[[], None]
 ) -> None:
-    """Serve requests until SIGTERM or SIGINT. Then wait for the requests in flight, and stop."""
+    """Answer requests until SIGTERM or SIGINT. Then wait for the requests in flight, and stop."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -128,7 +126,7 @@ async def serve(
         loop.add_signal_handler(signal.SIGHUP, tls.request_reload)
         watching = asyncio.create_task(tls.watch(), name="certificate")
     async with open_proxy(settings) as proxy, serve_proxy(proxy, settings, sock, context):
-        # The modules exist as long as the process. Garbage collections that traverse them would delay all requests.
+        # The loaded modules are frozen, because garbage collections that traverse them would delay all requests.
         gc.collect()
         gc.freeze()
         on_ready()

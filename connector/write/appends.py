@@ -6,7 +6,7 @@ the files. The files become visible when a commit adds them. A writer that dies 
 
     append(client, "db.t", rows)                     adds rows
     overwrite(client, "db.t", rows, where="d = …")   replaces the rows that match the filter
-    overwrite_partitions(client, "db.t", rows)       replaces the partitions that have one of the rows
+    overwrite_partitions(client, "db.t", rows)       replaces the partitions to which the rows belong
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ Rows: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[p
 
 @dataclass(frozen=True)
 class Destination:
-    """A table at the time when a write begins, and the content of the commit without the files.
-
-    `target` can be pickled, because tasks that write files receive it.
+    """The table of a write, as it was when the write began, and the fields of its commit.
 
     Attributes:
-        change: The fields of the commit other than the files.
+        target: The state of the table that writers need. It can be pickled for the tasks that write files.
+        change: The fields of the commit, except the files.
     """
 
     table: Name
@@ -69,8 +68,8 @@ class Destination:
     ) -> dict[str, Any] | None:
         """Commit the written files, and return the server's response.
 
-        The result is None if there is nothing to commit and no producer number to record. The docstring of `commit`
-        describes the state after an error.
+        Return None if there is nothing to commit and no producer number to record. The docstring of the function
+        `commit` describes the state after an error.
         """
         producer_value = encode_producer(producer)
         is_empty = not written.files and "filter" not in self.change.get("replace", {})
@@ -101,12 +100,12 @@ def open_destination(
     """Return the destination of a write.
 
     Args:
-        mode: `append`, `overwrite` (of the rows that match `where`) or `overwrite_partitions`.
+        mode: `append`, `overwrite` (replaces the rows that match `where`) or `overwrite_partitions`.
 
     Raises:
         ValueError: The mode is unknown.
         Unwritable: The table's format version does not support the mode.
-        InvalidRequest: No Iceberg expression represents the predicate exactly.
+        InvalidRequest: The predicate `where` cannot be expressed exactly as an Iceberg expression.
     """
     if mode not in WRITE_MODES:
         raise ValueError(f"there is no mode {mode!r}; the modes are {', '.join(WRITE_MODES)}")
@@ -139,8 +138,8 @@ def append(
 
     The result is None if there are no rows and no producer.
 
-    `producer` is an id and a sequence number. If a change was committed with this number before, it is not committed
-    again. If there are no rows, an empty snapshot records the number.
+    `producer` is the id of a writer and a sequence number. If a change with this id and number has already been
+    committed, the rows are not committed again. If there are no rows, an empty snapshot records the number.
 
     After an error, no row is visible, unless the outcome of the commit is unknown (Unreachable, ServerFailed). In that
     case, the files are not deleted, because they may be visible.
@@ -201,6 +200,7 @@ def _write_and_commit(
     producer: Producer | None,
     summary: Mapping[str, str] | None,
 ) -> dict[str, Any] | None:
+    """Write the rows to files, and commit the files."""
     encode_producer(producer)
     written = write_batches(into.target, to_batches(rows))
     return into.commit(client, written, producer=producer, summary=summary)
@@ -209,13 +209,13 @@ def _write_and_commit(
 def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Callable[[], None]) -> dict[str, Any]:
     """Commit a change, and return the server's response.
 
-    If the commit fails and it is certain that no snapshot contains the written files now or later, the function calls
-    `discard`. The absence of the files is certain in two cases:
+    If the commit fails, and it is certain that no snapshot will ever contain the written files, the function calls
+    `discard`, which deletes them. This is certain in two cases:
 
-    - The server refused the change, no earlier request for the change has an unknown outcome, and the reason of the
-      refusal is not that a snapshot already contains one of the files.
-    - Another write has committed the producer's number. The UUID in the snapshot's summary distinguishes this case from
-      a repeat of this change after a lost response.
+    - The server refused the change, no earlier request for it has an unknown outcome, and the reason is not that a
+      snapshot already contains one of the files.
+    - A different write has committed the producer's number. The UUID in the snapshot's summary distinguishes this case
+      from a repeat of this change after a lost response.
     """
     mark = str(uuid.uuid4())
     body = {**body, "summary": {**body.get("summary", {}), WRITE_ID: mark}}

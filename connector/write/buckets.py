@@ -5,12 +5,12 @@
 
 A resize changes only the partition spec. It rewrites no file and blocks no writer: later writes use the new spec, and a
 writer that has read the old spec can still commit with it. Bucket b of 8 contains the rows of the buckets b and b + 8
-of 16 (`hash % 16 % 8 == hash % 8`), so it is known to which buckets of the new spec each old file belongs. Therefore
-pruning, joins of compatible bucket counts and conflict detection continue to work. Only a doubled number has this
-property, so no other change is supported.
+of 16 (`hash % 16 % 8 == hash % 8`), so the buckets of the new spec that an old file belongs to are known. Therefore
+pruning, joins of compatible bucket counts and conflict detection continue to work. Only doubling has this property, so
+no other change is supported.
 
-If the table is also partitioned by other fields, each of their partitions has its own buckets. The target size is the
-size of one bucket in one of these partitions.
+If the table is also partitioned by other fields, each partition of these fields has its own buckets. The target size is
+the size of one bucket in one of these partitions.
 """
 
 from __future__ import annotations
@@ -45,10 +45,7 @@ TARGET_BYTES = 3_000_000_000
 It is large enough for files of the usual size, and small enough for one task to rewrite the bucket.
 """
 BUCKETS_MAX = 1 << 20
-"""The maximum number of buckets for `compute_bucket_sizes`.
-
-A spec may have 2,000 times as many buckets, but their sizes would need too much memory.
-"""
+"""The maximum number of buckets whose sizes are computed. Specs with more buckets would need too much memory."""
 _ATTEMPTS_MAX = 20
 _WAIT_S, _WAIT_MAX_S = 0.02, 1.0
 _OMITTED_FIELDS_SINCE = 2
@@ -57,9 +54,9 @@ _OMITTED_FIELDS_SINCE = 2
 
 @dataclass(frozen=True)
 class BucketSizes:
-    """The sizes of the buckets of one field of the current spec, as int64[buckets], including deleted rows.
+    """The sizes of the buckets of one field of the current spec, including deleted rows. Arrays are int64[buckets].
 
-    A file of a spec with fewer or no buckets counts as a file of each bucket that may contain its rows. Its rows and
+    A file of a spec with fewer or no buckets is counted in each bucket that may contain its rows, and its rows and
     bytes are divided evenly among these buckets. Rows whose key is null are in no bucket.
     """
 
@@ -73,10 +70,7 @@ class BucketSizes:
     """The number of files that may contain rows of several buckets, because their specs have fewer or no buckets."""
     shared_bytes: int
     partition_bytes: int
-    """The size of a typical partition by the other fields of the spec.
-
-    Half of the table's bytes are in partitions of at least this size.
-    """
+    """The weighted median size of the partitions of the other fields. Larger partitions have half of the bytes."""
     target_bytes: int
 
     @property
@@ -93,10 +87,7 @@ class BucketSizes:
 
     @property
     def advice(self) -> int:
-        """The recommended number of buckets.
-
-        It is the current number, doubled until the buckets are closest to the target size.
-        """
+        """The recommended number of buckets: the current or a doubled number, with sizes closest to the target size."""
         ratio = self.partition_bytes / (self.buckets * self.target_bytes)
         return self.buckets * 2 ** max(0, round(math.log2(ratio))) if ratio > 1 else self.buckets
 
@@ -164,6 +155,7 @@ class _PartitionTotals:
 def _compute_sizes(
     field: PartitionField, metadata: TableMetadata, partitions: Sequence[_PartitionTotals], target_bytes: int
 ) -> BucketSizes:
+    """Return the bucket sizes of a field, summed over the partitions."""
     count = get_transform_width(canonicalize_transform(field.transform))
     sums: Longs = np.zeros((3, count), dtype=np.int64)
     all_buckets = np.arange(count)
@@ -217,7 +209,7 @@ def _find_buckets(field: PartitionField, count: int, spec: PartitionSpec, partit
 
 
 def _find_value(field: PartitionField, spec: PartitionSpec, partition: _PartitionTotals) -> object:
-    """Return the partition's value for a field of another spec, or None if the partition's spec has no equal field."""
+    """Return the partition's value of a field, or None if the partition's spec has no equal field."""
     names = (
         candidate.name
         for candidate in spec.fields
@@ -227,10 +219,7 @@ def _find_value(field: PartitionField, spec: PartitionSpec, partition: _Partitio
 
 
 def _compute_weighted_median(sizes: Sequence[int]) -> int:
-    """Return the weighted median of sizes, or 0 if there are no sizes.
-
-    The sizes of at least the median make up half of the total.
-    """
+    """Return the size such that sizes of at least this size have half of the total, or 0 if there are no sizes."""
     if not sizes:
         return 0
     ordered = np.sort(np.array(sizes, dtype=np.int64))[::-1]
@@ -313,10 +302,7 @@ def _check_doubling(before: int, buckets: int, column: str) -> None:
 
 
 def _resize_fields(metadata: TableMetadata, field: PartitionField, buckets: int) -> list[PartitionField]:
-    """Return the fields of the new spec, without ids.
-
-    The server assigns the ids. It reuses the id of an equal field of an earlier spec.
-    """
+    """Return the fields of the new spec, without ids. The server assigns the ids, or reuses those of equal fields."""
     transform = f"{BUCKET}[{buckets}]"
     spec = metadata.default_spec
     kept_names = [
@@ -329,7 +315,7 @@ def _resize_fields(metadata: TableMetadata, field: PartitionField, buckets: int)
         if other is not field:
             fields.append(msgspec.structs.replace(other, field_id=None))
         elif metadata.format_version < _OMITTED_FIELDS_SINCE:
-            # In format version 1, partition fields keep their positions permanently.
+            # In format version 1, a partition field never changes its position.
             fields.append(msgspec.structs.replace(other, transform=VOID, field_id=None))
         else:
             fields.append(new)
@@ -337,11 +323,11 @@ def _resize_fields(metadata: TableMetadata, field: PartitionField, buckets: int)
 
 
 def _choose_name(metadata: TableMetadata, field: PartitionField, transform: str, kept_names: Sequence[str]) -> str:
-    """Return a name for the new field that no other field or column has.
+    """Return an unused name for the new partition field.
 
-    If an earlier spec has an equal field, the result is the name of that field. Otherwise, it is the name that
-    Iceberg's engines generate, such as `id_bucket_16`. Engines show the partitions of all specs in one struct, so the
-    names in all specs are excluded.
+    If an earlier spec has an equal field, return the name of that field. Otherwise, return the name that Iceberg's
+    engines generate, such as `id_bucket_16`. Engines show the partitions of all specs in one struct, so the name must
+    not occur in any spec.
     """
     fields = [other for spec in metadata.partition_specs for other in spec.fields]
     for other in fields:
@@ -385,6 +371,7 @@ def _update(client: SeamarkClient, table: Name, metadata: TableMetadata, fields:
         {"action": "add-spec", "spec": {"spec-id": 0, "fields": [msgspec.to_builtins(field) for field in fields]}},
         {"action": "set-default-spec", "spec-id": -1},
     ]
-    # A repeat after a lost response is safe: its requirements fail, because the first request has changed the specs.
+    # A repeat after a lost response changes nothing: its requirements fail, because the first request changed the
+    # specs.
     answer = update_table(client, table, requirements, updates)
     return int(answer["metadata"]["default-spec-id"])

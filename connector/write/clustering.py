@@ -1,7 +1,7 @@
 """Computes clustering keys of rows from attributes of the rows and of joined tables.
 
-Each attribute value is mapped to its rank in a sample of the rows: the mean of the fraction of smaller values and the
-fraction of smaller or equal values. Ranks divide a skewed attribute evenly, work for any ordered type, and are equal
+Each attribute value is replaced by its rank in a sample of the rows: the mean of the fraction of smaller values and the
+fraction of smaller or equal values. Ranks divide a skewed attribute evenly, exist for any ordered type, and are equal
 for equal values. The ranks of a row are the coordinates of a point. The key of this point on a space-filling curve
 (`formats/services/curves.py`) is the sort key of the row.
 
@@ -10,8 +10,8 @@ for equal values. The ranks of a row are the coordinates of a point. The key of 
     clustering = Clustering.of(attributes, sample, curve="hilbert")
     keys = clustering.keys(rows)
 
-The computation uses Arrow and numpy, a batch at a time. The objects can be pickled, and tasks receive them with the
-ranks of the joined tables' rows.
+The keys of a batch are computed with Arrow and numpy. The objects can be pickled for tasks. A pickle contains the ranks
+of the joined tables' rows.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from seamark.formats.iceberg.metadata.snapshot import MAIN
 from seamark.formats.services.curves import Points, compute_curve_keys
 
 RANK_BITS = 16
-"""The number of bits of each rank. They distinguish more ranges than a table has files."""
+"""The number of bits of each rank: enough to distinguish more ranges than a table has files."""
 
 _GROUP_CORRELATION_MIN = 0.99
 """The minimum correlation at which attributes are grouped.
 
-At this correlation, if one column is constant, the other column has a seventh of its usual spread. In a layer
-of some hundred files, a column has about this range in each file.
+At this correlation, if one column is constant, the spread of the other column is a seventh of its usual spread. In a
+layer of a few hundred files, a column has about this range in each file.
 """
 _CORRELATION_ROWS_MIN = 100
 """The minimum number of rows in a sample from which groups are derived.
@@ -57,24 +57,22 @@ _FILE_BYTES_MAX = 2**31 - 1
 FILE_SIZE_SPREAD_FRACTION = 0.28
 """The maximum deviation of a file in a layer from the target size, as a fraction of the target size.
 
-It is large enough that files of about the target size can end at a border of large cells, even with the error of a
-sample.
+It is large enough that files of about the target size can end at a border between large cells, although the sizes are
+estimated from a sample.
 """
 _BOUND_CHARACTERS, _BOUND_CHARACTERS_MAX, _QUANTILES = 16, 256, 200
-"""The numbers of characters in the bounds of a string: by default and at most. Then, the number of quantiles that are
-compared.
-"""
+"""The default and the maximum number of characters in the bounds of a string, and the number of compared quantiles."""
 
 
 @dataclass(frozen=True)
 class JoinedRows:
-    """A joined table, and the join condition.
+    """The rows of a joined table, and the join condition.
 
     If several rows of the joined table have the same key, the first row is joined.
 
     Attributes:
-        on: A column of the joined table for each column of the clustered rows. Alternatively, all referring columns
-            belong to an earlier joined table (`customer.nation_key`).
+        on: The column of the joined table, by the column that refers to it. The referring columns belong either to the
+            clustered rows, or to a table that is joined earlier (`customer.nation_key`).
     """
 
     rows: pa.Table
@@ -83,11 +81,11 @@ class JoinedRows:
 
 @dataclass(frozen=True)
 class JoinedTable:
-    """A referenced table, and the join condition.
+    """The name of a joined table, and the join condition.
 
     Attributes:
-        on: A column of the referenced table for each referring column. A referring column may belong to an earlier
-            table of the same joins, for example `customer.nation_id`.
+        on: The column of the joined table, by the column that refers to it. A referring column may belong to a table
+            that is joined earlier, for example `customer.nation_id`.
     """
 
     table: Name
@@ -97,9 +95,9 @@ class JoinedTable:
 def read_joined_tables(
     client: SeamarkClient, by: Sequence[str], joins: Mapping[str, JoinedTable], *, rows_max: int | None = None
 ) -> dict[str, JoinedRows]:
-    """Read the columns of the joined tables to which `by` and the join conditions refer, from the current snapshots.
+    """Read the columns of joined tables that `by` and the join conditions need, from the current snapshots.
 
-    The clustering is computed from these snapshots. If the tables change later, only the layout becomes worse.
+    If the joined tables change later, the files stay correct, but are clustered by old values.
 
     Raises:
         InvalidRequest: A table has more than `rows_max` rows.
@@ -127,9 +125,9 @@ class KeyMatcher:
         self._keys = pa.array(self._encode_tuples(keys))
 
     def find_rows(self, columns: Sequence[pa.Array]) -> Longs:
-        """Return the first row with each key, as int64[rows].
+        """Return the position of the first row with the key of each row of `columns`, as int64[rows].
 
-        The number is -1 if no row has the key, or if the key contains a null.
+        The position is -1 if no row has the key, or if the key contains a null.
         """
         combined = self._encode_tuples(columns)
         positions = pc.fill_null(pc.index_in(pa.array(combined), value_set=self._keys), -1).to_numpy(
@@ -138,9 +136,9 @@ class KeyMatcher:
         return np.where(combined < 0, -1, positions).astype(np.int64)
 
     def _encode_tuples(self, columns: Sequence[pa.Array]) -> Longs:
-        """Return a number for each tuple of known values, as int64[rows].
+        """Return a number that identifies the tuple of values of each row, as int64[rows].
 
-        The number is -1 if a value is null or unknown.
+        The number is -1 if a value is null, or does not occur in the keys.
         """
         total = np.zeros(len(columns[0]), dtype=np.int64)
         for column, kind, values in zip(columns, self._kinds, self._sets, strict=True):
@@ -171,16 +169,16 @@ class Attributes:
             raise InvalidRequest("Name at least one attribute by which the rows are clustered")
         self._tables = {name: joined.rows.combine_chunks() for name, joined in joins.items()}
         self._lookups: dict[str, tuple[tuple[str, ...], KeyMatcher]] = {}
-        """For each joined table, the columns of the clustered rows and the lookup of their keys."""
+        """The referring columns of the clustered rows and the matcher of their keys, by joined table."""
         self._merged_into: dict[str, str] = {}
-        """For each joined table whose columns were appended to another joined table, the name of that table."""
+        """The table to which the columns of a joined table were appended, by the name of the appended table."""
         for name, joined in joins.items():
             self._add_join(name, joined, schema)
         self.by = tuple(self._resolve_attribute(text, schema) for text in by)
 
     @property
     def columns(self) -> list[str]:
-        """The required columns of the clustered rows."""
+        """The columns of the clustered rows that are needed to compute keys."""
         own_columns = [column for name, column in self.by if name == ""]
         used = {name for name, _ in self.by}
         return list(
@@ -188,9 +186,9 @@ class Attributes:
         )
 
     def find_rows(self, name: str, batch: pa.RecordBatch | pa.Table) -> Longs:
-        """Return the joined row of a table for each row of the batch, as int64[rows].
+        """Return the position of the row of a table that is joined with each row of the batch, as int64[rows].
 
-        The number is -1 if there is no joined row.
+        The position is -1 if no row is joined.
         """
         columns, lookup = self._lookups[name]
         return lookup.find_rows([combine_to_array(batch[column]) for column in columns])
@@ -199,6 +197,7 @@ class Attributes:
         return combine_to_array(self._tables[name][column])
 
     def _add_join(self, name: str, join: JoinedRows, schema: pa.Schema) -> None:
+        """Add a joined table. If the clustered rows do not refer to it, append its columns to the referring table."""
         table = self._tables[name]
         if not join.on:
             raise InvalidRequest(f"{name!r} is joined on no columns; set `on`")
@@ -240,9 +239,9 @@ class Attributes:
         return name, column
 
     def _resolve_column(self, text: str, schema: pa.Schema) -> tuple[str, str]:
-        """Return the table and the column of an attribute.
+        """Return the names of the table and the column of an attribute.
 
-        The table is empty if the column is one of the clustered rows.
+        The table is "" for columns of the clustered rows.
         """
         name, dot, column = text.partition(".")
         if text in schema.names or not dot or name not in self._tables:
@@ -261,10 +260,12 @@ def _check_column(column: str, schema: pa.Schema, text: str) -> None:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of one attribute's values in a sample.
+    """Computes the ranks of one attribute's values in a sample.
 
-    `values` are the distinct values in ascending order. `before` is int64[values + 1]: the number of rows before each
-    value, and then the total. Nulls are before all values.
+    Attributes:
+        values: The distinct values of the sample in ascending order.
+        before: The number of sample rows with smaller values or null, for each value, and then the number of all rows,
+            as int64[values + 1].
     """
 
     values: npt.NDArray[np.generic] | npt.NDArray[np.object_]
@@ -277,7 +278,7 @@ class Ranks:
         return Ranks(values, np.concatenate([[0], np.cumsum(counts)]) + sample.null_count)
 
     def places(self, column: pa.Array) -> npt.NDArray[np.uint64]:
-        """Return the ranks of a column's values, as uint64[rows]. Each rank is less than 2**BITS."""
+        """Return the ranks of a column's values, as uint64[rows]. Each rank is less than 2**RANK_BITS."""
         encoded = column.dictionary_encode()
         low, high = self._count_smaller(encoded.dictionary)
         nulls = int(self.before[0])
@@ -288,12 +289,12 @@ class Ranks:
         return places
 
     def _count_smaller(self, distinct: pa.Array) -> tuple[Longs, Longs]:
-        """Return the number of smaller sample values for each distinct value, and of smaller or equal values."""
+        """Return the numbers of sample values that are smaller, and smaller or equal, for each distinct value."""
         if self.values.dtype != np.dtype(object):
             numbers = _to_comparable(distinct)
             return np.searchsorted(self.values, numbers, "left"), np.searchsorted(self.values, numbers, "right")
-        # If the values are in ascending order, each search compares almost the same objects as the search before it.
-        # These objects are in the caches of the CPU, so the searches take a third of the time.
+        # In ascending order, each search compares almost the same objects as the previous search. The CPU has cached
+        # these objects, so the searches take a third of the time.
         order = np.arange(len(distinct))
         if pa.types.is_string(distinct.type) or pa.types.is_binary(distinct.type):
             order = pc.sort_indices(distinct).to_numpy().astype(np.int64)
@@ -330,9 +331,9 @@ class Clustering:
     curve: str
     attributes: Attributes
     own: Mapping[int, Ranks] = field(default_factory=dict)
-    """The ranks of attributes of the clustered rows, by the ordinal of the attribute."""
+    """The ranks of attributes of the clustered rows, by the index of the attribute."""
     joined: Mapping[int, npt.NDArray[np.uint64]] = field(default_factory=dict)
-    """The ranks of the joined table's rows, by the ordinal of the attribute. The last rank is for a missing row."""
+    """The ranks of the joined table's rows, by the index of the attribute. The last rank is for a missing row."""
 
     @staticmethod
     def of(attributes: Attributes, sample: pa.Table, curve: str) -> Clustering:
@@ -357,18 +358,18 @@ class Clustering:
         return each if curve == LINEAR else replace(each, groups=_group_attributes(each.compute_points(sample)))
 
     groups: tuple[tuple[int, ...], ...] = ()
-    """Groups of ordinals of attributes that have almost the same order, such as an order date and a ship date.
+    """The indexes of attributes in groups that have almost the same order, such as an order date and a ship date.
 
-    The curve goes through the first attribute of each group. The other attributes order the rows of one point. If the
-    tuple is empty, each attribute is its own group.
+    The first attributes of the groups are the dimensions of the curve. The other attributes order rows with the same
+    point. If the tuple is empty, each attribute is its own group.
     """
 
     def compute_keys(self, rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.uint8]:
         """Return the clustering keys, as uint8[rows, bytes]. They are compared as bytes.
 
-        If b of the first bits of the keys belong to an attribute's group, a range of the attribute opens about a part
-        2**-b of the files. The sum over all attributes is smallest if a group of g attributes has log2(g) bits more
-        than a group with one attribute.
+        If b of the first bits of the keys belong to an attribute's group, a query with a range of the attribute opens
+        about 2**-b of the files. The sum of these fractions over all attributes is smallest if a group of g attributes
+        has log2(g) bits more than a group with one attribute.
         """
         points = self.compute_points(rows)
         if len(self.groups) in (0, points.shape[1]):
@@ -422,12 +423,12 @@ def _group_attributes(points: Points) -> tuple[tuple[int, ...], ...]:
 
 
 def generate_layer_name() -> str:
-    """Return a name for a new layer. A layer is the files that a clustering job writes together."""
+    """Return a unique name for a new layer: the set of files that a clustering job writes together."""
     return uuid.uuid4().hex[:12]
 
 
 def to_sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
-    """Return the keys as bytes[rows]. numpy can sort and search them."""
+    """Return the keys as an array of byte strings, bytes[rows], which numpy can sort and search."""
     sortable: npt.NDArray[np.bytes_] = np.ascontiguousarray(keys).view(f"S{keys.shape[1]}").reshape(len(keys))
     return sortable
 
@@ -435,10 +436,10 @@ def to_sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
 def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, columns: Sequence[str]) -> dict[str, str]:
     """Return the table properties with which the files of a layer are written.
 
-    The files of a layer end after a number of rows, and not at a size. The bounds of `columns` are long enough to
-    distinguish files. By default, the bounds of a string have its first 16 characters. If all values begin with the
-    same 16 characters, as URLs do, the default bounds of all files would be equal. Properties that the table sets for a
-    column take precedence. A default without bounds also takes precedence.
+    The file size is unlimited, because files of a layer end after a number of rows. The bounds of `columns` are long
+    enough to distinguish files. By default, the bounds of a string have its first 16 characters. If all values begin
+    with the same 16 characters, as URLs do, these bounds would be equal in all files. The table's own settings for a
+    column take precedence. The same applies to a default of the table that stores no bounds.
 
     Args:
         sample: Some rows of the layer.
@@ -454,10 +455,7 @@ def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, col
 
 
 def _measure_distinct_length(column: pa.ChunkedArray) -> int:
-    """Return the length of bounds, in characters, that distinguishes most values.
-
-    The length distinguishes neighbours among some hundred quantiles of the column.
-    """
+    """Return the length of bounds, in characters, that distinguishes most of `_QUANTILES` quantiles of the column."""
     values = sorted(set(column.drop_null().to_pylist()))
     quantiles = values[:: max(1, len(values) // _QUANTILES)]
     shared = max((_measure_common_prefix(*pair) for pair in pairwise(quantiles)), default=0)
@@ -470,10 +468,7 @@ def _measure_common_prefix(first: str, second: str) -> int:
 
 
 def choose_range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
-    """Return boundaries that divide the keys into parts of about equal size, as bytes[parts - 1].
-
-    Boundaries may be equal.
-    """
+    """Return boundaries that divide the keys into parts of about equal size, as bytes[parts - 1], possibly repeated."""
     ascending = np.sort(keys)
     positions = [len(ascending) * number // parts for number in range(1, parts)]
     return ascending[positions] if len(ascending) else ascending
@@ -482,10 +477,10 @@ def choose_range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray
 def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
     """Return boundaries between cells of the curve that divide the rows into about `parts` files.
 
-    A cell has all points with the same first bits. A boundary at which a high bit changes separates large cells. A file
-    on both sides of this boundary would contain a part of each cell. Therefore each boundary is moved by up to
-    `FILE_SIZE_SPREAD_FRACTION` of a file to the place where the highest bit changes. The files then have almost cubic
-    ranges, and fewer of them match a predicate.
+    A cell contains all points with the same first bits. A boundary at which a high bit of the keys changes separates
+    large cells. A file with keys on both sides of this boundary would contain a part of both cells. Therefore each
+    boundary is moved by up to `FILE_SIZE_SPREAD_FRACTION` of a file to the position at which the highest possible bit
+    changes. The ranges of the files are then almost cubes, and fewer files match a predicate.
 
     Args:
         keys: The keys of a sample of the rows.
@@ -513,9 +508,9 @@ def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[
 
 
 def _find_cell_bound(keys: npt.NDArray[np.bytes_], wanted: float) -> tuple[int, bytes] | None:
-    """Return the place near `wanted` where the highest bit changes, and the smallest key of the cell that begins there.
+    """Return the position near `wanted` at which the highest bit changes, and the smallest key of the cell after it.
 
-    The result is None if all keys are equal.
+    Return None if all keys are equal.
 
     Args:
         keys: The keys in ascending order.

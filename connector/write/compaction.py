@@ -2,11 +2,11 @@
 
 Invariant: a compaction adds, loses and changes no row, and rows keep their row ids and sequence numbers. Each
 batch of files is a separate commit, so an interrupted compaction keeps the batches that it has committed.
-Writers never wait. Rows that they delete during the compaction are deleted in the new files. If writers
-change too many rows of a batch, the batch is given up, and the next compaction plans it again.
+Writers never wait. Rows that writers delete during the compaction are also deleted in the new files. If
+writers change too many rows of a batch, the batch is not committed, and the next compaction plans it again.
 
-Small files are merged by tiers: a file is rewritten only together with smaller files whose total size is at least its
-own size. If a table grows by small commits, each row is therefore rewritten a logarithmic number of times.
+Small files are merged by tiers: a file is rewritten only together with smaller files whose total size is at least the
+size of the file. If a table grows by small commits, each row is therefore rewritten a logarithmic number of times.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ from seamark.formats.iceberg.metadata.properties import (
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 
 NEW_BYTES_MAX_FRACTION = 0.75
-"""The maximum size of the new files of a batch without deletes, as a fraction of the size of its old files.
+"""The maximum number of new files of a batch without deletes, as a fraction of the number of its old files.
 
-If the new files are larger, the batch is not committed, because the next compaction would rewrite them again.
+If there are more new files, the batch is not committed, because the next compaction would rewrite them again.
 """
 REWRITE_DELETE_FILES_MIN = 5
-"""The number of delete files at which a data file is rewritten. Readers open each of these delete files."""
+"""The minimum number of delete files of a data file that is rewritten for this reason. Readers open all of them."""
 _TIER_SIZE_RATIO_MAX = 2
 """The maximum ratio of the sizes of two files of one tier."""
 BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
-"""The maximum size and number of the files that a commit replaces."""
+"""The maximum total size and number of the files that a commit replaces."""
 _CONCURRENT_PARTITIONS_MAX = 2
 """The number of partitions that are copied at the same time."""
 _JOINED_BATCH_BYTES_MAX = 64 << 20
@@ -97,7 +97,8 @@ class CompactionPolicy:
     """The rules by which a compaction selects the files to merge.
 
     Attributes:
-        min_files: The number of small files in a partition at which they are merged.
+        min_files: The minimum number of small files in a partition that are merged.
+        small: A file is small if its size is less than this fraction of `target_bytes`.
     """
 
     target_bytes: int = TARGET_FILE_BYTES_DEFAULT
@@ -106,10 +107,10 @@ class CompactionPolicy:
 
     @staticmethod
     def of(metadata: TableMetadata, inherited: Mapping[str, str]) -> CompactionPolicy:
-        """Return the policy that the table's properties set.
+        """Return the policy in the table's properties.
 
         Args:
-            inherited: The values of properties that the table does not set.
+            inherited: The values for properties that the table does not set.
 
         Raises:
             InvalidRequest: A value is not a number.
@@ -132,13 +133,13 @@ def compact(
     branch: str = MAIN,
     runner: BatchRunner = run_here,
 ) -> RewriteReport:
-    """Compact a branch of a table. The default policy is the policy of the table's properties.
+    """Compact a branch of a table. The default policy comes from the table's properties.
 
     Args:
-        dry_run: Report the files that would be replaced, and commit nothing. The size of the new files is then an
-            estimate.
-        settled: Leave out files that writers will probably replace soon.
-        runner: Runs the rewrites, in this process or elsewhere.
+        dry_run: Whether to report the files that would be replaced, and commit nothing. The size of the new files is
+            then an estimate.
+        settled: Whether to leave out files that writers will probably replace soon.
+        runner: A function that runs the rewrites, in this process or elsewhere.
 
     Raises:
         InvalidRequest: The table has format version 1.
@@ -178,12 +179,15 @@ def _select_all(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator
 
 
 def divide_tasks(tasks: Iterable[ScanTask], bytes_max: int, files_max: int) -> Iterator[list[ScanTask]]:
-    """Yield batches of successive files within the limits. A file above the limits is its own batch."""
+    """Yield batches of consecutive files within the limits. A file above the limits is a separate batch."""
     return divide(tasks, lambda task: (task.size_bytes, 1), (bytes_max, files_max))
 
 
 def divide_groups(groups: Iterable[list[ScanTask]], bytes_max: int, files_max: int) -> Iterator[list[list[ScanTask]]]:
-    """Yield batches of successive groups of files within the limits. A group above the limits is its own batch."""
+    """Yield batches of consecutive groups of files within the limits.
+
+    A group above the limits is a separate batch.
+    """
     return divide(groups, lambda group: (sum(task.size_bytes for task in group), len(group)), (bytes_max, files_max))
 
 
@@ -196,7 +200,7 @@ def group_by_partition(tasks: Iterable[ScanTask]) -> Iterable[list[ScanTask]]:
 
 
 def count_deletes(tasks: Iterable[ScanTask]) -> Counter[DeleteKey]:
-    """Return the number of data files to which each delete applies."""
+    """Return the number of data files to which each delete file or deletion vector applies."""
     return Counter(_make_delete_key(delete) for task in tasks for delete in task.deletes)
 
 
@@ -208,7 +212,7 @@ def _make_delete_key(delete: Mapping[str, Any]) -> DeleteKey:
 def _select_in_partition(
     members: Sequence[ScanTask], shared: Counter[DeleteKey], policy: CompactionPolicy
 ) -> list[ScanTask]:
-    """Return the files of a partition to replace: files with many deletes, and files of the tiers that are merged."""
+    """Return the files of a partition to replace: files with many deletes, and files of tiers to merge."""
     chosen = {task.path for task in members if has_many_deletes(task, shared)}
     small = [
         task for task in members if task.size_bytes < policy.small * policy.target_bytes and task.path not in chosen
@@ -222,8 +226,8 @@ def _select_in_partition(
 def _divide_into_tiers(small: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
     """Divide files, from the smallest to the largest, into tiers.
 
-    A file joins a tier if it is at most as large as the files of the tier together. The second file may be up to
-    `_TIER_SIZE_RATIO_MAX` times as large as the first file.
+    A file is added to a tier if it is at most as large as all files of the tier together. The second file of a tier may
+    be up to `_TIER_SIZE_RATIO_MAX` times as large as the first file.
     """
     tier: list[ScanTask] = []
     size_bytes = 0
@@ -237,9 +241,9 @@ def _divide_into_tiers(small: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
 
 
 def has_many_deletes(task: ScanTask, shared: Counter[DeleteKey]) -> bool:
-    """Return whether a file has many deleted rows, by an estimate.
+    """Return whether a file has many delete files, or an estimate of its deleted rows is high.
 
-    For the estimate, the rows of a delete file are divided among the data files to which it applies.
+    The estimate divides the rows of a delete file among the data files to which it applies.
     """
     deleted = sum(delete.get("record-count", 0) / shared[_make_delete_key(delete)] for delete in task.deletes)
     return len(task.deletes) >= REWRITE_DELETE_FILES_MIN or deleted >= DELETED_ROWS_MIN_FRACTION * max(1, task.records)
@@ -285,8 +289,8 @@ def rewrite_rows(
     Args:
         opened: The table, with the schema of the new files.
         target: A target of the same schema.
-        policy: The rules for the row groups that are copied. If None, all rows are encoded again.
-        published: Whether a commit has added the files of the batch. If not, their rows have no row ids.
+        policy: The rules by which row groups are copied. If it is None, all rows are encoded again.
+        published: Whether the files of the batch have been committed. If not, their rows have no row ids.
 
     Raises:
         Unreadable: A file cannot be read.
@@ -310,7 +314,7 @@ def rewrite_rows(
 
 @dataclass(frozen=True)
 class _Copies:
-    """Copies the files of the partitions in which large row groups can be copied."""
+    """Copies the files of the partitions that have large row groups."""
 
     opened: OpenTable
     target: WriteTarget
@@ -319,10 +323,10 @@ class _Copies:
     firsts: Mapping[str, int]
 
     def write(self, batch: Sequence[ScanTask], origins: OriginLog) -> tuple[WrittenFiles, CopyCounts, list[ScanTask]]:
-        """Copy the partitions that are worth a copy.
+        """Copy the partitions for which copying row groups saves work.
 
         Returns:
-            The written files, the counts, and the tasks of the other files.
+            The written files, the counts, and the tasks of the files that were not copied.
 
         Raises:
             Unreadable: A file cannot be read.
@@ -336,7 +340,7 @@ class _Copies:
                     not_copied += tasks
                 elif self.keys is None:
                     groups.append((tasks, partition))
-                else:  # The key service is code of the user and may not be thread-safe.
+                else:  # The key service is the user's code, which may not be thread-safe.
                     self._copy(writer, tasks, partition)
             threads = min(_CONCURRENT_PARTITIONS_MAX, len(groups), os.cpu_count() or 1)
             if threads > 1:
@@ -355,7 +359,7 @@ class _Copies:
     ) -> tuple[WrittenFiles, CopyCounts]:
         """Copy several partitions at the same time, because a single thread cannot use the whole bandwidth of the disk.
 
-        Index files are built afterwards, so there are no more index files than with one writer.
+        Index files are built afterwards, so that there are as few index files as with one writer.
         """
         bare, counts, parts = replace(self.target, indexes=()), CopyCounts(), list[WrittenFiles]()
         indexes = IndexBuilder(self.target.indexes)
@@ -367,7 +371,7 @@ class _Copies:
                     parts.append(written)
                     origins.take(log)
                     counts.add(counted)
-                    # Only the thread of the job can report its progress.
+                    # Only the job's own thread can report its progress.
                     advance(len(tasks), sum(task.size_bytes for task in tasks))
                 for file in WrittenFiles.join(parts).files:
                     indexes.add(file, None)
@@ -401,13 +405,13 @@ def _encode(
     """Read the live rows of these files, and encode them in new files.
 
     Args:
-        firsts: The origin of the first row of each file.
+        firsts: The origins of the first rows of the files, by path.
     """
     names = [field.name for field in opened.schema.fields]
     names += NAMES if keeps_lineage(target) else ()
     read_plan = plan_read(opened, names, TRUE, positions=True)
-    # If the files have the target's spec, all rows of a partition stay in this partition. Its file is written while the
-    # next files are read.
+    # If the files have the target's spec, all rows of a partition stay in this partition. The new file of a partition
+    # is then written while the files of the next partition are read.
     stay = all(task.spec_id == target.spec.spec_id for task in tasks)
     groups = list(group_by_partition(tasks)) if stay else [list(tasks)]
     ahead = read_tasks(read_plan, opened.storage, (task for members in groups for task in members))
@@ -426,10 +430,9 @@ def _encode(
 def _replace_positions_by_origins(
     read: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]], firsts: Mapping[str, int]
 ) -> Iterator[tuple[pa.RecordBatch, Longs]]:
-    """Yield batches of rows without their positions, each with the origins of its rows.
+    """Yield batches of rows without the column of positions, each with the origins of its rows.
 
-    Batches of small files are joined, because the fixed work for a batch takes longer than the work for a thousand
-    rows.
+    Batches of small files are joined, because the fixed cost of a batch is higher than the cost of a thousand rows.
     """
     waiting, starts, rows, size_bytes = list[pa.RecordBatch](), list[int](), 0, 0
     for task, batches in read:
@@ -448,8 +451,8 @@ def _replace_positions_by_origins(
 def _concatenate(batches: Sequence[pa.RecordBatch], starts: Sequence[int]) -> tuple[pa.RecordBatch, Longs]:
     """Join batches, and return the rows and their origins.
 
-    The column of positions is found by its place as the last column, because another column of the table may have its
-    name.
+    The column of positions is the last column. It cannot be found by name, because a column of the table may have the
+    same name.
 
     Args:
         starts: The number to add to the positions of each batch.

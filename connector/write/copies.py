@@ -1,4 +1,4 @@
-"""Writes data files of a partition from row groups of other files: copies large row groups, encodes others again.
+"""Writes data files of a partition from row groups of other files: copies large row groups, and encodes the others.
 
 Copying a row group costs about as much as copying its bytes. Encoding its rows costs many times more. But a small row
 group makes every later read slower, so small row groups are encoded together. A row group is copied if all of these
@@ -7,19 +7,19 @@ conditions hold:
 - It has at least `CopyPolicy.least_bytes` bytes.
 - None of its rows is deleted.
 - Its columns have the ids and types that the table's writer would give them now. The names may differ.
-- Its columns are optional where the columns of the new file are optional. Writers such as Spark store an optional
+- Its columns are optional in the file if they are optional in the new file. Writers such as Spark store an optional
   column as required if their rows have no null. If all files of a merge store a column as required, the merged file
-  does, too.
-- Columns that are missing in the file are null for readers: they are optional, have no default, and are not the source
-  of a partition field.
+  also does.
+- Readers return null for columns that the file does not have: the columns are optional, have no default, and are not
+  the source of a partition field.
 
-A new file is encrypted as its old files are. Files with different encryption do not share a new file. Metrics of
+A new file has the encryption of its old files. Files with different encryption do not share a new file. Metrics of
 encrypted columns are not written to manifests, because manifests are not encrypted. Partition values come from the old
 file's manifest entry, and never from its rows. Rows are not sorted by encrypted columns.
 
-The rows of all other row groups are read with all deletes applied, and encoded. `CopyCounts` has the reasons. If the
-table has row lineage, the lineage columns are always encoded. They are small, and inherited values are derived from the
-old file.
+The rows of all other row groups are read with all deletes applied, and encoded. `CopyCounts` counts the reasons. If the
+table has row lineage, the lineage columns are always encoded. They are small, and their values must be computed if they
+are inherited from the old file.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ from seamark.formats.iceberg.metadata.properties import (
 from seamark.formats.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
 
 SMALL_ROW_GROUP_DIVISOR = 8
-"""A row group is small if it is smaller than the target size of row groups divided by this number."""
+"""A row group is small if its size is less than the target size of row groups divided by this number."""
 _ORIGIN = ""
 _BUFFERED_BYTES_MAX = 256 << 20
 """The maximum size of buffered rows that wait for their row group."""
@@ -98,9 +98,8 @@ class CopyPolicy:
 
     Attributes:
         least_bytes: The minimum size of a row group that is copied.
-        keep_order: Whether each old file becomes one new file, with its rows in the same order.
-        sorts: Whether no row group is copied, and the rows of a new file are in the table's sort order. Only
-            encrypted files are written so.
+        keep_order: Whether each old file is rewritten to one new file with its rows in the same order.
+        sorts: Whether all rows are encoded and sorted by the table's sort order. Only encrypted files need it.
     """
 
     least_bytes: int
@@ -121,7 +120,7 @@ class CopyCounts:
     """The numbers of row groups that were copied and encoded.
 
     Attributes:
-        encoded: The number of row groups that were encoded, by the reason.
+        encoded: The number of row groups that were encoded, by the reason why they were not copied.
     """
 
     copied: int = 0
@@ -135,7 +134,7 @@ class CopyCounts:
 
 
 class CopyWriter:
-    """Writes the files of one partition after the other.
+    """Writes the new files, partition by partition.
 
     As a context manager, it deletes its files on an exception.
     """
@@ -153,7 +152,9 @@ class CopyWriter:
         Args:
             opened: The table, with the schema of the new files.
             target: A target of the same schema. It has the lineage columns if the rows have row ids.
-            keys: The keys of encrypted files. If None, encrypted files are refused.
+            policy: The rules by which row groups are copied.
+            origins: The log that records the origins of the written rows.
+            keys: The keys of encrypted files. If it is None, encrypted files are refused.
         """
         self._keys = keys
         self._protection: FileProtection | None = None
@@ -188,9 +189,9 @@ class CopyWriter:
             self.abort()
 
     def find_partition(self, tasks: Sequence[ScanTask]) -> Partition | None:
-        """Return the partition of these files, or None if a copy is not worth it.
+        """Return the partition of these files, or None if no row group can be copied.
 
-        A copy is not worth it if all files are small, or if their rows must be partitioned again.
+        No row group can be copied if all files are small, or if their rows must be partitioned again.
         """
         self._inspected.clear()
         all_small = all(task.size_bytes < self._policy.least_bytes for task in tasks)
@@ -211,7 +212,7 @@ class CopyWriter:
         return self._keys is not None and self._inspect(task).scheme is not None
 
     def _inspect(self, task: ScanTask) -> _Inspected:
-        """Return the properties of a file that determine how the new file is written. Each footer is read only once.
+        """Return the cached properties of an old file that determine how the new file is written.
 
         Raises:
             Unreadable: The file cannot be read.
@@ -266,7 +267,7 @@ class CopyWriter:
         return schemes.values()
 
     def _find_scheme(self, path: str) -> EncryptionScheme | None:
-        """Return the encryption that a file had when the encryption of the new file was chosen."""
+        """Return the encryption that an old file had when the encryption of the new file was chosen."""
         return self._inspected[path].scheme
 
     def _find_required(self, tasks: Sequence[ScanTask]) -> frozenset[int]:
@@ -290,6 +291,7 @@ class CopyWriter:
         return layout
 
     def _write_file(self, task: ScanTask, origin: int) -> None:
+        """Copy the large row groups of a file, and encode the live rows of its other row groups."""
         if task.size_bytes < self._policy.least_bytes or self._policy.sorts:
             self.counts.encoded["the table has a sort order" if self._policy.sorts else "the file is small"] += 1
             self._encode(task, None, origin)
@@ -319,7 +321,7 @@ class CopyWriter:
                 self._encode(task, np.concatenate(encoded), origin)
 
     def _find_protection(self, source: SourceFile) -> FileProtection | None:
-        """Return the encryption of a new file with these rows.
+        """Return the encryption of a new file with the rows of an old file.
 
         Raises:
             Unreadable: The encryption of the new file is uncertain.
@@ -327,6 +329,7 @@ class CopyWriter:
         return None if self._keys is None else find_protection(source, self._layout.leaves, self._keys)
 
     def _match(self, source: SourceFile) -> LeafMatch:
+        """Return the old file's column for each column of the new file, or the reason why nothing can be copied."""
         creator = _WRITER.match(source.footer.created_by or b"")
         if creator and (int(creator[2]), int(creator[3])) < _CORRECT_STATISTICS_SINCE[creator[1]]:
             return LeafMatch((), "an old writer wrote wrong statistics")
@@ -346,6 +349,7 @@ class CopyWriter:
         return LeafMatch(columns)
 
     def _why_encoded(self, size_bytes: int, deleted: DeletedRowSet, first: int, rows: int) -> str:
+        """Return the reason why a row group cannot be copied, or "" if it can be copied."""
         if size_bytes < self._policy.least_bytes:
             return "the row group is small"
         if deleted.keys:
@@ -357,6 +361,7 @@ class CopyWriter:
     def _copy(
         self, source: SourceFile, number: int, matched: LeafMatch, task: ScanTask, first: int, origin: int
     ) -> None:
+        """Copy a row group to the current file. Columns that the old file does not have are added."""
         group = source.footer.groups[number]
         if self._policy.keep_order:
             self._flush()
@@ -375,7 +380,7 @@ class CopyWriter:
         self.counts.copied_bytes += group.size_bytes
 
     def _fill_missing(self, task: ScanTask, first: int, rows: int, missing: Sequence[int]) -> Pick:
-        """Return a file in memory with the lineage columns, and with nulls for columns missing in the old file."""
+        """Return the columns that are not copied, encoded in memory: lineage columns, and nulls for missing columns."""
         ids = {self._layout.leaves[position].ids[0] for position in missing}
         fields = [field for field in self._target.schema.fields if field.id in ids]
         lineage = self._read_lineage(task, first, rows) if self._lineage else {}
@@ -441,10 +446,7 @@ class CopyWriter:
         file.assembler.add([Pick(source, 0, columns, columns)])
 
     def _open_file(self, size_bytes: int) -> _OpenFile:
-        """Return the file for a row group of this size.
-
-        If the row group would make the current file too large, open a new file.
-        """
+        """Return the file to which a row group of this size is added. Open a new file if the current file is full."""
         is_single = self._policy.keep_order or self._policy.sorts
         if self._file and not is_single and self._file.assembler.size_bytes + size_bytes > self._policy.target_bytes:
             self._close_file()
@@ -461,6 +463,7 @@ class CopyWriter:
         self._close_file()
 
     def _close_file(self) -> None:
+        """Close the current file, and add its ContentFile to the written files."""
         file = self._file
         if file is None:
             return
@@ -497,7 +500,7 @@ class CopyWriter:
 
 @dataclass(frozen=True)
 class _Inspected:
-    """The ids of the required columns of an old file, and the encryption of a new file with its rows."""
+    """The properties of an old file: the ids of its required columns, and the encryption of a file with its rows."""
 
     required: frozenset[int]
     protection: FileProtection | None
@@ -512,8 +515,9 @@ class _Layout:
     """The columns of a new file.
 
     Attributes:
-        leaves: The leaf columns of `arrow`.
-        footer: The footer of an empty file of `arrow`.
+        arrow: The Arrow schema.
+        leaves: The leaf columns of the schema.
+        footer: The footer of an empty file with the schema.
     """
 
     arrow: pa.Schema
@@ -539,18 +543,20 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _OpenFile:
+    """A new file to which row groups are added."""
+
     location: str
     assembler: FileAssembler
     metrics: Metrics
 
 
 def _count_nans(task: ScanTask, source: SourceFile) -> dict[int, int]:
-    """Return the NaN counts of each row group of a file, if they follow from the counts of the whole file."""
+    """Return the NaN counts of each row group by column id, as far as the counts of the whole file determine them."""
     counts = task.file.get("nan-value-counts") or {"keys": [], "values": []}
     is_single = sum(group.rows > 0 for group in source.footer.groups) == 1
     return {key: count for key, count in zip(counts["keys"], counts["values"], strict=True) if not count or is_single}
 
 
 def _select_written_fields(target: WriteTarget) -> Iterator[Any]:
-    """Return the fields of the schema for which files have columns."""
+    """Yield the fields of the schema for which files have columns."""
     return (field for field in target.schema.fields if field.type != UNKNOWN)

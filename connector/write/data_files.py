@@ -1,11 +1,11 @@
-"""Writes a Parquet file of a table, and returns its ContentFile in the form of the REST specification.
+"""Writes a Parquet file of a table, and returns its ContentFile as defined by the REST specification.
 
-A file is written row group by row group under a unique name, and is durable before its ContentFile is returned. Until a
+A file is written row group by row group to a unique location, and is durable when its ContentFile is returned. Until a
 commit adds the file, no reader uses it. A writer that dies leaves an unreferenced file.
 
-The encodings follow the table's properties (`write.parquet.…`), with Iceberg's defaults. A column with almost no
-repeated values in a sample has no dictionary. Its dictionary would be as large as the column, would take most of the
-writing time, and would be needed to read any page of the column.
+The table's properties (`write.parquet.…`) determine the encodings, with Iceberg's defaults. A column with almost no
+repeated values in a sample is written without a dictionary. Its dictionary would be as large as the column, would take
+most of the writing time, and would be needed to read any page of the column.
 
 The row groups of an encrypted file are encoded in memory, so that no unencrypted byte is stored.
 """
@@ -54,7 +54,7 @@ _BLOOM_BYTES = "write.parquet.bloom-filter-max-bytes"
 _FALSE_POSITIVE_PROBABILITY_DEFAULT = 0.01
 _SAMPLE_ROWS, _STRETCH_ROWS = 16_384, 1_024
 _DICTIONARY_DISTINCT_MAX_FRACTION = 0.9
-"""The maximum fraction of distinct values in a sample at which a column gets a dictionary."""
+"""The maximum fraction of distinct values in a sample of a column that is written with a dictionary."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class NewFile:
     Attributes:
         arrow: The Arrow schema of all rows, with field ids.
         properties: The properties of the table.
+        modes: The metrics mode of each column, by field id.
         key_values: The key-value metadata of the footer.
     """
 
@@ -105,10 +106,10 @@ class FileWriter:
         self.rows += rows.num_rows
 
     def _open_writer(self, first: pa.Table | None) -> pq.ParquetWriter:
-        """Return the Parquet writer. It is opened at the first call.
+        """Return the Parquet writer. Open it at the first call.
 
         Args:
-            first: The rows of the first row group, or None if there are no rows.
+            first: The rows of the first row group, from which the encodings are chosen, or None if there are no rows.
         """
         if self._writer is None:
             options = _choose_options(first, self._leaves, self._bloom_fpps, self._new.properties)
@@ -152,10 +153,7 @@ class FileWriter:
 
 
 class EncryptedFileWriter(FileWriter):
-    """Writes one encrypted Parquet file, with the interface of `FileWriter`.
-
-    The metrics of encrypted columns are left out.
-    """
+    """Writes one encrypted Parquet file. Its ContentFile has no metrics of encrypted columns."""
 
     def __init__(self, new: NewFile, protection: FileProtection) -> None:
         """Open the file.
@@ -207,9 +205,9 @@ def parse_footer(footer: bytes) -> pq.FileMetaData:
 def divide_by_protection(
     tasks: Iterable[ScanTask], target: WriteTarget, keys: ParquetKeys | None
 ) -> list[tuple[FileProtection | None, list[ScanTask]]]:
-    """Group the files by their encryption. New files with their rows get the same encryption.
+    """Group the files by their encryption. A new file with rows of a group has the encryption of the group.
 
-    Without keys, all files are in one group, and an encrypted file is refused when it is read.
+    Without keys, all files are in one group, and an encrypted file causes an error when it is read.
 
     Raises:
         Unreadable: A file cannot be read.
@@ -230,7 +228,7 @@ def require_unchanged_scheme(
 ) -> SourceCheck | None:
     """Return a check that refuses a file whose encryption has changed since `divide_by_protection`.
 
-    The result is None if there are no keys, because encrypted files are then refused anyway.
+    Return None if there are no keys, because encrypted files are then always refused.
     """
     if keys is None:
         return None
@@ -284,7 +282,7 @@ def open_data_file_writer(target: WriteTarget, location: str, protection: FilePr
 def finish_data_file(writer: FileWriter, target: WriteTarget, partition: Partition) -> dict[str, Any]:
     """Close the writer and return the ContentFile.
 
-    If the table has a sort order, the caller must have written the rows in this order.
+    If the table has a sort order, the caller must have written the rows in the order of this sort order.
     """
     return {
         "content": "data",
@@ -320,13 +318,13 @@ def build_writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _has_repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
-    """Return whether a column has enough repeated values for a dictionary. For nested columns, the result is True."""
+    """Return whether a column has enough repeated values for a dictionary, or is nested."""
     if len(leaf.positions) > 1 or leaf.repeated:
         return True
     if rows.num_rows < _SAMPLE_ROWS:
         return _is_smaller(rows.column(leaf.positions[0]))
-    # The sample consists of stretches of consecutive rows, so it includes runs of equal values. The stretches are
-    # spread over the whole column.
+    # The sample consists of slices of consecutive rows from all parts of the column, so that it includes runs of equal
+    # values.
     starts = np.linspace(0, rows.num_rows - _STRETCH_ROWS, _SAMPLE_ROWS // _STRETCH_ROWS).astype(np.int64)
     positions = pa.array((starts[:, None] + np.arange(_STRETCH_ROWS)).ravel())
     sample = rows.column(leaf.positions[0]).take(positions)
@@ -340,7 +338,7 @@ def _has_repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
 def _is_smaller(column: pa.ChunkedArray) -> bool:
     """Return whether a dictionary and its indices take fewer bytes than the values, before compression.
 
-    Iceberg's Java writer decides in the same way. pyarrow keeps any dictionary that fits into its limit.
+    Iceberg's Java writer makes the same decision. pyarrow would keep any dictionary that fits into its limit.
     """
     values = len(column) - column.null_count
     if not values:
@@ -354,7 +352,7 @@ def _is_smaller(column: pa.ChunkedArray) -> bool:
 
 
 def _select_bloom_columns(schema: Schema, properties: Mapping[str, str], leaves: list[LeafColumn]) -> dict[str, float]:
-    """Return the columns with a Bloom filter in the file: the false-positive rate by the path of the column.
+    """Return the false-positive rates of the columns with a Bloom filter in the file, by the path of the column.
 
     Raises:
         Unwritable: A rate is invalid.

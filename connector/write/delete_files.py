@@ -1,9 +1,9 @@
 """Writes deletion vectors, position deletes and equality deletes (Iceberg spec, "Row-level Deletes").
 
-Written deletes never undelete a row. A data file has at most one deletion vector. So a new vector includes the rows
-that were deleted before, and the old vector is listed for removal. A commit must add the new vector and remove the old
-vector together. Otherwise, the commit would undelete rows or be refused. A data file without remaining rows is also
-listed for removal. The commit removes the deletes of that file, too. Until a commit, delete files are unreferenced.
+New deletes never undelete a row. A data file has at most one deletion vector. Therefore a new vector includes the rows
+that were deleted before, and the old vector is listed for removal. The same commit must add the new vector and remove
+the old vector, or it would undelete rows or be refused. A data file without remaining rows is also listed for removal,
+and the commit then also removes its deletes. Until a commit adds them, delete files are unreferenced.
 
 Tables of version 3 use deletion vectors, many of them in one Puffin file (Puffin spec, `deletion-vector-v1`). Tables of
 version 2 use Parquet files of paths and positions. Equality deletes need no positions, but add work to every read.
@@ -62,8 +62,9 @@ class DeletedRows:
     """Rows of one data file to delete.
 
     Attributes:
-        positions: The positions of the rows, as int64[n], in any order.
-        spec_id, partition: The partition of the data file, from its ContentFile.
+        positions: The positions of the rows, as int64[rows], in any order.
+        spec_id: The id of the data file's partition spec.
+        partition: The partition values in the ContentFile of the data file.
         deletes: The delete files that a plan lists for the data file.
     """
 
@@ -81,9 +82,9 @@ class DeletedRows:
         return [file for file in self.deletes if file["content"] == "position-deletes"]
 
     def is_whole(self, reader: Deletes) -> bool:
-        """Return whether all rows of the file are deleted by these positions and earlier deletes.
+        """Return whether these positions and earlier position deletes delete all rows of the file.
 
-        The result is False if this is uncertain, for example because equality deletes apply.
+        Return False if this is uncertain, for example because equality deletes apply.
 
         Raises:
             Unreadable: A delete file cannot be read.
@@ -126,15 +127,15 @@ class WrittenDeletes:
 
 
 def write_deletes(target: WriteTarget, rows: Iterable[DeletedRows], reader: Deletes) -> WrittenDeletes:
-    """Write deletion vectors or position deletes, depending on the table's version.
+    """Write deletion vectors or position delete files, depending on the table's format version.
 
     Args:
         target: The table.
-        rows: The rows to delete.
-        reader: Reads the table's deletes.
+        rows: The rows to delete, grouped by data file.
+        reader: The reader of the table's earlier deletes.
 
     Raises:
-        Unreadable: A delete file that a new vector must include cannot be read. Without it, rows would be undeleted.
+        Unreadable: Earlier deletes, which a new vector must include, cannot be read.
         ValueError: A position is negative, or a data file occurs twice.
     """
     non_empty = _select_non_empty(rows)
@@ -151,7 +152,7 @@ def write_deletes(target: WriteTarget, rows: Iterable[DeletedRows], reader: Dele
 
 
 def _write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], reader: Deletes) -> WrittenDeletes:
-    """Write one Puffin file with a vector for each data file. The vectors include earlier deletes.
+    """Write one Puffin file with a deletion vector for each data file. The vectors include earlier deletes.
 
     No file is written if all rows were deleted before.
     """
@@ -188,17 +189,17 @@ def _write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], re
     if not files:
         return WrittenDeletes()
     size_bytes = target.storage.write(location, write_puffin(blobs, {"created-by": "Seamark"}))
-    # Readers request the vectors in this order. DuckDB 1.5.5 reads on after a vector up to the next bytes in its cache,
-    # and its Iceberg extension takes the first vector of such a range for all vectors within it. In descending order,
-    # the cache has the bytes after each vector, so that each range is one vector.
+    # Readers request the vectors in this order. After a vector, DuckDB 1.5.5 continues to read up to the next bytes in
+    # its cache, and its Iceberg extension uses the first vector of such a range for all vectors in the range. In
+    # descending order, the cache already contains the bytes after each vector, so each range has only one vector.
     described = tuple({**file, "file-size-in-bytes": size_bytes} for file in reversed(files))
     return WrittenDeletes(described, tuple(removed))
 
 
 def _build_removal(file: Mapping[str, Any], path: str) -> dict[str, Any] | None:
-    """Return the entry that removes a delete file which the new vector includes.
+    """Return the entry that removes a delete file whose rows a new vector includes.
 
-    The result is None if the delete file also applies to other data files.
+    Return None if the delete file also applies to other data files.
     """
     if file.get("referenced-data-file") != path:
         return None
@@ -211,8 +212,8 @@ def _build_removal(file: Mapping[str, Any], path: str) -> dict[str, Any] | None:
 def encode_vector(positions: Longs) -> bytes:
     """Return a blob `deletion-vector-v1`.
 
-    It consists of its length, a magic number, a portable 64-bit roaring bitmap, and a CRC-32 of the magic number and
-    the bitmap.
+    The blob consists of its length, a magic number, a portable 64-bit roaring bitmap, and a CRC-32 of the magic number
+    and the bitmap.
 
     Args:
         positions: The deleted positions, ascending and distinct.
@@ -222,7 +223,7 @@ def encode_vector(positions: Longs) -> bytes:
 
 
 def _encode_roaring(positions: Longs) -> bytes:
-    """Return the 32-bit bitmaps of the positions, each after its high 32 bits.
+    """Return the 32-bit bitmaps of the positions, each preceded by the high 32 bits of its positions.
 
     The format is defined by RoaringFormatSpec, "Extension for 64-bit implementations".
     """
@@ -230,7 +231,7 @@ def _encode_roaring(positions: Longs) -> bytes:
     starts = np.flatnonzero(np.diff(high, prepend=-1))
     parts = [struct.pack("<Q", len(starts))]
     for low in np.split(positions, starts[1:]) if len(starts) else ():
-        # pyroaring reads Python's `array` in bulk, and numpy arrays element by element.
+        # pyroaring reads an `array` of Python in bulk, but a numpy array element by element.
         bitmap = pyroaring.BitMap(array("I", (low & 0xFFFFFFFF).astype(np.uint32).tobytes()))
         bitmap.run_optimize()
         parts.extend((struct.pack("<I", int(low[0]) >> 32), bitmap.serialize()))
@@ -238,7 +239,7 @@ def _encode_roaring(positions: Longs) -> bytes:
 
 
 def _select_non_empty(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
-    """Return the entries that have positions, ordered by path.
+    """Return the data files with positions to delete, ordered by path.
 
     Raises:
         ValueError: A position is negative, or a data file occurs twice.
@@ -246,9 +247,9 @@ def _select_non_empty(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
     by_path: dict[str, DeletedRows] = {}
     for deleted in rows:
         if deleted.path in by_path:
-            raise ValueError(f"{deleted.path} occurs twice; pass all its positions at once")
+            raise ValueError(f"{deleted.path} occurs twice; pass all positions of a data file in one entry")
         if len(deleted.positions) and int(deleted.positions.min()) < 0:
-            raise ValueError(f"{deleted.path} has no row {int(deleted.positions.min())}")
+            raise ValueError(f"{deleted.path} has no row {int(deleted.positions.min())}; positions begin at 0")
         if len(deleted.positions):
             by_path[deleted.path] = deleted
     return list(by_path.values())
@@ -260,8 +261,8 @@ def _select_non_empty(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
 def _write_position_deletes(target: WriteTarget, rows: Iterable[DeletedRows]) -> WrittenDeletes:
     """Write Parquet files of paths and positions, sorted by both.
 
-    There is one file for each partition, or one for each data file if the table's `write.delete.granularity` is
-    `file`. Earlier delete files stay.
+    There is one file for each partition, or for each data file if the table's `write.delete.granularity` is `file`.
+    Earlier delete files remain.
     """
     _check_version(target, "position deletes")
     by_file = target.properties.get(GRANULARITY, "").lower() == BY_FILE
@@ -314,17 +315,17 @@ def _write_position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> di
 def write_equality_deletes(
     target: WriteTarget, keys: pa.Table, columns: Sequence[str], *, spec: PartitionSpec | None = None
 ) -> WrittenDeletes:
-    """Write equality delete files. They delete the rows that have one of the keys in these columns.
+    """Write equality delete files, which delete the rows with one of the keys in these columns.
 
-    The deletes apply to data files of lower sequence numbers, and of the same spec and partition. Deletes of a spec
-    without fields apply to all data files of any spec.
+    The deletes apply to data files with lower sequence numbers, and with the same spec and partition. Deletes of a spec
+    without fields apply to the data files of every spec.
 
     Args:
         target: The table.
         keys: The keys.
         columns: The names of the key columns, which are top-level columns.
-        spec: The partition spec of the deletes. The default is the spec of the table. The sources of its fields must be
-            among `columns`.
+        spec: The partition spec of the deletes. The default is the table's current spec. The source columns of its
+            fields must be in `columns`.
 
     Raises:
         Unwritable: A column cannot be a key column.
@@ -381,7 +382,7 @@ def check_equality_deletes(target: WriteTarget, columns: Sequence[str]) -> Schem
 def _select_key_schema(schema: Schema, columns: Sequence[str]) -> Schema:
     by_name = {field.name: field for field in schema.fields}
     if unknown := [name for name in columns if name not in by_name]:
-        raise Unwritable(f"the table has no column {unknown[0]}, which is given as a key column")
+        raise Unwritable(f"the table has no column {unknown[0]}, so it cannot be a key column")
     fields = [by_name[name] for name in columns]
     for field in fields:
         if not isinstance(field.type, str) or field.type in FLOATS:
@@ -412,5 +413,5 @@ def _open_delete_writer(target: WriteTarget, schema: Schema, modes: Mapping[int,
 
 
 def _generate_location(target: WriteTarget, suffix: str) -> str:
-    """Return a location outside of partition folders, because a file may contain deletes of several partitions."""
+    """Return a location outside of partition folders, because a delete file may belong to several partitions."""
     return make_data_location(target.location, target.properties, "", f"{uuid.uuid4()}-deletes{suffix}")

@@ -1,16 +1,16 @@
 """Upserts and deletes by key without locating rows: one commit adds equality deletes and new rows.
 
 No index and no data file of the table is read, so the cost of a batch does not depend on the size of the table, and the
-report has no counts of stored rows. Readers have more work: they compare the rows of each file to which the deletes
-apply with the keys, until a compaction applies the deletes. PyIceberg does not read such tables.
+report has no counts of stored rows. Readers have more work: until a compaction applies the deletes, they compare the
+keys with the rows of each file to which the deletes apply. PyIceberg cannot read tables with equality deletes.
 
-The deletes apply to rows with one of the keys in all files of lower sequence numbers. New rows have the sequence number
-of the deletes, so they stay. An equality delete file applies either to the files of one partition of one spec or, if
-its spec has no fields, to all files. If the table has a spec without fields, the deletes use that spec. Otherwise they
-use all specs of the table. The fields of these specs must then be derived from key columns.
+The deletes apply to rows with one of the keys in all files of lower sequence numbers. New rows have the same sequence
+number as the deletes, so they stay. An equality delete file applies either to the files of one partition of one spec
+or, if its spec has no fields, to all files. If the table has a spec without fields, the deletes use that spec.
+Otherwise there are deletes for each spec of the table, whose fields must be derived from key columns.
 
-This commit has only one possible conflict: since the table was loaded, another writer has added a partition spec and
-written files with it, for example after a resize of buckets. The change is then prepared again.
+The commit has only one possible conflict: since the table was loaded, another writer has added a partition spec and
+has written files with it, for example after a resize of buckets. The change is then prepared again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _INT_MIN = -(1 << 31)
 
 
 def check_equality_arguments(mode: str | None, precombine: str | None, columns: Sequence[str] | None) -> None:
-    """Check that no argument requires stored rows.
+    """Check that no argument requires stored rows, which the strategy does not read.
 
     Raises:
         ValueError: An argument requires stored rows.
@@ -65,8 +65,7 @@ def write_equality_upsert(
     """Delete all rows with the keys of the batch and, unless `deletes` is True, add the rows of the batch.
 
     Raises:
-        Unwritable: A key column has a floating-point type, or the table has format version 1. Or every partition spec
-            of the table has fields, and one of them is not derived from the key columns. Or the partition value of a
+        Unwritable: The table or the key does not support equality upserts (`check_table`), or the partition value of a
             key depends on an earlier type of its column.
     """
     if not batch.keys.count:
@@ -84,12 +83,12 @@ def write_equality_upsert(
 
 
 def _select_specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpec]:
-    """Return partition specs with which equality deletes together apply to every file of the table.
+    """Return the partition specs for which equality deletes must be written to apply to every file of the table.
 
-    Readers treat a spec with only void fields as a spec without fields.
+    A spec with only void fields counts as a spec without fields, as for readers.
 
     Raises:
-        Unwritable: The table has no such specs.
+        Unwritable: Every spec has fields, and a field is not derived from the key columns.
     """
     ids = {field.id for field in metadata.current_schema.fields if field.name in columns}
     spec_fields = [(spec, field) for spec in metadata.partition_specs for field in spec.fields if not field.is_void]
@@ -108,7 +107,7 @@ def _select_specs(metadata: TableMetadata, columns: Sequence[str]) -> list[Parti
 
 
 def _check_wrapped(keys: BatchKeys, spec: PartitionSpec) -> None:
-    """Check that each key has the same truncated partition value as a long and as an int (`ranges.find_stored_as_int`).
+    """Check that each key has the same partition value as a long and as an int (`ranges.find_stored_as_int`).
 
     Raises:
         Unwritable: A key has different partition values as a long and as an int.

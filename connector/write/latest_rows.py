@@ -31,7 +31,7 @@ _NAN = np.uint64(2**64 - 1)
 
 @dataclass(frozen=True)
 class KeyedBatch:
-    """Rows with distinct keys. Row k of the batch has the key with ordinal k."""
+    """Rows with distinct keys. Row k has the key with index k in `keys`."""
 
     rows: pa.Table
     keys: BatchKeys
@@ -49,10 +49,10 @@ def find_latest_rows(
 ) -> KeyedBatch:
     """Return the latest row of each key.
 
-    The batch has all columns of the rows. With `columns`, it has only these columns, the keys and `precombine`.
+    The result has all columns of the rows or, with `columns`, only these columns, the keys and `precombine`.
 
     Raises:
-        Unwritable: A row has no key, or the rows do not fit the table.
+        Unwritable: A key is null, or the rows do not fit the table.
     """
     fields = find_key_fields(schema, keys)
     by_name = {field.name: field for field in schema.fields}
@@ -67,7 +67,7 @@ def find_latest_rows(
                 f"the rows have {names.count(duplicates[0])} columns {duplicates[0]}; each name must occur once"
             )
         if columns is None and set(names) != set(batches[0].schema.names):
-            raise Unwritable("some rows have other columns than the first row; all rows must have the same columns")
+            raise Unwritable("the batches of rows have different columns; all rows must have the same columns")
     table = _concatenate(
         batches if columns is None else [batch.select(needed) for batch in batches],
         [by_name[column] for column in needed],
@@ -123,7 +123,7 @@ def read_column(table: pa.Table, field: Field) -> pa.Array:
     """
     schema = Schema((msgspec.structs.replace(field, required=False),), 0)
     arrow = build_arrow_schema(schema)
-    # There is at least one batch, because a concatenation of no arrays would have no type.
+    # The table has at least one batch. A concatenation of no arrays would have no type.
     batches = table.select([field.name]).to_batches() or [pa.RecordBatch.from_pylist([], arrow)]
     return pa.concat_arrays([conform(batch.rename_columns([field.name]), schema, arrow).column(0) for batch in batches])
 
@@ -133,8 +133,8 @@ class Rank:
     """The order of rows. Only rows that were ranked together can be compared.
 
     Attributes:
-        valid: The first part of the order, as bool[rows]. It is False for null.
-        number: The second part of the order, as uint64[rows].
+        valid: Whether the value is not null, as bool[rows]. Nulls are before all values.
+        number: The order of the values that are not null, as uint64[rows].
     """
 
     valid: Mask
@@ -142,7 +142,10 @@ class Rank:
 
     @staticmethod
     def of(column: pa.Array | None, field: Field | None, rows: int) -> Rank:
-        """Return the ranks of a column of `read_column`. Without a column, all rows have the same rank."""
+        """Return the ranks of the values of a column from `read_column`.
+
+        Without a column, all rows have equal ranks.
+        """
         if column is None or field is None:
             return Rank(np.ones(rows, dtype=np.bool_), np.zeros(rows, dtype=np.uint64))
         kind = field.type
@@ -168,7 +171,7 @@ class Rank:
 
 
 def select_latest(groups: Sequence[npt.NDArray[Any]], rank: Rank) -> Longs:
-    """Return the ascending positions of the latest row of each group.
+    """Return the ascending positions of the latest rows of all groups, as int64[groups].
 
     Rows that have equal values in all arrays of `groups` form a group.
     """

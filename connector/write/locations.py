@@ -1,8 +1,8 @@
 """Generates locations of data files in the layout of Iceberg's writers.
 
-A location is `<location>/data/<partition>/<file>`, or a path below `write.data.path`. With
-`write.object-storage.enabled`, hash folders follow the data folder, to spread requests over an object store. Readers
-use the locations in manifests and never derive them. File names are unique, so no file overwrites another.
+The location of a file is `<table location>/data/<partition>/<file>`, or a path below `write.data.path`. With
+`write.object-storage.enabled`, folders with hashes follow the data folder, to spread requests over an object store.
+Readers use the locations in manifests and never derive them. File names are unique, so no file is overwritten.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def make_data_location(location: str, properties: Mapping[str, str], partition: 
     """Return the location of a file.
 
     Args:
-        partition: The result of `format_partition_path`. Empty for an unpartitioned table.
+        partition: The result of `format_partition_path`. It is empty for an unpartitioned table.
     """
     folder = get_data_folder(location, properties)
     relative_path = f"{partition}/{name}" if partition else name
@@ -53,7 +53,7 @@ def make_data_location(location: str, properties: Mapping[str, str], partition: 
     partitioned = parse_bool(properties, PARTITIONED_PATHS, True)
     relative_path = relative_path if partitioned else name
     entropy = _make_hash_folders(relative_path)
-    if not f"{folder}/".startswith(f"{location.rstrip('/')}/"):  # Several tables may share the folder.
+    if not f"{folder}/".startswith(f"{location.rstrip('/')}/"):  # Several tables may use the same data folder.
         table = "/".join(location.rstrip("/").split("/")[-2:])
         return f"{folder}/{entropy}/{table}/{relative_path}"
     return f"{folder}/{entropy}/{relative_path}" if partitioned else f"{folder}/{entropy}-{relative_path}"
@@ -84,11 +84,10 @@ def _escape(text: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether the text is safe in a location: it has no NUL and no segment `.` or `..`.
+    """Return whether the text is safe in a location: it has no NUL, and no segment `.` or `..`, which stores refuse.
 
-    The text must also be safe after it was URL-decoded up to three times. Servers and stores refuse locations with
-    these segments. The result is False if the third decoding still changes the text. Folder names are only informative,
-    because manifests have the partition values.
+    The text must also be safe after each of up to three URL-decodings. The result is False if the third decoding still
+    changes the text. Unsafe texts can be replaced, because readers take partition values from manifests.
     """
     decoded = text
     for _ in range(_DECODINGS_MAX):
@@ -101,6 +100,7 @@ def _is_plain(text: str) -> bool:
 
 
 def _format_value(transform: str, kind: str, value: Any) -> str:
+    """Return a partition value as text for the path of a file."""
     name = get_transform_name(transform)
     if value is None or name == VOID:
         return "null"

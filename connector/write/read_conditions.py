@@ -1,8 +1,8 @@
-"""Checks that rows are unchanged since a snapshot: the condition of a read-modify-write (`read_snapshot_id`).
+"""Checks that rows have not changed since a snapshot: the condition of a read-modify-write (`read_snapshot_id`).
 
-Rows are unchanged if both snapshots have the same rows with the keys, with the same values and equally often. Rows that
-were only moved, by a compaction or a copy-on-write commit, are unchanged. If the snapshots cannot be compared, the rows
-count as changed.
+Rows have not changed if both snapshots have the same number of equal rows with the keys. A compaction or a
+copy-on-write commit that only moves rows to new files does not change them. If the snapshots cannot be compared, the
+rows count as changed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ def check_unchanged(
     read_snapshot_id: int | UnsetType | None,
     strategy: str | None,
 ) -> None:
-    """Check that the rows with the keys are the same in a snapshot and in the opened snapshot.
+    """Check that the rows with the keys are the same in an earlier snapshot and in the opened snapshot.
 
     Args:
         opened: The table, with its history.
         keys: The keys.
-        read_snapshot_id: The earlier snapshot. None means the empty table. With UNSET, nothing is checked.
-        strategy: The way in which rows are located (`row_locations.locate`).
+        read_snapshot_id: The earlier snapshot, or None for the state before the first snapshot. With UNSET, nothing is
+            checked.
+        strategy: The strategy that locates the rows (`row_locations.locate`).
 
     Raises:
         Conflict: Rows have changed.
@@ -63,7 +64,7 @@ def check_unchanged(
     first = {name: column[min(ordinals)].as_py() for name, column in zip(names, keys.columns, strict=True)}
     raise make_rows_changed_error(
         f"Rows of up to {len(ordinals):,} of the {keys.count:,} keys have changed since snapshot {read_snapshot_id}, "
-        f"{str(first)[:200]} may be one; read them again and repeat the change"
+        f"for example rows of {str(first)[:200]}; read them again and repeat the change"
     )
 
 
@@ -84,7 +85,7 @@ def _is_ancestor(opened: OpenTable, snapshot_id: int | None) -> bool:
 
 
 def _collect_places(located: LocatedKeys) -> set[tuple[str, int, int]]:
-    """Return the path, the position, and the ordinal of the key of each located row."""
+    """Return the path, the position, and the index of the key of each located row."""
     return {
         (rows.task.path, position, ordinal)
         for rows in located.files
@@ -93,7 +94,7 @@ def _collect_places(located: LocatedKeys) -> set[tuple[str, int, int]]:
 
 
 def _count_row_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> Counter[tuple[int, str]]:
-    """Count the rows with these keys by the ordinal of the key and the values of the current columns."""
+    """Count the rows with these keys by the index of the key and the values of the current columns."""
     return Counter(_read_values(opened, located, ordinals))
 
 

@@ -1,13 +1,13 @@
-"""Commits files that replace other files with the same rows: the last step of clustering and compaction.
+"""Commits new files that replace old files with the same rows: the last step of clustering and compaction.
 
 Invariant: the commit adds, loses and changes no row. The commit has the operation `replace`, so concurrent
 appends are preserved, and a concurrent change of a replaced file is a conflict.
 
-`commit_replacement` resolves these conflicts if the origins of the rows in the new files are known. Rows that were
-deleted during the rewrite are deleted in the new files, with position deletes or deletion vectors that the same commit
-adds. So the rewrite is not repeated if a writer deletes a few rows. Files that share no rows, for example files of
-different partitions, are decided separately: if too many rows of some files are deleted, the other files are committed
-without them.
+`commit_replacement` resolves these conflicts with the origins of the rows in the new files. Rows that were deleted
+during the rewrite are deleted in the new files, with position deletes or deletion vectors that the same commit adds.
+Therefore the rewrite is not repeated if a writer deletes a few rows. Groups of files that share no rows, for example
+files of different partitions, are independent: if too many rows of a group were deleted, the commit leaves out only
+this group.
 """
 
 from __future__ import annotations
@@ -44,30 +44,33 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 
 REPLACE, OVERWRITE = "replace", "overwrite"
 DELETED_ROWS_MAX_FRACTION, DELETED_ROWS_MAX_FRACTION_IF_FEWER_FILES = 0.25, 0.6
-"""The maximum fraction of the rows in new files that may have been deleted during the rewrite. Above it, the new files
-are given up.
+"""The maximum fractions of the rows in new files that may have been deleted during the rewrite.
 
-The second fraction is for new files that are fewer than the remaining old files. The next rewrite replaces them again,
-and until then readers open fewer files.
+New files with more deleted rows are not committed. The second fraction applies if there are fewer new files than
+remaining old files, because readers then open fewer files until the next rewrite.
 """
 COMMIT_ATTEMPTS_MAX = 8
 """The maximum number of attempts to commit one rewrite."""
 FILES, ROWS, RETURNED, TABLE, ATTEMPTS_USED = "files-replaced", "rows-deleted", "rows-returned", "table", "attempts"
 NOT_BETTER = "not-worth"
-"""The reasons why a rewrite was wasted, as constants.
+"""The reasons why a rewrite was wasted, in this order:
 
-Other commits have replaced all its files, or deleted too many of its rows. Rows of its files are live again, for
-example after a rollback. The name refers to another table. Concurrent commits conflicted in every attempt. Or the new
-files are not better than the old files.
+- Other commits have replaced all of its files.
+- Other commits have deleted too many of its rows.
+- Deleted rows of its files are live again, for example after a rollback.
+- The table was replaced by a table with the same name.
+- Concurrent commits conflicted in every attempt.
+- The new files are not better than the old files (`NOT_BETTER`).
 """
 _WAIT_S, _WAIT_MAX_S = 0.02, 0.5
 _NONE: Longs = np.zeros(0, dtype=np.int64)
 
 
 class Overtaken(Conflict):
-    """Raised if a rewrite is given up, because other commits have changed its files.
+    """Raised if a rewrite cannot be committed, because other commits have changed its files.
 
-    `reason` is one of the constants above.
+    Attributes:
+        reason: `FILES`, `ROWS`, `RETURNED`, `TABLE` or `ATTEMPTS_USED`.
     """
 
     def __init__(self, reason: str) -> None:
@@ -90,7 +93,7 @@ def open_rewritable(client: SeamarkClient, table: Name, branch: str, *, history:
     opened = open_table(client, table, At(ref=branch), history=history)
     if opened.metadata.format_version == 1:
         raise InvalidRequest(
-            "The table has format version 1; Seamark does not replace its files. Upgrade it to version 2"
+            "The table has format version 1, whose files Seamark does not replace; upgrade the table to version 2"
         )
     return opened
 
@@ -111,9 +114,9 @@ def build_replacement(
     deleted rows. The server removes a delete file of a single data file together with the data file.
 
     Args:
-        other_tasks: The other tasks of the same plan.
+        other_tasks: The tasks of the same plan that are not in `tasks`.
         deletes: Delete files that apply to the new files.
-        operation: `OVERWRITE` if the new files do not contain the same rows.
+        operation: `OVERWRITE` if the rows of the new files differ from those of the old files.
     """
     still_used = {delete["file-path"] for task in other_tasks for delete in task.deletes}
     unused = {
@@ -122,7 +125,7 @@ def build_replacement(
         for delete in task.deletes
         if not delete.get("referenced-data-file") and delete["file-path"] not in still_used
     }
-    # A replacement depends on no other rows.
+    # A replacement does not depend on rows of other files.
     return {
         "operation": operation,
         **({} if operation == REPLACE else {"scope": {"partitions": []}}),
@@ -141,7 +144,7 @@ def build_replacement(
 class RewrittenFiles:
     """New files, and the origins of their rows.
 
-    Row `p` of the data file `tasks[i]` has the origin `p` plus the number of records in all tasks before it.
+    The origin of row `p` of the data file `tasks[i]` is `p` plus the total number of records of `tasks[:i]`.
     """
 
     opened: OpenTable
@@ -161,7 +164,7 @@ class RewrittenFiles:
         )
 
     def rebase(self, opened: OpenTable, tasks: Iterable[ScanTask]) -> FileReplacement:
-        """Return the replacement of the old files that still exist at a later snapshot.
+        """Return the replacement of the old files that still exist in a later snapshot.
 
         Args:
             opened: The table at the later snapshot.
@@ -198,19 +201,21 @@ class RewrittenFiles:
                 bytes_left += sum(self.tasks[number].size_bytes for number in numbers)
         if not old_tasks:
             raise Overtaken(ROWS)
-        # If this file applied to several data files, removing it could conflict with other writers.
+        # A delete file for several data files could later not be removed without conflicts with other writers.
         target = replace(self.target, properties={**self.target.properties, GRANULARITY: BY_FILE})
         rows = [deleted[file["file-path"]] for file in new_files]
         deletes = write_deletes(target, rows, Deletes(opened.storage, opened.metadata))
         written = self.written
-        if len(new_files) < len(written.files):  # An index file describes all data files of the rewrite.
+        if len(new_files) < len(
+            written.files
+        ):  # The index files cover all data files of the rewrite, so they do not fit.
             written = WrittenFiles(tuple(new_files), (), written.skipped)
         return FileReplacement(opened, written, old_tasks, other_tasks, deletes, bytes_left)
 
     def _group_files(self) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
-        """Yield groups of old and new files that share no rows with other groups.
+        """Yield groups of old and new files such that different groups share no rows.
 
-        Each group has the numbers of the tasks, and the new files.
+        Each group consists of the indexes of the tasks of the old files, and the new files.
         """
         firsts = np.cumsum([0, *(task.records for task in self.tasks)])
         group_of = np.arange(len(self.tasks))
@@ -233,13 +238,13 @@ class RewrittenFiles:
             yield np.flatnonzero(group_of == group).tolist(), files
 
     def _find_deleted_rows(self, opened: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows]:
-        """Return the rows of the new files that are no longer live in the old files.
+        """Return the rows of the new files that were deleted in the old files during the rewrite.
 
         Args:
             current: The current tasks of the old files, by path.
 
         Raises:
-            Overtaken: The new files do not have live rows of an old file, for example after a rollback.
+            Overtaken: Live rows of an old file are missing in the new files, for example after a rollback.
         """
         positions, keys = plan_read(opened, [], TRUE, positions=True), read_table_keys(opened.name)
         reader = TaskReader(positions, opened.storage, threads=False, keys=keys)
@@ -273,9 +278,13 @@ class RewrittenFiles:
 
 @dataclass(frozen=True)
 class FileReplacement:
-    """A replacement of files at one snapshot.
+    """A replacement of files in one snapshot.
 
-    It has the new files, the old files, the other tasks of the same plan, and the delete files for the new files.
+    Attributes:
+        written: The new files.
+        tasks: The tasks of the old files.
+        other_tasks: All other tasks of the same plan.
+        deletes: The delete files for the new files.
     """
 
     opened: OpenTable
@@ -284,7 +293,7 @@ class FileReplacement:
     other_tasks: Sequence[ScanTask]
     deletes: WrittenDeletes = field(default_factory=WrittenDeletes)
     bytes_left: int = 0
-    """The size of the old files whose rewrite is given up."""
+    """The size of the old files that are not replaced, although they were rewritten."""
 
     @property
     def rows_deleted(self) -> int:
@@ -302,16 +311,16 @@ def commit_replacement(
 ) -> FileReplacement:
     """Replace the files of `new.tasks`, and return the committed replacement.
 
-    Rows that were deleted during the rewrite are deleted in the new files. Old files with too few remaining rows are
-    not replaced. After an error, the new files are deleted, unless the outcome of the commit is unknown.
+    Rows that were deleted during the rewrite are deleted in the new files. Old files of which too many rows were
+    deleted are not replaced. After an error, the new files are deleted, unless the outcome of the commit is unknown.
 
     Args:
         new: The new files.
         other_tasks: The other tasks of the same plan.
 
     Raises:
-        Overtaken: The live rows are uncertain or too few, or concurrent commits conflicted in every attempt.
-        Unreadable: A delete file of another commit cannot be read.
+        Overtaken: Other commits have changed the old files too much, or conflicted with every attempt.
+        Unreadable: A delete file of a concurrent commit cannot be read.
     """
     storage = new.target.storage
     attempt, current = 1, FileReplacement(new.opened, new.written, new.tasks, other_tasks)
@@ -351,25 +360,25 @@ def commit_replacement(
 
 
 Rewrite = Callable[[], RewrittenFiles | None]
-"""A function that writes the rows of a batch to new files. It returns None if the new files are not worth a commit.
+"""A function that writes the rows of a batch to new files. The function can be pickled.
 
-It can be pickled.
+It returns None if the new files are not better than the old files.
 """
 Batches = Iterable[tuple[Sequence[ScanTask], Rewrite]]
 BatchRunner = Callable[[Batches], Batches]
-"""A function that runs rewrites elsewhere.
+"""A function that runs the rewrites of batches in this process, in other processes or on a cluster.
 
-It returns the batches, in any order, each with a function that returns the result of its rewrite.
+It yields the batches in any order. The function in each pair returns the result of the finished rewrite.
 """
 
 
 def run_here(batches: Batches) -> Batches:
-    """Run the rewrites one after the other in this process."""
+    """Return the batches unchanged, so that the caller runs the rewrites one after the other in this process."""
     return batches
 
 
 def announce_batches(batches: Batches) -> Batches:
-    """Add the files of each batch to the expected work of the job's progress, and return the batches."""
+    """Add the files of each batch to the total work in the job's progress, and return the batches."""
     listed = list(batches)
     expect(sum(len(tasks) for tasks, _ in listed), sum(task.size_bytes for tasks, _ in listed for task in tasks))
     return listed
@@ -381,17 +390,17 @@ class RewriteReport:
 
     Attributes:
         rows_deleted: The number of rows that writers deleted during the rewrite.
-        conflicts: The number of batches that were given up because writers changed too much of them.
+        conflicts: The number of batches that were not committed because writers changed too many of their rows.
         bytes_read: The size of all files that were rewritten, including wasted rewrites.
-        bytes_wasted: The wasted part of `bytes_read`, including the share of the rows that writers deleted during the
-            rewrite.
+        bytes_wasted: The wasted part of `bytes_read`. Rows that writers deleted during a rewrite count as waste.
         wasted_by: `bytes_wasted` by the reason.
-        given_up: The number of batches that are not worth a commit.
-        recheck_after_s: The seconds after which another run is worthwhile for files that were left out because writers
-            may replace them soon. It is 0 if there are no such files.
+        given_up: The number of batches whose new files were not better than the old files.
+        recheck_after_s: The time in seconds after which to run again, because files were left out that writers may
+            replace soon. It is 0 if no files were left out.
         errors: The errors of batches that could not be read.
         files_skipped: The number of files whose format cannot be rewritten.
-        row_groups_copied, bytes_copied: The number and size of row groups that were copied without decoding.
+        row_groups_copied: The number of row groups that were copied without decoding.
+        bytes_copied: The size of these row groups.
         row_groups_encoded: The number of row groups that were not copied, by the reason (`write/copies.py`).
     """
 
@@ -440,11 +449,11 @@ def replace_batches(
     Args:
         tasks: All tasks of the plan.
         batches: The files of each batch, with a function that writes their rows to new files. The function returns None
-            if the new files are not worth a commit.
-        dry_run: Report the files that would be replaced, and commit nothing. The size of the new files is then an
-            estimate.
-        runner: Runs the rewrites, in this process or elsewhere.
-        recheck_after_s: The value for the report.
+            if the new files are not better than the old files.
+        dry_run: Whether to report the files that would be replaced, and commit nothing. The size of the new files is
+            then an estimate.
+        runner: A function that runs the rewrites, in this process or elsewhere.
+        recheck_after_s: The value of this field in the report.
 
     Raises:
         Refused: The server refuses a commit.
@@ -480,7 +489,7 @@ def replace_batches(
                 Unwritable,
                 InvalidRequest,
             ) as error:
-                # The error of one batch does not affect the other batches.
+                # After the error of a batch, the other batches are still rewritten.
                 report.errors.append(str(error))
                 continue
             replaced = {task.path for task in outcome.tasks}

@@ -1,9 +1,8 @@
 """Rewrites data files without the changed rows, and adds new rows (copy-on-write).
 
-The new files contain every other live row of the rewritten files, with the current schema. Rows that were
-deleted before stay deleted. The rewritten files can therefore be removed in the commit that adds the new
-files. In a table with row lineage, remaining rows keep their row ids and sequence numbers. New files have
-the encryption of the old files.
+The new files contain all live rows of the rewritten files except the changed rows, with the current schema.
+Therefore the commit that adds the new files can remove the rewritten files. In a table with row lineage,
+remaining rows keep their row ids and sequence numbers. New files have the encryption of the old files.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ def rewrite_files(
     new: Iterable[pa.RecordBatch],
     protection: FileProtection | None = None,
 ) -> WrittenFiles:
-    """Write the remaining rows of these files, and the new rows.
+    """Write the remaining rows of these files, and the new rows, to new files.
 
-    A file is not read if all its rows are changed. New rows may have a column `_row_id`, which is not null for updated
-    rows. If an error occurs, the written files are deleted.
+    A file of which all rows are changed is not read. New rows may have a column `_row_id`, which is not null for
+    updated rows. If an error occurs, the written files are deleted.
 
     Args:
         opened: The table.
         target: The write target of the table.
-        files: The rows to leave out, by file.
+        files: The rows to leave out, grouped by file.
         new: The new rows.
-        protection: The encryption of the files with new rows. Other rows keep their encryption.
+        protection: The encryption of the files with new rows. Remaining rows keep their encryption.
 
     Raises:
         Unreadable: A file cannot be read.
@@ -52,7 +51,7 @@ def rewrite_files(
     if files and has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
     read_plan = plan_read(opened, names, TRUE, positions=True)
-    # The column is found by its place, because a column of the table may have the same name as the position column.
+    # The position column is the last column. It is not found by name, because a column may have the same name.
     columns = list(range(len(names)))
     partly_matched = {file.task.path: file for file in files if not file.is_whole}
     divided = divide_by_protection((file.task for file in partly_matched.values()), target, opened.keys)

@@ -1,7 +1,7 @@
-"""Commits a change of rows: files to add and remove, and a filter of the rows that were read.
+"""Commits changes of rows: files to add and remove, and a filter of the rows that were read.
 
-After a conflict with another commit, the change is prepared again from the current snapshot, a limited number of times.
-The files of a refused attempt are deleted.
+After a conflict with another commit, the change is prepared again from the current snapshot, up to a maximum number of
+attempts. The files of a refused attempt are deleted.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Report:
     deleted: int = 0
     """The number of rows that were deleted without a replacement."""
     stale: int = 0
-    """The number of keys whose stored row is later than the new row, so that the stored row stays."""
+    """The number of keys whose stored row stays, because it is later than the new row."""
     files_read: int = 0
-    """The number of data files of which at least a part was read."""
+    """The number of data files that were read, at least in part."""
     files_written: int = 0
     """The number of written data and delete files."""
     files_removed: int = 0
@@ -60,21 +60,21 @@ class Report:
     snapshot_id: int | None = None
     """The committed snapshot, or None if there was nothing to change and no producer."""
     duplicate: bool = False
-    """Whether the producer had committed this change before. Then the other counts describe the repeated run."""
+    """Whether the producer had already committed this change. If so, the counts describe the repeated attempt."""
 
 
 @dataclass(frozen=True)
 class RowChange:
-    """A commit: the files to add and remove, and a filter of the rows that were read.
+    """The content of a commit: the files to add and remove, and a filter of the rows that were read.
 
     Attributes:
-        removed: Data files whose remaining rows are in `data`.
+        removed: The data files that were rewritten. Their remaining rows are in `data`.
     """
 
     scope: Expression | None
-    """A filter of the rows that were read, or None.
+    """A filter of the rows that were read.
 
-    If it is None, nothing was read, and only a new partition spec is a conflict.
+    It is None if no rows were read. The commit then conflicts only with a new partition spec.
     """
     report: Report
     data: WrittenFiles
@@ -130,10 +130,11 @@ def commit_row_change(
     history: bool = False,
     file_keys: ParquetKeys | None = None,
 ) -> Report:
-    """Prepare a change from the head of the branch, and commit it. Both are repeated after a conflict.
+    """Prepare a change from the head of the branch, and commit it. After a conflict, repeat both steps.
 
     Args:
-        prepare: Prepares the change for an open table.
+        prepare: A function that prepares the change for an open table.
+        attempts: The maximum number of attempts.
         history: Whether to open the table with all its snapshots.
         file_keys: The keys of encrypted files.
 
@@ -143,7 +144,7 @@ def commit_row_change(
     fields: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
     if (producer_fields := encode_producer(producer)) is not None:
         fields["producer"] = producer_fields
-    # By this id, the server counts the conflicts of the change.
+    # The server counts the conflicts of the change by this id.
     fields["change-id"] = str(uuid.uuid4())
     opened = replace(_open_flushed(client, table, branch, history=history), keys=file_keys)
     check_supports_deletes(opened.metadata)
@@ -156,20 +157,21 @@ def commit_row_change(
         try:
             change = prepare(opened, target).limit_indexes(target)
         except Conflict:
-            # Rows have changed since they were read. If a response was lost, this change itself may have changed them.
+            # Rows have changed since they were read. If the response to an earlier attempt was lost, that attempt may
+            # have changed them.
             if (first_answer := _find_earlier_answer(client, table, fields)) is None:
                 raise
             return Report(attempts=attempt, snapshot_id=first_answer["snapshot-id"], duplicate=True)
         if change.is_empty and not is_flushed and opened.metadata.properties.get(_STREAM_ENABLED, "").lower() == "true":
-            # Readers may have seen rows of a stream that are in no snapshot, and that the change has to find.
+            # The change has to find the rows of a stream that readers have already seen, even if no snapshot has them.
             is_flushed = True
-            with suppress(Unavailable):  # Another server has the log, and this server has shown none of these rows.
+            with suppress(Unavailable):  # Another server has the log, so no reader has seen these rows on this server.
                 CommitClient(client).flush(table)
             previous = opened
             opened = replace(open_table(client, table, At(ref=branch), history=history), keys=file_keys)
             if opened.snapshot_id != previous.snapshot_id:
                 continue
-        # The number of a producer is recorded even if the change is empty, because a repeat may find other rows.
+        # The number of a producer is recorded even if the change is empty, because a repeat may find rows to change.
         if change.is_empty and producer_fields is None:
             return replace(change.report, attempts=attempt)
         try:
@@ -193,9 +195,9 @@ def commit_row_change(
 
 
 def _open_flushed(client: SeamarkClient, table: Name, branch: str, *, history: bool) -> OpenTable:
-    """Open the head of a branch. If rows of a stream table wait for a flush, they are flushed first.
+    """Flush the rows of a stream table that wait for a flush, and open the head of the branch.
 
-    Otherwise the change would miss rows that were acknowledged before it.
+    Without the flush, the change would miss acknowledged rows.
     """
     opened = open_table(client, table, At(ref=branch), history=history)
     if branch == MAIN and parse_bool(opened.metadata.properties, STREAM_ENABLED, False):
@@ -206,7 +208,7 @@ def _open_flushed(client: SeamarkClient, table: Name, branch: str, *, history: b
 
 
 def _find_earlier_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the response to the earlier commit of this change by the same producer; None if it was not committed."""
+    """Return the response to the earlier commit of this change by the same producer, or None if there is no commit."""
     question = {name: fields[name] for name in ("producer", "branch", "table-uuid") if name in fields}
     if "producer" not in question:
         return None

@@ -1,13 +1,13 @@
-"""Locates the rows with the keys of a batch, with a record index or by reading the key columns of data files.
+"""Locates the rows with the keys of a batch, by a record index or by reading the key columns of data files.
 
 The module finds every live row that has one of the keys. A record index locates the rows in the files that it covers. A
 file is read if the index does not cover it, or if the index cannot decide whether a row of the file is deleted. Without
 a record index, the files in the server's plan for the keys are read. The plan prunes files by the partitions (including
 buckets) of every spec, statistics, bloom filters and bitmaps.
 
-Keys are compared as in SQL, so -0.0 equals 0.0. In addition, NaN equals NaN. No key contains a null. Keys are compared
-by 128-bit hashes (`seamark.formats.index.keys.hashing`). Record indexes distinguish the two zeros, so both zeros are
-looked up.
+Keys are compared as in SQL, so -0.0 equals 0.0, except that NaN equals NaN. No key contains a null. Keys are compared
+by 128-bit hashes (`seamark.formats.index.keys.hashing`). Record indexes distinguish the two zeros, so a key with a zero
+is looked up with both.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ from seamark.formats.runtime.errors import TooLarge
 LOOKUP, SCAN = "lookup", "scan"
 STRATEGIES = (LOOKUP, SCAN)
 VALUES_MAX = 10_000
-"""The maximum number of keys in the filter of a plan whose files are read. For more keys, the filter has ranges.
+"""The maximum number of keys in the filter of a plan without a record index. For more keys, the filter has ranges.
 
-A thousand keys cost the server about 15 ms. Bounds, bitmaps and bloom filters with a low error rate prune files by
-these keys.
+The server needs about 15 ms for a thousand keys. It prunes files by bounds, bitmaps, and bloom filters with a low error
+rate.
 """
 FEW_VALUES_MAX = 500
-"""The maximum number of keys in two filters: of a plan if an index locates the rows, and for row groups."""
+"""The maximum number of keys in the filter of a plan with a record index, and in the filter of row groups."""
 _VALUES_BYTES_MAX = 4 << 20
 RANGES_MAX = 32
 _CODE_BYTES = 8
@@ -69,13 +69,13 @@ _LOOKUP_KEYS_MAX = 1_000_000
 
 
 class RowSource(PlanSource, Protocol):
-    """Plans scans and looks up keys: a client, or the server itself for rows of streams."""
+    """Plans scans and looks up keys. A client implements it. The server also implements it, for rows of streams."""
 
     def lookup(self, table: Name, keys: pa.Table, *, index: str, at: At) -> KeyAnswer: ...
 
 
 class KeyAnswer(Protocol):
-    """The rows that a record index has for keys (`LookupAnswer`)."""
+    """The rows that a record index returns for keys. `LookupAnswer` implements it."""
 
     @property
     def rows(self) -> pa.Table: ...
@@ -88,7 +88,7 @@ class KeyAnswer(Protocol):
 
 
 class BatchKeys:
-    """The distinct keys of a batch, without nulls. The key with ordinal k is row k of each column."""
+    """The distinct keys of a batch, without nulls. Key k is row k of each column."""
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
         self.fields = tuple(fields)
@@ -104,7 +104,7 @@ class BatchKeys:
         return hash_key_columns(self.fields, columns)
 
     def match(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> Longs:
-        """Return the ordinal of the key of each row, as int64[rows]. It is -1 if the row has none of the keys.
+        """Return the index of the key of each row, as int64[rows]. It is -1 if the row has none of the keys.
 
         Args:
             columns: The key columns, in the order of `fields`.
@@ -113,7 +113,7 @@ class BatchKeys:
         ordinals = np.full(len(high), -1, dtype=np.int64)
         if self.count:
             start = np.searchsorted(self._high, high)
-            # More than one step is needed only if hashes have equal high halves.
+            # More than one step is needed only if several hashes have equal high halves.
             for step in range(self._run):
                 slots = np.minimum(start + step, self.count - 1)
                 is_equal = (self._high[slots] == high) & (self._low[slots] == low)
@@ -150,7 +150,7 @@ class BatchKeys:
 
 @dataclass(frozen=True)
 class _Extent:
-    """The distinct values of a key column and their ranges, computed once."""
+    """The distinct values of a key column, and their ranges."""
 
     distinct: pa.Array
     values: list[Any] | None
@@ -184,10 +184,10 @@ def hash_key_columns(fields: Sequence[Field], columns: Sequence[pa.Array | pa.Ch
 
 
 def add_both_zeros(fields: Sequence[Field], columns: Sequence[pa.Array]) -> tuple[list[pa.Array], Longs]:
-    """Return the key columns, in which each key with a zero occurs once with each sign of the zero.
+    """Return the key columns with a row for each combination of signs of the zeros in a key.
 
     Returns:
-        The columns, and the ordinal of each row's key, as int64[rows].
+        The columns, and the index of each row's key, as int64[rows].
     """
     doubled, ordinals = list(columns), np.arange(len(columns[0]), dtype=np.int64)
     for place, field in enumerate(fields):
@@ -222,7 +222,7 @@ def _build_range(field: Field, low: Value, high: Value) -> Expression:
 def _sort_values(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
     """Return the distinct values without null in ascending order.
 
-    The result is None if there are no values, or if a value is infinite or NaN.
+    Return None if there are no values, or if a value is infinite or NaN.
     """
     distinct: list[Any] = list(dict.fromkeys(value for value in values if value is not None))
     if not distinct or (kind in FLOATS and not all(map(math.isfinite, distinct))):
@@ -233,7 +233,7 @@ def _sort_values(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
 def _join_ranges(lows: Sequence[Any], highs: Sequence[Any], ranges_max: int) -> list[tuple[Any, Any]]:
     """Join ascending ranges into at most `ranges_max` ranges.
 
-    The widest gaps between ranges stay. The widths are inexact, because values are rounded to compute them.
+    The widest gaps between ranges are kept. The widths are approximate, because they are computed as floats.
     """
     start = _measure_common_prefix(lows[0], highs[-1])
     below = _to_floats(lows, start)
@@ -244,7 +244,7 @@ def _join_ranges(lows: Sequence[Any], highs: Sequence[Any], ranges_max: int) -> 
 
 
 def _measure_common_prefix(low: Any, high: Any) -> int:
-    """Return the length in bytes of the common prefix of strings or bytes. For other types, the result is 0."""
+    """Return the length in bytes of the common prefix of two strings or bytes, or 0 for other types."""
     if not isinstance(low, str | bytes):
         return 0
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(_encode(low), _encode(high), strict=False)))
@@ -257,7 +257,7 @@ def _encode(value: str | bytes) -> bytes:
 def _to_floats(values: Sequence[Any], start: int) -> npt.NDArray[np.float64]:
     """Return values as numbers from which their distances are computed.
 
-    For strings and bytes, the number is made of the 8 bytes from `start` on.
+    For strings and bytes, the number consists of 8 bytes, beginning with byte `start`.
     """
     if not isinstance(values[0], str | bytes):
         return np.asarray(values, dtype=np.float64)
@@ -289,8 +289,8 @@ def _build_bucket_predicates(
 def choose_key_names(schema: Schema, key: Sequence[str] | None, rows: Sequence[str]) -> list[str]:
     """Return the names of the key columns.
 
-    They are `key` if it is set. Otherwise they are the table's identifier fields or, without such fields, the only
-    column of the rows.
+    They are `key` if it is set, otherwise the table's identifier fields or, if the table has none, the only column of
+    the rows.
 
     Args:
         rows: The column names of the rows.
@@ -342,11 +342,12 @@ def find_key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
 
 @dataclass(frozen=True)
 class MatchedRows:
-    """Live rows of one data file that have one of the keys.
+    """The live rows of one data file that have one of the keys.
 
     Attributes:
+        task: The data file and its deletes.
         positions: The ascending positions of the rows, as int64[rows].
-        keys: The ordinals of the keys of the rows, as int64[rows].
+        keys: The indexes of the keys of the rows, as int64[rows].
     """
 
     task: ScanTask
@@ -355,7 +356,7 @@ class MatchedRows:
 
     @property
     def is_whole(self) -> bool:
-        """Whether these rows are all rows of the file."""
+        """Whether the file has no other rows."""
         return len(self.positions) == self.task.records
 
     def select(self, chosen: npt.NDArray[np.bool_]) -> MatchedRows:
@@ -370,7 +371,7 @@ class MatchedRows:
 
 @dataclass(frozen=True)
 class LocatedKeys:
-    """The files with at least one row that has one of the keys.
+    """The rows that have one of the keys, by data file.
 
     Attributes:
         read: The paths of the files that were read to locate rows.
@@ -388,10 +389,10 @@ def locate(
     Args:
         strategy: `lookup` or `scan`. The default is `lookup` if a record index on the key columns exists, and otherwise
             `scan`.
-        rows_max: The maximum number of rows; None for no limit.
+        rows_max: The maximum number of rows, or None for no limit.
 
     Raises:
-        TooLarge: The keys have more rows. The files after these rows are not read.
+        TooLarge: More than `rows_max` rows have one of the keys. The remaining files are not read.
         Unwritable: The strategy is `lookup`, and there is no record index on the key columns.
         Unreadable: A file cannot be read. The error has its path.
     """
@@ -435,7 +436,7 @@ def find_record_index(metadata: TableMetadata, fields: Sequence[Field]) -> Index
 
 
 def select_indexed_fields(metadata: TableMetadata, fields: Sequence[Field]) -> list[Field] | None:
-    """Return the largest set of these fields that is the key of an enabled record index, or None."""
+    """Return the largest subset of these fields that is the key of an enabled record index, or None."""
     by_id = {field.id: field for field in fields}
     longest: list[Field] = []
     for definition in read_definitions(metadata).enabled:
@@ -449,10 +450,12 @@ def select_indexed_fields(metadata: TableMetadata, fields: Sequence[Field]) -> l
 
 @dataclass(frozen=True)
 class _IndexAnswer:
-    """The result of a lookup in a record index: positions and key ordinals by file.
+    """The result of a lookup in a record index.
 
     Attributes:
-        unsure: The files for which the result is incomplete.
+        index: The name of the index.
+        rows: The positions of the rows and the indexes of their keys, by file, each as int64[rows].
+        unsure: The paths of the files for which the result is incomplete.
     """
 
     index: str
@@ -463,8 +466,8 @@ class _IndexAnswer:
 def _look_up(client: RowSource, table: OpenTable, keys: BatchKeys, index: IndexDefinition) -> _IndexAnswer | None:
     """Look up the keys in the index.
 
-    The result is None if too many files are not covered, or after a server error. The caller must then read all files
-    of the plan.
+    Return None if the server does not list all uncovered files, or after a server error. The caller must then read all
+    files of the plan.
     """
     tables: list[pa.Table] = []
     unsure: set[str] = set()
@@ -519,24 +522,25 @@ def _check_count(count: int, rows_max: int | None) -> None:
 def scan_files(
     table: OpenTable, keys: BatchKeys, tasks: Iterable[ScanTask], count: int = 0, rows_max: int | None = None
 ) -> Iterator[tuple[ScanTask, Longs, Longs]]:
-    """Read the key columns of files.
-
-    Yield each file with the positions and the key ordinals of the rows that have one of the keys.
+    """Read the key columns of files, and yield the rows that have one of the keys.
 
     Args:
         table: The table.
         keys: The keys.
         tasks: The files.
-        count: The number of rows that were located before.
-        rows_max: The maximum number of rows with the rows before; None for no limit.
+        count: The number of rows that have already been located.
+        rows_max: The maximum number of rows including `count`, or None for no limit.
+
+    Yields:
+        The task of a file with such rows, their positions, and the indexes of their keys, each as int64[rows].
 
     Raises:
-        TooLarge: The keys have more rows.
+        TooLarge: There are more than `rows_max` rows.
         Unreadable: A file cannot be read.
     """
     names = [field.name for field in keys.fields]
-    # Rows are matched by hash. The filter only prunes row groups by statistics. It must be short, because it is also
-    # evaluated on each row.
+    # Keys are compared by hash. The filter only prunes row groups by statistics, but is evaluated on each row, so it
+    # must be short.
     where = keys.filter_expression(FEW_VALUES_MAX, ranges_max=1)
     reader = TaskReader(plan_read(table, names, where, positions=True), table.storage, keys=table.keys)
     for task in tasks:

@@ -1,4 +1,4 @@
-"""Tracks the origins of the rows in written files, to translate positions in rewritten files to positions in new files.
+"""Records the origins of the rows in new files, to translate positions in rewritten files to positions in new files.
 
 An origin is the number of a row in the source, for example in the concatenated rows of all rewritten files.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from seamark.connector.arrow.arrays import Longs
 
 RUNS_MAX = 16 << 20
-"""The maximum number of runs of all files of a writer. Each run takes 24 bytes."""
+"""The maximum number of runs of consecutive origins in all files of a writer. Each run takes 24 bytes."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class RowOrigins:
         )
 
     def find_positions(self, origins: Longs) -> Longs:
-        """Return the positions of the rows that have one of these origins, in any order.
+        """Return the positions of the rows that have one of these origins, as int64[rows], in any order.
 
         Args:
             origins: The origins, ascending and distinct.
         """
-        # Each run of origins is an interval. It contains `counts` of the requested origins, beginning with index `low`.
-        # `matches` lists the indices of these origins, run by run.
+        # Each run of origins is an interval. `counts` has the number of requested origins in each interval, and `low`
+        # the index of the first of them. `matches` lists the indexes of the origins in all intervals, run by run.
         low = np.searchsorted(origins, self.starts)
         counts = np.searchsorted(origins, self.starts + self.lengths) - low
         matches = np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)
@@ -72,15 +72,15 @@ class OriginLog:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all origins are recorded. If the files have more than `RUNS_MAX` runs, no origins are recorded."""
+        """Whether all origins are recorded. If there are more than `RUNS_MAX` runs, no origins are recorded."""
         return self._runs <= RUNS_MAX
 
     def add(self, location: str, first_position: int, origins: Longs) -> None:
-        """Record the origins of the next rows of a file. The first of these rows is row `first_position`."""
+        """Record the origins, int64[rows], of consecutive rows of a file. The first of them is row `first_position`."""
         self._add(location, RowOrigins.of(origins, first_position))
 
     def add_run(self, location: str, first_position: int, start: int, length: int) -> None:
-        """Record that the rows of a file from `first_position` on have the `length` origins from `start` on."""
+        """Record `length` consecutive origins, beginning with `start`, of rows of a file from `first_position` on."""
         position, first, rows = (np.array([value], dtype=np.int64) for value in (first_position, start, length))
         self._add(location, RowOrigins(position, first, rows))
 
@@ -93,7 +93,7 @@ class OriginLog:
             self._parts.clear()
 
     def take(self, log: OriginLog) -> None:
-        """Add the origins of another log, which has other files."""
+        """Add the origins of a log of different files."""
         self._runs += log._runs
         self._parts.update(log._parts)
         if self._runs > RUNS_MAX:

@@ -48,10 +48,10 @@ from seamark.formats.protocol.wire import INDEX_FILES_MAX
 from seamark.formats.runtime.errors import Corrupt
 
 _SLICE_MIN_BYTES, _SLICE_MAX_BYTES = 64 << 10, 16 << 20
-"""The minimum and maximum size of the part of a batch that is partitioned and buffered at a time."""
+"""The minimum and maximum size in bytes of the slices of a batch that are partitioned and buffered one by one."""
 _SAMPLE_BYTES = 4 << 20
 _BATCH_OVERHEAD_BYTES = 4 << 10
-"""The memory that a batch needs in addition to its values."""
+"""The approximate memory that a batch needs in addition to its values."""
 _ORIGIN = ""
 _INDEX_FILE_ROWS_MAX = 8_000_000
 """The maximum number of rows that an index file covers."""
@@ -64,7 +64,7 @@ class WriteLimits:
     Attributes:
         buffered_bytes: The maximum size of Arrow data that is not yet in files.
         open_files: The maximum number of files that are being written.
-        index_bytes: The maximum size of the indexed columns of open files. If they are larger, they are read again from
+        index_bytes: The maximum size of buffered values of indexed columns. Values that exceed it are read again from
             the finished file.
     """
 
@@ -78,9 +78,11 @@ DEFAULT_LIMITS = WriteLimits()
 
 @dataclass(frozen=True)
 class WrittenFiles:
-    """The files for a commit. `files` are ContentFiles, and `index_files` have `location` and `size-in-bytes`.
+    """The written files for a commit.
 
     Attributes:
+        files: The ContentFiles of the data files.
+        index_files: The location and `size-in-bytes` of each index file.
         skipped: The path of each data file for which an index could not be built, with the reason. An indexer tries
             again later.
     """
@@ -108,23 +110,23 @@ class WrittenFiles:
         )
 
     def limit_indexes(self, storage: Storage) -> WrittenFiles:
-        """Return the files with at most as many index files as a commit may have. An index must not fail a write.
+        """Delete index files above the maximum number of a commit, so that a write does not fail because of an index.
 
-        The other index files are deleted. An indexer builds them later.
+        An indexer builds the deleted index files later.
         """
         WrittenFiles(index_files=self.index_files[INDEX_FILES_MAX:]).discard(storage)
         return replace(self, index_files=self.index_files[:INDEX_FILES_MAX])
 
     def check_rows(self, rows: int, storage: Storage) -> WrittenFiles:
-        """Return these files if they have this number of rows. Otherwise delete them.
+        """Return these files if they have `rows` rows. Otherwise delete them.
 
         Raises:
-            RuntimeError: The files have another number of rows.
+            RuntimeError: The number of rows differs.
         """
         if self.rows == rows:
             return self
         self.discard(storage)
-        raise RuntimeError(f"{rows:,} rows were read and {self.rows:,} written; nothing is committed")
+        raise RuntimeError(f"{rows:,} rows were read, but {self.rows:,} rows were written; nothing is committed")
 
     def discard(self, storage: Storage) -> None:
         """Delete all files, and ignore errors of the storage.
@@ -137,14 +139,14 @@ class WrittenFiles:
 
 
 class Written(Protocol):
-    """New files that no commit has added yet."""
+    """New files that are not yet committed."""
 
     def discard(self, storage: Storage) -> None: ...
 
 
 @contextmanager
 def discard_on_error(written: Iterable[Written], storage: Storage) -> Iterator[None]:
-    """Delete the files if the block raises. This includes files that the block adds to `written`."""
+    """Delete the files if the block raises an exception. Files that the block adds to `written` are also deleted."""
     try:
         yield
     except BaseException:
@@ -182,7 +184,7 @@ class _PartitionBuffer:
     waiting_bytes: int = 0
     file: FileWriter | None = None
     indexed: list[dict[int, pa.ChunkedArray]] | None = field(default_factory=list)
-    """The indexed columns of each row group of the file. None if they were larger than `index_bytes`."""
+    """The indexed columns of each row group of the file, or None if they were larger than `index_bytes`."""
     indexed_bytes: int = 0
 
     @property
@@ -196,7 +198,7 @@ class _PartitionBuffer:
 
 
 class TableWriter:
-    """Writes batches of any partitions in any order.
+    """Writes batches to data files. Batches may have rows of any partitions in any order.
 
     As a context manager, it deletes its files on an exception.
     """
@@ -210,7 +212,7 @@ class TableWriter:
         suffix: str = ".parquet",
         protection: FileProtection | None = None,
     ) -> None:
-        """Create the writer. A file is opened when its first rows arrive.
+        """Create the writer. A file is opened when its first rows are written.
 
         Args:
             target: The table.
@@ -229,8 +231,7 @@ class TableWriter:
         row_group = max(1, parse_int(target.properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT))
         self._row_group_bytes = min(row_group, self._file_bytes)
         self._buffers: dict[str, _PartitionBuffer] = {}
-        """The buffers, by the `repr` of the partition. In this form, 0.0 and -0.0 are different, and all NaN are equal.
-        """
+        """The buffers, by the `repr` of the partition, which differs for 0.0 and -0.0 and is the same for all NaN."""
         self._open: dict[str, _PartitionBuffer] = {}
         """The partitions with an open file."""
         self._held_bytes = self._indexed_bytes = 0
@@ -272,8 +273,7 @@ class TableWriter:
                 conformed = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
             if self._origins is not None:
                 assert origins is not None
-                # The origins are added as a last column. No partition and no sort order uses this column, so it moves
-                # with the rows.
+                # The origins become the last column, so that they are partitioned and sorted together with the rows.
                 conformed = conformed.append_column(_ORIGIN, pa.array(origins[start : start + rows]))
             for partition, chosen in self._target.partitioner.split(conformed):
                 self._add(partition, conformed if chosen is None else conformed.take(pa.array(chosen)))
@@ -291,14 +291,14 @@ class TableWriter:
             self._flush(key, buffer)
 
     def _make_room(self) -> None:
-        """Flush the largest partitions until at most half of the memory limit is used."""
+        """Flush the partitions with the largest buffers until at most half of the memory limit is used."""
         for key, buffer in sorted(self._buffers.items(), key=lambda item: item[1].held_bytes, reverse=True):
             if self._held_bytes <= self._limits.buffered_bytes // 2:
                 return
             self._flush(key, buffer)
 
     def _should_flush(self, buffer: _PartitionBuffer) -> bool:
-        """Return whether the buffered rows fill a row group, or the rest of the file."""
+        """Return whether the buffered rows fill a row group, or the remaining part of the file."""
         room = self._file_bytes - buffer.written_bytes
         # If the table has an ordering, all rows of a file are sorted together.
         if self._target.ordering is None:
@@ -310,7 +310,7 @@ class TableWriter:
         return buffer.waiting_bytes * self._ratio >= room
 
     def _measure_ratio(self, batches: Sequence[pa.RecordBatch]) -> float:
-        """Return the ratio of bytes in files to bytes of Arrow data. It is measured by writing a sample into memory."""
+        """Return the ratio of bytes in files to bytes of Arrow data, measured by writing a sample to memory."""
         sample, size = [], 0
         for batch in batches:
             sample.append(batch)
@@ -325,7 +325,7 @@ class TableWriter:
     def _flush(self, key: str, buffer: _PartitionBuffer) -> None:
         """Write the buffered rows to the partition's file.
 
-        The file is closed if it is full or the table has an ordering.
+        Close the file if it is full, or if the table has a sort order.
         """
         if not buffer.waiting:
             return
@@ -350,7 +350,7 @@ class TableWriter:
 
     def _write(self, buffer: _PartitionBuffer, file: FileWriter, rows: pa.Table) -> None:
         before = file.size_bytes
-        # A sorted file is written in one call. Its row groups still have the usual size.
+        # All rows of a sorted file are written in one call, but its row groups have the usual size.
         groups = 1
         if self._ratio is not None:
             groups = max(1, round(rows.nbytes * self._ratio / self._row_group_bytes))
@@ -370,7 +370,7 @@ class TableWriter:
                 buffer.indexed, buffer.indexed_bytes = None, 0
 
     def _close_file(self, key: str, buffer: _PartitionBuffer) -> None:
-        """Close the partition's file. Buffered rows go to the next file."""
+        """Close the partition's file. Buffered rows are written to the next file."""
         assert buffer.file is not None
         file = finish_data_file(buffer.file, self._target, buffer.partition)
         self._files.append(file)
@@ -383,7 +383,7 @@ class TableWriter:
         self._indexes.add(file, indexed)
 
     def close_files(self) -> None:
-        """Close all files. Later rows go to new files."""
+        """Write the buffered rows, and close all files. Later rows are written to new files."""
         while self._buffers:
             key, buffer = next(iter(self._buffers.items()))
             self._flush(key, buffer)
@@ -409,7 +409,7 @@ class TableWriter:
 class IndexBuilder:
     """Builds the index files of a writer's data files: one for each definition, or several if there are many rows.
 
-    If an index cannot be built, the write does not fail. The data file is reported as skipped and stays uncovered.
+    If an index cannot be built, the write does not fail. The data file is reported as skipped, and no index covers it.
     """
 
     def __init__(self, tasks: Sequence[IndexTask]) -> None:

@@ -1,7 +1,7 @@
 """Defines the write target: the part of a table's metadata that writers need.
 
-The target can be pickled, so the driver loads it once for all tasks. It has the state of the table at that time. The
-commit detects a schema or spec that has changed since then.
+The target can be pickled, so the driver loads it once for all tasks. It has the state of the table at that time. If the
+schema or the partition spec changes later, the commit detects the change.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ class WriteTarget:
         return Ordering(self.sort_order, self.schema) if self.sort_order.fields else None
 
     def generate_location(self, partition: Partition, *, suffix: str = ".parquet") -> str:
-        """Return a unique location.
+        """Return a unique location for a file.
 
-        File names in a bucket begin with its number, so that listings group the files of a bucket.
+        File names in a bucket begin with the number of the bucket, so that listings group the files of each bucket.
         """
         terms = self.partitioner.terms
         buckets = [
@@ -107,8 +107,8 @@ def create_target(metadata: TableMetadata, storage: Storage, name: Name | None =
     """Return the target for the current state of a table.
 
     Args:
-        name: The name of the table. Its indexes use the keys for the encrypted files of this table. If None, they use
-            no keys.
+        name: The name of the table, by which the index builder finds the keys of encrypted files. Without a name, it
+            uses no keys.
 
     Raises:
         Unwritable: The table has encrypted files, which the writer does not support.
@@ -145,7 +145,7 @@ def check_unencrypted(metadata: TableMetadata) -> None:
 
 
 def keeps_lineage(target: WriteTarget) -> bool:
-    """Return whether the files of a target have the lineage columns."""
+    """Return whether the data files of a target have the lineage columns."""
     return any(field.id == ROW_ID for field in target.schema.fields)
 
 

@@ -1,18 +1,18 @@
 """Upserts and deletes rows by key, at a cost that depends on the size of the batch.
 
-    upsert(client, "db.t", rows, keys=["id"], precombine="ts")        replaces or inserts a row for each key
+    upsert(client, "db.t", rows, keys=["id"], precombine="ts")        replaces or inserts the row of each key
     upsert(client, "db.t", rows, keys=["id"], columns=["price"])      changes only these columns of stored rows
     delete(client, "db.t", keys=rows)                                 deletes the rows with these keys
     delete(client, "db.t", where="country = 'FR'")                    deletes the rows that match
     upsert(client, "db.t", rows, keys=["id"], strategy="equality")         locates no rows (`equality_upserts.py`)
 
-Rows are located in one snapshot (`row_locations.py`). Merge-on-read marks them as deleted and appends new rows.
+Rows are located in one snapshot (`row_locations.py`). Merge-on-read marks the rows as deleted and appends new rows.
 Copy-on-write rewrites the files that contain them. Both make one commit, which contains a filter of the rows that were
-read. The server refuses the commit if another commit has changed one of these rows meanwhile, or has written another
-row with one of the keys. The change is then prepared again from the current snapshot, a limited number of times.
-Upserts are therefore serializable.
+read. The server refuses the commit if a concurrent commit has changed one of these rows, or has added a row with one of
+the keys. The change is then prepared again from the current snapshot, up to a maximum number of attempts. Upserts are
+therefore serializable.
 
-Nothing is visible before the commit. Files are deleted only if no snapshot contains them or can contain them later.
+Nothing is visible before the commit. Written files are deleted only if no snapshot will ever contain them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ MODES = (MERGE_ON_READ, COPY_ON_WRITE)
 _UPSERT_MODES = ("write.merge.mode", "write.update.mode")
 _DELETE_MODES = ("write.delete.mode",)
 _PROTECTION_SAMPLE_FILES = 16
-"""The number of files of a table that are opened to find its encryption."""
+"""The number of files of a table that are opened to determine the encryption of its files."""
 _SCOPE_VALUES_MAX = 1_000
 """The maximum number of keys that a commit lists as read. For more keys, it lists ranges and buckets."""
 
@@ -95,11 +95,11 @@ def upsert(
 
     All new rows are in memory at the same time.
 
-    If several new rows have the same key, the row with the largest `precombine` is used. If several of them have the
-    largest value, the last of these is used. Null is the smallest value. A stored row with a larger `precombine` stays.
+    If several new rows have the same key, the row with the largest value in the column `precombine` is used, and the
+    last row if several rows have the largest value. Null is the smallest value. A stored row with a larger value stays.
 
-    `read_snapshot_id` makes the call a read-modify-write. It raises Conflict and changes nothing if a row with one of
-    the keys was inserted, deleted or changed since that snapshot. None means a table without a snapshot.
+    `read_snapshot_id` makes the call a read-modify-write: it raises Conflict and changes nothing if a row with one of
+    the keys was inserted, deleted or changed since that snapshot. None means that the table had no snapshot.
 
     The docstring of `append` describes `producer` and the state after an error.
 
@@ -107,8 +107,8 @@ def upsert(
     they replace. If they replace no rows, they have the encryption of the table's files.
 
     Args:
-        columns: The columns to change, beside the key and `precombine`. Other columns of a stored row keep their
-            values.
+        columns: The columns to change, in addition to the key and `precombine`. All other columns of a stored row keep
+            their values.
         mode: The default is the table's `write.merge.mode` or `write.update.mode`. Without such a property, it is
             copy-on-write.
         strategy: The way to locate rows (`row_locations.STRATEGIES`). By default, `locate` chooses it. The strategy
@@ -118,8 +118,8 @@ def upsert(
             files are refused.
 
     Raises:
-        Unwritable: The rows do not fit the table or have no key. Or `equality` cannot express the change. Or the rows
-            are in files with different encryption.
+        Unwritable: The rows do not fit the table, a key is null, the strategy `equality` does not support the change,
+            or the stored rows are in files with different encryption.
         Refused: Other commits caused a conflict in every attempt. The status is 409.
         Unreadable: A file is damaged.
     """
@@ -212,13 +212,13 @@ def extract_keys(batches: Sequence[pa.RecordBatch], schema: Schema, key: Sequenc
 
 
 def check_names(keys: Sequence[str] | None, columns: Sequence[str] | None) -> None:
-    """Check that the names are lists. If they were strings, their characters would be used as names.
+    """Check that the names are lists, because the characters of a string would be used as names.
 
     Raises:
         ValueError: An argument is a string.
     """
     if isinstance(keys, str) or isinstance(columns, str):
-        raise ValueError("keys and columns are lists of names")
+        raise ValueError("keys and columns must be lists of names, not a string")
 
 
 def check_arguments(
@@ -235,7 +235,7 @@ def check_arguments(
         ValueError: A value is unknown, or two arguments cannot be combined.
     """
     if mode is not None and mode.lower() not in MODES:
-        raise ValueError(f"mode is {mode!r}; it may be {' or '.join(MODES)}")
+        raise ValueError(f"mode is {mode!r}; it must be {' or '.join(MODES)}")
     if strategy == EQUALITY and read_snapshot_id is not UNSET:
         raise ValueError(f"read_snapshot_id needs the stored rows, which strategy={EQUALITY!r} does not read")
     if strategy == EQUALITY and file_keys is not None:
@@ -247,7 +247,7 @@ def check_arguments(
 
 
 def choose_mode(requested: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
-    """Return the requested mode or, without a requested mode, the mode that the table's properties set.
+    """Return the requested mode, or the mode in the table's properties if no mode is requested.
 
     Raises:
         Unwritable: The table's mode is unknown.
@@ -257,7 +257,7 @@ def choose_mode(requested: str | None, target: WriteTarget, *, deletes: bool = F
         (target.properties[name] for name in properties if target.properties.get(name)), COPY_ON_WRITE
     )
     if mode.lower() not in MODES:
-        raise Unwritable(f"{properties[0]} is {mode!r}; it may be {' or '.join(MODES)}")
+        raise Unwritable(f"{properties[0]} is {mode!r}; it must be {' or '.join(MODES)}")
     return mode.lower()
 
 
@@ -266,9 +266,11 @@ def choose_mode(requested: str | None, target: WriteTarget, *, deletes: bool = F
 
 @dataclass(frozen=True)
 class RowDifference:
-    """The rows to delete and the rows to add.
+    """The rows that a change deletes, and the rows that it adds.
 
     Attributes:
+        located: The rows to delete.
+        new: The rows to add.
         report: The counts that are known before files are written.
     """
 
@@ -286,7 +288,7 @@ class RowDifference:
         """Write the rows to add.
 
         Args:
-            protection: The encryption of the columns of `find_rows_target`.
+            protection: The encryption of the files, for the columns of `find_rows_target`.
         """
         return write_batches(self.find_rows_target(target), self.iter_rows(), protection=protection)
 
@@ -298,7 +300,7 @@ def read_scope(keys: BatchKeys, opened: OpenTable, parts: int = 1) -> Expression
     """Return the filter of the rows that a commit of these keys has read.
 
     Args:
-        parts: The number of filters in the commit. With more filters, each filter is shorter.
+        parts: The number of filters in the commit. The length of each filter is limited accordingly.
     """
     specs = opened.metadata.partition_specs
     return keys.filter_expression(_SCOPE_VALUES_MAX // parts, specs, max(1, RANGES_MAX // parts))
@@ -335,9 +337,8 @@ def compute_upsert(
 ) -> RowDifference:
     """Return the difference that replaces the rows with the keys of the batch by the rows of the batch.
 
-    If the mode is copy-on-write or columns of the stored rows are read, new rows keep the row ids of the rows that they
-    replace, in a column `_row_id`. Otherwise they get new row ids. They also get new row ids if the table has a column
-    with this name.
+    If the mode is copy-on-write, or columns of the stored rows are read, new rows have the row ids of the rows that
+    they replace, in a column `_row_id`. Otherwise, or if the table itself has a column `_row_id`, they get new row ids.
     """
     located = locate(client, opened, batch.keys, strategy)
     stored_keys = np.zeros(batch.keys.count, dtype=np.bool_)
@@ -379,12 +380,12 @@ def compute_upsert(
 
 @dataclass(frozen=True)
 class _Stored:
-    """Some columns of the located rows, and the ordinal of each row's key in the batch, as int64[rows]."""
+    """Some columns of the located rows, and the index of each row's key in the batch, as int64[rows]."""
 
     rows: pa.Table
     keys: Longs
     by: Field | None
-    """The precombine column. It decides which of several rows with the same key is used."""
+    """The precombine column, which decides which of several rows with the same key is the latest, or None."""
 
     @staticmethod
     def of(opened: OpenTable, files: Sequence[MatchedRows], names: Sequence[str], by: Field | None) -> _Stored:
@@ -393,13 +394,13 @@ class _Stored:
         read = read_chosen(read_plan, opened.storage, [(rows.task, rows.positions) for rows in files], opened.keys)
         for rows, stored in zip(files, read, strict=True):
             if sum(batch.num_rows for batch in stored) != len(rows.positions):
-                raise Unreadable(rows.task.path, "the file does not have rows that are live according to an index")
+                raise Unreadable(rows.task.path, "the file does not have all rows that an index has located in it")
             batches.extend(stored)
             keys.append(rows.keys)
         return _Stored(pa.Table.from_batches(batches, read_plan.arrow), np.concatenate(keys), by)
 
     def find_later_rows(self, batch: KeyedBatch) -> Mask:
-        """Return whether a stored row is later than the new row, for each key, as bool[keys]."""
+        """Return for each key whether a stored row is later than the new row, as bool[keys]."""
         later = np.zeros(batch.keys.count, dtype=np.bool_)
         if self.by is not None:
             values = pa.concat_arrays([read_column(batch.rows, self.by), read_column(self.rows, self.by)])
@@ -411,10 +412,10 @@ class _Stored:
     def complete(self, batch: KeyedBatch, wins: Mask, names: Sequence[str]) -> pa.Table:
         """Return the batch's rows that replace stored rows.
 
-        The values of the columns `names` come from the latest stored row.
+        The values of the columns `names` come from the latest stored row of the key.
 
         Args:
-            wins: Whether the new row of each key replaces the stored rows, as bool[keys].
+            wins: Whether the new row of each key is used, as bool[keys].
         """
         chosen = self._latest[wins[self.keys[self._latest]]]
         completed = batch.rows.take(pa.array(self.keys[chosen]))
@@ -426,7 +427,7 @@ class _Stored:
     def list_row_ids(self, count: int) -> pa.ChunkedArray:
         """Return the row id of the latest stored row of each key, as int64[count keys].
 
-        A key without a stored row has null.
+        The id of a key without a stored row is null.
         """
         places = np.full(count, -1, dtype=np.int64)
         places[self.keys[self._latest]] = self._latest
@@ -450,7 +451,7 @@ def write_change(
     target: WriteTarget,
     mode: str,
 ) -> RowChange:
-    """Write the files of a change. If an error occurs, delete them.
+    """Write the files of a change. If an error occurs, delete the written files.
 
     Args:
         scope: A filter of the rows that were read.
@@ -476,9 +477,8 @@ def _choose_protection(
 ) -> FileProtection | None:
     """Return the encryption of the files with new rows.
 
-    They have the encryption of the files of the rows that they replace. If they replace no rows, they have the
-    encryption of the table's files. If only some of these files are encrypted, the new files are encrypted in the same
-    way as the encrypted files.
+    It is the encryption of the files with the replaced rows or, if no rows are replaced, of the table's files. If only
+    some of these files are encrypted, it is the encryption of the encrypted files.
 
     Raises:
         Unwritable: The files are encrypted in different ways.
@@ -489,7 +489,9 @@ def _choose_protection(
     tasks = [rows.task for rows in difference.located.files] or list(
         islice(plan(client, opened), _PROTECTION_SAMPLE_FILES)
     )
-    protections = [one for one, _ in divide_by_protection(tasks, target, opened.keys) if one is not None]
+    protections = [
+        protection for protection, _ in divide_by_protection(tasks, target, opened.keys) if protection is not None
+    ]
     if len(protections) > 1:
         raise Unwritable(
             "the rows are in files that are encrypted in different ways, "
@@ -499,7 +501,7 @@ def _choose_protection(
 
 
 def delete_by_position(opened: OpenTable, target: WriteTarget, files: Sequence[MatchedRows]) -> WrittenDeletes:
-    """Delete these rows by position (merge-on-read). If no row of a file is left, remove the file."""
+    """Delete these rows by position (merge-on-read). Remove a file without remaining rows."""
     deleted = [
         DeletedRows(
             rows.task.path,

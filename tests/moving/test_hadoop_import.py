@@ -69,7 +69,7 @@ def test_import_refuses_folders_whose_current_version_is_uncertain(warehouse: Pa
     other = metadata / "00001-a.metadata.json"
     for hint_text, has_other_file, reason in (
         ("9", False, "The version 9 of version-hint.text has no metadata file"),
-        ("one", False, "and not the number of a version"),
+        ("one", False, "instead of a version number"),
         ("1", True, "of a Hadoop catalog and of another catalog"),
     ):
         hint.write_text(hint_text)

@@ -68,7 +68,7 @@ async def test_copy_fails_with_too_many_keys_or_without_its_table(tmp_path: Path
             await asyncio.to_thread(lambda: seamark.lookup_table(client, "db.t", key=["id"], rows_max=2))
         with pytest.raises(LookupFailed, match="does not exist"):
             await asyncio.to_thread(lambda: seamark.lookup_table(client, "db.nothing", key=["id"]))
-        with pytest.raises(InvalidRequest, match="columns lacks 'id'"):
+        with pytest.raises(InvalidRequest, match="columns does not contain the key column 'id'"):
             seamark.lookup_table(client, "db.t", key=["id"], columns=["name"])
 
 

@@ -108,7 +108,7 @@ async def test_gateway_that_does_not_answer_is_reported(s3: S3, s3_bucket: str, 
     server_settings = build_settings(
         s3, s3_bucket, tmp_path, s3_client_access="gateway", gateway_url=url, **build_key_settings(s3)
     )
-    assert f"does not reach the objects gateway at {url}" in await find_storage_problem(
+    assert f"cannot reach the objects gateway at {url}" in await find_storage_problem(
         server_settings, SystemClock(), JOB_WORKER
     )
 

@@ -1,28 +1,30 @@
-"""A query block: its joined sources, and the rules by which conditions are pushed down to these sources.
+"""Defines query blocks, and pushes conditions down to the joined sources of a block by these rules:
 
 - A condition on the rows of an inner join is pushed to both sides of the join.
-- An outer join keeps all rows of its preserved side, so its ON condition is pushed to the other side only. A condition
+- An outer join keeps all rows of its preserved side, so its ON condition is pushed only to the other side. A condition
   from above the join is pushed to the other side only if the condition is true for no row of nulls. Otherwise, the
   push-down could remove the partner of a preserved row, and the row would pass the condition with nulls instead.
-  A semi-join is handled as an inner join, and an anti-join as an outer join. The columns of their right side are no
+  A semi-join is handled as an inner join, and an anti-join as an outer join. The columns of their right side are not
   outputs.
-- A condition on a grouping key is pushed to the rows of the groups. HAVING is pushed in the same way. If a block has
-  several grouping sets, the key must be in every set.
-- Some outputs may be null where the source has a value. A condition on such an output is pushed only if the condition
-  is not true for null.
-- If all aggregates of a block without groups have FILTER, only rows that meet one of these conditions count.
+- A condition on a grouping key is pushed to the rows of the groups. The same applies to a condition of HAVING. If a
+  block has several grouping sets, the key must be in every set.
+- Some outputs may be null although the source has a value. A condition on such an output is pushed only if the
+  condition is not true for null.
+- If all aggregates of a block without groups have FILTER, only rows that meet one of their conditions are needed.
 - A condition is pushed through the window functions of a block only if every window function is partitioned by the
   columns of the condition.
-- A condition on a column is also true for an equal column of the same type. Columns are equal by AND, or by each branch
-  of OR (`equivalences.py`).
-- A disjunction of conditions on several sources is a disjunction of semi-joins for a source that is joined with them.
+- A condition on a column is also pushed for an equal column of the same type. Columns are equal if AND, or each branch
+  of an OR, requires it (`equivalences.py`).
+- A disjunction of conditions on several sources becomes a disjunction of semi-joins for each source that is joined with
+  them.
 - If a row is used only with a join partner, and its columns equal columns of a stored table, its values are among the
-  values of these columns. The same is true of IN and EXISTS, if the subquery creates no rows itself.
+  values of these columns. The same is true for IN and EXISTS, if the subquery cannot create rows on its own.
 - A subquery in an expression is a separate query. If its WHERE compares a column with a column of this block, only rows
   with values of needed rows of this block are needed. The same applies to LATERAL.
-- A column that is compared with the extreme of rows of a table has limits (`extremes.py`), even if the extreme is a
-  column of a join partner. A column that is less or greater than a column of a join partner also has limits.
-- VALUES and UNNEST of literals are lists of values for the columns that are equal to theirs.
+- A column that is compared with the minimum or maximum of rows of a table has limits (`extremes.py`), even if the
+  minimum is a column of a join partner. A column that is less or greater than a column of a join partner also has
+  limits.
+- The literals of VALUES and UNNEST are lists of values for the columns that are compared with them for equality.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class SourceJoin:
 
     Attributes:
         keeps_left: Whether a left row without a partner is kept, with nulls for the right side.
+        keeps_right: Whether a right row without a partner is kept, with nulls for the left side.
     """
 
     left: JoinTree
@@ -107,10 +110,11 @@ def flatten_inner_joins(tree: JoinTree) -> tuple[list[JoinTree], list[SourceJoin
 
 
 class Extreme(NamedTuple):
-    """The least (`MINIMUM`) or the greatest (`MAXIMUM`) value of a column of a source.
+    """The minimum or maximum of a column of a source.
 
     Attributes:
-        is_filtered: Whether the extreme is computed from some rows of a group, and not from all of them.
+        kind: `MINIMUM` or `MAXIMUM`.
+        is_filtered: Whether only some rows of a group are used, for example because of FILTER.
     """
 
     column: ColumnReference
@@ -125,22 +129,16 @@ class Outputs(Protocol):
         """Return whether the block has an output column of this name, or None if this is unknown."""
 
     def list_names(self) -> tuple[str | None, ...] | None:
-        """Return the names of all columns in order, or None if they are unknown.
-
-        A column without a name has None in its place.
-        """
+        """Return the names of all columns in order, with None for a column without a name. Return None if unknown."""
 
     def find_reference(self, name: str) -> ColumnReference | None:
         """Return the source column whose unchanged value the output has, or None if there is no such column."""
 
     def find_literal(self, name: str) -> Literal | None:
-        """Return the value of an output that is a literal of the statement.
-
-        The result is None for other outputs and for NULL.
-        """
+        """Return the value of an output that is a literal of the statement, or None for other outputs and for NULL."""
 
     def may_be_null(self, name: str) -> bool:
-        """Return whether the output may be null where its source column has a value."""
+        """Return whether the output may be null in a row in which its source column has a value."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +148,8 @@ class InnerQuery:
     Attributes:
         relation: The rows of the subquery.
         block: The query block of the subquery, or None if the subquery is not a single block.
-        pairs: Columns of the subquery's sources with the columns of the outer block that the subquery's WHERE requires
-            them to be equal to.
+        pairs: Pairs of a column of the subquery's sources and a column of the outer block. The subquery's WHERE
+            requires both to be equal.
         source: The position of a LATERAL subquery among the sources of the outer block.
     """
 
@@ -172,13 +170,13 @@ class QueryBlock:
         where: A predicate on the joined rows.
         passes: Whether a condition on an output may be pushed to the sources.
         needs_rows: Whether the result has exactly the rows of the sources that meet `where`, each at least once.
-        keys: The grouping keys of which each group has one value, or None if the rows are not grouped.
-        having: A condition on `keys`.
-        counted: A condition that is true for each row that an aggregate counts.
+        keys: The grouping keys that have one value in each group, or None if the rows are not grouped.
+        having: The condition of HAVING on `keys`.
+        counted: A condition that is true for each row that an aggregate uses.
         partitions: The PARTITION BY columns of each window function.
         extremes: The outputs that are the minimum or maximum of a source column.
         inner: The subqueries in expressions of the block, and its LATERAL sources.
-        correlated: A condition on the rows of the sources that follows from the rows of an outer block.
+        correlated: A condition on the rows of the sources that follows from comparisons with columns of an outer block.
     """
 
     sources: Sequence[Relation]
@@ -195,7 +193,7 @@ class QueryBlock:
     inner: Sequence[InnerQuery] = ()
     correlated: Condition | None = None
     _lateral_conditions: dict[int, Condition | None] = field(default_factory=dict)
-    # Without this cache, nested blocks need exponential time.
+    # These two caches prevent exponential time for nested blocks.
     _kinds: dict[str, str | None] = field(default_factory=dict)
     _extremes: dict[str, StoredExtreme | None] = field(default_factory=dict)
 
@@ -217,7 +215,7 @@ class QueryBlock:
 
     def find_origin(self, columns: Sequence[str]) -> Origin | None:
         if len({column for column in columns if column in self.extremes}) > 1:
-            return None  # Two extremes may be the values of two different rows.
+            return None  # The values of two extremes may come from different rows.
         references = [
             self.extremes[column].column if column in self.extremes else self.outputs.find_reference(column)
             for column in columns
@@ -256,7 +254,7 @@ class QueryBlock:
         return rows if rows is None or self.needs_rows else rows._replace(exact=False)
 
     def _find_joined_rows(self) -> SourceRows | None:
-        """Return the rows of a table that are the joined rows; None if other rows may be among them."""
+        """Return rows of a table such that the joined rows are exactly these rows, or None if this is not possible."""
         if self.tree != 0:
             return None
         source = self.sources[0]
@@ -267,7 +265,7 @@ class QueryBlock:
         stored = _move_to_table(exact, source)
         if exact is not None and stored is not None and stored.size == exact.size:
             return SourceRows(all_of([below.where, stored]), exact=True)
-        # A null in place of a value, as grouping sets have it, is not in the table.
+        # Grouping sets replace values by null, and such rows are not rows of the table.
         sure = weaken(self.where.condition, lambda atom: atom if atom.rejects_null else None)
         weaker = _move_to_table(keep_comparisons(sure), source)
         return SourceRows(all_of([below.where, weaker]), exact=False)
@@ -283,7 +281,7 @@ class QueryBlock:
     def push_down(self, condition: Condition | None) -> None:
         if self.tree is not None:
             self._push_to(self.tree, self._move_to_rows(condition))
-        # The subqueries are last, because the conditions on the sources also hold for equal columns of correlated
+        # The subqueries are last, because the conditions on the sources also apply to equal columns of correlated
         # subqueries.
         for query in self.inner:
             if query.block is not None:
@@ -329,7 +327,8 @@ class QueryBlock:
         """Push a condition down to the sources of a join.
 
         Args:
-            wanted: A condition that is true for each row of the join that can change the result.
+            tree: The join.
+            condition: A condition that is true for each row of the join that can change the result.
         """
         if isinstance(tree, SourceJoin):
             (self._push_to_outer_join if tree.is_outer else self._push_to_inner_joins)(tree, condition)
@@ -341,7 +340,7 @@ class QueryBlock:
             self.sources[tree].push_down(own_part)
 
     def _push_to_inner_joins(self, tree: SourceJoin, condition: Condition | None) -> None:
-        """Push a condition down through nested inner joins at once: each result row meets every ON condition."""
+        """Push a condition down through nested inner joins together, because each row meets all ON conditions."""
         sides, joins = flatten_inner_joins(tree)
         equalities = [equality for join in joins for equality in join.on.equalities]
         implied = self._imply(all_of([condition, *(join.on.condition for join in joins)]), equalities)
@@ -355,8 +354,8 @@ class QueryBlock:
 
     def _push_to_outer_join(self, tree: SourceJoin, wanted_condition: Condition | None) -> None:
         left, right = list_sources(tree.left), list_sources(tree.right)
-        # If the condition from above is false for nulls, it removes each row without a partner. So the join need not
-        # keep them.
+        # If the pushed condition is not true for nulls, it removes each row without a partner, so the join does not
+        # need to keep these rows.
         keeps_left = tree.keeps_left and not rejects_null(restrict_to_sources(wanted_condition, right))
         keeps_right = tree.keeps_right and not rejects_null(restrict_to_sources(wanted_condition, left))
         tree = replace(tree, keeps_left=keeps_left, keeps_right=keeps_right)
@@ -381,8 +380,8 @@ class QueryBlock:
     def _derive_correlated_condition(self, query: QueryBlock, pairs: Sequence[Equality]) -> Condition | None:
         """Return a condition on the rows of a correlated subquery that follows from the conditions on this block.
 
-        The subquery's WHERE compares columns of its sources with columns of this block. Only rows of this block that
-        meet the block's own conditions are needed.
+        The subquery's WHERE compares columns of its sources with columns of this block, of which only rows that meet
+        the block's conditions are needed.
         """
         parts: list[Condition | None] = []
         for own, (source, column) in pairs:
@@ -407,7 +406,7 @@ def _move_to_table(condition: Condition | None, source: Relation) -> Condition |
 def exists_values(query: QueryBlock, pairs: Sequence[Equality]) -> Iterator[SemiJoin]:
     """Yield semi-joins for columns of the outer block, from a subquery that must return a row.
 
-    The function yields nothing if the subquery can return a row although its sources have none.
+    The function yields nothing if the subquery can return a row although its sources have no rows.
 
     Args:
         query: The block of the subquery.

@@ -1,8 +1,8 @@
-"""Equal columns of the sources of a block, and the conditions that follow from them for the rows of each source.
+"""Derives conditions on the rows of a block's sources from equal columns of these sources.
 
-A column that is equal to a column of a partner has the values of the partner's column. The partner's values are
-stored values of a table (which gives a semi-join) or literals. A condition on a column is also true for each column
-that is equal to it and has the same type.
+A column that must be equal to a column of a join partner can only have the values of the partner's column. These values
+are stored values of a table, which gives a semi-join, or literals. A condition on a column also applies to each equal
+column of the same type.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from seamark.formats.protocol.wire import RANGE
 Equality: TypeAlias = tuple[ColumnReference, ColumnReference]
 """Two equal columns of the sources of a block."""
 Pair: TypeAlias = tuple[ColumnReference, str]
-"""A column of the sources of a block, and the equal column of another relation."""
+"""A column of a block's source, and the equal column of a partner."""
 
 
 class Limit(NamedTuple):
-    """A comparison by `op` (<, <=, >, >=) of a column with a column of another relation."""
+    """A comparison by `op` (<, <=, >, >=) with `column`, a column of a partner."""
 
     op: str
     column: str
@@ -50,20 +50,20 @@ KindOf: TypeAlias = Callable[[ColumnReference], str | None]
 _WHOLE = frozenset(("int", "long"))
 _FLOATS = frozenset(("float", "double"))
 _SHORT_DIGITS_MAX = 18
-"""The server compares decimals of up to so many digits with each other, and longer decimals with each other."""
+"""The maximum number of digits of short decimals. The server does not compare short decimals with longer decimals."""
 _LOWER, _UPPER = (">", ">="), ("<", "<=")
 
 
 @dataclass(frozen=True)
 class Predicate:
-    """The facts that are true for each row for which a boolean expression is true.
+    """What is known about each row for which a boolean expression is true.
 
     Attributes:
-        condition: A condition on columns of the block's sources. It has a semi-join for each subquery and each period
-            that a column is compared with.
+        condition: A condition on columns of the block's sources. If a column is compared with a subquery or a period,
+            the condition has a semi-join.
         equalities: Pairs of equal columns with comparable types.
-        exact: Returns a condition on columns that is true for exactly the rows for which the expression is true. It
-            returns None if there is no such condition.
+        exact: A function that returns a condition that is true for exactly the rows for which the expression is true,
+            or None if there is no such condition.
     """
 
     condition: Condition | None = None
@@ -80,9 +80,9 @@ def is_comparable(first: str | None, second: str | None) -> bool:
 
 
 def has_ranges(first: str | None, second: str | None) -> bool:
-    """Return whether values of one type limit a column of the other type, in engines and in the server.
+    """Return whether a value of one type can limit a column of the other type, both in engines and in the server.
 
-    Floats are among these types: their zeros are equal, and the server keeps NaN where an engine may.
+    Floats are permitted, because their zeros compare as equal, and the server keeps rows with NaN if an engine might.
     """
     if first is None or second is None:
         return False
@@ -93,7 +93,7 @@ def has_ranges(first: str | None, second: str | None) -> bool:
 
 
 def is_wider(kind: str | None, narrow: str | None) -> bool:
-    """Return whether a type has all values of the other type."""
+    """Return whether `kind` is wider than `narrow`, or a decimal of the same scale with at least as many digits."""
     if kind is None or narrow is None:
         return False
     if kind.startswith("decimal(") and narrow.startswith("decimal("):
@@ -131,8 +131,8 @@ def move_to_column(condition: Condition | None, reference: ColumnReference) -> C
 def build_semi_joins(pairs: Sequence[Pair], partner: Relation) -> list[SemiJoin]:
     """Return the semi-joins for columns that equal columns of a partner.
 
-    If all columns of the partner come from one table, there is a single semi-join with this table. Otherwise, there is
-    a semi-join for each column that comes from a table.
+    If all columns of the partner come from rows of one table, there is a single semi-join with this table. Otherwise,
+    there is a semi-join for each column that comes from a table.
     """
     origin = find_exact_origin(partner, [column for _, column in pairs])
     if origin is not None:
@@ -143,9 +143,9 @@ def build_semi_joins(pairs: Sequence[Pair], partner: Relation) -> list[SemiJoin]
 
 
 def list_partner_conditions(pairs: Sequence[Pair], partner: Relation) -> list[Condition]:
-    """Return the conditions that columns have the values of their partner's columns.
+    """Return conditions that limit columns to the values of the equal columns of a partner.
 
-    The partner's values are stored values of a table, or literals.
+    The values are stored values of a table, which gives semi-joins, or literals.
     """
     conditions: list[Condition] = [*build_semi_joins(pairs, partner)]
     for reference, column in pairs:
@@ -190,10 +190,7 @@ def iter_range_semi_joins(reference: ColumnReference, limits: Sequence[Limit], p
 
 
 def compute_equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnReference, set[ColumnReference]]:
-    """Return the set of equal columns of each column.
-
-    The set includes the column itself, and columns that are equal through other columns.
-    """
+    """Return the set of columns that are directly or indirectly equal to each column, including the column itself."""
     classes: dict[ColumnReference, set[ColumnReference]] = {}
     for left, right in equalities:
         first, second = (classes.get(reference, {reference}) for reference in (left, right))
@@ -206,7 +203,7 @@ def compute_equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnRe
 
 
 def imply_by_equality(condition: Condition | None, equalities: Iterable[Equality], kind_of: KindOf) -> Condition | None:
-    """Return the condition, with a copy of each single-column part for each equal column."""
+    """Return the condition, extended by a copy of each single-column part for each equal column."""
     classes = compute_equivalence_classes(
         (left, right)
         for left, right in equalities
@@ -219,7 +216,7 @@ def imply_by_equality(condition: Condition | None, equalities: Iterable[Equality
     parts: list[Condition | None] = list(own_parts)
     for part in own_parts:
         references = list_references(part)
-        if len(references) == 1 and len(parts) < LEAVES_MAX:  # `all_of` accepts no more parts.
+        if len(references) == 1 and len(parts) < LEAVES_MAX:  # `all_of` does not accept more parts.
             (reference,) = references
             equal_columns = classes.get(reference, set(references)) - references
             parts += [move_to_column(part, other) for other in sorted(equal_columns)]
@@ -241,10 +238,7 @@ def group_pairs_by_partner(equalities: Iterable[Equality]) -> dict[tuple[int, in
 
 
 def join_equivalences(equalities: Iterable[Equality], sources: Sequence[Relation]) -> Iterator[Condition]:
-    """Yield conditions on the columns of joined sources.
-
-    The conditions state that the columns of a source have the values of the equal columns of the other source.
-    """
+    """Yield conditions that limit columns of a source to the values of the equal columns of a joined source."""
     for (source, partner), pairs in group_pairs_by_partner(equalities).items():
         yield from list_partner_conditions(pairs, sources[partner])
         for reference, column in pairs:
@@ -275,10 +269,9 @@ def push_disjunction_across_join(
 def _push_branch(
     branch: Condition, source: int, partners: Mapping[int, Sequence[Pair]], sources: Sequence[Relation]
 ) -> Condition | None:
-    """Return what one branch of a disjunction requires of a source.
+    """Return the condition on a source that follows from one branch of a disjunction.
 
-    This is the branch's condition on the source's own columns, if there is one. Otherwise it is a semi-join with a
-    partner of the source.
+    It is the branch's condition on the source's own columns or, if there is none, a semi-join with a partner.
     """
     own_part = restrict_to_sources(branch, frozenset({source}))
     if own_part is not None:
@@ -292,10 +285,10 @@ def _push_branch(
 
 
 def _make_semi_join(pairs: Sequence[Pair], partner: Relation, condition: Condition | None) -> SemiJoin | None:
-    """Return a semi-join with a row of the partner's table that meets the condition `wanted`.
+    """Return a semi-join with a row of the partner's table that meets the condition.
 
-    Comparisons that are true for null are left out, because null may represent a missing value. Comparisons of
-    functions are left out too, because the server compares rows of a dimension by their stored values.
+    Comparisons that are true for null are left out, because the null may come from a missing partner. Comparisons of
+    functions are left out, because the server compares only stored values of a dimension.
     """
     where = drop_functions(
         weaken(condition, lambda atom: atom if isinstance(atom, ColumnComparison) and atom.rejects_null else None)

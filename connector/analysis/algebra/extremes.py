@@ -1,8 +1,8 @@
-"""The limits on a column that is compared with the extreme of a query's rows.
+"""Derives limits on a column that is compared with the minimum or maximum (the extreme) of a query's rows.
 
-The extreme is the minimum or maximum of rows of a stored table that meet a condition. If the condition selects exactly
-these rows, the comparison gives two limits. If the condition may select more rows, it gives one limit: the maximum of
-the real rows is not greater than the maximum of more rows.
+The rows are rows of a stored table that meet a condition. If the condition selects exactly these rows, an equality
+gives a lower and an upper limit. If the condition may also select other rows, it gives one limit: the maximum of the
+rows is not greater than the maximum of all selected rows.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _ORDERED = _WHOLE | _LOCAL_TIMES | {"timestamptz"}
 
 
 def has_order(first: str | None, second: str | None) -> bool:
-    """Return whether values of the two types are ordered by their exact values, by engines and by the server."""
+    """Return whether engines and the server order values of the two types by their exact values."""
     return first in _ORDERED and second in _ORDERED and (first == second or {first, second} in (_WHOLE, _LOCAL_TIMES))
 
 
 def has_outer_limit(kind: str, op: str) -> bool:
-    """Return whether a comparison with the extreme gives a limit even if the extreme is computed from too many rows."""
+    """Return whether a comparison with an extreme gives a limit even if the extreme includes further rows."""
     return op in (("=", "<", "<=") if kind == MAXIMUM else ("=", ">", ">="))
 
 
 def is_beyond_extreme(op: str, relation: Relation, column: str) -> bool:
-    """Return whether a column that `op` compares with an output is beyond an extreme.
+    """Return whether `op` requires values greater than a maximum, or less than a minimum.
 
-    Then all values of the rows together say less than the extreme.
+    The extreme is then a stricter limit than the values of all rows.
     """
     extreme = relation.find_extreme(column)
     return extreme is not None and not has_outer_limit(extreme.kind, op)
@@ -46,8 +46,8 @@ def iter_extreme_semi_joins(
         reference: The column.
         kind: The type of the column.
         op: The operator: `=`, `<`, `<=`, `>` or `>=`.
-        relation: The relation that has the extreme.
-        column: Its column.
+        relation: The relation with the extreme.
+        column: The column of `relation` that is the extreme.
     """
     extreme = relation.find_extreme(column)
     rows = None if extreme is None else extreme.rows

@@ -1,11 +1,11 @@
-"""The needed rows of a table after push-down: a condition, LIKE predicates, and joins with other tables.
+"""Describes the needed rows of a table after push-down: a condition, LIKE predicates, and joins with other tables.
 
-Invariant: rows for which the predicate of their table is not true can be left out, and the result of the statement
-stays the same for any data. Rows without a partner in one of the joins of their table can be left out too. A partner is
-a row of the other table that meets that table's own predicate and joins. The columns of the join must not be null and
-must be equal, less or greater, as the join states. A join with an extreme compares with the extreme of the rows that
-meet the join's own condition. The other scan must read its table at the same snapshot. Where it is uncertain that a row
-can be left out, the predicates are weaker and there are fewer joins.
+Invariant: the result of the statement does not change, for any data, if these rows of a table are left out: rows for
+which the predicate of the table is not true, and rows without a partner in one of the table's joins. A partner is a row
+of the joined table that meets the predicate and the joins of the joined table. The columns of the join must not be null
+and must be equal, less or greater, as the join requires. A join with an extreme compares with the extreme of the rows
+that meet the join's condition. The scan of the joined table must read the same snapshot. If it is uncertain whether a
+row can be left out, the predicates are weaker and there are fewer joins.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def build_condition(table: Table, *, utc: bool) -> Condition | None:
 
 
 def _keep_evaluated_part(table: Table, condition: Condition | None, *, utc: bool) -> Condition | None:
-    """Return the part of a condition on the table's columns that the catalog evaluates exactly as the engine does."""
+    """Return the part of a condition that the catalog evaluates exactly as the engine does."""
     columns = table.columns or {}
 
     def keep(atom: Atom) -> Atom | None:
         if not isinstance(atom, ColumnComparison) or columns.get(atom.column[1]) == COMPUTED:
             return None
-        # Some file formats do not count the fields of a null struct as nulls.
+        # Some file formats do not count a field of a null struct as null.
         if _has_field(atom) and not atom.rejects_null:
             return None
         return atom if utc or _is_zone_independent(atom, columns) else None
@@ -80,7 +80,8 @@ def _is_zone_independent(comparison: ColumnComparison, columns: Columns) -> bool
 def _derive_partner_conditions(table: Table) -> Iterator[Condition | None]:
     """Yield conditions on the columns of joins that follow from the conditions on the joined tables.
 
-    A join partner meets the conditions of its table and has equal values, so its conditions hold for the columns too.
+    A join partner meets the conditions of its table and has equal values, so its conditions also apply to the columns
+    of the join.
     """
     for semi_join in split_parts(table.predicate):
         if not isinstance(semi_join, SemiJoin) or semi_join.transform != IDENTITY:
@@ -99,7 +100,7 @@ def _has_field(atom: Atom) -> bool:
 
 
 def likes_on(references: Sequence[Table]) -> tuple[tuple[Like, ...], ...]:
-    """Return the LIKE predicates on columns that are known to be stored strings.
+    """Return the LIKE predicates on stored string columns, as a conjunction of disjunctions.
 
     The number of predicates is limited to the number that a request may have.
 
@@ -118,7 +119,7 @@ def likes_on(references: Sequence[Table]) -> tuple[tuple[Like, ...], ...]:
 
 
 def build_joins(table: Table, scan_of: ScanOf, *, utc: bool) -> tuple[Join, ...]:
-    """Return the joins that every needed row has, and the alternative joins of disjunctions."""
+    """Return the joins in which every needed row has a partner, and the alternative joins of disjunctions."""
     joins: dict[Join, None] = {}
     for number, part in enumerate(split_parts(table.predicate)):
         if isinstance(part, SemiJoin):
@@ -146,8 +147,8 @@ def _build_join(semi_join: SemiJoin, table: Table, scan_of: ScanOf, *, utc: bool
 def _list_alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int, *, utc: bool) -> list[Join]:
     """Return the joins of a disjunction as alternatives.
 
-    Each alternative has the conditions of the branches that restrict the table's own columns. The list is empty if one
-    of the branches has neither such a condition nor a join, because the disjunction may then be true for each row.
+    Each alternative has the conditions of those branches that restrict the table's own columns. The list is empty if a
+    branch has neither a condition nor a join, because the disjunction may then be true for any row.
     """
     joins: dict[Join, None] = {}
     own: list[Condition | None] = []
@@ -170,9 +171,9 @@ def _list_alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int
 
 
 def intersect_joins(joins_of_each: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:
-    """Return the joins that all references to a table share, because a single scan reads all of them.
+    """Return the joins that all references to a table share, because a single scan reads the rows of all references.
 
-    The alternatives of a disjunction are shared only if all of them are. If one is missing, the others restrict no row.
+    The alternatives of a disjunction are returned only if all references share all of them.
     """
     if not joins_of_each:
         return ()
@@ -182,7 +183,7 @@ def intersect_joins(joins_of_each: Sequence[tuple[Join, ...]]) -> tuple[Join, ..
 
 
 def _group(join: Join, joins: Sequence[Join]) -> frozenset[Join]:
-    """Return the join and its alternatives. A row of the table needs a match in only one of them."""
+    """Return the join and its alternatives. A row of the table needs a partner in only one of them."""
     if join.any_of is None:
         return frozenset({join})
     return frozenset(replace(other, any_of=-1) for other in joins if other.any_of == join.any_of)

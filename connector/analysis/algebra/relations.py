@@ -1,4 +1,4 @@
-"""The relations of a statement: tables, literal rows, set operations and names in WITH. Blocks are in `blocks.py`.
+"""Defines the relations of a statement except blocks: tables, literal rows, set operations and names in WITH.
 
 A condition on a result is pushed down to its inputs, unless an operation between them counts or orders rows. Invariant:
 rows of a source may be left out only if the result of the statement stays the same for any data.
@@ -6,9 +6,9 @@ rows of a source may be left out only if the result of the statement stays the s
 - A condition on a column of a set operation is pushed to the same column of both inputs if both have the same type.
 - The query of a name in WITH gets the disjunction of the conditions of all uses of the name.
 
-`find_origin` gives the stored columns that a column's values come from. Counting, ordering and limiting do not change
-it: each value of the result is in a row of the table that can change the result. In the same way, `find_extreme` gives
-the extreme of stored rows that a column has, even if it is selected from a name in WITH.
+`find_origin` returns the stored columns from which a column's values come. Counting, ordering and limiting rows do not
+change the origin, because each value of the result is in a needed row of the table. Similarly, `find_extreme` returns
+the extreme of stored rows that is the value of a column, even if the column is selected from a name in WITH.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from seamark.connector.plans.literals import Literal
 Columns: TypeAlias = Mapping[str, str]
 """The columns of a table in lower case, with their Iceberg types."""
 COMPUTED = ""
-"""The type of a view column whose values are not stored values of a table."""
+"""The type of a column of a view if its values are not stored values of a table."""
 
 SHARED_LEAVES_MAX = 500
 """The maximum number of comparisons in the condition on a name in WITH that is used several times.
 
-A name with more comparisons is read completely. Otherwise, in a chain of such names each name could cost as much as all
-comparisons that a statement may have.
+A name with more comparisons is read completely. Without this limit, each name in a chain of names could have as many
+comparisons as a whole statement.
 """
 
 _EXACT = frozenset(("boolean", "int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string", "uuid"))
@@ -42,7 +42,7 @@ Floats are not among them because they have two zeros. Nested types are not comp
 _FLOATS = frozenset(("float", "double"))
 
 _DISCRIMINATED = frozenset((TEXT, EXACT))
-"""The classes of columns that may be a literal in one input of a set operation and a stored column in the other."""
+"""The classes of literals that are compared with a stored column in the other input of a set operation."""
 
 _LITERAL_TYPES = {"boolean": "boolean", "integer": "long", "text": "string", "date": "date"}
 
@@ -56,8 +56,8 @@ class SourceRows(NamedTuple):
     """Rows of a table that meet a condition.
 
     Attributes:
-        where: The condition. Its columns are (0, name).
-        exact: All rows that meet it; otherwise some of them.
+        where: The condition on columns (0, name), or None.
+        exact: Whether all rows that meet the condition belong to the rows. If not, some of them may be missing.
     """
 
     where: Condition | None
@@ -65,13 +65,13 @@ class SourceRows(NamedTuple):
 
 
 class StoredExtreme(NamedTuple):
-    """The least or the greatest value of a column in rows of a table.
+    """The minimum or maximum of a column in rows of a table.
 
     Attributes:
         table: The table.
-        column: Its column.
+        column: The column of the table.
         kind: `MINIMUM` or `MAXIMUM`.
-        rows: The rows; None if they are not known, such as those of a group.
+        rows: The rows, or None if they are unknown, for example because they are the rows of a group.
     """
 
     table: Table
@@ -92,47 +92,36 @@ class Relation(Protocol):
         """Return whether the relation has a column of this name, or None if this is unknown."""
 
     def list_names(self) -> tuple[str | None, ...] | None:
-        """Return the names of all columns in order, or None if they are unknown.
-
-        A column without a name has None in its place.
-        """
+        """Return the names of all columns in order, with None for a column without a name. Return None if unknown."""
 
     def find_kind(self, column: str) -> str | None:
-        """Return the Iceberg type of a column with unchanged stored values.
-
-        The result is None for other columns, and if the type is unknown.
-        """
+        """Return the Iceberg type of a column with unchanged stored values, or None for other columns or types."""
 
     def find_origin(self, columns: Sequence[str]) -> Origin | None:
-        """Return the stored table and the columns from which these columns come.
+        """Return a stored table and the columns of it from which these columns come, or None if there is no such table.
 
-        For each row in which these columns are not null, a row of the table has the same values. A zero of a float may
-        have the other sign. The result is None if there is no such table.
+        For each row in which these columns are not null, a row of the table has the same values, except that the sign
+        of a floating-point zero may differ.
         """
 
     def find_extreme(self, column: str) -> StoredExtreme | None:
-        """Return the extreme that the column has in each row in which it is not null; None for other columns."""
+        """Return the extreme that is the value of the column in each row in which it is not null, or None."""
 
     def find_source_rows(self) -> SourceRows | None:
-        """Return the rows of a table that are the rows of this relation; None if other rows may be among them."""
+        """Return the rows of a table that are exactly the rows of this relation, or None if this is not possible."""
 
     def list_values(self, column: str) -> tuple[Literal, ...] | None:
-        """Return the values of a column that has only literals of the statement and nulls.
-
-        The result is None if the values are unknown.
-        """
+        """Return the values of a column with only literals of the statement and nulls, or None for other columns."""
 
     def find_value_class(self, column: str) -> str | None:
-        """Return the class (`operands.py`) of a column with unchanged stored values or literals of SELECT.
-
-        The result is None for other columns.
-        """
+        """Return the class (`operands.py`) of a column of stored values or literals, or None for other columns."""
 
     def push_down(self, condition: Condition | None) -> None:
-        """Push a condition down to the inputs of the relation. Callers call this once.
+        """Push a condition down to the inputs of the relation. The method is called once.
 
         Args:
-            wanted: A condition on columns (0, column). Rows for which it is not true are not needed.
+            condition: A condition on columns (0, column). Rows for which it is not true are not needed. None means that
+                all rows are needed.
         """
 
 
@@ -140,8 +129,8 @@ class Relation(Protocol):
 class Table:
     """A reference to a stored table.
 
-    After the push-down, `predicate` is true for each row that the statement needs. Readers of statements store their
-    own data about the reference elsewhere.
+    After the push-down, `predicate` is true for each row that the statement needs. The readers of statements store
+    further data about the reference themselves.
     """
 
     columns: Columns | None
@@ -188,7 +177,7 @@ def find_exact_origin(relation: Relation, columns: Sequence[str]) -> Origin | No
 
 @dataclass(frozen=True)
 class UnknownRelation:
-    """Rows about which nothing is known: a function, a table at an earlier time, VALUES and UNNEST of expressions.
+    """Rows about which nothing is known, for example those of a function or of a table at an earlier time.
 
     The rows may depend on all rows of `inputs`.
     """
@@ -267,7 +256,7 @@ class LiteralRows:
 
 @dataclass
 class _SameColumns:
-    """A relation with the columns of its `body`."""
+    """A base class of relations that have the columns of their `body`."""
 
     body: Relation
 
@@ -298,10 +287,10 @@ class _SameColumns:
 
 @dataclass
 class PushdownBarrier(_SameColumns):
-    """Rows that are counted or ordered. No condition is pushed below them.
+    """A relation through which no condition is pushed, because its rows are counted or ordered.
 
     Attributes:
-        dependencies: Other relations on which the rows depend. No condition is pushed to them either.
+        dependencies: Further relations on which the rows depend. No condition is pushed to them.
     """
 
     dependencies: tuple[Relation, ...] = ()
@@ -318,9 +307,9 @@ class PushdownBarrier(_SameColumns):
 class SetOperation:
     """UNION, INTERSECT or EXCEPT, with or without ALL.
 
-    A condition on a column is pushed to the same column of both inputs, but only if both columns have the same type.
-    Otherwise, the engine converts the column and compares the converted value. A literal in one input, such as the
-    `'a'` of `SELECT 'a' AS source, …`, is compared as a value of the stored column's type.
+    A condition on a column is pushed to the same column of both inputs if both columns have the same type. If the types
+    differ, the engine compares converted values, so no condition is pushed. A literal in one input, such as `'a'` in
+    `SELECT 'a' AS source, …`, is compared as a value of the type of the stored column in the other input.
     """
 
     left: Relation
@@ -377,10 +366,10 @@ def find_same_position(
 ) -> str | None:
     """Return the name in `other_names` at the position that `column` has in `names`.
 
-    If `column` is a field of a struct, the result is the same field of the other struct.
+    If `column` is a field of a struct, the result is the field with the same name of the struct in `other_names`.
 
     Returns:
-        The other name, or None if one of the two names does not occur exactly once.
+        The name in `other_names`, or None if one of the two names does not occur exactly once.
     """
     if names is None or other_names is None or len(names) != len(other_names):
         return None
@@ -444,9 +433,9 @@ class RenamedColumns:
 
 @dataclass
 class NamedQuery:
-    """A name in WITH.
+    """A query with a name in WITH.
 
-    Its query receives one condition, after all uses of the name have added their conditions.
+    After all uses of the name have added their conditions, one condition is pushed to the query.
     """
 
     inner: Relation
@@ -459,7 +448,10 @@ class NamedQuery:
     _stored_rows: list[SourceRows | None] = field(default_factory=list)
     _values: dict[str, tuple[Literal, ...] | None] = field(default_factory=dict)
     _classes: dict[str, str | None] = field(default_factory=dict)
-    """A cache. Without it, a chain of names that each use another name twice would need exponential time."""
+    """These fields are caches.
+
+    Without them, a chain of names that each use the next name twice needs exponential time.
+    """
 
     def has(self, column: str) -> bool | None:
         if column not in self._has:
@@ -514,7 +506,7 @@ class NamedQuery:
 
 @dataclass
 class WithClause(_SameColumns):
-    """A query and the names in its WITH clause. Each name may use the names before it."""
+    """A query with its WITH clause. Each name in the clause may use the names that precede it."""
 
     named: tuple[NamedQuery, ...]
 

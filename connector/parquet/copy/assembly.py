@@ -1,12 +1,12 @@
-"""Assembles a Parquet file from column chunks of other files.
+"""Assembles a Parquet file from column chunks of old files.
 
-Each column of a row group of the new file is copied from a row group with the same number of rows. Pages, their CRCs,
-statistics and encodings are copied unchanged. Offsets change. Bloom filters are written after their row group. Page
-indexes are written at the end of the file, where readers fetch all of them at once. Until the new file is closed, its
-page indexes are in memory.
+Each column of a row group of the new file is copied from a row group with the same number of rows. Pages, CRCs of
+pages, statistics and encodings are copied unchanged, and offsets are adapted. Bloom filters are written after their row
+group. Page indexes are written at the end of the file, where readers fetch all of them in one request. Until the new
+file is closed, its page indexes are in memory.
 
-Encryption binds each module to its file and position. Therefore chunks that are encrypted in the old or the new file
-are decrypted and encrypted page by page (`reencryption.py`), together with all their indexes and Bloom filters.
+Encryption binds each module to its file and position. Therefore a chunk that is encrypted in the old or the new file is
+decrypted and encrypted page by page (`reencryption.py`), together with its indexes and Bloom filter.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from seamark.formats.iceberg.files.footer import (
 )
 
 CREATED_BY = b"seamark version 1.0.0 (build 0)"
-"""The writer in the footer of a file whose chunks come from several writers.
+"""The name of the writer in the footer of a file whose chunks come from several writers.
 
-Readers trust the statistics of an unknown writer (parquet-java: CorruptStatistics). Chunks of writers with
-wrong statistics are therefore not copied.
+Readers trust the statistics of an unknown writer (parquet-java: CorruptStatistics), so chunks of writers with wrong
+statistics must not be copied.
 """
 _SCHEMAS = frozenset(
     (
@@ -56,7 +56,7 @@ _SCHEMAS = frozenset(
         b"org.apache.spark.sql.parquet.row.metadata",
     )
 )
-"""The keys of key-value metadata that contain a schema. A schema describes the columns of the file."""
+"""The keys in key-value metadata whose values are schemas, which describe the columns of the file."""
 _SHIFTED = ("data_page", "index_page", "dictionary_page")
 _COLUMN = 1
 """The field id of SortingColumn.column_idx."""
@@ -65,7 +65,11 @@ _COLUMN = 1
 class Pick(NamedTuple):
     """The columns to copy from a row group.
 
-    The chunk `columns[i]` becomes the column `targets[i]` of the new row group.
+    Attributes:
+        source: The old file.
+        group: The index of the row group in the old file.
+        columns: The indexes of the chunks in the row group.
+        targets: The indexes that the chunks have in the new row group.
     """
 
     source: SourceFile
@@ -83,7 +87,7 @@ class _CopiedChunks:
     """The column chunks that a `Pick` copies to the new file.
 
     Attributes:
-        values: The new offsets of each chunk, as int64[n, PATCHED_FIELDS].
+        values: The new offsets of each chunk, as int64[chunks, PATCHED_FIELDS].
     """
 
     footer: ParquetFooter
@@ -98,6 +102,8 @@ class _CopiedChunks:
 
 @dataclass
 class _CopiedGroup:
+    """A row group of the new file."""
+
     fields: thrift.Fields
     parts: list[_CopiedChunks] = field(default_factory=list)
 
@@ -106,7 +112,7 @@ class FileAssembler:
     """Assembles one file.
 
     Attributes:
-        skeleton: The footer of a file that has the schema and the column orders of the new file.
+        skeleton: The footer of a file with the schema and the column orders of the new file.
         encryption: The encryption of the new file, or None if it is not encrypted.
     """
 
@@ -117,7 +123,7 @@ class FileAssembler:
         self._creators: set[bytes | None] = set()
         self._version = skeleton.version
         self._key_values: dict[bytes, bytes | None] | None = None
-        """The key-values that all files have in common, or None before the first file."""
+        """The key-values that all old files have in common, or None before the first file."""
         self.rows = 0
         self.split_offsets: list[int] = []
         sink.write(MAGIC if encryption is None else encryption.magic)
@@ -127,14 +133,14 @@ class FileAssembler:
         return self._sink.at
 
     def add(self, picks: Sequence[Pick]) -> None:
-        """Add a row group. Its other fields are copied from the row group of the first pick.
+        """Add a row group. The fields of the row group itself are copied from that of the first pick.
 
         Args:
-            picks: The columns to copy.
+            picks: The columns to copy. Together they must have each column of the new file exactly once.
 
         Raises:
-            ValueError: The picks do not contain each column exactly once.
-            Unreadable: An old file is broken. The new file is then unusable.
+            ValueError: The picks do not have each column exactly once.
+            Unreadable: An old file is damaged. The new file must not be used after this error.
         """
         rows = picks[0].source.footer.groups[picks[0].group].rows
         targets = sorted(target for pick in picks for target in pick.targets)
@@ -169,7 +175,7 @@ class FileAssembler:
         self.rows += rows
 
     def _keep_key_values(self, source: SourceFile) -> None:
-        """Keep the key-values that are equal in all files. A schema is kept only if it still describes the columns."""
+        """Keep the key-values that are equal in all old files. Keep a schema only if it describes the new columns."""
         is_same = [leaf.names for leaf in source.leaves] == [leaf.names for leaf in self.leaves]
         key_values = {key: value for key, value in source.footer.key_values if is_same or key not in _SCHEMAS}
         common = key_values if self._key_values is None else self._key_values
@@ -178,6 +184,7 @@ class FileAssembler:
         }
 
     def _copy(self, pick: Pick, group: RowGroup) -> _CopiedChunks:
+        """Copy the chunks of a pick to the new file, and return them with their new offsets."""
         source, columns = pick.source, np.asarray(pick.columns, dtype=np.int64)
         ciphers = [self._make_cipher(target) for target in pick.targets]
         changed = np.array(
@@ -326,11 +333,12 @@ def _divide_into_runs(
 ) -> list[tuple[Run, Longs]]:
     """Divide the chunks into runs of contiguous bytes, in the order of the file.
 
-    Each run comes with the positions of its columns.
-
     Args:
-        changed: Whether the encryption of each column changes, as bool[columns]. The chunk of such a column is its
-            own run.
+        changed: Whether the encryption of each column changes, as bool[columns]. The chunk of a column whose encryption
+            changes is a separate run.
+
+    Returns:
+        The runs, each with the positions of its columns in `columns`.
     """
     begins, ends, values = group.begins[columns], group.ends[columns], group.read_values("values")[columns]
     order = np.argsort(begins, kind="stable")
@@ -347,7 +355,7 @@ def _divide_into_runs(
 
 
 def _translate_sorting(picks: Sequence[Pick]) -> Any:
-    """Return the sorting columns of the first pick's row group, up to the first column missing in the new file."""
+    """Return the sorting columns of the first pick's row group, up to the first column that is not copied."""
     pick = picks[0]
     kind, columns = pick.source.footer.groups[pick.group].fields.get(SORTING, (0, None))
     if kind != thrift.LIST or columns is None or columns[0] != thrift.STRUCT:

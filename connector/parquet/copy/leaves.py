@@ -1,7 +1,7 @@
 """Matches the leaf columns of Parquet files by Iceberg field ids, and decides which chunks can be copied.
 
-A leaf column is identified by the field ids on its path. Groups without an id, which lists have, are identified by
-position. A chunk can be copied to a file with another schema under two conditions: each node of the path has the same
+A leaf column is identified by the field ids on its path. Groups without an id, as in lists, are identified by position.
+A chunk can be copied to a file with a different schema under two conditions: each node of the path has the same
 repetition, and the leaf column has the same physical and logical type. Its pages then decode to the same values. Names
 are not compared, because Iceberg renames columns without rewriting files.
 """
@@ -48,16 +48,16 @@ class Leaf(NamedTuple):
     """A leaf column of a Parquet file.
 
     Attributes:
-        ids: The field ids on its path. A node without an id has None.
-        shape: The properties that both columns must have in common for a chunk to be copied.
-        names: The path in the file.
+        ids: The field ids on the column's path, with None for a node without an id.
+        shape: The types and repetitions on the path, which must be equal for a chunk to be copied.
+        names: The names on the path in the file.
     """
 
     ids: tuple[int | None, ...]
     shape: tuple[Any, ...]
     names: tuple[bytes, ...]
     order: bytes
-    """The encoded column order: the order by which statistics are compared."""
+    """The encoded column order, by which the values of statistics are compared."""
 
     @property
     def path(self) -> str:
@@ -78,6 +78,7 @@ def list_leaves(footer: ParquetFooter) -> list[Leaf]:
 
 
 def _read_leaves(footer: ParquetFooter) -> list[Leaf]:
+    """Return the leaf columns of a footer's schema in their order."""
     elements = footer.elements
     if not elements:
         raise ValueError("the file has no schema")
@@ -129,7 +130,7 @@ def _read_shape(element: Fields) -> tuple[Any, ...]:
     physical, repetition = _read_value(element, _TYPE), _read_value(element, _REPETITION)
     logical = _read_logical_type(element)
     if physical is None and (repetition == _REPEATED or _read_value(element, _ID) is None):
-        logical = ()  # Writers annotate the inner groups of lists and maps differently.
+        logical = ()  # Writers differ in the annotations of the inner groups of lists and maps.
     length = _read_value(element, _LENGTH) if physical == 7 else None
     return repetition, physical, length, logical
 
@@ -148,7 +149,7 @@ def _read_logical_type(element: Fields) -> Logical:
         return ()
     physical = _read_value(element, _TYPE)
     if logical in ((_INTEGER, 32, True), (_INTEGER, 64, True)) and physical in (_INT32, _INT64):
-        return ()  # The physical type implies this logical type.
+        return ()  # The logical type follows from the physical type.
     return logical
 
 
@@ -175,13 +176,12 @@ def find_required_columns(leaves: Sequence[Leaf]) -> frozenset[int]:
 
 
 class LeafMatch(NamedTuple):
-    """The match of a file's leaf columns with the leaf columns of a target.
-
-    `columns[i]` is the number of the file's leaf column for the target's leaf column `i`. It is -1 if the file does not
-    have the whole top-level column.
+    """The leaf columns of a file that match the leaf columns of a target.
 
     Attributes:
-        reason: The reason why chunks of the file cannot be copied. Empty if they can be copied.
+        columns: For each leaf column of the target, the index of the matching leaf column of the file, or -1 if the
+            file does not have the top-level column.
+        reason: The reason why chunks of the file cannot be copied, or "" if they can be copied.
     """
 
     columns: Sequence[int]
@@ -201,9 +201,9 @@ def match_leaves(target: Sequence[Leaf], leaves: Sequence[Leaf]) -> LeafMatch:
         position = positions.get(leaf.ids, -1)
         if position < 0:
             if leaf.ids[0] in tops:
-                return LeafMatch((), f"the column {leaf.names[0].decode(errors='replace')} has another structure")
+                return LeafMatch((), f"the column {leaf.names[0].decode(errors='replace')} has a different structure")
         elif leaves[position].shape != leaf.shape or leaves[position].order != leaf.order:
-            reason = "has another type or nullability, or statistics of another order"
+            reason = "has a different type or nullability, or statistics of a different order"
             return LeafMatch((), f"the column {leaf.path} {reason}")
         columns.append(position)
     return LeafMatch(columns)

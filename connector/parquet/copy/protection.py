@@ -1,8 +1,8 @@
 """Decides how new files are encrypted: a new file has the encryption of the file from which its rows come.
 
-Values that are derived from an encrypted column must not be stored in an unencrypted file, and must not determine the
-order of rows. The reason is that partition values and metrics are in manifests, which are not encrypted, and that the
-order of rows can be seen in the other columns.
+Values that are derived from an encrypted column must not be stored in an unencrypted file, for example as partition
+values or metrics in manifests. They must not determine the order of rows, because the order is visible in unencrypted
+columns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class FileProtection(NamedTuple):
     """The encryption of new files.
 
     Attributes:
-        leaves: The leaf columns of the new files. The scheme has an entry for each.
+        scheme: The encryption scheme.
+        leaves: The leaf columns of the new files. The scheme has an entry for each leaf column.
+        keys: The keys of the files.
     """
 
     scheme: EncryptionScheme
@@ -45,7 +47,10 @@ class FileProtection(NamedTuple):
 
     @property
     def secret_ids(self) -> frozenset[int]:
-        """The ids of all columns with an encrypted part. Their values must not be stored in unencrypted files."""
+        """The ids of all columns with an encrypted leaf column.
+
+        Their values must not be stored in unencrypted files.
+        """
         protected = zip(self.leaves, self.scheme.columns, strict=True)
         paths = (leaf.ids for leaf, how in protected if how is not Protection.PLAIN)
         return frozenset(number for path in paths for number in path if number is not None)
@@ -55,10 +60,10 @@ class FileProtection(NamedTuple):
 
         Args:
             column_ids: The ids of the columns.
-            use: The data of the column that the writer would publish, for the error message.
+            use: The text for the error message that says what the writer would publish.
 
         Raises:
-            Unwritable: One of the columns is encrypted.
+            Unwritable: A column is encrypted.
         """
         secret = self.secret_ids
         for column_id in column_ids:
@@ -79,7 +84,7 @@ PUBLISHES_LAYOUT = "the clustering of the table would publish the order of its v
 def hide_values(protection: FileProtection | None) -> Iterator[None]:
     """Hide the details of errors about rows of encrypted files, because the details may quote values.
 
-    Errors of jobs are shown to all readers of the table.
+    All readers of the table can see the errors of jobs.
     """
     try:
         yield
@@ -92,7 +97,7 @@ def hide_values(protection: FileProtection | None) -> Iterator[None]:
 def check_deletes(source: SourceFile, column_ids: Collection[int]) -> None:
     """Check that equality deletes compare no encrypted column of the file.
 
-    Otherwise, a writer without keys could see from the number of remaining rows which values the file has.
+    Without this check, a writer without keys could learn values of the file from the number of remaining rows.
 
     Raises:
         Unreadable: The deletes compare an encrypted column.
@@ -127,8 +132,8 @@ def find_protection(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKey
     for leaf, column in zip(leaves, columns, strict=True):
         if column < 0 and (leaf.ids[0] in tops or None in tops):
             raise source.make_unreadable_error(
-                "the file is encrypted, and its columns have no field ids or another structure, so the key of each new "
-                "column is uncertain"
+                "the file is encrypted, and its columns have no field ids or a different structure, so the key of each "
+                "new column is uncertain"
             )
     try:
         scheme = find_scheme(source.encryption, [leaf.path for leaf in source.leaves], columns)
@@ -138,7 +143,7 @@ def find_protection(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKey
 
 
 SourceCheck = Callable[[str, SourceFile], None]
-"""A function that raises Unreadable if the rows of the file at a path must not be written to the new file."""
+"""A function that raises Unreadable if the rows of the file at a path must not be written to a new file."""
 
 
 def require_same_scheme(
@@ -146,11 +151,11 @@ def require_same_scheme(
 ) -> SourceCheck:
     """Return a check that refuses a file whose encryption has changed since its scheme was read.
 
-    The encryption of the new file was chosen by that scheme. Everyone who can write to the folder of the table could
-    have replaced the file since then.
+    The encryption of the new file was chosen by that scheme, and any writer of the table's folder may have replaced
+    the file since then.
 
     Args:
-        schemes: Returns the scheme of the file at a path.
+        schemes: A function that returns the scheme that was read from the file at a path.
         leaves: The leaf columns of the new file.
         keys: The keys of encrypted files.
     """
@@ -166,7 +171,7 @@ def require_same_scheme(
 def read_protection(
     location: str, storage: Storage, leaves: Sequence[Leaf], keys: ParquetKeys
 ) -> FileProtection | None:
-    """Open a file and return the encryption of a new file with its rows (see `find_protection`).
+    """Open a file, and return the encryption of a new file with its rows (`find_protection`).
 
     Raises:
         Unreadable: The file cannot be read.

@@ -1,8 +1,8 @@
 """Copies a column chunk whose encryption changes. Each page is decrypted and encrypted again, but not decoded.
 
 Sizes, page headers and offsets change with the encryption. The CRC of a page is computed from its bytes in the file. It
-is checked before it is replaced. In encrypted data pages of version 2, parquet-java leaves the repetition and
-definition levels unencrypted, and Arrow encrypts the whole page. The copy has the same layout as the original page.
+is verified before it is replaced. In encrypted data pages of version 2, parquet-java leaves the repetition and
+definition levels unencrypted, while Arrow encrypts the whole page. The copy has the layout of the original page.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from seamark.formats.iceberg.files import _footer
 from seamark.formats.iceberg.files.footer import PAGE_HEADER_MAX_BYTES
 
 View = Callable[[int, int], AbstractContextManager[memoryview]]
-"""A function that returns bytes of a file, given their beginning and their size."""
+"""A function that returns bytes of a file. Its arguments are their offset and their number."""
 
 PAGE_BYTES_MAX = 256 << 20
-"""The maximum size of an encrypted page. The whole page is in memory."""
+"""The maximum size of an encrypted page, which must be in memory as a whole."""
 _PACKED_MAX = (1 << 31) - 1
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
 _JOINED_BYTES = 64 << 10
-"""The maximum size of a page that is written together with its header."""
+"""The maximum size of a page that is joined with its header for one write."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class EncryptedChunk:
     Attributes:
         values: The number of values in its data pages.
         has_dictionary: Whether it begins with a dictionary page.
-        old, new: The cipher of the chunk in the old file and in the new file. None if the chunk is not encrypted there.
+        old: The cipher of the chunk in the old file, or None if the chunk is not encrypted in it.
+        new: The cipher of the chunk in the new file, or None if the chunk is not encrypted in it.
     """
 
     begin: int
@@ -56,7 +57,7 @@ class MovedPages:
     """The pages of a chunk that was encrypted again.
 
     Attributes:
-        pages: The old offset, the new offset, and the new size with the header of each page, in ascending order.
+        pages: For each page in ascending order: the old offset, the new offset, and the new size including the header.
         headers_grown: The number of bytes by which the page headers have grown.
     """
 
@@ -79,10 +80,10 @@ class MovedPages:
 
 
 def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
-    """Write the chunk to the sink with another encryption.
+    """Write the chunk to the sink with the new encryption.
 
     Raises:
-        ValueError: The pages contradict their headers or the footer, or an ordinal is not representable.
+        ValueError: The pages contradict their headers or the footer, or an ordinal is too large for encryption.
         Undecryptable: A page cannot be decrypted.
     """
     moved = MovedPages()
@@ -152,7 +153,7 @@ def _read_header(chunk: EncryptedChunk, view: View, at: int, page: int | None) -
 
 def _reencrypt_page(chunk: EncryptedChunk, body: memoryview, page: int | None, levels: int) -> bytes:
     module = Module.DICTIONARY_PAGE if page is None else Module.DATA_PAGE
-    open_levels = 0  # The bytes before the encrypted part are copied unchanged.
+    open_levels = 0  # The number of unencrypted bytes at the start of the page, which are copied unchanged.
     if chunk.old is None:
         plain: bytes | memoryview = body
     else:
@@ -174,6 +175,6 @@ def _get_header_module(page: int | None) -> Module:
 
 
 def _compute_signed_crc(data: bytes) -> int:
-    """Return the CRC as a signed 32-bit number, which is its form in Thrift."""
+    """Return the CRC as a signed 32-bit integer, as Thrift stores it."""
     crc = zlib.crc32(data)
     return crc - (1 << 32) if crc >= 1 << 31 else crc

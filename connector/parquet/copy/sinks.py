@@ -1,7 +1,4 @@
-"""Writes copied bytes to a local file or to an object.
-
-The kernel copies to a local file. An object is uploaded in parts.
-"""
+"""Writes copied bytes to a local file, to which the kernel copies, or to an object, which is uploaded in parts."""
 
 from __future__ import annotations
 
@@ -51,6 +48,8 @@ def open_sink(location: str, storage: Storage) -> Sink:
 
 
 class _LocalSink:
+    """A new local file."""
+
     def __init__(self, path: LocalPath) -> None:
         self._path = path
         self._fd = path.create()
@@ -94,6 +93,8 @@ class _LocalSink:
 
 
 class _StreamSink:
+    """A new object in a remote storage."""
+
     def __init__(self, stream: Any, location: str, storage: Storage) -> None:
         self._stream, self._location, self._storage = stream, location, storage
         self.at = 0

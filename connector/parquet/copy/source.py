@@ -1,8 +1,8 @@
-"""Opens a Parquet file whose column chunks are copied, and checks its footer against its bytes.
+"""Opens a Parquet file whose column chunks are copied, and checks that its footer is consistent with its bytes.
 
 The footer is not trusted. Chunks must be within the file and must not overlap. When a chunk is copied, its page headers
-are checked: the pages must fill the chunk and have the number of values that the footer states. If a check fails,
-Unreadable is raised, and the bytes that were already written are not used.
+are checked: the pages must fill the chunk and have the number of values in the footer. If a check fails, Unreadable is
+raised, and the bytes that were already written must not be used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 
 FOOTER_BYTES_MAX = 64 << 20
 BLOCK_BYTES = 8 << 20
-"""The size of one read from an object store."""
+"""The size of one read from a remote storage."""
 INDEX_BYTES_MAX, BLOOM_BYTES_MAX = 64 << 20, 128 << 20
 """The maximum size of one page index, and of one Bloom filter."""
 _TAIL_BYTES = 64 << 10
@@ -50,11 +50,11 @@ _BLOOM_HEADER_BYTES_MAX = 1 << 10
 
 
 class Run(NamedTuple):
-    """The bytes [begin, end) of a file, which contain whole chunks.
+    """The bytes [begin, end) of a file, which consist of whole chunks.
 
     Attributes:
-        walks: The pages of the chunks, in ascending order.
-        reach: The end of the chunks that are copied after this run without a gap.
+        walks: The iterations over the pages of the chunks, in ascending order.
+        reach: The end of the chunks that are copied and follow this run without a gap.
     """
 
     begin: int
@@ -64,7 +64,7 @@ class Run(NamedTuple):
 
 
 class SourceFile:
-    """An open file. As a context manager, it closes the file on exit."""
+    """An open Parquet file with a checked footer. As a context manager, it closes the file on exit."""
 
     def __init__(
         self,
@@ -77,13 +77,13 @@ class SourceFile:
 
         Args:
             location: The location of the file.
-            storage: The storage, or the open file. The caller closes the open file.
-            data: The content of the file if it is in memory.
-            keys: The keys of encrypted files. If None, encrypted files are refused.
+            storage: The storage, or the open file, which the caller closes.
+            data: The content of the file if it is in memory, or None.
+            keys: The keys of encrypted files. If it is None, encrypted files are refused.
         """
         self.location, self.is_in_memory = location, data is not None
         self.encryption: OpenedFooter | None = None
-        """The encryption of the file, or None. In both cases, `footer` has the form of an unencrypted footer."""
+        """The encryption of the file, or None. `footer` always has the form of an unencrypted footer."""
         self._keys = keys
         self._window = b""
         self._window_at = 0
@@ -110,7 +110,7 @@ class SourceFile:
             raise self.make_unreadable_error(f"the key is unknown: {error}") from None
         except ValueError as error:
             self.close()
-            raise self.make_unreadable_error(f"the footer is broken: {error}") from None
+            raise self.make_unreadable_error(f"the footer is damaged: {error}") from None
         except BaseException:
             self.close()
             raise
@@ -134,8 +134,8 @@ class SourceFile:
 
     def close(self) -> None:
         if isinstance(self._bytes, mmap.mmap):
-            # The traceback of an exception may refer to the mapped memory. It is then unmapped when the traceback is
-            # deleted.
+            # The traceback of an exception may refer to the mapped memory, which is then unmapped only after the
+            # traceback is deleted.
             with suppress(BufferError):
                 self._bytes.close()
         self._bytes = None
@@ -156,7 +156,7 @@ class SourceFile:
             ValueError: The bytes are outside of the file.
         """
         if at < 0 or size < 0 or at + size > self.size_bytes:
-            raise ValueError(f"{size:,} bytes at {at:,} are outside of the file, which has {self.size_bytes:,}")
+            raise ValueError(f"{size:,} bytes at {at:,} are outside of the file, which has {self.size_bytes:,} bytes")
         if self._bytes is not None:
             return self._bytes[at : at + size]
         data = bytes((self._remote or self._given).read_at(size, at)) if size else b""
@@ -166,7 +166,7 @@ class SourceFile:
 
     def _read_footer(self) -> ParquetFooter:
         if self.size_bytes < END_BYTES + len(MAGIC):
-            raise ValueError(f"the file has {self.size_bytes} bytes")
+            raise ValueError(f"the file has only {self.size_bytes} bytes, too few for a Parquet file")
         tail = self.read(max(0, self.size_bytes - _TAIL_BYTES), min(self.size_bytes, _TAIL_BYTES))
         encrypted = tail[-4:] == ENCRYPTED_MAGIC
         if not encrypted and tail[-4:] != MAGIC:
@@ -186,7 +186,7 @@ class SourceFile:
                 )
             self.encryption = open_footer(plain, self._keys, encrypted=encrypted)
             plain = self.encryption.plain
-        # Copied chunks are not decoded here. A chunk that readers cannot decode would make the new file unreadable.
+        # Chunks are copied without decoding, so a chunk that readers cannot decode must be refused here.
         pq.read_metadata(pa.BufferReader(MAGIC + plain + struct.pack("<I", len(plain)) + MAGIC))
         return read_footer(plain)
 
@@ -196,7 +196,7 @@ class SourceFile:
         group_rows = sum(group.rows for group in footer.groups)
         if footer.rows != group_rows:
             raise ValueError(f"the footer states {footer.rows} rows, but the row groups have {group_rows} rows")
-        # Other columns have no pages, and are never copied.
+        # The remaining columns have no pages, and are never copied.
         groups = [group for group in footer.groups if group.rows]
         for group in groups:
             self._check_group(group)
@@ -209,14 +209,16 @@ class SourceFile:
 
     def _check_group(self, group: RowGroup) -> None:
         if group.rows < 0:
-            raise ValueError(f"a row group has {group.rows} rows")
+            raise ValueError(f"a row group has {group.rows} rows, a negative number")
         for name in ("data_page", "values", "plain_bytes", "packed_bytes", "type", "codec", "path"):
             if not group.has(name).all():
                 raise ValueError(f"a column chunk does not have the field {name}")
         if group.has("encrypted").any():
             raise ValueError("a column chunk is encrypted, but its file is not")
         if group.has("file_path").any():
-            raise ValueError("a column chunk names another file; its pages must be in the file of the footer")
+            raise ValueError(
+                "a column chunk refers to a different file; its pages must be in the same file as the footer"
+            )
         if (group.read_values("packed_bytes") < 0).any() or (group.read_values("values") < 0).any():
             raise ValueError("a column chunk has a negative size")
         if (group.begins < len(MAGIC)).any() or (group.ends > self.data_end).any():
@@ -238,14 +240,14 @@ class SourceFile:
             return None
         at, size = int(group.read_values(name)[column]), int(group.read_values(f"{name}_length")[column])
         if size <= 0 or size > INDEX_BYTES_MAX:
-            raise ValueError(f"a page index has {size:,} bytes")
+            raise ValueError(f"a page index has {size:,} bytes; the limit is {INDEX_BYTES_MAX:,}")
         data, cipher = self.read(at, size), self.find_cipher(group, column)
         return data if cipher is None else strip_padding(cipher.decrypt(module, memoryview(data)))
 
     def read_bloom(self, group: RowGroup, column: int) -> tuple[bytes, bytes] | None:
         """Return the header and the bits of a Bloom filter, or None if the chunk has no Bloom filter.
 
-        Older writers do not state the length of a Bloom filter.
+        Older writers do not store the length of a Bloom filter in the footer.
         """
         if not group.has("bloom")[column]:
             return None
@@ -271,16 +273,17 @@ class SourceFile:
     def reencrypt(
         self, group: RowGroup, column: int, new: ChunkCipher | None, sink: Sink, *, reach: int = 0
     ) -> MovedPages:
-        """Copy a chunk to the sink with another encryption.
+        """Copy a chunk to the sink with a new encryption.
 
         Args:
-            group, column: The row group and the column of the chunk.
+            group: The row group of the chunk.
+            column: The index of the chunk in the row group.
             new: The new cipher, or None if the copy is not encrypted.
             sink: The new file.
-            reach: The end of the bytes that may be read in advance, because they are copied, too.
+            reach: The end of the bytes that may be read ahead, because later calls copy them.
 
         Raises:
-            ValueError: An ordinal of the chunk is not representable.
+            ValueError: An ordinal of the chunk is too large for encryption.
             Unreadable: The file cannot be read.
         """
         begin, first = int(group.begins[column]), int(group.read_values("data_page")[column])
@@ -299,7 +302,7 @@ class SourceFile:
 
     @contextmanager
     def _view(self, at: int, size: int, *, end: int) -> Iterator[memoryview]:
-        """Yield bytes of the file. An object is read forward in blocks, and no block goes beyond `end`."""
+        """Yield bytes of the file. A remote object is read forward in blocks that do not extend beyond `end`."""
         if self._bytes is not None:
             if at < 0 or at + size > self.size_bytes:
                 raise ValueError(f"{size:,} bytes at {at:,} are outside of the file")
@@ -346,7 +349,7 @@ class SourceFile:
                 walk = waiting[0]
                 stop = min(end, walk.end)
                 walk.follow(memoryview(block)[: stop - begin], begin)
-                while walk.at < stop:  # The header may continue in the next block.
+                while walk.at < stop:  # A page header may extend into the next block.
                     head = self.read(walk.at, min(PAGE_HEADER_MAX_BYTES, walk.end - walk.at))
                     walk.follow(memoryview(head), walk.at)
                 if walk.at < walk.end:

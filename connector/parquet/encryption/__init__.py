@@ -1,1 +1,1 @@
-"""Modular encryption of Parquet files (parquet-format: Encryption.md), and its keys (parquet-java: crypto.keytools)."""
+"""Encrypts and decrypts Parquet files (parquet-format: Encryption.md), with keys of parquet-java's crypto.keytools."""

@@ -1,8 +1,8 @@
 """Decrypts and encrypts Parquet footers (parquet-format: Encryption.md, "File Format").
 
-A decrypted footer has the form of the footer of an unencrypted file, so all other code handles only this form. The
-ciphers of the column chunks are separate. A footer is either encrypted or signed. In a signed footer, the metadata of
-an encrypted column is encrypted separately, and an unencrypted copy of the metadata has no statistics.
+A decrypted footer is converted to the footer of an unencrypted file, so all other code handles only this form. The
+ciphers of the column chunks are returned separately. A footer is either encrypted or signed. In a signed footer, the
+metadata of an encrypted column is encrypted separately, and an unencrypted copy of the metadata has no statistics.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _GROUPS, _ALGORITHM, _KEY_METADATA = 4, 8, 9
 # Field ids of ColumnChunk.
 _METADATA, _CRYPTO, _ENCRYPTED_METADATA = 3, 8, 9
 _SECRET = frozenset({12, 13, 16, 17})
-"""The fields of ColumnMetaData with statistics of values, encodings, sizes and geometries. They must be encrypted."""
-# The field ids of EncryptionAlgorithm. Both algorithms have an AAD prefix, a unique id, and a flag. The flag says
-# whether readers must supply the prefix.
+"""The fields of ColumnMetaData that must be encrypted: statistics of values, encodings, sizes and geometries."""
+# Field ids of EncryptionAlgorithm. Both algorithms have an AAD prefix, a unique id, and a flag that is true if readers
+# must supply the prefix.
 _GCM, _GCM_CTR = 1, 2
 _PREFIX, _UNIQUE, _SUPPLY = 1, 2, 3
 # Field ids of ColumnCryptoMetaData.
@@ -52,8 +52,10 @@ Raw = dict[int, tuple[int, bytes]]
 
 
 class FileKeys(Protocol):
+    """Provides the keys of encrypted files."""
+
     def find_key(self, metadata: bytes | None, column: str | None) -> bytes:
-        """Return the key that some key metadata of a file identifies.
+        """Return the key that is identified by key metadata of a file.
 
         Args:
             metadata: The key metadata in the file, or None.
@@ -65,16 +67,21 @@ class FileKeys(Protocol):
 
     @property
     def aad_prefix(self) -> bytes | None:
-        """The AAD prefix for files that do not store their AAD prefix."""
+        """The AAD prefix of files that do not contain their AAD prefix, or None."""
 
 
 class OpenedFooter(NamedTuple):
     """A decrypted footer, and the ciphers of the file.
 
     Attributes:
-        plain: The FileMetaData in the form of an unencrypted file.
-        ciphers: The ciphers by row group and column. A column that is not encrypted has None.
-        keys: The key metadata of columns that have their own key, by path.
+        plain: The FileMetaData in the form for an unencrypted file.
+        ciphers: The ciphers by row group and column, with None for a column that is not encrypted.
+        keys: The key metadata of columns with their own key, by path.
+        footer_metadata: The key metadata of the footer's key, or None.
+        footer_key_bytes: The length of the footer's key.
+        is_signed: Whether the footer is signed instead of encrypted.
+        ctr_pages: Whether pages are encrypted without a tag.
+        has_prefix: Whether the AAD has a prefix.
     """
 
     plain: bytes
@@ -100,7 +107,7 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
     """Decrypt an encrypted footer, or verify the signature of a signed footer.
 
     Args:
-        data: The bytes between the pages and the length of the footer.
+        data: The bytes after the pages and before the length of the footer.
         keys: The keys of the file.
         encrypted: Whether the file has the magic number PARE.
 
@@ -156,7 +163,7 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
 
 
 def _read_algorithm(value: tuple[int, object], keys: FileKeys) -> tuple[int, bytes | None, bool]:
-    """Return the algorithm, the AAD of the file, and whether the AAD has a prefix."""
+    """Return the id of the algorithm, the AAD of the file, and whether the AAD has a prefix."""
     kind, union = value
     if kind != STRUCT or not isinstance(union, dict) or len(union) != 1:
         raise ValueError("the file has no encryption algorithm")
@@ -172,7 +179,7 @@ def _read_algorithm(value: tuple[int, object], keys: FileKeys) -> tuple[int, byt
 
 
 class _Opening:
-    """Decrypts the column chunks of one footer."""
+    """Decrypts the metadata of the column chunks of one footer."""
 
     def __init__(
         self, keys: FileKeys, footer_cipher: ModuleCipher, file_aad: bytes | None, *, ctr_pages: bool, signed: bool
@@ -180,12 +187,12 @@ class _Opening:
         self._keys, self._footer_cipher, self._file_aad = keys, footer_cipher, file_aad
         self._ctr_pages, self._signed = ctr_pages, signed
         self._known: dict[bytes, ModuleCipher] = {}
-        """The ciphers, by the encoded ColumnCryptoMetaData."""
+        """The ciphers, by encoded ColumnCryptoMetaData."""
         self.ciphers: list[list[ModuleCipher | None]] = []
         self.keys: dict[str, bytes] = {}
 
     def strip_encryption(self, data: bytes) -> bytes:
-        """Return the FileMetaData in the form of an unencrypted file."""
+        """Return the FileMetaData in the form for an unencrypted file."""
         spans, _ = _footer.spans(data, 0)
         fields: Raw = {
             number: (kind, data[begin:to])
@@ -228,7 +235,7 @@ class _Opening:
         if crypto is None:
             if module is not None:
                 raise ValueError("a column without a key has encrypted metadata")
-            # DuckDB encrypts all columns with the footer's key, but its chunks do not state this.
+            # DuckDB encrypts all columns with the footer's key without ColumnCryptoMetaData in the chunks.
             return data[at:end], self._footer_cipher if self._file_aad is None else None
         if crypto[0] != STRUCT:
             raise ValueError("the key of a column has an unexpected type")
@@ -269,9 +276,9 @@ class _Opening:
 
 
 def strip_padding(structure: bytes) -> bytes:
-    """Return an encoded structure without the bytes that follow it.
+    """Return an encoded Thrift structure without the bytes that follow it.
 
-    parquet-java encrypts its whole buffer, which is longer than the structure.
+    parquet-java encrypts its whole buffer, which may be longer than the structure.
 
     Raises:
         ValueError: The bytes do not begin with a structure.
@@ -280,10 +287,7 @@ def strip_padding(structure: bytes) -> bytes:
 
 
 class FileKey:
-    """A key of a new file, with the key metadata by which readers find the key.
-
-    The repr does not contain the key.
-    """
+    """A key of a new file, with the key metadata by which readers find the key. Its repr does not contain the key."""
 
     __slots__ = ("key", "metadata")
 
@@ -295,11 +299,11 @@ class FileKey:
 
 
 class FileEncryption:
-    """The encryption of one new file, with keys for this file only.
+    """The encryption of one new file. Its keys are used only for this file.
 
     Attributes:
-        columns: The keys of the leaf columns of the file. It is None for a column that is not encrypted, and `footer`
-            itself for a column that is encrypted with the footer's key.
+        columns: The keys of the leaf columns of the file: None for a column that is not encrypted, and `footer` itself
+            for a column that is encrypted with the footer's key.
     """
 
     def __init__(
@@ -346,10 +350,7 @@ class FileEncryption:
         return MAGIC if self.signed else ENCRYPTED_MAGIC
 
     def encrypt_chunk(self, chunk: bytes, group: int, column: int, path: Sequence[bytes]) -> bytes:
-        """Return an encoded ColumnChunk with its key metadata.
-
-        It contains only the metadata that all readers may see.
-        """
+        """Return an encoded ColumnChunk with key metadata, and with only the metadata that all readers may see."""
         key, cipher = self._columns[column], self.ciphers[column]
         if key is None or cipher is None:
             return chunk

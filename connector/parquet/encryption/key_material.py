@@ -2,7 +2,7 @@
 
 The format is that of parquet-java (crypto.keytools.KeyMaterial).
 
-Each file has its own keys, and contains them in wrapped form as JSON. A key is wrapped by a master key of a key
+Each file has its own keys, and contains them in wrapped form in JSON. A key is wrapped by a master key of a key
 management service, or by a key encryption key that is itself wrapped by a master key ("double wrapping").
 """
 
@@ -28,10 +28,7 @@ _METADATA_BYTES_MAX = 64 << 10
 
 
 class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=True):
-    """The JSON of the key metadata.
-
-    It contains only wrapped keys, because everyone who can read the file can read it.
-    """
+    """The JSON of the key metadata. All readers of the file can read it, so it contains only wrapped keys."""
 
     key_material_type: str = ""
     internal_storage: bool | None = None
@@ -49,7 +46,7 @@ class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=Tru
         """Decode key metadata.
 
         Raises:
-            KeyUnavailable: Other tools wrote the metadata, or the keys are not in the file.
+            KeyUnavailable: The metadata was not written by parquet's key tools, or the keys are not in the file.
         """
         if not metadata or len(metadata) > _METADATA_BYTES_MAX:
             raise KeyUnavailable(
@@ -62,7 +59,7 @@ class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=Tru
         if material.key_material_type != _TYPE:
             raise KeyUnavailable(f"the key metadata has the type {material.key_material_type[:20]!r}, not {_TYPE}")
         if not material.internal_storage:
-            raise KeyUnavailable("the key material is in another file; only key material in the file is supported")
+            raise KeyUnavailable("the key material is not in the file; external key material is not supported")
         return material
 
     @property
@@ -79,7 +76,9 @@ class KeyReference(NamedTuple):
     """The way in which the keys of a file are wrapped.
 
     Attributes:
-        instance_id, instance_url: The id and the URL of the key service. Readers may use them.
+        master: The name of the master key.
+        instance_id: The id of the key service, which readers may use.
+        instance_url: The URL of the key service, which readers may use.
     """
 
     master: str
@@ -111,10 +110,10 @@ def unwrap_file_key(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
 
 
 def wrap_file_key(key: bytes, reference: KeyReference, wrapper: KeyWrapper, *, footer: bool) -> bytes:
-    """Wrap a key and return its key metadata.
+    """Wrap a key, and return its key metadata.
 
     Args:
-        footer: Whether the key is for a footer.
+        footer: Whether the key is the key of a footer.
 
     Raises:
         KeyUnavailable: The key cannot be wrapped.

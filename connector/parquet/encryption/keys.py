@@ -1,11 +1,10 @@
-"""Provides the keys of files. A key management service unwraps them.
+"""Provides the keys of files, which a key management service unwraps.
 
 A new file has the encryption of the files from which its rows come: the same encrypted columns, the same algorithm and
 the same master keys. The keys of the file itself are new.
 
-A process that works for several users, such as a job, may use a master key only for tables in some namespaces. The key
-file lists these namespaces (`read_table_keys`). A program that reads its own files uses all its keys
-(`read_environment_keys`).
+A process that works for several users, such as a job, uses a master key only for tables in namespaces that the key file
+lists (`read_table_keys`). A program that reads its own files uses all keys (`read_environment_keys`).
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from seamark.formats.runtime.decoding import convert_json
 KEY_FILE = "SEAMARK_PARQUET_KEY_FILE"
 """The environment variable for the path of a file with master keys."""
 KMS_CLASS = "SEAMARK_PARQUET_KMS"
-"""The environment variable with the client of a key management service, as `module:name`.
+"""The environment variable with the class of a key service's client, as `module:name`.
 
-It is called without arguments.
+The client is created without arguments.
 """
 EVERY_NAMESPACE = "*"
-"""An entry of the key file in place of namespaces. It allows a master key for all tables."""
+"""An entry of the key file instead of a namespace that allows a master key for all tables."""
 _NAME_SHOWN_MAX_CHARACTERS = 200
 
 
 class Protection(Enum):
-    """The protection of a column without its own key."""
+    """The protection of a column that does not have its own key."""
 
     PLAIN = "plain"
     FOOTER_KEY = "footer key"
@@ -52,7 +51,8 @@ class EncryptionScheme(NamedTuple):
     """The encryption of files, without the keys.
 
     Attributes:
-        columns: The protection of each leaf of a schema.
+        footer: The wrapping of the footer's key.
+        columns: The protection of each leaf column: the wrapping of its key, or a `Protection`.
     """
 
     footer: KeyReference
@@ -62,21 +62,21 @@ class EncryptionScheme(NamedTuple):
 
 
 def find_scheme(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[int]) -> EncryptionScheme:
-    """Return the encryption scheme of an opened file, for a new file with other leaf columns.
+    """Return the encryption scheme for a new file with the rows of an opened file.
 
     Args:
         opened: The footer of the file.
         paths: The paths of the leaf columns of the file.
-        columns: For each leaf column of the new file, the number of the file's leaf column, or -1 if the file does not
-            have it. A missing column is encrypted with the footer's key if all columns of the file are encrypted with
-            it.
+        columns: For each leaf column of the new file, the index of the leaf column of the opened file, or -1 if that
+            file does not have the column. A missing column is encrypted with the footer's key if all columns of the
+            opened file are encrypted with it.
 
     Raises:
-        KeyUnavailable: Other tools wrapped the keys, or the AAD prefix of the file identifies the file.
+        KeyUnavailable: The keys were not wrapped by parquet's key tools, or the file has an AAD prefix.
     """
     if opened.has_prefix:
         raise KeyUnavailable(
-            "the file has an AAD prefix, which identifies the file, so another file cannot have the same prefix"
+            "the file has an AAD prefix, which identifies the file, so a new file cannot have the same prefix"
         )
     sizes = {
         number: cipher.key_bytes
@@ -101,10 +101,10 @@ def find_scheme(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[in
 
 
 class ParquetKeys:
-    """The keys of files, which a key management service has wrapped.
+    """Unwraps and wraps the keys of files with a key management service.
 
     Attributes:
-        replaced: For each replaced master key, the master key to use for new files.
+        replaced: The master keys that new files use in place of old master keys, by the name of the old master key.
     """
 
     def __init__(self, kms: Kms, replaced: Mapping[str, str] | None = None) -> None:
@@ -137,10 +137,7 @@ class ParquetKeys:
         return FileKey(key, wrap_file_key(key, reference._replace(master=master), self._wrapper, footer=footer))
 
     def make_decryption_properties(self) -> Any:
-        """The decryption properties for pyarrow's readers.
-
-        With these properties, the readers also read unencrypted files.
-        """
+        """Return the decryption properties for pyarrow's readers, which can also read unencrypted files with them."""
         wrapper = self._wrapper
 
         class Client(pe.KmsClient):  # type: ignore[misc]
@@ -159,15 +156,15 @@ class ParquetKeys:
 class EnvironmentKeys:
     """Loads the keys of `read_table_keys` when a file first needs them.
 
-    Loading is delayed because the client of a key management service may log in when it is created. The keys are not
-    pickled, because another process has other environment variables.
+    Loading is delayed, because the client of a key management service may log in when it is created. The keys are not
+    pickled, because each process reads its own environment variables.
     """
 
     def __init__(self, table: Name | None = None) -> None:
-        """Store the table.
+        """Load no keys yet.
 
         Args:
-            table: The table whose files need the keys. If None, there are no keys.
+            table: The table whose files need the keys. If it is None, there are no keys.
         """
         self._table = table
         self._found: list[ParquetKeys | None] = []
@@ -187,20 +184,22 @@ class EnvironmentKeys:
 
 
 class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of the key file."""
+
     keys: dict[str, str] = {}
     replaced: dict[str, str] = {}
     namespaces: dict[str, list[str]] = {}
-    """For each master key, the namespaces with the tables for which it may be used, or `EVERY_NAMESPACE`."""
+    """The namespaces for whose tables a master key may be used, or `EVERY_NAMESPACE`, by master key."""
 
 
 class NamespaceKms:
     """A key service that wraps and unwraps keys for the tables of one namespace.
 
-    It uses only the master keys that the operator has listed for this namespace or for a namespace above it.
+    It uses only the master keys that the key file lists for this namespace or for a namespace above it.
     """
 
     def __init__(self, kms: Kms, namespace: Sequence[str], namespaces: Mapping[str, Sequence[str]]) -> None:
-        """Restrict a key service to a namespace.
+        """Restrict a key service to the tables of a namespace.
 
         Args:
             namespaces: The namespaces of each master key, as in the key file.
@@ -240,9 +239,7 @@ def _is_within(namespace: tuple[str, ...], name: str) -> bool:
 
 
 def read_environment_keys(environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
-    """Return the keys that the environment variables define, for all files that the caller reads.
-
-    Return None if the variables are not set.
+    """Return all keys that the environment variables define, or None if the variables are not set.
 
     Raises:
         InvalidRequest: The key file or the key service is invalid. The message does not quote the key file.
@@ -252,10 +249,9 @@ def read_environment_keys(environment: Mapping[str, str] | None = None) -> Parqu
 
 
 def read_table_keys(table: Name, environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
-    """Return the keys that the environment variables define for the namespace of the table.
+    """Return the keys that the environment variables define for the table's namespace, or None if they are not set.
 
-    Return None if the variables are not set. Only master keys for this namespace are used. A job therefore
-    cannot decrypt a copy of a file from another namespace.
+    Only master keys for this namespace are used, so a job cannot decrypt a copy of a file from a different namespace.
 
     Raises:
         InvalidRequest: The key file or the key service is invalid.
@@ -268,7 +264,7 @@ def read_table_keys(table: Name, environment: Mapping[str, str] | None = None) -
 
 
 def has_keys(environment: Mapping[str, str] | None = None) -> bool:
-    """Return whether the environment variables name a key file or a key service."""
+    """Return whether the environment variables define a key file or a key service."""
     environment = os.environ if environment is None else environment
     return bool(environment.get(KEY_FILE) or environment.get(KMS_CLASS))
 

@@ -1,8 +1,7 @@
-"""Defines the port to key management services, and a service whose master keys are in a file.
+"""Defines the port to key management services, and a service whose master keys come from a file.
 
-A key management service wraps and unwraps keys with master keys that never leave the service. The port has
-the interface of parquet's key tools, so instances of `pyarrow.parquet.encryption.KmsClient` can be used
-directly.
+A key management service wraps and unwraps keys with master keys that never leave the service. The port has the
+interface of parquet's key tools, so an instance of `pyarrow.parquet.encryption.KmsClient` can be used as the port.
 """
 
 from __future__ import annotations
@@ -23,18 +22,20 @@ class KeyUnavailable(Exception):
 
 
 class Kms(Protocol):
+    """The port to a key management service."""
+
     def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> str | bytes:
-        """Return the key, encrypted with a master key, as text."""
+        """Encrypt a key with a master key, and return it as text."""
 
     def unwrap_key(self, wrapped_key: str, master_key_identifier: str) -> str | bytes:
-        """Return the unwrapped key."""
+        """Decrypt a wrapped key with a master key."""
 
 
 class MasterKeyFile:
     """A key service whose master keys are in memory.
 
-    A key is wrapped with AES-GCM, with the name of the master key as authenticated data, and encoded in base64. The
-    in-memory service in the tests of parquet-java and Arrow uses the same format.
+    A key is wrapped with AES-GCM, with the name of the master key as additional authenticated data, and encoded in
+    base64. The format is that of the in-memory service in the tests of parquet-java and Arrow.
     """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
@@ -68,7 +69,7 @@ class MasterKeyFile:
 
 
 class KeyWrapper:
-    """Calls a key service, and hides the messages of its errors. The wrapper does not store keys."""
+    """Wraps and unwraps keys with a key service, and hides the messages of its errors. It does not store keys."""
 
     def __init__(self, kms: Kms) -> None:
         self._kms = kms
@@ -77,7 +78,7 @@ class KeyWrapper:
         """Wrap a key.
 
         Raises:
-            KeyUnavailable: The service does not wrap the key.
+            KeyUnavailable: The service has failed.
         """
         wrapped = self._call_kms("wrap", self._kms.wrap_key, key, master)
         return wrapped if isinstance(wrapped, str) else bytes(wrapped).decode()
@@ -86,7 +87,7 @@ class KeyWrapper:
         """Unwrap a key.
 
         Raises:
-            KeyUnavailable: The service does not unwrap the key.
+            KeyUnavailable: The service has failed.
         """
         key = self._call_kms("unwrap", self._kms.unwrap_key, wrapped, master)
         return key.encode() if isinstance(key, str) else bytes(key)

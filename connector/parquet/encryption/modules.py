@@ -2,11 +2,11 @@
 
 A module is a part of the file that is encrypted separately: a footer, a page header, a page, an index or a
 Bloom filter. It consists of its length (4 bytes, little endian), a nonce, the ciphertext, and a tag if the
-algorithm is AES-GCM. The tag also authenticates the place of the module: the file, the row group, the
-column and the page. So a module must be encrypted again when it moves. With AES_GCM_CTR_V1, pages have no
-tag.
+algorithm is AES-GCM. The tag also authenticates the position of the module: the file, the row group, the
+column and the page. Therefore a module must be encrypted again when it moves. With AES_GCM_CTR_V1, pages
+have no tag.
 
-No repr and no message contains a key.
+Keys do not occur in any repr or message.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ LENGTH_BYTES, NONCE_BYTES, TAG_BYTES = 4, 12, 16
 OVERHEAD_BYTES = LENGTH_BYTES + NONCE_BYTES + TAG_BYTES
 """The number of bytes that encryption with a tag adds to a module."""
 ORDINAL_MAX = 32_767
-"""The maximum ordinal of row groups, columns and pages. Ordinals are signed 16-bit numbers."""
+"""The maximum ordinal of row groups, columns and pages. Ordinals are signed 16-bit integers."""
 KEY_BYTES = (16, 24, 32)
 FILE_ID_BYTES = 8
 Plain = bytes | memoryview
 _FIRST_BLOCK = b"\0\0\0\1"
-"""The first value of the counter of AES-CTR. The counter follows the nonce."""
+"""The initial value of the AES-CTR counter, which follows the nonce."""
 
 
 class Module(IntEnum):
+    """A kind of module. The values are those of parquet-format."""
+
     FOOTER = 0
     COLUMN_METADATA = 1
     DATA_PAGE = 2
@@ -48,15 +50,15 @@ _PAGES = frozenset({Module.DATA_PAGE, Module.DICTIONARY_PAGE})
 
 
 class Undecryptable(ValueError):
-    """Raised if the key is wrong, or the bytes were changed or moved."""
+    """Raised if a module cannot be decrypted, because the key is wrong, or the bytes were changed or moved."""
 
 
 class ModuleCipher:
     """Encrypts and decrypts the modules of one file with one key.
 
     Attributes:
-        file_aad: The file's AAD prefix and its unique id. It is None for a file that DuckDB wrote: the tags of such a
-            file do not authenticate positions, and its page headers state the sizes before the encryption.
+        file_aad: The file's AAD prefix and its unique id. It is None for a file that DuckDB has written: its tags do
+            not authenticate positions, and its page headers contain the sizes before the encryption.
         ctr_pages: Whether pages are encrypted without a tag.
 
     Raises:
@@ -87,7 +89,7 @@ class ModuleCipher:
         """Return the cipher of the modules of a column chunk.
 
         Raises:
-            ValueError: An ordinal is not representable.
+            ValueError: An ordinal is too large for encryption.
         """
         if group > ORDINAL_MAX or column > ORDINAL_MAX:
             raise ValueError(
@@ -102,7 +104,7 @@ class ModuleCipher:
 
     def _decrypt_gcm(self, module: memoryview, aad: bytes, kind: Module) -> bytes:
         if len(module) < OVERHEAD_BYTES or struct.unpack_from("<I", module)[0] != len(module) - LENGTH_BYTES:
-            raise Undecryptable(f"{_describe(kind)} of {len(module):,} bytes has another length")
+            raise Undecryptable(f"{_describe(kind)} has {len(module):,} bytes, which its length field contradicts")
         body = LENGTH_BYTES + NONCE_BYTES
         try:
             return self._gcm.decrypt(module[LENGTH_BYTES:body], module[body:], aad)
@@ -112,7 +114,7 @@ class ModuleCipher:
             ) from None
 
     def _apply_ctr(self, data: Plain, nonce: bytes) -> bytes:
-        """Apply AES-CTR, which is its own inverse."""
+        """Encrypt or decrypt data with AES-CTR, which is its own inverse."""
         counter = Cipher(self._algorithm, modes.CTR(nonce + _FIRST_BLOCK)).encryptor()
         return counter.update(data) + counter.finalize()
 
@@ -125,7 +127,7 @@ class ChunkCipher:
 
     @property
     def uncounted_bytes(self) -> int:
-        """The number of bytes that a page has in the file and its header does not count."""
+        """The number of bytes of a page in the file that the size in its header does not include."""
         return OVERHEAD_BYTES if self._file_aad is None else 0
 
     def encrypt(self, module: Module, plain: Plain, page: int | None = None) -> bytes:
@@ -137,7 +139,7 @@ class ChunkCipher:
             page: The ordinal of the page if the module belongs to a data page.
 
         Raises:
-            ValueError: The ordinal is not representable.
+            ValueError: The ordinal is too large for encryption.
         """
         if self._cipher.ctr_pages and module in _PAGES:
             nonce = os.urandom(NONCE_BYTES)
@@ -157,7 +159,7 @@ class ChunkCipher:
         if self._cipher.ctr_pages and module in _PAGES:
             body = LENGTH_BYTES + NONCE_BYTES
             if len(data) < body or struct.unpack_from("<I", data)[0] != len(data) - LENGTH_BYTES:
-                raise Undecryptable(f"{_describe(module)} of {len(data):,} bytes has another length")
+                raise Undecryptable(f"{_describe(module)} has {len(data):,} bytes, which its length field contradicts")
             return self._cipher._apply_ctr(data[body:], bytes(data[LENGTH_BYTES:body]))
         return self._cipher._decrypt_gcm(data, self._make_aad(module, page), module)
 

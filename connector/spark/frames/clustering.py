@@ -69,6 +69,7 @@ TASK_ROWS = 1_000_000
 _READ_BYTES_PER_TASK = 128 << 20
 """The approximate size of the data files that a task reads."""
 _TASKS_PER_CORE = 3
+"""The minimum number of tasks per core, unless the result has fewer files."""
 _KEY, _TASK = "_seamark_key", "_seamark_task"
 _OWN_COLUMNS = (_KEY, _TASK)
 _TASK_SCHEMA = "tasks binary"
@@ -90,17 +91,17 @@ def cluster(
 ) -> WriteReport:
     """Rewrite the rows of a snapshot into clustered files, with one commit.
 
-    The result has `files` files or slightly more, with about equal numbers of rows. Without `files`, it has files of
-    about `target_file_bytes`, which defaults to the table's property. The server is `uri` or `client`. The report's
-    commit is None if there are no rows.
+    The new files have about equal numbers of rows. There are `files` files or slightly more. Without `files`, each has
+    about `target_file_bytes`, which defaults to the table's property. The server is at `uri`, or the server of
+    `client`. The report's commit is None if there are no rows.
 
     Args:
-        by: Columns, or `name.column` for a table of `joins`, in any order.
+        by: The attributes, in any order: columns of the table, or `name.column` for a column of a table of `joins`.
 
     Raises:
-        ValueError: An argument is invalid.
-        InvalidRequest: An argument is invalid.
-        Conflict: A file that was read has changed.
+        ValueError: The curve is unknown, or arguments are missing or contradict each other.
+        InvalidRequest: A column does not exist or cannot be used.
+        Conflict: Another commit has changed a file that the job has read.
     """
     if client is None:
         if not uri:
@@ -157,7 +158,7 @@ def _count_cores(spark: SparkSession) -> int:
 def _make_task_frame(spark: SparkSession, tasks: Sequence[ScanTask]) -> DataFrame:
     """Return a frame with one partition for each Spark task. Each partition has a row with the files of its task.
 
-    Large files are divided at row groups, so that few files occupy all cores too.
+    Large files are divided at row groups, so that a small number of files also occupies all cores.
     """
     size_bytes = sum(task.size_bytes for task in tasks)
     parts = max(_TASKS_PER_CORE * _count_cores(spark), -(-size_bytes // _READ_BYTES_PER_TASK))
@@ -168,6 +169,7 @@ def _make_task_frame(spark: SparkSession, tasks: Sequence[ScanTask]) -> DataFram
 
 
 def _read(read_plan: ReadPlan, storage: Storage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the pickled scan tasks in the batches."""
     for batch in batches:
         yield from TaskReader(read_plan, storage, threads=False).read_all(_decode_tasks(batch))
 
@@ -187,7 +189,7 @@ def _take_sample(
     """Return the number of rows, and a sample of the columns from which keys are computed.
 
     Raises:
-        RuntimeError: The files without deletes have another number of rows than the manifests state.
+        RuntimeError: The number of rows in files without deletes differs from the number in the manifests.
     """
     # The remaining columns are needed to compute partition values.
     whole = target.spec.fields or not attributes.columns
@@ -210,10 +212,10 @@ def _take_sample(
 def _sample_rows(
     read_plan: ReadPlan, storage: Storage, fraction: float, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield a sample of a task's rows, with the number of rows in the metadata of its schema.
+    """Yield a sample of a task's rows. The metadata of its schema has the number of all rows of the task.
 
     The metadata also has the number of rows of files without deletes. The sample is deterministic, because the reader
-    returns the rows of a task in the same order each time.
+    always returns the rows of a task in the same order.
     """
     batch_list = list(batches)
     draw = np.random.default_rng(
@@ -258,6 +260,7 @@ class ClusterTask:
         cores: int,
         suffix: str,
     ) -> ClusterTask:
+        """Choose the number of tasks, and compute the ranges of keys of the tasks from the sample."""
         tasks = min(files, max(_TASKS_PER_CORE * cores, -(-rows // TASK_ROWS)))
         work = ClusterTask(
             clustering, read_plan, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files)), suffix
@@ -265,7 +268,7 @@ class ClusterTask:
         return replace(work, bounds=choose_range_bounds(to_sortable_keys(work.compute_keys(sample)), tasks))
 
     def compute_keys(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.uint8]:
-        """Return the keys of rows.
+        """Return the keys of rows, as uint8[rows, key bytes].
 
         In a partitioned table, a key begins with the partition, so the rows of a partition are next to each other.
         """
@@ -280,12 +283,13 @@ class ClusterTask:
 
 
 def _write_clustered(task_frame: DataFrame, work: ClusterTask) -> WrittenFiles:
+    """Exchange the rows by ranges of keys, sort them, and write the files."""
     fields = [spark_types.StructField(name, kind) for name, kind in _list_spark_types(work.read_plan).items()]
-    own = [spark_types.BinaryType(), spark_types.IntegerType()]
-    fields += [spark_types.StructField(name, kind, False) for name, kind in zip(_OWN_COLUMNS, own, strict=True)]
+    own_types = [spark_types.BinaryType(), spark_types.IntegerType()]
+    fields += [spark_types.StructField(name, kind, False) for name, kind in zip(_OWN_COLUMNS, own_types, strict=True)]
     keyed = task_frame.mapInArrow(partial(_add_keys, work), spark_types.StructType(fields))
-    spread = keyed.repartitionById(work.tasks, _TASK).sortWithinPartitions(_KEY)
-    results = collect_results(spread.mapInArrow(partial(_write, work), RESULT))
+    sorted_rows = keyed.repartitionById(work.tasks, _TASK).sortWithinPartitions(_KEY)
+    results = collect_results(sorted_rows.mapInArrow(partial(_write, work), RESULT))
     return WrittenFiles.join(decode_files(result) for result in results)
 
 
@@ -303,6 +307,7 @@ def _list_spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
 
 
 def _add_keys(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the files with two further columns: the key and the number of the task that writes the row."""
     read_plan = work.read_plan
     converts = {field.name: find_spark_conversion(field.type) for field in (*read_plan.fields, *read_plan.lineage)}
     for batch in _read(read_plan, work.target.storage, batches):

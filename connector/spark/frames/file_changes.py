@@ -66,7 +66,7 @@ class FileChanges:
         """Write the remaining rows of these files, and new rows, to new files (copy-on-write).
 
         Args:
-            files: The rows to delete, by file.
+            files: The rows to delete, grouped by file.
             new: The new rows.
             tracked: Whether the new rows have row ids.
         """
@@ -78,6 +78,7 @@ class FileChanges:
             return WrittenFiles.join((written, self.copy_by_tasks(partial_files)))
 
     def copy_by_tasks(self, files: Sequence[MatchedRows]) -> WrittenFiles:
+        """Write the remaining rows of these files to new files, in Spark tasks."""
         total = sum(file.task.size_bytes for file in files)
         bytes_per_task = min(_TASK_BYTES_MAX, -(-total // self._cores))
         groups = divide(files, lambda file: (file.task.size_bytes,), (bytes_per_task,))

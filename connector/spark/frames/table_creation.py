@@ -110,15 +110,16 @@ def create_for_frame(
 
 
 def split_terms(text: str) -> list[str]:
-    """Split a list of terms: `bucket(16, id), day` has two terms."""
+    """Split a list of terms at its commas. `bucket(16, id), day` has two terms."""
     return [term.strip() for term in _TERM_TEXT.findall(text) if term.strip()]
 
 
 def _parse_partition_field(text: str, ids: Mapping[str, int], number: int) -> dict[str, Any]:
+    """Return the partition field that a text such as `bucket(16, id)` describes, in the JSON form of Iceberg."""
     match = _TERM.fullmatch(text)
     if match is None:
         raise Unwritable(
-            f"{text!r} is not a partitioning; write a column or a transform, as in bucket(16, id), days(ts)"
+            f"{text!r} is not a partition field; write a column or a transform, for example bucket(16, id) or days(ts)"
         )
     function, before, inner, after, alone = match.groups()
     column, width = (inner or alone).strip("`"), before or after
@@ -139,7 +140,7 @@ def _parse_partition_field(text: str, ids: Mapping[str, int], number: int) -> di
 
 
 def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) -> None:
-    """Add the columns of a frame that the table does not have, and widen types.
+    """Add the columns of a frame that the table does not have, and widen the types of its columns.
 
     New columns are optional and are added at the end. The type of a column is widened if Iceberg permits it: int to
     long, float to double, and a decimal to more digits. Nested fields do not change.
@@ -147,7 +148,7 @@ def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) 
     loaded = client.load_table(table)
     metadata = decode_table(loaded.metadata, loaded.location)
     schemas = json.loads(loaded.metadata)["schemas"]
-    schema = next(one for one in schemas if one["schema-id"] == metadata.current_schema_id)
+    schema = next(candidate for candidate in schemas if candidate["schema-id"] == metadata.current_schema_id)
     ids = itertools.count(metadata.last_column_id + 1)
     by_name = {field["name"]: field for field in schema["fields"]}
     changed = False
@@ -167,20 +168,20 @@ def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) 
         _commit_schema(client, table, metadata, schema, next(ids) - 1)
 
 
-def _widen(stored: str, written: Any) -> str | None:
+def _widen(stored: str, new: Any) -> str | None:
     """Return the new type of a stored column, or None if its type does not change."""
-    if (stored, written) in (("int", "long"), ("float", "double")):
-        return str(written)
-    if isinstance(written, str) and get_base_name(stored) == get_base_name(written) == "decimal":
-        more = get_decimal_precision(written) > get_decimal_precision(stored)
-        return written if more and get_decimal_scale(written) == get_decimal_scale(stored) else None
+    if (stored, new) in (("int", "long"), ("float", "double")):
+        return str(new)
+    if isinstance(new, str) and get_base_name(stored) == get_base_name(new) == "decimal":
+        more = get_decimal_precision(new) > get_decimal_precision(stored)
+        return new if more and get_decimal_scale(new) == get_decimal_scale(stored) else None
     return None
 
 
 def _commit_schema(
     client: SeamarkClient, table: Name, metadata: TableMetadata, schema: Mapping[str, Any], last_id: int
 ) -> None:
-    number = max(one.id for one in metadata.schemas) + 1
+    number = max(each.id for each in metadata.schemas) + 1
     requirements: list[dict[str, Any]] = [
         {"type": "assert-table-uuid", "uuid": metadata.table_uuid},
         {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id},

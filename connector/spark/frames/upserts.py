@@ -2,14 +2,14 @@
 
 `writes.write` uses this module in the modes `upsert` and `delete`.
 
-A repeated step always uses the same rows. The rows of a small DataFrame are collected on the driver, and
-`connector.write.upserts` does the work, because starting tasks takes longer. If many bytes of files must be
-rewritten, tasks do the work. A larger DataFrame is persisted in Spark until the call ends. If only the collected first
-rows show that it is larger, these rows are discarded and computed again. The persisted rows are shuffled once, so that
-all rows of a key are in one task. If the table is bucketed by the only key column, rows are shuffled by bucket, so a
-task reads only files of its buckets. Otherwise they are shuffled by a hash of the key. Each task locates its keys in
-the snapshot that the driver has chosen, by index lookups or by reading the files that may contain the keys, and writes
-the new rows. The stored rows are not joined in Spark.
+The rows of a small DataFrame are collected on the driver, which changes the table with `connector.write.upserts`,
+because starting tasks takes longer. Tasks do the work if many bytes of files must be rewritten, or if the DataFrame is
+larger. A larger DataFrame is persisted in Spark until the call ends, so a repeated step uses the same rows. If Spark's
+estimate was too small, the rows that were collected are discarded and computed again. The persisted rows are shuffled
+once, so that all rows of a key are in one task. If the table is bucketed by the only key column, rows are shuffled by
+bucket, so a task reads only files of its buckets. Otherwise they are shuffled by a hash of the key. Each task locates
+its keys in the snapshot that the driver has chosen, by index lookups or by reading the files that may contain the keys,
+and writes the new rows. The stored rows are not joined in Spark.
 
 The driver merges the rows that several tasks have located in one data file. The deletion vector of a file, or its copy
 without the deleted rows, is written once. If all keys of the file belong to one task, which buckets can ensure, this
@@ -100,10 +100,7 @@ TASK_ROWS = 1_000_000
 TASK_ROWS_MIN = 20_000
 """The approximate minimum number of rows of a task if an index locates the rows. Each task writes separate files."""
 _SMALL_BYTES = 64 << 20
-"""The size, by Spark's estimate, up to which the first rows of a DataFrame are collected at once.
-
-They may be all its rows.
-"""
+"""The maximum size of a DataFrame, by Spark's estimate, for which the driver tries to collect the rows."""
 _LIMIT_MAX = 2**31 - 2
 _SCOPES_MAX = 200
 """The maximum number of tasks for which a commit has a separate read scope for each task."""
@@ -121,8 +118,8 @@ class UpsertRequest:
     The rows of a delete are reduced to the key columns.
 
     Attributes:
-        keys: The key columns, or None for the key that `key_names` returns.
-        columns: The columns to change. Only for an upsert.
+        keys: The key columns, or None for the key that `choose_key_names` chooses.
+        columns: The columns that an upsert changes, or None for all columns.
     """
 
     keys: tuple[str, ...] | None
@@ -135,7 +132,7 @@ class UpsertRequest:
 
     @property
     def resolved_keys(self) -> tuple[str, ...]:
-        """The key columns, after they have been resolved."""
+        """The key columns. They must have been resolved, so that `keys` is not None."""
         assert self.keys is not None
         return self.keys
 
@@ -179,8 +176,8 @@ def commit_change(
 
     Raises:
         ValueError: An argument is invalid. No row has been evaluated.
-        Unwritable: Columns do not fit the table, and no row has been evaluated. Or values do not fit the table. The
-            error may then also be Spark's error with the same message.
+        Unwritable: Columns do not fit the table, and no row has been evaluated. The error is also raised if values do
+            not fit the table, but if a task finds these values, Spark's error with the same message may be raised.
     """
     check_arguments(request.row_mode, request.strategy, request.precombine, request.columns, request.read_snapshot_id)
     opened = open_table(client, table, At(ref=branch))
@@ -212,10 +209,9 @@ def commit_change(
 
 
 def _collect(df: DataFrame, rows_max: int) -> pa.Table | None:
-    """Return all rows, or None if there are too many.
+    """Return all rows, or None if there are more than `rows_max` rows or their size is too large.
 
-    There are too many rows if there are more than `rows_max` rows, too many bytes, or if Spark's estimate of their size
-    is too large. If the result is None, the rows that were evaluated are not used.
+    The size is limited by `_SMALL_BYTES` for Spark's estimate, and by `spark.driver.maxResultSize`.
     """
     if rows_max <= 0 or int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) > _SMALL_BYTES:
         return None
@@ -229,7 +225,7 @@ def _collect(df: DataFrame, rows_max: int) -> pa.Table | None:
 
 
 def _would_copy_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bool:
-    """Return whether the rows with these keys are probably in files of many bytes, which must be rewritten."""
+    """Return whether the change probably has to rewrite files of many bytes."""
     if _choose_mode(request, create_target(opened.metadata, opened.storage, opened.name)) != COPY_ON_WRITE:
         return False
     head = next((snapshot for snapshot in opened.history if snapshot.snapshot_id == opened.snapshot_id), None)
@@ -251,6 +247,7 @@ def _choose_mode(request: UpsertRequest, target: WriteTarget) -> str:
 
 @contextmanager
 def _persist(df: DataFrame) -> Iterator[DataFrame]:
+    """Persist a DataFrame until the block ends."""
     persisted = df.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         yield persisted
@@ -272,11 +269,12 @@ class RowDistribution:
     fields: tuple[Field, ...]
     buckets: int
     parts: int
+    """The number of tasks for each bucket."""
     width: int = 0
 
     @staticmethod
     def of(opened: OpenTable, fields: Sequence[Field], rows: int, cores: int, strategy: str | None) -> RowDistribution:
-        """Choose the number of tasks.
+        """Choose the number of tasks for rows with a key.
 
         There are more tasks than the number of rows requires if no file would be read twice: with buckets, with an
         index, or if no files are read.
@@ -299,7 +297,7 @@ class RowDistribution:
         return self.buckets * self.parts
 
     def assign_tasks(self, columns: Sequence[pa.Array]) -> Ints:
-        """Return the number of the task of each row, as int32[rows].
+        """Return the task of each row, as an index from 0: int32[rows].
 
         Args:
             columns: The columns of the key, with the table's types.
@@ -319,13 +317,13 @@ class RowDistribution:
         return tasks.astype(np.int32)
 
     def owns(self, spec: PartitionSpec | None) -> bool:
-        """Return whether all keys in a file of this partition spec belong to one task."""
+        """Return whether all keys in a file of this partition spec belong to the same task."""
         if self.tasks == 1:
             return True
         if not self.width or self.parts > 1 or spec is None:
             return False
         width = find_bucket_width(spec, self.fields[0])
-        # If buckets are assigned to tasks modulo a divisor of their number, only this divisor matters.
+        # If `buckets` divides `width`, the task of a key is its hash modulo `buckets`, so only `buckets` matters.
         counts = self.buckets if self.width % self.buckets == 0 else self.width
         return width > 0 and width % counts == 0
 
@@ -353,7 +351,7 @@ class UpsertTask:
 
 
 def run_tasks(df: DataFrame, work: UpsertTask) -> DataFrame:
-    """Run the tasks, and return a frame with their results. Each task that had rows returns a row of bytes."""
+    """Return a frame that runs the tasks. Each task with rows returns its result as one row of bytes."""
     schema = spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
     placed = df.mapInArrow(partial(_add_task_numbers, work.distribution), schema)
     exchanged = placed.repartitionById(work.distribution.tasks, _PLACE)
@@ -376,6 +374,8 @@ class _Result(msgspec.Struct, frozen=True):
     Attributes:
         removed: The paths of the data files that the task has rewritten.
         to_delete: The rows that the driver still has to delete.
+        read: The paths of the data files that the task has read.
+        scope: The JSON form of the filter that describes what the task has read.
         counts: The numbers of inserted, updated, deleted and stale rows.
     """
 
@@ -394,9 +394,9 @@ class _Result(msgspec.Struct, frozen=True):
 
 
 def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Change the rows of a task, and yield the result. The task has all rows of its keys.
+    """Change the stored rows with the keys of a task, and yield the result. The task has all new rows of its keys.
 
-    If the task fails, it leaves no file behind.
+    If the task fails, it deletes the files that it has written.
     """
     row_batches = [batch.drop_columns([_PLACE]) for batch in batches if batch.num_rows]
     if not row_batches:
@@ -415,6 +415,10 @@ def _write_without_locating(work: UpsertTask, batch: KeyedBatch) -> _Result:
 
 
 def _change_located_rows(work: UpsertTask, batch: KeyedBatch) -> _Result:
+    """Locate the stored rows of the batch's keys, and write the new rows and the deletes.
+
+    With copy-on-write, also rewrite the files of which this task has all keys.
+    """
     opened, target, request = work.opened, work.target, work.request
     try:
         check_unchanged(work.client, opened, batch.keys, request.read_snapshot_id, request.strategy)
@@ -451,6 +455,7 @@ def _change_located_rows(work: UpsertTask, batch: KeyedBatch) -> _Result:
 def _prepare(
     client: SeamarkClient, df: DataFrame, rows: int, request: UpsertRequest, opened: OpenTable, target: WriteTarget
 ) -> RowChange:
+    """Run the tasks, merge their results, and change the files that several tasks have located."""
     fields = find_key_fields(opened.schema, request.resolved_keys)
     cores = int(df.sparkSession.sparkContext.defaultParallelism)
     distribution = RowDistribution.of(opened, fields, rows, cores, request.strategy)
@@ -475,7 +480,8 @@ def _prepare(
         report = Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read))
         several = len(results) <= _SCOPES_MAX
         scope = join_by_or(*(bind_filter(result.scope, opened) for result in results)) if several else TRUE
-        # No step may follow that can fail, because the files that are written from here on would then not be deleted.
+        # The last steps of this block write files that are not deleted after an error. Steps that can fail for other
+        # reasons must precede them.
         work_on_files = FileChanges(df.sparkSession, opened, target)
         deletes = work_on_files.mark_deleted(files) if files and not copies else WrittenDeletes()
         more = work_on_files.copy_by_tasks(partial_files) if partial_files else WrittenFiles()

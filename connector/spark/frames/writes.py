@@ -148,8 +148,8 @@ def write(
 ) -> WriteReport | Report:
     """Write a DataFrame's rows in one commit.
 
-    Columns are matched by name. The server is `uri` or `client`. `producer` is described in
-    `seamark.connector.write.appends.append`.
+    Columns are matched by name. The server is at `uri`, or the server of `client`.
+    `seamark.connector.write.appends.append` describes `producer`.
 
     An upsert requires `keys`. For a delete, the default key is the table's identifier fields, or the frame's only
     column. `row_mode` is the `mode` of `seamark.connector.write.upserts`: `merge-on-read` or `copy-on-write`. The
@@ -159,12 +159,14 @@ def write(
 
     With `merge_files`, small files of a partition are merged before the commit, and large row groups are copied.
 
-    If values do not fit the table, Spark's error has the reason (`Unwritable`). The server's errors are those of
-    `seamark.connector.client.errors`. After a conflict, nothing is visible, and the write can be repeated.
+    If values do not fit the table, the message of Spark's error contains the reason (`Unwritable`). The errors of the
+    server are in `seamark.connector.client.errors`. After a conflict, nothing is visible, and the write can be
+    repeated.
 
     Raises:
         ValueError: The mode or the distribution is unknown, or a parameter belongs to another mode.
-        Unwritable: The table does not have a column, or the column has another type. No task has started.
+        Unwritable: The table does not have a column of the DataFrame, or the column has a different type. No task has
+            started.
     """
     if client is None:
         if not uri:
@@ -222,6 +224,7 @@ def _change_by_key(
     attempts: int = COMMIT_ATTEMPTS_MAX,
     driver_rows: int = DRIVER_ROWS,
 ) -> Report:
+    """Upsert or delete the rows with the keys of a DataFrame. The docstring of `write` describes the parameters."""
     if keys is None and mode == UPSERT:
         raise ValueError("set the key columns: keys=[…]")
     check_names(keys, columns)
@@ -265,10 +268,10 @@ def decode_files(data: bytes) -> WrittenFiles:
 
 
 def distribute(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> DataFrame:
-    """Return the rows in the distribution that the table requires.
+    """Return the rows, distributed to tasks by the distribution mode of the write or of the table.
 
     Raises:
-        ValueError: The mode is unknown.
+        ValueError: The distribution mode is unknown.
     """
     default = RANGE if target.sort_order.fields else HASH if target.spec.fields else NONE
     mode = distribution or target.properties.get(DISTRIBUTION, default)
@@ -282,13 +285,13 @@ def distribute(df: DataFrame, target: WriteTarget, distribution: str | None = No
     placed = df.mapInArrow(
         partial(add_partition_number, target), spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
     )
-    # Rows are distributed by a hash of the partition and, if there is one, of the sort order. Several tasks may then
+    # With a sort order, rows are distributed by ranges of the partition and the sort columns, so several tasks may
     # write the same partition.
     return placed.repartitionByRange(sf.col(_PLACE), *sorted_by) if sorted_by else placed.repartition(_PLACE)
 
 
 def add_partition_number(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Add a number to each row. All rows of a partition have the same number."""
+    """Add a column with a hash of the partition to the rows, so all rows of a partition have the same number."""
     for batch in batches:
         places = np.zeros(batch.num_rows, dtype=np.int32)
         if batch.num_rows:

@@ -1,4 +1,4 @@
-"""Reads the aggregates of Spark's plans: the rows that they count, and the columns of minima and maxima."""
+"""Reads the aggregates of Spark's plans: conditions on the rows that they use, and expressions of minima and maxima."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ _EXTREMES = {"Min": MINIMUM, "Max": MAXIMUM}
 
 
 class AggregateExtreme(NamedTuple):
-    """The minimum or maximum (`MINIMUM` or `MAXIMUM`) of an expression.
+    """The minimum or maximum of an expression.
 
-    `is_filtered` says whether the aggregate has FILTER.
+    Attributes:
+        kind: `MINIMUM` or `MAXIMUM`.
+        is_filtered: Whether the aggregate has a FILTER clause.
     """
 
     expression: Node
@@ -28,7 +30,7 @@ class AggregateExtreme(NamedTuple):
 
 
 def find_extreme(catalyst: Catalyst, output: Node) -> AggregateExtreme | None:
-    """Return the extreme if the output is a minimum or maximum. Return None for another output."""
+    """Return the minimum or maximum that an output of an aggregation is, or None if it is neither."""
     aggregate = output.child() if catalyst.find_kind(output) == "Alias" else output
     if catalyst.find_kind(aggregate) != "AggregateExpression":
         return None
@@ -40,10 +42,10 @@ def find_extreme(catalyst: Catalyst, output: Node) -> AggregateExtreme | None:
 
 
 def list_row_conditions(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Node]:
-    """Return the conditions on the rows that an aggregation without grouping keys counts.
+    """Return conditions such that each row that affects an output of an aggregation meets one of the conditions.
 
-    Each row that changes an output meets at least one of the conditions. They are the conditions of FILTER, and of CASE
-    inside an aggregate. The list is empty if every row may count.
+    The aggregation has no grouping keys. The conditions come from FILTER, and from CASE inside an aggregate. The list
+    is empty if any row may affect an output.
     """
     row_conditions: list[Node] = []
     left = list(outputs)
@@ -63,6 +65,10 @@ def list_row_conditions(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Nod
 
 
 def _find_conditions(catalyst: Catalyst, aggregate: Node) -> list[Node]:
+    """Return the conditions of an aggregate such that it ignores rows that meet none of them.
+
+    The list is empty if the aggregate may use any row.
+    """
     if aggregate.filter().isDefined():
         return [aggregate.filter().get()]
     function = aggregate.aggregateFunction()

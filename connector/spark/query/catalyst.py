@@ -25,9 +25,9 @@ _ATTRIBUTE = re.compile(r"(.*)#([0-9]+)[A-Za-z]?", re.DOTALL)
 """The text form of an attribute in Spark: its name and its id."""
 _LEVEL = re.compile(r"[A-Za-z0-9_]+|`[^`]+`")
 _IDENTIFIER = re.compile(rf"Some\(((?:{_LEVEL.pattern})(?:\.(?:{_LEVEL.pattern}))*)\)")
-"""The text form of a table identifier that is defined.
+"""The text form of an existing table identifier (`Some` in Scala).
 
-Spark quotes each level that is not a plain word, and doubles the quotes in it.
+Spark puts backquotes around each level that is not a plain word, and doubles the backquotes in the level.
 """
 _ANALYSIS = f"{SPARK}catalyst.analysis."
 _FIRST_RULES = (
@@ -79,7 +79,7 @@ class Catalyst:
         """
 
     def find_kind(self, node: Node) -> str:
-        """Return the name of the node's class, or "" for a class outside of Spark."""
+        """Return the simple name of the node's class, or "" if the class does not belong to Spark."""
         kind = self._kinds.get(node._target_id)
         if kind is None:
             name = str(self._statics.name_of(node, ""))
@@ -94,7 +94,7 @@ class Catalyst:
         return self._parser.parsePlan(text)
 
     def analyze(self, plan: Node) -> Node:
-        """Return the plan after Spark's analyser. The plan is not run.
+        """Return the plan after Spark's analyser has resolved it. The plan is not run.
 
         Raises:
             PySparkException: Spark does not accept the plan.
@@ -116,7 +116,7 @@ class Catalyst:
         return None if snapshot is None else json.loads(self._statics.snapshot_json(snapshot))
 
     def read_property(self, table: Any, name: str) -> str:
-        """Return a property of an Iceberg table; "" if it is not set."""
+        """Return a property of an Iceberg table, or "" if it is not set."""
         return str(table.properties().get(name) or "")
 
     def has_cached(self) -> bool:
@@ -191,12 +191,12 @@ class Catalyst:
 
     def leaves(self, plan: Node) -> list[Node]:
         """Return the leaves of the plan and of its subqueries."""
-        return [leaf for one in (plan, *to_list(plan.subqueriesAll())) for leaf in to_list(one.collectLeaves())]
+        return [leaf for query in (plan, *to_list(plan.subqueriesAll())) for leaf in to_list(query.collectLeaves())]
 
     def find_aliased_leaves(self, plan: Node, read: Callable[[str], T | None]) -> Iterator[tuple[Node, T | None]]:
         """Yield all leaves of the plan.
 
-        With each leaf comes the result of `read` for the alias directly above it, or None.
+        Each leaf is in a pair with the result of `read` for the alias directly above it, or with None.
         """
         left: list[tuple[Node, T | None]] = [(plan, None)]
         with_subqueries = self.has_subqueries(plan)
@@ -208,7 +208,7 @@ class Catalyst:
                 continue
             children = self.list_children(node)
             below = [*children, *(to_list(node.subqueries()) if with_subqueries else ())]
-            left += [(one, None) for one in below]
+            left += [(child, None) for child in below]
             if not children:
                 yield node, alias
 
@@ -230,7 +230,7 @@ class Catalyst:
     def _read_ids_and_names(self, attributes: Node) -> list[tuple[int, str]]:
         """Return the ids and names of attributes.
 
-        An attribute whose text form is unknown takes further calls to the JVM.
+        Further calls to the JVM are needed for an attribute whose text form is unknown.
         """
         ids_and_names = []
         for place, text in enumerate(to_strings(attributes)):
@@ -266,13 +266,13 @@ class Catalyst:
         return self.find_kind(leaf) == "DataSourceV2Relation"
 
     def inline_with(self, plan: Node) -> Node:
-        """Return the plan in which the queries of WITH are inlined."""
+        """Return the plan with each reference to a query of WITH replaced by the query."""
         return self._statics.inline_cte.apply(plan)
 
     def simplify(self, plan: Node) -> Node:
-        """Return a plan with the same rows for any data, in which joins replace subqueries.
+        """Return a plan that has the same rows for any data, but joins in place of subqueries.
 
-        Conditions are pushed to the tables.
+        Conditions are pushed down to the tables.
         """
         for rule in _FIRST_RULES:
             plan = self._apply(rule, plan)

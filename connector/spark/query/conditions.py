@@ -60,7 +60,7 @@ SAME_TYPES = {
     "string": "string",
     "binary": "binary",
 }
-"""The Iceberg types whose values Spark compares as Iceberg does, with Spark's names for them.
+"""Spark's names of the Iceberg types whose values Spark compares as Iceberg does, by Iceberg's name.
 
 A uuid is missing because Spark reads it as a string. A fixed is missing because Spark reads it as a binary of any
 length.
@@ -85,9 +85,9 @@ _RULE_KINDS = {
     "timestamp": "timestamp",
     "timestamp_ntz": "timestamp",
 }
-"""The Spark types that the shared rules support, besides decimals, with the names of the types in the rules.
+"""The names in the shared rules of the Spark types that the rules support, except decimals.
 
-An instant is a time in UTC in the rules.
+In the rules, an instant is a time in UTC.
 """
 _MONTHS = frozenset({"interval year", "interval month", "interval year to month"})
 _FIRST_DAY, _LAST_DAY = "0001-01-01", "9999-12-31"
@@ -97,6 +97,8 @@ _EPOCH, _EPOCH_DAY = datetime(1970, 1, 1, tzinfo=UTC), date(1970, 1, 1)
 
 
 class SparkColumn(NamedTuple):
+    """A column, or a field of a struct, in a condition."""
+
     name: str
     """The name of the column. The name of a struct field includes the names of its structs."""
     kind: str
@@ -166,7 +168,7 @@ class Conditions:
         return keep_comparisons(self.read_with_likes([node], columns))
 
     def read_with_likes(self, nodes: Sequence[Node], columns: Mapping[int, SparkColumn]) -> Condition | None:
-        """Return a condition that is true where all nodes are true. It may contain LIKE predicates.
+        """Return a condition that is true for each row for which all nodes are true. It may contain LIKE predicates.
 
         The server evaluates LIKE predicates only on the rows of a dimension.
         """
@@ -196,6 +198,8 @@ class _TooLarge(Exception):
 
 
 class _Reading:
+    """The state of reading one condition: the columns, and the number of parts that may still be read."""
+
     def __init__(self, catalyst: Catalyst, columns: Mapping[int, SparkColumn]) -> None:
         self._catalyst = catalyst
         self._columns = columns
@@ -207,14 +211,14 @@ class _Reading:
             raise _TooLarge
 
     def read(self, node: Node, *, negated: bool) -> Condition | None:
-        """Return a condition that is true where `node` is true or, with `negated`, where it is false."""
+        """Return a condition that is true for each row for which `node` is true or, with `negated`, false."""
         self._count(1)
         kind = self._catalyst.find_kind(node)
         if kind == "Not":
             return self.read(node.child(), negated=not negated)
         if kind in ("And", "Or"):
             nodes = self._catalyst.list_operands(node, kind)
-            parts = [self.read(one, negated=negated) for one in nodes]
+            parts = [self.read(part, negated=negated) for part in nodes]
             if (kind == "And") == negated:
                 return any_of(parts)
             return all_of([*parts, *(() if negated else self.read_months(nodes))])
@@ -227,6 +231,7 @@ class _Reading:
         return comparison.negate() if negated else comparison
 
     def read_exactly(self, node: Node) -> ColumnComparison | None:
+        """Return a comparison of a column that is true for exactly the rows for which `node` is true, or None."""
         comparison = self._read_leaf(node, self._catalyst.find_kind(node))
         if comparison is None or not comparison.exact or comparison.transform != IDENTITY:
             return None
@@ -254,14 +259,13 @@ class _Reading:
             yield self._read(exp.and_(*conditions))
 
     def _read_by_rules(self, node: Node, *, negated: bool) -> Condition | None:
-        """Read a condition on functions of columns by the rules that all engines share."""
+        """Read a condition on functions of columns with the rules that all engines share."""
         written = SparkExpressions(self._catalyst, self)
         tree = written.write_condition(node)
         condition = self._read(exp.Not(this=exp.Paren(this=tree)) if negated else tree)
         if condition is None or not written.moved:
             return condition
-        # Adding days to a date far outside these years may overflow, so the result may be on the other side of the
-        # range.
+        # If days are added to a date far outside these years, the result may wrap around and meet the condition.
         bounds = ((op, Literal("date", day, LOCAL)) for op, day in (("<", _FIRST_DAY), (">", _LAST_DAY)))
         far = [ColumnComparison((0, name), op, (day,)) for op, day in bounds for name in sorted(written.moved)]
         return any_of([condition, *far])
@@ -291,6 +295,7 @@ class _Reading:
         return kinds_by_name
 
     def _read_leaf(self, node: Node, kind: str) -> ColumnComparison | None:
+        """Read a predicate without AND, OR and NOT. Return None if it is not a supported comparison of a column."""
         if kind in _COMPARISON_OPERATORS:
             return self._compare(_COMPARISON_OPERATORS[kind], node.left(), node.right())
         match kind:
@@ -321,9 +326,9 @@ class _Reading:
         return term.compare("IN", *present) if present and len(present) == len(literals) else None
 
     def _read_like(self, node: Node, kind: str) -> ColumnComparison | None:
-        """Read a pattern that is only a prefix.
+        """Read a LIKE predicate or STARTSWITH whose pattern is only a prefix.
 
-        Spark's own optimiser rules have already split other patterns where possible.
+        Spark's optimiser rules have already split other patterns if possible.
         """
         term = self._parse_term(node.left())
         value = None if term is None or term.kind != "string" else self._evaluate(node.right(), "string")
@@ -363,6 +368,7 @@ class _Reading:
         return column
 
     def _find_column(self, node: Node) -> SparkColumn | None:
+        """Return the column that a node represents, without casts to the same type, or None."""
         column = self._find_reference(self._catalyst.uncast(node))
         return column if column is not None and column.kind == self._catalyst.read_type(node) else None
 
@@ -402,7 +408,7 @@ class _Reading:
             case _:
                 return None
         self._count(len(kinds))
-        return [self._read_element(value, number, one) for number, one in enumerate(kinds)]
+        return [self._read_element(value, number, element_kind) for number, element_kind in enumerate(kinds)]
 
     def _read_element(self, row: Any, number: int, kind: Node) -> Literal | None:
         if row.isNullAt(number):
@@ -430,6 +436,7 @@ class _Reading:
         return None if value is None else make_literal(value, kind)
 
     def _evaluate(self, node: Node, kind: str) -> Any:
+        """Return the value of a constant node of type `kind`. Return None for another node, and for null."""
         node_kind = self._catalyst.read_type(node)
         if node_kind != kind and not (node_kind.startswith("decimal(") and kind.startswith("decimal(")):
             return None
@@ -448,7 +455,7 @@ def _find_rule_kind(kind: str) -> str | None:
 
 
 def _keep_certain(atom: Atom) -> Atom | None:
-    """Return the condition, or None if it is a condition on a struct field that may be true for null.
+    """Return the condition, or None if it is a condition on a struct field that can be true for null.
 
     Some file formats do not count the fields of a null struct as nulls. LIKE conditions are only on columns.
     """
@@ -470,9 +477,9 @@ def _convert_literals(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
         return atom
     moments = [moment for moment in literal_moments if moment is not None]
     if kind != "date":
-        return replace(atom, literals=tuple(_make_time_literal(one, kind) for one in moments))
-    days = tuple(Literal("date", one.date().isoformat(), LOCAL) for one in moments)
-    if all(one.time() == time() for one in moments):
+        return replace(atom, literals=tuple(_make_time_literal(each, kind) for each in moments))
+    days = tuple(Literal("date", each.date().isoformat(), LOCAL) for each in moments)
+    if all(each.time() == time() for each in moments):
         return replace(atom, literals=days)
     if atom.op not in _ON_OTHER_DAYS or atom.negated:
         return None

@@ -1,4 +1,4 @@
-"""Finds rows that are constants of the query: VALUES, and the elements of an array."""
+"""Finds the constant rows of a query: the rows of VALUES, and the elements of a constant array."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS = ("int", "bigint", "string", "date", "timestamp", "timestamp_ntz")
 
 
 def find_constant_columns(catalyst: Catalyst, node: Node) -> list[tuple[int, SparkColumn, tuple[Literal, ...]]]:
-    """Return the columns of constant rows whose types are supported.
+    """Return the columns with supported types of the constant rows of a plan node.
 
     Returns:
         For each column: the id of its attribute, the column, and its distinct values without null.
@@ -61,7 +61,7 @@ def _read_elements(catalyst: Catalyst, array: Node, attribute: Node) -> Iterable
     if catalyst.find_kind(array) == "CreateArray":
         values = to_list(array.children())
         if len(values) <= CONSTANT_ROWS_MAX and all(catalyst.find_kind(value) == "Literal" for value in values):
-            yield from (one.value() for one in values)
+            yield from (literal.value() for literal in values)
     elif (
         catalyst.find_kind(array) == "Literal"
         and array.value() is not None

@@ -1,7 +1,7 @@
-"""An aggregate query of Spark that reads groups of a cube, which are a temporary view.
+"""Runs an aggregate query in Spark on groups of a cube, which become a temporary view.
 
-The names and the types of the result come from Spark itself: if the new query has other types than the original
-query, the original runs.
+The result has the names and types of the original query. If the types of the new query differ from those of the
+original query, the original query runs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from seamark.formats.iceberg.expressions.sql_parser import parse_statements
 
 _SPARK = Dialect.get_or_raise("spark")
 _UNCLEAR = re.compile(r"\\|\btry_|\bdiv\b|\$\{|:", re.IGNORECASE)
-"""Matches texts that sqlglot may read in another way than Spark: escapes, TRY_CAST, integer division and parameters."""
+"""Matches texts that sqlglot and Spark may read differently: escapes, TRY_CAST, integer division and parameters."""
 
 
 def translate_text(
     spark: SparkSession, text: str, scans: Sequence[StarScan], *, floats: bool
 ) -> tuple[int, CubeStatement]:
-    """Translate a query over a cube of its only table, or a star join over a cube of one of its tables.
+    """Translate a query to a statement over a cube. The cube is of the only table, or of a table of a star join.
 
     Args:
         spark: The session.
@@ -42,10 +42,10 @@ def translate_text(
         floats: See `translate_statement`.
 
     Returns:
-        The number of the scan whose table has the cube, and the translation.
+        The index in `scans` of the scan whose table has the cube, and the translation.
 
     Raises:
-        NotFromCube: The query does not follow from a cube.
+        NotFromCube: The query cannot be computed from a cube.
     """
     if not is_utc(str(spark.conf.get("spark.sql.session.timeZone"))):
         raise NotFromCube("the time zone of the session is not UTC")
@@ -103,14 +103,14 @@ class QueryOverCube:
             )
         finally:
             spark.catalog.dropTempView(view)
-        types = [[field.dataType for field in one.schema.fields] for one in (original, frame)]
+        types = [[field.dataType for field in result.schema.fields] for result in (original, frame)]
         if types[0] != types[1]:
-            raise NotFromCube(f"the types differ: {types[0]} and {types[1]}")
+            raise NotFromCube(f"the result has types {types[0]}, but the original query has types {types[1]}")
         return frame.toDF(*original.columns)
 
 
 def _write_times(groups: pa.Table) -> pa.Table:
-    """Return the groups with times without a zone as text, which Spark reads without regard to time zones.
+    """Return the groups, with times without a zone as text. Spark reads this text without regard to time zones.
 
     Raises:
         NotFromCube: A time is not in the years from 1 to 9999.

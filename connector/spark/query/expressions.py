@@ -2,19 +2,18 @@
 
 The same rules read functions of columns in the conditions of all engines. This module writes Catalyst's expressions as
 the sqlglot trees that these rules read. An expression is written only if the tree has the same value as Spark's
-expression for all rows, or if Spark fails for the row. Any other expression is hidden, and removes no row.
+expression for each row for which Spark does not fail. Any other expression is hidden, and removes no row.
 
 These differences of Spark are handled here:
 - Without ANSI mode, integers wrap around. Days that are added to dates always wrap around. Therefore arithmetic is
-  written only where an overflow is an error or null. `moved` collects the date columns to which days were added. Values
-  far outside the usual years need a further condition on these columns.
+  written only if an overflow is an error or null. `moved` collects the date columns to which days were added. These
+  columns need a further condition for values far outside the usual years.
 - Functions of instants depend on the session's zone. They are written only if the zone is UTC. Instants are then
   written as times without a zone.
 - `upper` may convert one character to two letters.
 - The current time is written unchanged. The rules use a span of days for it, so neither the session's zone nor the time
   at which Spark runs the query matters. A plan that depends on the current time lasts for at most a day (`queries.py`).
-- A substring that does not start at the first character is not written. Neither are dates that are formatted with other
-  patterns.
+- A substring is written only if it starts at the first character, and a formatted date only with certain patterns.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ _TRUNCATION_UNITS = {
     **dict.fromkeys(("day", "dd"), "DAY"),
     **dict.fromkeys(("hour", "minute", "second"), ""),
 }
-"""The units of Spark's `date_trunc` and `trunc`, with their names in the rules. "" means the same name."""
+"""The names in the rules of the units of Spark's `date_trunc` and `trunc`. "" means the same name."""
 _DATE_UNITS = frozenset({"YEAR", "QUARTER", "MONTH", "WEEK"})
 """The units that `trunc` supports. For any other unit, `trunc` returns null."""
 _FORMATS = {"yyyy": "%Y", "yyyy-MM": "%Y-%m", "yyyyMM": "%Y%m", "yyyy-MM-dd": "%Y-%m-%d", "yyyyMMdd": "%Y%m%d"}
 _LETTER_PAIRS = ("SS", "FF", "FI", "FL", "ST", "J\u030c", "H\u0331", "T\u0308", "W\u030a", "Y\u030a", "A\u02be")
-"""The letter pairs that begin with an ASCII letter and that `upper` may create from one character, such as ß and ǰ."""
+"""Letter pairs that begin with an ASCII letter and into which `upper` converts one character, such as ß and ǰ."""
 _DECIMAL = re.compile(r"decimal\(([0-9]+),([0-9]+)\)")
 _DIGITS = {"int": 10, "bigint": 19}
 _PRECISION_MAX = 38
@@ -64,7 +63,7 @@ class Leaves(Protocol):
     """Reads the columns and constants in an expression. The reader of conditions implements this protocol."""
 
     def find_column_name(self, node: Node) -> str | None:
-        """Return the name of the column whose stored value the node has, or None."""
+        """Return the name of the column that the node represents with its stored value, or None."""
 
     def read_constant(self, node: Node) -> Literal | None:
         """Return a constant as a literal of the node's type.
@@ -73,13 +72,13 @@ class Leaves(Protocol):
         """
 
     def read_row_values(self, node: Node) -> list[Literal | None] | None:
-        """Return the fields of a constant struct, or the elements of a constant array. Return None for another node."""
+        """Return the fields of a constant struct, or the elements of a constant array. Otherwise return None."""
 
     def read_interval_us(self, node: Node) -> int | None:
         """Return the length of a constant interval in microseconds, or None if the interval has years or months."""
 
     def read_interval_months(self, node: Node) -> int | None:
-        """Return the number of months of a constant interval of years and months. Return None for another node."""
+        """Return the number of months of a constant interval of years and months. Otherwise return None."""
 
 
 class SparkExpressions:
@@ -92,7 +91,7 @@ class SparkExpressions:
         """The date columns to which days were added."""
 
     def write_condition(self, node: Node) -> exp.Expr:
-        """Return a tree that is true, false or null where Spark's condition is, or a hidden expression."""
+        """Return a tree with the same value (true, false or null) as Spark's condition, or a hidden expression."""
         kind = self._catalyst.find_kind(node)
         if kind in ("And", "Or"):
             parts = [self.write_condition(operand) for operand in self._catalyst.list_operands(node, kind)]
@@ -102,13 +101,13 @@ class SparkExpressions:
         if kind in _COMPARISONS:
             if self._is_row(node.left()):
                 return self._write_rows(node.left(), [node.right()]) if kind == "EqualTo" else hide()
-            sides = [self.write_value(one) for one in (node.left(), node.right())]
+            sides = [self.write_value(operand) for operand in (node.left(), node.right())]
             return hide() if None in sides else _COMPARISONS[kind](this=sides[0], expression=sides[1])
         match kind:
             case "In":
                 if self._is_row(node.value()):
                     return self._write_rows(node.value(), to_list(node.list()))
-                return self._write_in(node.value(), [self.write_value(one) for one in to_list(node.list())])
+                return self._write_in(node.value(), [self.write_value(element) for element in to_list(node.list())])
             case "ArrayContains":
                 return self._write_array_contains(node)
             case "IsNull" | "IsNotNull":
@@ -125,6 +124,7 @@ class SparkExpressions:
         return value if isinstance(value, exp.Column) else exp.EQ(this=value, expression=exp.true())
 
     def write_value(self, node: Node) -> exp.Expr | None:
+        """Return a tree with the same value as Spark's expression, or None if the expression is not supported."""
         node = self._catalyst.uncast(node)
         name = self._leaves.find_column_name(node)
         if name is not None:
@@ -157,8 +157,8 @@ class SparkExpressions:
                 return self._write_arithmetic(node, kind)
             case "IntegralDivide" if all(
                 self._catalyst.read_type(side) in _DIGITS for side in (node.left(), node.right())
-            ):  # For decimals, the result is different: Spark cuts off the digits after the point.
-                sides = [self.write_value(one) for one in (node.left(), node.right())]
+            ):  # Decimals are not written, because Spark cuts off the digits of the result after the point.
+                sides = [self.write_value(operand) for operand in (node.left(), node.right())]
                 return None if None in sides else exp.Div(this=sides[0], expression=sides[1], typed=True, safe=False)
             case "CurrentDate":
                 return exp.CurrentDate()
@@ -184,22 +184,22 @@ class SparkExpressions:
 
         Rows with nulls are not written, because Spark compares nulls in rows as values.
         """
-        columns = [self.write_value(one) for one in to_list(left.valExprs())]
+        columns = [self.write_value(value) for value in to_list(left.valExprs())]
         tuples = []
         for row in rows if len(rows) <= _LISTED_ROWS_MAX else ():
             values = self._leaves.read_row_values(row)
             if values is None and self._is_row(row):
-                values = [self._leaves.read_constant(one) for one in to_list(row.valExprs())]
+                values = [self._leaves.read_constant(value) for value in to_list(row.valExprs())]
             if values is None or any(value is None or value.kind == "null" for value in values):
                 return hide()
-            tuples.append(exp.Tuple(expressions=[build_expression(one) for one in values if one is not None]))
-        if not tuples or any(type(one) is not exp.Column for one in columns):
+            tuples.append(exp.Tuple(expressions=[build_expression(each) for each in values if each is not None]))
+        if not tuples or any(type(column) is not exp.Column for column in columns):
             return hide()
         return exp.In(this=exp.Tuple(expressions=columns), expressions=tuples)
 
     def _write_in(self, value: Node, listed: Sequence[exp.Expr | None]) -> exp.Expr:
         side = self.write_value(value)
-        present = [one for one in listed if one is not None]
+        present = [constant for constant in listed if constant is not None]
         return exp.In(this=side, expressions=present) if side and present and len(present) == len(listed) else hide()
 
     def _write_array_contains(self, node: Node) -> exp.Expr:
@@ -210,6 +210,7 @@ class SparkExpressions:
         return self._write_in(node.right(), elements) if values and len(elements) == len(values) else hide()
 
     def _write_like(self, node: Node, kind: str) -> exp.Expr:
+        """Write LIKE, `startswith`, `contains` or `endswith` (`kind` is Spark's name of the predicate)."""
         side, pattern = self._write_text(node.left()), self._leaves.read_constant(node.right())
         if side is None or pattern is None or pattern.kind != "text":
             return hide()
@@ -219,12 +220,13 @@ class SparkExpressions:
         if kind == "Like":
             escape = str(node.escapeChar())
         else:
-            text = "".join(f"\\{one}" if one in "%_\\" else one for one in text)
+            text = "".join(f"\\{character}" if character in "%_\\" else character for character in text)
             text = f"%{text}%" if kind == "Contains" else f"%{text}"
         like = exp.Like(this=side, expression=exp.Literal.string(text))
         return exp.Escape(this=like, expression=exp.Literal.string(escape))
 
     def _write_case(self, node: Node, kind: str, read: Callable[[Node], exp.Expr]) -> exp.Expr:
+        """Write IF or CASE. `read` writes the results of its branches."""
         if kind == "If":
             pairs, otherwise = [(node.predicate(), node.trueValue())], node.falseValue()
         else:
@@ -259,6 +261,7 @@ class SparkExpressions:
         return value if isinstance(value, exp.Column) else None
 
     def _write_truncation(self, node: Node, kind: str) -> exp.Expr | None:
+        """Write `trunc` or `date_trunc` of a column or of the current time."""
         unit = self._leaves.read_constant(node.format())
         if unit is None or unit.kind != "text":
             return None
@@ -275,6 +278,7 @@ class SparkExpressions:
         return exp.TimestampTrunc(this=inner, unit=exp.Var(this=name)) if isinstance(inner, exp.Column) else None
 
     def _write_formatted(self, node: Node) -> exp.Expr | None:
+        """Write `date_format` of a column, with a pattern of years, months and days."""
         pattern, inner = self._leaves.read_constant(node.right()), self.write_value(node.left())
         text = None if pattern is None or pattern.kind != "text" else _FORMATS.get(pattern.value)
         if text is None or not isinstance(inner, exp.Column) or not _is_in_utc(node) or self._has_legacy_formats():
@@ -287,7 +291,7 @@ class SparkExpressions:
         return str(policy).upper() == "LEGACY"
 
     def _write_prefix(self, node: Node) -> exp.Expr | None:
-        start, size = (self._leaves.read_constant(one) for one in (node.pos(), node.len()))
+        start, size = (self._leaves.read_constant(operand) for operand in (node.pos(), node.len()))
         inner = self._write_text(node.str())
         if inner is None or start is None or size is None or {start.kind, size.kind} != {"integer"}:
             return None
@@ -300,6 +304,7 @@ class SparkExpressions:
         return self.write_value(node) if self._catalyst.read_type(node) == "string" else None
 
     def _write_arithmetic(self, node: Node, kind: str) -> exp.Expr | None:
+        """Write +, -, * or a negation of numbers, if an overflow is an error or null."""
         result = self._catalyst.read_type(node)
         precision = _DECIMAL.fullmatch(result)
         if result not in _DIGITS and (precision is None or int(precision[1]) >= _PRECISION_MAX):
@@ -309,13 +314,14 @@ class SparkExpressions:
             return None if inner is None else exp.Neg(this=exp.Paren(this=inner))
         if str(node.evalMode().toString()) not in ("ANSI", "TRY"):
             return None
-        left, right = (self.write_value(one) for one in (node.left(), node.right()))
+        left, right = (self.write_value(operand) for operand in (node.left(), node.right()))
         if left is None or right is None:
             return None
-        left, right = (one if _is_operand(one) else exp.Paren(this=one) for one in (left, right))
+        left, right = (side if _is_operand(side) else exp.Paren(this=side) for side in (left, right))
         return {"Add": exp.Add, "Subtract": exp.Sub, "Multiply": exp.Mul}[kind](this=left, expression=right)
 
     def _add_days(self, node: Node, kind: str) -> exp.Expr | None:
+        """Write a date column or the current time with days added or subtracted."""
         value, days = self.write_value(node.left()), self._leaves.read_constant(node.right())
         if value is None or days is None or days.kind != "integer":
             return None
@@ -330,9 +336,9 @@ class SparkExpressions:
         return _shift(value, count, "DAY")
 
     def _add_months(self, node: Node, kind: str) -> exp.Expr | None:
-        """Add months to the current time.
+        """Write the current time with months added or subtracted.
 
-        Months that are added to a column are not written, because they give no bounds.
+        Adding months to a column is not written, because no bounds of the column follow from it.
         """
         value = self.write_value(node.left())
         if value is None or not is_current(value):
@@ -345,7 +351,7 @@ class SparkExpressions:
         return None if count is None else _shift(value, count, "MONTH")
 
     def _add_interval(self, node: Node) -> exp.Expr | None:
-        """Add an interval of days or less to a time. Spark fails if the result is outside the range of times."""
+        """Write a time plus an interval of days or less. Spark fails if the result is outside the range of times."""
         value, moved_us = self.write_value(node.start()), self._leaves.read_interval_us(node.interval())
         if value is None or moved_us is None or moved_us % _SECOND_US:
             return None
@@ -359,17 +365,17 @@ def make_column(name: str) -> exp.Column:
 
 
 def is_current(tree: exp.Expr | None) -> bool:
-    """Return whether the tree is the current time, a truncation of it, or a time before or after it."""
+    """Return whether the tree is the current time, possibly truncated or moved by an interval."""
     while isinstance(tree, exp.Add | exp.Sub | exp.TimestampTrunc):
         tree = tree.this
     return isinstance(tree, CURRENT)
 
 
 def is_sure(tree: exp.Expr) -> bool:
-    """Return whether the analysis knows all texts that `upper` converts to the texts in the tree."""
+    """Return whether the analysis can list all texts that `upper` converts to the texts in the tree."""
     if tree.find(exp.Upper) is None:
         return True
-    texts = [str(one.this) for one in tree.find_all(exp.Literal) if one.is_string]
+    texts = [str(node.this) for node in tree.find_all(exp.Literal) if node.is_string]
     return not any(pair in text for text in texts for pair in _LETTER_PAIRS)
 
 

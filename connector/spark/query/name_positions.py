@@ -34,7 +34,7 @@ _QUERY = frozenset(
     | {"Window", "WithWindowDefinition"}
 )
 _QUERIES_OF = {"InsertIntoStatement": "query", "CreateTableAsSelect": "query", "MergeIntoTable": "sourceTable"}
-"""Statements that write the rows of a query, with the method that returns the query."""
+"""The method that returns the query of a statement, by the kind of the statement. The statement writes its rows."""
 _TARGETS_OF = {"InsertIntoStatement": "table", "CreateTableAsSelect": "name", "MergeIntoTable": "targetTable"}
 _ALIASES = ("SubqueryAlias", "UnresolvedSubqueryColumnAliases")
 _VERSION = re.compile(
@@ -44,12 +44,12 @@ _VERSION = re.compile(
 )
 """Matches VERSION AS OF with a snapshot id, or with the name of a branch or tag that cannot be a number."""
 _ORIGIN = re.compile(r"Origin\([^,]*,[^,]*,Some\(([0-9]+)\),Some\(([0-9]+)\),")
-"""Matches the text form of an Origin in Spark, and captures the first and the last character."""
+"""Matches the text form of an Origin in Spark, and captures the positions of the first and the last character."""
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*", re.IGNORECASE | re.ASCII)
 _BLANKS_AND_COMMENTS = r"(?:\s|--[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)*+"
 _NESTED_COMMENT = re.compile(r"/\*(?:[^*/]|\*(?!/)|/(?!\*))*+/\*")
 _COMMENT_AT_DOT = re.compile(r"\.\s*+(?:--|/\*)|/\s*+\.|(?<!\s)[^\S\n]*+\n\s*+\.")
-"""Matches a comment beside a dot, or the end of a line before a dot.
+"""Matches a comment next to a dot, or the end of a line before a dot.
 
 A match begins only at the start of a run of blanks, which keeps the search fast.
 """
@@ -60,13 +60,13 @@ _STATEMENT = re.compile(r"\bTABLE\s+\Z", re.IGNORECASE)
 
 
 class UnsupportedQuery(Exception):
-    """Raised if a text has to run unchanged. The message is the reason."""
+    """Raised if the text of a query cannot be changed, so the original text runs. The message is the reason."""
 
 
 class ReferencePosition(NamedTuple):
     """The position of a table name in the text: the characters [start, end).
 
-    Options or an alias may begin at `after`.
+    `after` is the position behind the name and its version, where options or an alias may begin.
     """
 
     start: int
@@ -98,7 +98,7 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
         UnsupportedQuery: The text cannot be rewritten.
     """
     if _MARK in text:
-        raise UnsupportedQuery(f"{_MARK} is a reserved name")
+        raise UnsupportedQuery(f"the text contains {_MARK}, which is a reserved name")
     references: list[ReferencePosition] = []
     parsed = find_query(catalyst, statement)
     with_subqueries = catalyst.has_subqueries(parsed)
@@ -121,14 +121,14 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Refe
         below = [*catalyst.list_children(node), *(to_list(node.subqueries()) if with_subqueries else ())]
         if kind == "RelationTimeTravel":
             below.append(node.relation())
-        left += [(one, (kind, above[0]), node, with_names) for one in below]
+        left += [(child, (kind, above[0]), node, with_names) for child in below]
     references = sorted(set(references))
     if len(references) > REFERENCES_MAX:
-        raise UnsupportedQuery(f"more than {REFERENCES_MAX} tables")
+        raise UnsupportedQuery(f"the query has more than {REFERENCES_MAX} tables")
     if _has_qualified_column(text, references):
-        raise UnsupportedQuery("a column is qualified by a schema")
+        raise UnsupportedQuery("the name of a column includes a schema")
     if is_write(catalyst, statement):
-        # The code that runs such a statement compares the names of the tables that are read and written.
+        # Spark compares the name of the table that is written with the names of the tables that are read.
         target = _find_target_name(catalyst, statement)
         read = {catalyst.parse_names(text[reference.start : reference.end])[-1].lower() for reference in references}
         if target is None or target.lower() in read:
@@ -231,12 +231,12 @@ def insert_markers(text: str, references: Sequence[ReferencePosition]) -> str:
 
 
 def parse_marker_number(alias: str) -> int | None:
-    """Return the number of the reference if the alias is its marker. Return None for another alias."""
+    """Return the number of the reference whose marker the alias is, or None if the alias is not a marker."""
     return int(alias.removeprefix(_MARK)) if alias.startswith(_MARK) else None
 
 
 def replace_names(text: str, names: Mapping[ReferencePosition, tuple[str, ...]]) -> str:
-    """Return the text in which these references have other table names. Each new name includes its catalog."""
+    """Return the text with new names for these references. Each new name includes its catalog."""
     new = []
     for reference, name in names.items():
         # A plan table has only the snapshot that the reference names with VERSION AS OF.

@@ -1,4 +1,4 @@
-"""Reads joins by the day, month or year of a column."""
+"""Reads the day, month or year of a column in the conditions of joins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WHOLE = ("int", "bigint")
 
 
 class TermPeriod(NamedTuple):
-    """The start of a period of an attribute's value, or the number of its year."""
+    """The first day of the period that contains an attribute's value, or the number of the year."""
 
     column: Node
     transform: str
@@ -23,7 +23,7 @@ class TermPeriod(NamedTuple):
 
 
 def find_period(catalyst: Catalyst, node: Node) -> TermPeriod | None:
-    """Return the period that an expression represents, or None for another expression.
+    """Return the period that an expression represents, or None if it does not represent a period.
 
     The period of an instant is a period in UTC.
     """

@@ -1,4 +1,4 @@
-"""Reads the plan of Spark's analyser as relations of the block algebra (`connector/analysis/algebra/`).
+"""Converts the plan of Spark's analyser to relations of the block algebra (`connector/analysis/algebra/`).
 
 Each node of the plan becomes a block or another relation. The columns of a relation are named by the ids of Spark's
 attributes. Nodes that are not supported are opaque: no condition is pushed to them.
@@ -45,23 +45,23 @@ from seamark.connector.spark.scala import to_list
 PLAN_NODES_MAX = 2_000
 """The maximum number of nodes in the plan of one query."""
 EXPANDED_VALUES_MAX = 500
-"""The maximum number of values in the projections of GROUPING SETS. Reading a value takes calls to the JVM."""
+"""The maximum number of values in the projections of GROUPING SETS. Each value costs several calls to the JVM."""
 EXACT_PARTS_MAX = 20
-"""The maximum number of parts in a condition for which the reader checks whether it can be translated exactly.
+"""The maximum number of parts of a condition that the reader tries to translate exactly.
 
-An extreme has an exact limit only if its condition is translated exactly.
+A minimum or maximum has an exact limit only if its condition is translated exactly.
 """
 _INEQUALITIES = {"LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">", "GreaterThanOrEqual": ">="}
 _SAME_ROWS = frozenset(
     {"SubqueryAlias", "View", "Sort", "Distinct", "RepartitionByExpression", "Repartition", "ResolvedHint"}
     | {"PipeOperator"}
 )
-"""Nodes whose rows are rows of their child, with the same attributes, in any order and number.
+"""Nodes that return rows of their child with the same attributes, in any order and number.
 
-Whether a row is in the result does not depend on other rows, except on equal rows.
+A row is in the result independently of other rows, except of equal rows.
 """
 _DEPENDENT_ROWS = frozenset({"GlobalLimit", "LocalLimit", "Offset", "Tail", "Sample"})
-"""Nodes whose attributes have the values of the child's attributes, but whose rows depend on other rows."""
+"""Nodes that return rows of their child unchanged, but choose a row by its position among other rows."""
 _SET_OPERATIONS = frozenset({"Union", "Intersect", "Except"})
 _KEPT_SIDES = {
     "Inner$": (False, False),
@@ -73,9 +73,9 @@ _KEPT_SIDES = {
     "LeftAnti$": (True, False),
     "ExistenceJoin": (True, False),
 }
-"""For each join type, whether an unmatched row of the left and of the right side may be in the result."""
+"""Whether unmatched rows of the left side and of the right side may be in the result, by join type."""
 _ROWS_OF_LEFT = ("LeftSemi$", "LeftAnti$", "ExistenceJoin")
-"""The join types whose rows are rows of the left side."""
+"""The join types whose results contain only rows of the left side."""
 
 
 class PlanTooLarge(Exception):
@@ -97,10 +97,10 @@ class AttributeOutputs:
     The name of a struct field is the id, a dot and the field name.
 
     Attributes:
-        references: The source column whose value each output has. None means that each output is the column of the same
-            name in the only source.
+        references: The source column whose value an output has, by output. If it is None, each output is the column of
+            the same name in the only source.
         order: The names of all outputs in order, or None if they are unknown.
-        nullable: The outputs that may be null where the source column has a value.
+        nullable: The outputs that may be null in a row in which the source column has a value.
     """
 
     references: Mapping[str, ColumnReference] | None = None
@@ -135,7 +135,7 @@ class _Rows:
     Attributes:
         relation: The rows as a relation.
         columns: The attributes with unchanged stored values. The name of each column is the id of its attribute.
-        sources: The other attributes whose values come from a column: extremes and constants.
+        sources: The ids of other attributes whose values come from a column: minima, maxima and constants.
     """
 
     relation: Relation
@@ -148,7 +148,7 @@ class _Rows:
 
 
 class _Key(NamedTuple):
-    """A column that is compared for equality, and its Iceberg type (`kind`)."""
+    """A column of an equality, and its Iceberg type (`kind`)."""
 
     reference: ColumnReference
     kind: str | None
@@ -171,11 +171,11 @@ class _ScalarQuery(NamedTuple):
 
 
 class PlanReader:
-    """Reads one plan.
+    """Converts one plan to relations, and pushes its conditions down to its tables.
 
     Args:
         catalyst: Access to the plan.
-        table_of: Returns the table of a leaf, or None.
+        table_of: A function that returns the table of a leaf, or None.
 
     Attributes:
         tables: The tables of the plan, with their markers. After `read`, each table has the condition on its needed
@@ -211,6 +211,7 @@ class PlanReader:
             raise PlanTooLarge from None
 
     def _read(self, node: Node) -> _Rows:
+        """Return the rows of a node. A node that is not deterministic stops the pushdown of conditions."""
         self._nodes_left -= 1
         if self._nodes_left < 0:
             raise PlanTooLarge
@@ -238,6 +239,7 @@ class PlanReader:
         self._subqueries[number] = None if number in self._subqueries else relation
 
     def _read_node(self, node: Node, kind: str, children: Sequence[_Rows]) -> _Rows:
+        """Return the rows of a node with children, except a join."""
         child = children[0]
         match kind:
             case "Filter":
@@ -270,6 +272,7 @@ class PlanReader:
     # Leaves
 
     def _read_leaf(self, node: Node) -> _Rows:
+        """Return the rows of a table with a marker, or of a constant relation."""
         marked = self._table_of(node)
         if marked is None:
             return self._read_constants(node)
@@ -299,7 +302,10 @@ class PlanReader:
     def _pass_on(
         self, outputs: Iterable[Node], child: _Rows
     ) -> tuple[dict[int, SparkColumn], frozenset[int], dict[str, ColumnReference]]:
-        """Return the columns, sources and references of the outputs that are attributes of the child."""
+        """Return the columns, sources and references of the outputs that are attributes of the child.
+
+        All three are by the id of the output.
+        """
         columns: dict[int, SparkColumn] = {}
         sources: set[int] = set()
         references: dict[str, ColumnReference] = {}
@@ -404,6 +410,7 @@ class PlanReader:
         return self._with_same_columns(QueryBlock([child.relation], 0, AttributeOutputs()), child)
 
     def _read_join(self, node: Node) -> _Rows:
+        """Return the rows of a join."""
         left, right = self._read(node.left()), self._read(node.right())
         kind = self._catalyst.find_kind(node.joinType())
         kept_sides = _KEPT_SIDES.get(kind)
@@ -419,6 +426,7 @@ class PlanReader:
         return _Rows(rows.relation, columns, rows.sources & left.sources)
 
     def _join_rows(self, left: _Rows, right: _Rows, tree: SourceJoin) -> _Rows:
+        """Return the rows of a join, without the attributes that both sides have."""
         source_of = _map_sources_by_id([left, right])
         references = {str(number): (source, str(number)) for number, source in source_of.items()}
         block = QueryBlock([left.relation, right.relation], tree, AttributeOutputs(references))
@@ -431,6 +439,7 @@ class PlanReader:
     # Predicates
 
     def _read_predicate(self, condition: Node, *sources: _Rows) -> Predicate:
+        """Translate the condition of a node to conditions, equalities and semi-joins on the columns of its sources."""
         source_of = _map_sources_by_id(sources)
         columns = {number: column for rows in sources for number, column in rows.columns.items() if number in source_of}
         parts = self._catalyst.list_operands(condition, "And")
@@ -466,7 +475,7 @@ class PlanReader:
     def _list_inequality_values(
         self, parts: Sequence[Node], source_of: Mapping[int, int], sources: Sequence[_Rows]
     ) -> Iterator[Condition]:
-        """Yield semi-joins for columns that are less or greater than a subquery, or than a column of another source."""
+        """Yield semi-joins for columns that an inequality compares with a subquery or a column of another source."""
         limits: dict[tuple[ColumnReference, int], list[Limit]] = {}
         for part in parts:
             op = _INEQUALITIES.get(self._catalyst.find_kind(part))
@@ -499,7 +508,7 @@ class PlanReader:
             yield from iter_range_semi_joins(key.reference, [Limit(op, query.output)], query.relation)
 
     def _find_scalar_subquery(self, node: Node) -> _ScalarQuery | None:
-        """Return a node as a scalar subquery, without casts to wider types, or None if it is another node."""
+        """Return the scalar subquery in a node, without casts to wider types, or None if there is none."""
         node = self._remove_widening(node)
         if self._catalyst.find_kind(node) != "ScalarSubquery":
             return None
@@ -540,7 +549,7 @@ class PlanReader:
             )
 
     def _read_key(self, node: Node, source_of: Mapping[int, int]) -> _Key | None:
-        """Return an attribute as a key, without casts to wider types, or None if the node is not an attribute."""
+        """Return the attribute in a node as a key, without casts to wider types, or None if there is no attribute."""
         node = self._remove_widening(node)
         if self._catalyst.find_kind(node) != "AttributeReference":
             return None
@@ -550,7 +559,7 @@ class PlanReader:
         return _Key((source_of[number], str(number)), find_iceberg_kind(self._catalyst.read_type(node)))
 
     def _remove_widening(self, node: Node) -> Node:
-        """Return the operand of a cast to a type that has all values of the operand; otherwise the node itself."""
+        """Return the operand of a cast to a type that has all values of the operand. Return other nodes unchanged."""
         if self._catalyst.find_kind(node) != "Cast":
             return node
         child = node.child()
@@ -560,10 +569,7 @@ class PlanReader:
         return child if is_widened else node
 
     def _find_attribute(self, output: Node) -> int | None:
-        """Return the id of the attribute that an output passes on, possibly renamed.
-
-        Return None for another expression.
-        """
+        """Return the id of the attribute that an output returns unchanged, possibly with a new name, or None."""
         if self._catalyst.find_kind(output) == "Alias":
             output = output.child()
         return self._catalyst.read_id(output) if self._catalyst.find_kind(output) == "AttributeReference" else None
@@ -574,6 +580,7 @@ class PlanReader:
 
 
 def _hide(children: Sequence[_Rows]) -> _Rows:
+    """Return opaque rows, to which no condition is pushed."""
     return _Rows(UnknownRelation(tuple(child.relation for child in children)))
 
 
@@ -593,6 +600,7 @@ def _move_to_sources(condition: Condition | None, source_of: Mapping[int, int]) 
 
 
 def _rename(column: SparkColumn, name: str) -> SparkColumn:
+    """Return the column with a new name. The names of its struct fields begin with the new name."""
     if column.name == name:
         return column
     fields = tuple(_rename(each, f"{name}.{each.name.rpartition('.')[2]}") for each in column.fields)

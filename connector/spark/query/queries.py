@@ -77,7 +77,7 @@ _PLANNED_TABLE_CLASS = "org.apache.iceberg.rest.RESTTable"
 """The class of a table whose scans the server plans."""
 _VERSION_LEVEL = re.compile(r"(branch|tag)_(.+)|(snapshot_id)_([0-9]{1,19})", re.ASCII)
 _SETTINGS = ("spark.wap.branch", "spark.wap.id")
-"""Settings with which Iceberg reads another snapshot than the current snapshot of the table."""
+"""Settings that make Iceberg read a snapshot that is not the table's current snapshot."""
 _ENGINE = "spark"
 """The name of the engine in the query history."""
 _log = logging.getLogger(__name__)
@@ -85,20 +85,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RewrittenQuery(RewrittenStatement):
-    """A query whose text reads plan tables, or the reason why it is unchanged."""
+    """A query with plan tables in its text, or the reason why its text is unchanged."""
 
     is_write: bool = False
     """Whether the statement writes the rows of a query."""
     schemas: Mapping[Name, int] | None = None
-    """The id of the schema with which the text was analysed, by plan table."""
+    """The ids of the schemas with which the text was analysed, by plan table."""
     cube: CubeSummary | None = None
-    """How the query uses cubes, or None if its table has none."""
+    """A summary of how the query uses a cube, or None if its tables have no cubes."""
     over_cube: QueryOverCube | None = None
-    """The query over a cube, instead of `statement`."""
+    """The query over a cube. If it is set, `statement` is not used."""
 
 
 @dataclass(frozen=True)
 class _Table:
+    """A table of the query, in the version that the query reads."""
+
     catalog: str
     name: Name
     state: KnownTable
@@ -109,7 +111,7 @@ class _Table:
     ref: str | None
     """The version in a name such as `db.t.branch_x` or `db.t.tag_x`."""
     is_stream: bool
-    """Whether rows may wait for a flush that Spark does not see if it plans the table itself."""
+    """Whether the table may have rows that wait for a flush. Spark misses them if it plans the table itself."""
 
     @property
     def read(self) -> tuple[str, Name]:
@@ -125,7 +127,7 @@ def sql(
     max_kept_fraction: float = MAX_KEPT_FRACTION,
     cubes: str = OFF,
 ) -> DataFrame:
-    """Return the same result as `spark.sql(text, args)`, and read fewer files if possible.
+    """Return the result of `spark.sql(text, args)`, but read fewer files if possible.
 
     The DataFrame reads the current snapshots of its tables. It is valid for at least half of `lease_s` seconds, but the
     server may grant a shorter lease. If the query uses the current time, the DataFrame is valid for at most a day. A
@@ -134,11 +136,11 @@ def sql(
     `ALTER TABLE … MERGE FILES` and `ALTER TABLE … PARTITION (…) DROP COLUMNS (…)` of a Seamark table run as Spark jobs.
     The DataFrame then has the counts of the job.
 
-    With `cubes="on"`, an aggregate query of one table, or a star join, reads groups of a cube, if it follows from the
-    cube. With `exact`, it uses no sums of floats, and no averages.
+    With `cubes="on"`, an aggregate query of one table or a star join reads groups of a cube if the result can be
+    computed from the cube. With `cubes="exact"`, it does so only without sums of floats and without averages.
 
     Raises:
-        ValueError: `cubes` has another value.
+        ValueError: The value of `cubes` is unknown.
         ClientError: The server refuses the job.
         Unreadable: A file cannot be read by the job.
     """
@@ -177,7 +179,7 @@ def sql(
 
 
 def _flush_unplanned_streams(spark: SparkSession, frame: DataFrame) -> bool:
-    """Flush the stream tables of a query whose scans Spark plans itself, because such scans miss rows that wait.
+    """Flush the stream tables that Spark plans itself, because Spark's plans miss rows that wait for a flush.
 
     Returns:
         Whether rows were flushed, so that the query has to load its tables again.
@@ -205,7 +207,7 @@ def _flush_unplanned_streams(spark: SparkSession, frame: DataFrame) -> bool:
             if uri.startswith("http"):
                 flushed += flush_stream(SeamarkClient(uri, token=token or None), name)
     except (PySparkException, Py4JError, ClientError) as error:
-        _log.warning("a query may miss rows of stream tables that wait for a flush: %s", error)
+        _log.warning("The query may miss rows of stream tables that wait for a flush: %s", error)
         return False
     return flushed > 0
 
@@ -215,19 +217,19 @@ def _is_stream(catalyst: Catalyst, table: Any) -> bool:
 
 
 def plan_source(spark: SparkSession, text: str, args: Any, *, lease_s: int, max_kept_fraction: float) -> str:
-    """Return a statement that writes the rows of a query, with plan tables in its query if possible."""
+    """Return the text of a statement that writes the rows of a query, with plan tables in the query if possible."""
     rewritten = rewrite_query(spark, text, args, lease_s=lease_s, max_kept_fraction=max_kept_fraction)
     _log.info("%s", rewritten.summary)
     return rewritten.statement if rewritten.statement is not None and _may_run(spark, rewritten) else text
 
 
 def is_plan_gone(error: AnalysisException) -> bool:
-    """Return whether Spark failed because it did not find a plan table. In this case, Spark has run no job."""
+    """Return whether Spark failed because it did not find a plan table. If so, Spark has run no job."""
     return "TABLE_OR_VIEW_NOT_FOUND" in str(error) and PLAN_MARK in str(error)
 
 
 def _may_run(spark: SparkSession, rewritten: RewrittenQuery) -> bool:
-    """Return whether Spark accepts the query of a statement that writes, with its plan tables."""
+    """Return whether Spark accepts the query of a writing statement with its plan tables."""
     catalyst = Catalyst(spark)
     try:
         plan = catalyst.analyze(find_query(catalyst, catalyst.parse(str(rewritten.statement))))
@@ -268,6 +270,8 @@ def run_text(spark: SparkSession, text: str, args: Any) -> DataFrame:
 
 
 class _Query:
+    """The analysis of one query."""
+
     def __init__(
         self, spark: SparkSession, text: str, args: Any, lease_s: int, max_kept_fraction: float, cubes: str
     ) -> None:
@@ -305,7 +309,7 @@ class _Query:
         try:
             has_stream = any(self._tables[mark].is_stream for mark in scans)
             if not has_stream and not any(scan.condition is not None or scan.joins for scan in scans.values()):
-                raise UnsupportedQuery("no table of a Seamark server whose files could be pruned")
+                raise UnsupportedQuery("the query has no table of a Seamark server whose files could be pruned")
             rewritten = self._request_plans(references, scans)
         except UnsupportedQuery as why:
             if cube is None:
@@ -328,7 +332,7 @@ class _Query:
     def _request_cube(
         self, references: Sequence[ReferencePosition], scans: Mapping[int, Scan]
     ) -> RewrittenQuery | CubeSummary | None:
-        """Return a query over a cube, or why no cube is used, or None if the query has no table with a cube."""
+        """Return a query over a cube, or the reason why no cube is used, or None if no table has a cube."""
         if self._cubes == OFF or self._is_write or self._args or len(references) != len(scans):
             return None
         tables = [self._tables[mark] for mark in scans]
@@ -389,6 +393,7 @@ class _Query:
         return _read_analyzed_plan(run_text(self._spark, text, self._args))
 
     def _reads_cached(self) -> bool:
+        """Return whether the query may read data that the session has cached."""
         if self._is_write:  # The text of a statement that writes must not run here.
             return True
         execution = run_text(self._spark, self._text, self._args)._jdf.queryExecution()
@@ -399,7 +404,7 @@ class _Query:
     # Tables of the query
 
     def _find_scans(self, references: Sequence[ReferencePosition], plan: Node) -> dict[int, Scan]:
-        """Return the scans, by the number of their marker."""
+        """Return the scans of the query, by the numbers of their markers."""
         plan = self._catalyst.inline_with(plan)
         if self._catalyst.has_current_time(plan):
             # A DataFrame may run later and several times. Conditions with the current time hold for a day
@@ -417,7 +422,7 @@ class _Query:
         for mark, table in sorted(self._tables.items()):
             each, reference = by_mark.get(mark, []), references[mark]
             # Literals of instants contain their zone, so the session's zone does not matter.
-            condition = any_of(build_condition(one, utc=True) for one in each) if each else None
+            condition = any_of(build_condition(part, utc=True) for part in each) if each else None
             scans[mark] = Scan(
                 catalog=table.catalog,
                 schema=".".join(table.name[:-1]),
@@ -431,7 +436,7 @@ class _Query:
                 condition=limit_text(condition),
                 likes=likes_on(each),
                 joins=intersect_joins(
-                    [build_joins(one, partial(_find_mark, reader.tables, mark), utc=True) for one in each]
+                    [build_joins(part, partial(_find_mark, reader.tables, mark), utc=True) for part in each]
                 ),
                 ref=reference.ref if table.ref is None else table.ref,
                 query_use=uses.get(mark, NO_USE),
@@ -439,7 +444,7 @@ class _Query:
         return scans
 
     def _read_uses(self, plan: Node) -> dict[int, TableUse]:
-        """Return how the query uses its tables, by their markers. The query does not depend on the result."""
+        """Return the uses of the tables for the query history, by marker. They do not change the query."""
         try:
             return read_table_uses(self._catalyst, plan, self._marks)
         except (PySparkException, Py4JError) as error:
@@ -464,7 +469,7 @@ class _Query:
         self._tables = {mark: table for mark, table in self._tables.items() if table.read not in unmarked}
 
     def _find_marked_table(self, leaf: Node) -> MarkedTable | None:
-        """Return the table of a leaf with a marker, or None for another leaf.
+        """Return the table of a leaf, or None if the leaf has no marker.
 
         Raises:
             UnsupportedQuery: The leaf has no marker, but reads the same table as a marker. Both would need the same
@@ -481,7 +486,7 @@ class _Query:
                 mark, {number: table.columns[name] for number, name in attributes if name in table.columns}
             )
         table = self._read_table(leaf) if mark is None else None
-        if table is not None and table.read in {one.read for one in self._tables.values()}:
+        if table is not None and table.read in {other.read for other in self._tables.values()}:
             raise UnsupportedQuery("two of its relations read the same table and cannot be distinguished")
         return None
 
@@ -522,7 +527,7 @@ class _Query:
         match = _VERSION_LEVEL.fullmatch(name[-1])
         if match is None or self._catalyst.read_class_name(table) != _TABLE_CLASS:
             return name, None, None
-        kind, version = (one for one in match.groups() if one is not None)
+        kind, version = (group for group in match.groups() if group is not None)
         snapshot_id, branch = table.snapshotId(), table.branch()
         if kind == "branch":
             return (name, None, None) if branch != version else (name[:-1], None, version)
@@ -543,6 +548,7 @@ class _Query:
     # Plan requests
 
     def _request_plans(self, references: Sequence[ReferencePosition], scans: Mapping[int, Scan]) -> RewrittenQuery:
+        """Request plans from the server of each catalog, and put the names of the plan tables into the text."""
         marks: dict[joining.PlannedScan, int] = {}
         plans: dict[joining.PlannedScan, TablePlanResponse] = {}
         dimensions: dict[joining.PlannedScan, tuple[Dimension, ...]] = {}
@@ -587,7 +593,7 @@ class _Query:
             until_s = asyncio.get_running_loop().time() + BUDGET_S
             async with open_seamark(uri, token=token, lease_s=self._lease_s, engine=_ENGINE) as seamark:
                 asking = PlanRequests(seamark, self._max_kept_fraction, until_s, streams=streams)
-                # Spark has loaded the last flush of a stream table; its plans are of the rows that wait, too.
+                # Spark has loaded a stream table without the rows that wait for a flush, but plans include these rows.
                 current = await asking.request_all({name: seamark.load_table(name) for name in streams})
                 states = {}
                 for mark, planned in planned_scans.items():
@@ -603,7 +609,7 @@ class _Query:
 def _find_mark(marks: Mapping[Table, int], own: int, table: Table) -> int | None:
     """Return the marker of a table with which the table at the marker `own` may be joined.
 
-    The result is None if both have the same marker.
+    The result is None if `table` has the marker `own` or no marker.
     """
     mark = marks.get(table)
     return None if mark == own else mark

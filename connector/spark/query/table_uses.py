@@ -1,6 +1,6 @@
 """Finds how a query uses each of its tables in Spark's plan, for the query history.
 
-The uses do not change the query. Each call to the JVM takes time, so a large plan has no uses.
+The query does not depend on the uses. Each call to the JVM takes time, so the uses of a large plan are not read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEW_NAME = " AS "
 
 
 class _PlanTooLarge(Exception):
-    pass
+    """Raised if a plan has more than `_NODES_MAX` nodes."""
 
 
 def read_table_uses(catalyst: Catalyst, plan: Node, marks: Mapping[int, int]) -> dict[int, TableUse]:
@@ -51,6 +51,8 @@ def read_table_uses(catalyst: Catalyst, plan: Node, marks: Mapping[int, int]) ->
 
 
 class _UseReader:
+    """Reads the uses of the tables of one plan."""
+
     def __init__(self, catalyst: Catalyst, marks: Mapping[int, int]) -> None:
         self._catalyst = catalyst
         self._marks = marks
@@ -89,7 +91,7 @@ class _UseReader:
             self._add_columns(self._find_computed(node))
         elif kind not in _PASSING:
             self._add_columns(self._catalyst.list_references(node))
-        if len(children) > 1 and kind != "Join":  # Set operations read all columns of their inputs.
+        if len(children) > 1 and kind != "Join":  # A set operation reads all columns of its inputs.
             for child in children:
                 self._add_columns(self._catalyst.list_attributes(child))
         if kind == "Aggregate":
@@ -113,6 +115,7 @@ class _UseReader:
                 self._columns[self._marks[number]].add(name)
 
     def _read_aggregate(self, node: Node, below: set[int]) -> None:
+        """Add the grouping keys and the aggregates of an aggregation to the uses of the tables."""
         for key in to_list(node.groupingExpressions()):
             for number, name in self._catalyst.list_references(key):
                 for mark in self._find_marks(number, name, below):
@@ -139,8 +142,8 @@ class _UseReader:
     def _find_marks(self, number: int, name: str, below: set[int]) -> set[int]:
         """Return the tables to which an attribute may belong.
 
-        ROLLUP and subqueries give attributes other ids. Such an attribute may belong to each table below the node, and
-        the server drops names that a table does not have.
+        ROLLUP and subqueries change the ids of attributes. An attribute with a new id may belong to each table below
+        the node, and the server drops names that a table does not have.
         """
         if len(name) > _NAME_CHARACTERS_MAX:
             return set()

@@ -1,9 +1,9 @@
 """Converts the filters that Spark pushes down to equivalent expressions, or leaves them to Spark.
 
-The reader applies an accepted filter to every row, and Spark does not evaluate it again. Therefore a filter that might
-have another meaning is left to Spark: a filter on a column that the table does not have, a filter with a value of
-another type than the column's, a filter with text for a uuid, and a `LIKE` pattern that is not a prefix. For Spark and
-for the reader, NaN is greater than every number and equal to itself, and 0.0 equals -0.0
+The reader applies an accepted filter to every row, and Spark does not evaluate it again. Therefore a filter whose
+meaning might differ is left to Spark: a filter on a column that the table does not have, a filter with a value whose
+type is not the column's, a filter with text for a uuid, and a `LIKE` pattern that is not a prefix. For Spark and for
+the reader, NaN is greater than every number and equal to itself, and 0.0 equals -0.0
 (`formats/iceberg/expressions/arrow_filters.py`).
 """
 
@@ -39,11 +39,11 @@ _NAN = {
     Op.GT_EQ: Op.IS_NAN,
     Op.LT_EQ: Op.NOT_NULL,
 }
-"""The predicate that has the same result as a comparison with NaN, by operator. No value is greater than NaN."""
+"""The predicates with the same results as comparisons with NaN, by operator. No value is greater than NaN."""
 
 
 class _Unfit(Exception):
-    pass
+    """Raised if a filter is left to Spark."""
 
 
 def build_expression(spark_filter: spark.Filter, schema: Schema) -> Expression | None:
@@ -55,11 +55,7 @@ def build_expression(spark_filter: spark.Filter, schema: Schema) -> Expression |
 
 
 def _read(spark_filter: spark.Filter, schema: Schema, *, negated: bool) -> Expression:
-    """Return an expression that is true where the filter is true.
-
-    Args:
-        negated: Whether to return an expression that is true where the filter is false. For null, it is not true.
-    """
+    """Return an expression that is true for the rows for which the filter is true or, with `negated`, false."""
     match spark_filter:
         case spark.Not(child):
             return _read(child, schema, negated=not negated)
@@ -86,6 +82,11 @@ def _choose_op(op: Op, negated: bool) -> Op:
 
 
 def _find_column(path: Sequence[str], schema: Schema) -> Column:
+    """Return the column with this path of names.
+
+    Raises:
+        _Unfit: There is no such column, or its name is ambiguous.
+    """
     fields: tuple[Field, ...] = schema.fields
     field: Field | None = None
     for name in path:
@@ -100,7 +101,7 @@ def _find_column(path: Sequence[str], schema: Schema) -> Column:
 
 
 def _is(column: Column, op: Op, *literals: object) -> Expression:
-    """Return a predicate that is false for null."""
+    """Return a predicate on a column that is false for null."""
     predicate = Unbound(op, column.name, IDENTITY, literals)
     return join_by_and(Unbound(Op.NOT_NULL, column.name, IDENTITY, ()), predicate) if op in NULL_MATCHES else predicate
 
@@ -121,7 +122,7 @@ def _compare_list(column: Column, values: Sequence[object], negated: bool) -> Ex
     if not literals:
         raise _Unfit
     if negated and len(literals) < len(values):
-        return FALSE  # NOT IN with a list that contains null is never true.
+        return FALSE  # NOT IN is never true if its list contains null.
     numbers = [literal for literal in literals if not _is_nan(literal)]
     parts = [_is(column, _choose_op(Op.IN, negated), *numbers)] if numbers else []
     parts += [_is(column, _choose_op(Op.IS_NAN, negated))] if len(numbers) < len(literals) else []

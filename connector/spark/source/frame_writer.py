@@ -1,8 +1,8 @@
-"""Implements `df.write.format("seamark")`, with modes and options that a data source does not receive.
+"""Implements `df.write.format("seamark")`, including modes and options that Spark does not pass to a data source.
 
 Spark passes only the modes `append` and `overwrite` to a Python data source. It runs the data source in separate
-workers. The user sees their errors below a traceback of the JVM. Therefore `install` makes `save`, `saveAsTable` and
-`insertInto` of PySpark's writer call this module for the format `seamark`. Writes of other formats are passed on. If a
+workers, whose errors the user sees only below a traceback of the JVM. Therefore `install` makes `save`, `saveAsTable`
+and `insertInto` of PySpark's writer call this module for the format `seamark`. Spark handles all other formats. If a
 write is refused, nothing was written, and the error is an AnalysisException with one sentence.
 """
 
@@ -53,7 +53,7 @@ _REFUSED = re.compile(r"(?:Unwritable|BadRequest|InvalidRequest|Conflict|Refused
 
 @dataclass(frozen=True)
 class _Target:
-    """A table, and the server that has it."""
+    """The table to write, and its server."""
 
     client: SeamarkClient = field(repr=False)
     table: tuple[str, ...]
@@ -68,6 +68,8 @@ def install() -> None:
 
 
 def _dispatch(original: Callable[..., None], replacement: Callable[..., None]) -> Callable[..., None]:
+    """Return a method of DataFrameWriter that calls `replacement` for the format `seamark`, else `original`."""
+
     @functools.wraps(original)
     def method(writer: DataFrameWriter, *arguments: Any, **named: Any) -> None:
         if named.get("format") or (original.__name__ != "insertInto" and len(arguments) > 1 and arguments[1]):
@@ -84,7 +86,7 @@ def _dispatch(original: Callable[..., None], replacement: Callable[..., None]) -
 
 @contextmanager
 def convert_refusals() -> Iterator[None]:
-    """Convert refusals of Seamark to an AnalysisException with the same message."""
+    """Convert errors with which Seamark refuses a write to an AnalysisException with the same message."""
     try:
         yield
     except (Unwritable, ValueError, ClientError) as error:
@@ -124,7 +126,7 @@ def _save_as_table(
 
 
 def _insert_into(writer: DataFrameWriter, tableName: str, overwrite: bool | None = None) -> None:  # noqa: N803
-    """Write the rows. Unlike in Spark's own `insertInto`, columns are matched by name."""
+    """Write the rows to an existing table. Unlike in Spark's own `insertInto`, columns are matched by name."""
     if overwrite is not None:
         writer.mode("overwrite" if overwrite else "append")
     elif _save_mode(writer) == ERROR:
@@ -133,6 +135,7 @@ def _insert_into(writer: DataFrameWriter, tableName: str, overwrite: bool | None
 
 
 def _prepare(writer: DataFrameWriter, mode: str | None, partition_by: Any, options: Mapping[str, Any]) -> None:
+    """Set the arguments of `save` or `saveAsTable` on the writer."""
     writer.mode(mode).options(**options)
     if partition_by is not None:
         writer.partitionBy(partition_by)
@@ -143,8 +146,11 @@ def _save_mode(writer: DataFrameWriter) -> str:
 
 
 def _write(writer: DataFrameWriter, name: str | None, *, must_exist: bool = False) -> None:
+    """Write the rows of the writer's DataFrame with the writer's mode, options and partitioning."""
     jvm_writer = writer._jwrite
-    raw_options = {str(one._1()): str(one._2()) for one in to_list(jvm_writer.extraOptions().originalMap().toSeq())}
+    raw_options = {
+        str(option._1()): str(option._2()) for option in to_list(jvm_writer.extraOptions().originalMap().toSeq())
+    }
     options = {key if key.startswith(PROPERTY) else key.lower(): value for key, value in raw_options.items()}
     columns = jvm_writer.partitioningColumns()
     partitions = [str(column) for column in to_list(columns.get())] if columns.isDefined() else []
@@ -167,7 +173,7 @@ def save(
 
     Args:
         df: The DataFrame.
-        name: The name of the table, or None if an option has it.
+        name: The name of the table, or None if the option `table` contains it.
         save_mode: The mode of the writer. The option `mode` takes precedence.
         options: The options, by their names in lower case.
         partition_by: The partitioning of a new table.
@@ -189,7 +195,7 @@ def save(
     if exists and mode == ERROR:
         text = join_name(target.table)
         raise InvalidRequest(
-            f"Table {text} exists; write with mode('append'), 'overwrite' or 'ignore', or another name"
+            f"Table {text} exists; use mode('append'), 'overwrite' or 'ignore', or choose another name"
         )
     if exists and mode == IGNORE:
         return
@@ -205,6 +211,7 @@ def save(
 
 
 def _read_arguments(options: Mapping[str, str], mode: str) -> dict[str, Any]:
+    """Return the arguments of `frames.writes.write` for these options."""
     arguments: dict[str, Any] = {"branch": options.get("branch", MAIN)}
     if mode in KEYED:
         arguments |= {key: _parse_list(options[key]) for key in ("keys", "columns") if key in options}
@@ -259,7 +266,7 @@ def list_catalogs(spark: SparkSession) -> list[str]:
 
 
 def _find_target(spark: SparkSession, name: str | None, options: Mapping[str, str]) -> _Target:
-    """Return the table to write. It is a table of the server `uri`, or of the catalog with which its name begins."""
+    """Return the table to write. Its server is the option `uri`, or the server of the catalog in its name."""
     if not name:
         raise InvalidRequest("Give the table: save('db.events'), or option('table', 'db.events')")
     levels = split_name(name.replace("`", ""))
@@ -291,6 +298,7 @@ def make_catalog_hint(first: str, catalog_names: Sequence[str]) -> str:
 
 
 def _explain_not_found(spark: SparkSession, target: _Target, message: str) -> str:
+    """Add the right table name to the message if both the name and the option `uri` select a server."""
     if target.table[0] in list_catalogs(spark):
         table_name = join_name(target.table[1:])
         return (

@@ -1,16 +1,16 @@
-"""The writer of `writeStream.format("seamark").option("log", "true")`.
+"""Implements `writeStream.format("seamark").option("log", "true")`.
 
 Each batch is one append to the log of a stream table.
 
     stream.writeStream.format("seamark").option("uri", …).option("table", "db.t").option("log", "true").start()
 
-Tasks return their rows to the driver, which appends the rows of all tasks in one request. So a batch is durable and
-visible whole, without a commit of the table. The producer of the request is the id of the query, which Spark stores in
-the checkpoint. The number of the request is the number of the batch. A batch that Spark repeats after a failure is
-stored once, even if its rows have another order or are in other tasks.
+Tasks return their rows to the driver, which appends the rows of all tasks in one request. All rows of a batch become
+durable and visible together, without a commit of the table. The producer of the request is the id of the query, which
+Spark stores in the checkpoint. The sequence number of the request is the number of the batch. A batch that Spark
+repeats after a failure is stored once, even if the order of its rows or their tasks have changed.
 
-Batches of a query have the numbers 0, 1, 2, … without a gap, and the log refuses a gap. So a batch of a checkpoint that
-is too old, or of a query that wrote earlier batches by commits, is refused.
+The batches of a query have the numbers 0, 1, 2 and so on, and the log refuses a gap in the numbers. Therefore it
+refuses a batch whose checkpoint is too old, and a batch of a query that wrote earlier batches by commits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOG = "log"
 _OPTIONS = frozenset({"uri", "table", "path", "token", LOG})
 _SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname"})
 _KIND_COLUMN = "_op"
-"""The column with the kind of each row, unless the table has a column with this name."""
+"""The column with the operation of each row, unless the table has a column with this name."""
 _QUERY_ID = "sql.streaming.queryId"
 _PRODUCER_PREFIX = "spark-stream-"
 _TIMEOUT_S = 120.0
@@ -46,7 +46,7 @@ def writes_log(raw_options: Mapping[str, str]) -> bool:
     """Return whether a stream with these options writes through the log.
 
     Raises:
-        InvalidRequest: The option is neither true nor false.
+        InvalidRequest: The value of the option `log` is neither true nor false.
     """
     return parse_flag({name.lower(): value for name, value in raw_options.items()}, LOG, False)
 
@@ -62,12 +62,12 @@ class RowsMessage(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class LogSinkOptions:
-    """The options of a writer, and the table that they name.
+    """The parsed options of a writer.
 
     Attributes:
-        client: The client.
+        client: The client of the table's server.
         table: The name of the table.
-        table_uuid: The table.
+        table_uuid: The UUID of the table, by which a replaced table is recognised.
     """
 
     client: SeamarkClient = field(repr=False)
@@ -112,15 +112,16 @@ class LogWriter(DataSourceStreamArrowWriter):
         return RowsMessage(_encode([batch for batch in iterator if batch.num_rows]), self._options.table_uuid, query_id)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        own = [message for message in messages if isinstance(message, RowsMessage)]
-        if any(message.table_uuid != self._options.table_uuid for message in own):
+        """Append the rows of all tasks to the log in one request."""
+        task_messages = [message for message in messages if isinstance(message, RowsMessage)]
+        if any(message.table_uuid != self._options.table_uuid for message in task_messages):
             raise InvalidRequest(
                 "The table was replaced by another table while rows were written; start the query again"
             )
-        query_id = next((message.query_id for message in own if message.query_id), None)
+        query_id = next((message.query_id for message in task_messages if message.query_id), None)
         if query_id is None:
             raise InvalidRequest("Spark reports no id of this query, so Seamark cannot append each batch exactly once")
-        body = _encode([batch for message in own for batch in _decode(message.rows)])
+        body = _encode([batch for message in task_messages for batch in _decode(message.rows)])
         options, producer = self._options, (_PRODUCER_PREFIX + query_id, batchId)
         try:
             answer = send_rows(options.client, options.table, body, ARROW, producer, timeout_s=_TIMEOUT_S)
@@ -134,11 +135,11 @@ class LogWriter(DataSourceStreamArrowWriter):
             )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Do nothing: rows of a batch that was not appended are nowhere."""
+        """Do nothing, because the rows of a batch are stored nowhere before they are appended."""
 
 
 def _explain(error: Refused, batch: int) -> str:
-    """Return the message of an error of the server, with what to do in the query."""
+    """Return a message with the server's error, its cause, and what the user of the query can do."""
     if error.status == 409:
         return (
             f"The log of the table does not have the batches of this query before batch {batch}: {error}. Earlier "

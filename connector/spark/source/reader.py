@@ -1,19 +1,19 @@
-"""The reader of `format("seamark")`: the server plans with all indexes, and Spark's tasks read with pyarrow.
+"""Implements the reader of `format("seamark")`: the server plans with all indexes, and Spark's tasks read with pyarrow.
 
     spark.read.format("seamark").option("uri", "http://127.0.0.1:8181").option("table", "db.events").load()
 
 Invariant: the rows are the same as with Iceberg's reader. The driver plans a scan once. Tasks read the files
 of the plan. They receive the credentials for these files, but no catalog token. Tables of format version 3
-are supported. The offsets of a stream are snapshot ids. A repeated batch reads the same files, and Spark's
-checkpoint makes the stream exactly-once.
+are supported. The offsets of a stream are snapshot ids. A repeated batch reads the same files, so with Spark's
+checkpoint each row is read exactly once.
 
 Options replace the information that PySpark 4.1 does not pass to a Python source. The source does not receive the
 columns of a query, so there is the option `columns` (or `.schema(…)`). It does not receive disjunctions, so there is
-the option `where` with any SQL predicate. Filters that the source receives are used only with the option
-`push-filters`, and then each filter is applied to every row (`filters.py`). The reason is that Spark stores the filters
-of one query of a `load()`. It may use them again for another query without filters, or for all scans of one query
-(`PythonDataSourceV2` has one read function), and rows are then missing. Therefore, with `push-filters`, use a `load()`
-for only one query.
+the option `where` with any SQL predicate. The source uses filters that it receives only with the option
+`push-filters`, and then applies each filter to every row (`filters.py`). The reason is that Spark stores the filters of
+a query with the `load()` (`PythonDataSourceV2` has one read function). Spark may use the stored filters for all scans
+of the query, or for a later query without filters, and rows are then missing. Therefore, with `push-filters`, use a
+`load()` for only one query.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ _BEGINNING = "-1"
 
 @dataclass(frozen=True)
 class Options:
+    """The parsed options of a reader."""
+
     client: SeamarkClient
     table: str
     at: At
@@ -89,13 +91,13 @@ class Options:
     changes: bool
     skip_changes: bool
     after: str = ""
-    """Tokens of rows that the answer has to include."""
+    """The tokens of writes whose rows the result has to include."""
     from_: str | None = None
     """The start of a stream of rows (`row_stream.py`)."""
 
     @staticmethod
     def of(raw_options: Mapping[str, str]) -> Options:
-        """Parse the options of a reader. The default of `uri` is SEAMARK_URL.
+        """Parse the options of a reader. The default of `uri` is the environment variable SEAMARK_URL.
 
         Raises:
             InvalidRequest: Options are unknown, or cannot be combined.
@@ -107,7 +109,7 @@ class Options:
         client, table = open_client_and_table(options)
         selectors = [name for name in ("snapshot-id", "branch", "tag", "as-of") if name in options]
         if len(selectors) > 1:
-            raise InvalidRequest(f"{' and '.join(selectors)} are both given; select the snapshot with one of them")
+            raise InvalidRequest(f"{' and '.join(selectors)} are both set; select the snapshot with only one of them")
         at = At(
             snapshot_id=_parse_number(options, "snapshot-id"),
             ref=options.get("branch") or options.get("tag"),
@@ -118,7 +120,7 @@ class Options:
         with_changes = parse_flag(options, "changes", False)
         if end is not None and selectors:
             raise InvalidRequest(
-                f"{selectors[0]} and end-snapshot-id are both given; select the snapshot with one of them"
+                f"{selectors[0]} and end-snapshot-id are both set; select the snapshot with only one of them"
             )
         return Options(
             client=client,
@@ -143,7 +145,7 @@ class Options:
         return self.changes or self.start is not None or self.end is not None
 
     def with_fresh_rows(self) -> Options:
-        """Return the options of a reader that includes the rows that wait for a flush, if none names a snapshot."""
+        """Return options that include the rows that wait for a flush, unless an option selects a snapshot."""
         if self.at != CURRENT or self.incremental:
             return self
         return replace(self, client=self.client.with_fresh_rows(self.after))
@@ -166,7 +168,7 @@ def _parse_milliseconds(text: str) -> int:
         return parse_timestamp(text)
     except ValueError:
         raise InvalidRequest(
-            f"as-of is {text[:40]!r}; it must be milliseconds or a time like 2026-01-31T12:00:00"
+            f"as-of is {text[:40]!r}; it must be milliseconds since 1970 or a time such as 2026-01-31T12:00:00"
         ) from None
 
 
@@ -197,7 +199,7 @@ def _list_special_types(with_changes: bool) -> dict[str, spark_types.DataType]:
 
 
 def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_types.StructType:
-    """Check the schema that Spark passes, which may come from the user, and return it.
+    """Check the schema that Spark passes, and return it. The user may have set it with `.schema(…)`.
 
     Raises:
         InvalidRequest: The schema does not match the table.
@@ -218,7 +220,7 @@ def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_type
 
 
 class RowReader:
-    """Reads the changes of a task; it is pickled for Spark's tasks."""
+    """Reads the rows of a Spark task. Instances are pickled for the tasks."""
 
     def __init__(self, table: OpenTable, schema: spark_types.StructType, where: Expression) -> None:
         names = [name for name in schema.fieldNames() if name != CHANGE_TYPE]
@@ -250,7 +252,7 @@ class RowReader:
 
 @dataclass
 class ReadTask(InputPartition):
-    """The input of one Spark task: files or parts of files, with rows that were inserted or deleted."""
+    """The input of one Spark task: the inserted or deleted rows in some files or parts of files."""
 
     rows: RowReader
     changes: list[SnapshotChange]
@@ -261,15 +263,14 @@ class ReadTask(InputPartition):
 
 
 class BatchReader(DataSourceReader):
+    """Plans a query on the driver, and reads the rows of its tasks."""
+
     def __init__(self, options: Options, table: OpenTable, schema: spark_types.StructType) -> None:
         self._options, self._table, self._schema = options, table, schema
         self._where = bind_filter(options.where, table)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for Spark's tasks.
-
-        It is empty, because the partitions contain everything that tasks need.
-        """
+        """Return an empty state for Spark's tasks, because the partitions contain everything that tasks need."""
         return {}
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -319,7 +320,7 @@ class FilteringReader(BatchReader):
 class StreamReader(DataSourceStreamReader):
     """Reads the rows that append snapshots have added after `start-snapshot-id`.
 
-    Without this option, it first reads the rows of the table.
+    Without this option, it first reads all rows of the table.
     """
 
     def __init__(self, options: Options, table: OpenTable, schema: spark_types.StructType) -> None:
@@ -331,10 +332,7 @@ class StreamReader(DataSourceStreamReader):
         self._where = bind_filter(options.where, table)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for Spark's tasks.
-
-        It is empty, because the partitions contain everything that tasks need.
-        """
+        """Return an empty state for Spark's tasks, because the partitions contain everything that tasks need."""
         return {}
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802
@@ -345,10 +343,7 @@ class StreamReader(DataSourceStreamReader):
         return _encode_offset(self._options.start if opened.snapshot_id is None else opened.snapshot_id)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        """Return the tasks of a batch.
-
-        They have the schema at the start of the stream, even if the table's schema has changed since.
-        """
+        """Return the tasks of a batch. Their rows have the schema that the table had at the start of the stream."""
         options, first, last = self._options, _decode_offset(start), _decode_offset(end)
         if last is None or first == last:
             return []
@@ -363,7 +358,7 @@ class StreamReader(DataSourceStreamReader):
         return split_tasks((SnapshotChange(INSERT, task) for task in tasks), rows, options.split_bytes)
 
     def _check(self, table: OpenTable, first: int, last: int) -> None:
-        """Check that the snapshots only append rows.
+        """Check that the snapshots after `first` up to `last` only append rows.
 
         Raises:
             InvalidRequest: A snapshot deleted or rewrote rows, which a stream of rows cannot represent.
@@ -389,7 +384,7 @@ def _decode_offset(offset: Mapping[str, str]) -> int | None:
 
 
 def _choose_enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expression) -> list[SnapshotChange]:
-    """Return the first changes that certainly have at least `limit` rows together."""
+    """Return the first changes that together certainly have at least `limit` rows, or all changes."""
     chosen: list[SnapshotChange] = []
     rows = 0
     for change in snapshot_changes:
@@ -404,7 +399,7 @@ def _choose_enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where
 
 
 def split_tasks(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, split_bytes: int) -> list[InputPartition]:
-    """Divide files into tasks of about `split_bytes` bytes, or into smaller tasks if there would be few tasks.
+    """Divide files into tasks of about `split_bytes` bytes, or smaller tasks if there would be fewer than `TASKS_MIN`.
 
     Large files are split at row groups.
     """

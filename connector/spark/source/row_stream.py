@@ -1,10 +1,10 @@
-"""The reader of `spark.readStream.format("seamark")` for stream tables: rows of files first, then rows of the log.
+"""Implements `spark.readStream.format("seamark")` for stream tables: reads the rows of files, then those of the log.
 
     spark.readStream.format("seamark").option("uri", …).option("table", "db.t").option("from", "earliest").load()
 
 Spark's offsets are positions of continuous reads (`connector/streams/reader.py`). The rows between two positions are
-always the same, so a batch that Spark repeats after a failure has the same rows. The driver asks the server for the
-steps between the positions. Tasks read files from the storage, and rows of the log from the server.
+always the same, so a batch that Spark repeats after a failure has the same rows. The driver requests the files and the
+parts of the log between two positions. Tasks read files from the storage, and rows of the log from the server.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LogTask(InputPartition):
                 yield self._convert_for_spark(batch)
 
     def _convert_for_spark(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with the columns that the query had at its start."""
+        """Return the rows with the columns that the table had at the start of the query."""
         file_fields = [field for field in batch.schema if field.name != CHANGE_TYPE]
         projection = FileProjection(file_fields, self.fields, {})
         columns = projection.project_columns(batch, [field.id for field in self.fields], batch.num_rows)
@@ -79,10 +79,10 @@ class LogTask(InputPartition):
 
 
 class RowStreamReader(DataSourceStreamReader):
-    """Reads the rows of a table, and then new rows as writers add them."""
+    """Reads the rows of a table first, and then each row that writers add."""
 
     def __init__(self, options: Options, table: OpenTable, schema: spark_types.StructType) -> None:
-        """Check the options.
+        """Create a reader.
 
         Raises:
             InvalidRequest: An option is not supported.
@@ -96,8 +96,8 @@ class RowStreamReader(DataSourceStreamReader):
         names = [name for name, value in unsupported.items() if value is not None]
         if names or options.at != CURRENT:
             raise InvalidRequest(
-                f"A stream of rows does not support {names[0] if names else 'a branch, tag, snapshot or time'}; choose "
-                "where to begin with option('from', …), and filter the rows in the query"
+                f"A stream of rows does not support {names[0] if names else 'a branch, tag, snapshot or time'}; set "
+                "option('from', …) to the start of the stream, and filter the rows in the query"
             )
         self._options, self._table, self._schema = options, table, schema
         self._reads = StreamReads(
@@ -105,7 +105,7 @@ class RowStreamReader(DataSourceStreamReader):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for Spark's tasks, whose partitions contain everything that they need."""
+        """Return an empty state for Spark's tasks, because the partitions contain everything that tasks need."""
         return {}
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802
@@ -139,10 +139,10 @@ class RowStreamReader(DataSourceStreamReader):
 
 
 def _read_position(offset: dict[str, str]) -> str:
-    """Return the position of an offset of Spark's checkpoint.
+    """Return the position in an offset from Spark's checkpoint.
 
     Raises:
-        InvalidRequest: The checkpoint is of a stream of snapshots.
+        InvalidRequest: The offset comes from a stream of snapshots.
     """
     if _POSITION not in offset:
         raise InvalidRequest(

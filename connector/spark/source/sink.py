@@ -1,4 +1,4 @@
-"""The writer of `format("seamark")` for batches (`df.write`) and streams (`df.writeStream`).
+"""Implements the writer of `format("seamark")` for batches (`df.write`) and streams (`df.writeStream`).
 
     df.write.format("seamark").option("uri", …).option("table", "db.events").mode("append").save()
     stream.writeStream.format("seamark").option("uri", …).option("table", …).option("checkpointLocation", …).start()
@@ -9,10 +9,10 @@ first, or use `frames.writes.write`, which distributes rows by the table's distr
 
 A stream commits each batch once. The commit contains the id of the query, which Spark stores in the checkpoint, and the
 number of the batch. A batch with the same id and number is not committed again. Spark repeats only the last batch, with
-the same rows. So an earlier batch comes from a checkpoint that is older than the table. It is refused, because its rows
-may not be in the table.
+the same rows. If a batch is not the last batch, its checkpoint is older than the table. The writer then refuses the
+batch, because its rows may not be in the table.
 
-Invariants: a batch is treated as a duplicate only if it is the same batch. A file to which a snapshot may
+Invariants: a batch is skipped only if the table contains the same batch. A file to which a snapshot may
 refer is never deleted. Spark aborts a write after a failed commit, even if the outcome is unknown. Therefore
 `abort` deletes nothing, and the files of other tasks of a failed job remain as orphan files.
 """
@@ -40,7 +40,7 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.protocol.wire import PRODUCER_KEY, SEQUENCE_KEY
 
 OPTIONS = frozenset({"uri", "table", "path", "token", "branch", "replace-where", "replace-partitions"})
-_LOG = "log"  # `log_sink.py` writes if it is true.
+_LOG = "log"  # If this option is true, `log_sink.py` writes.
 _QUERY_ID = "sql.streaming.queryId"
 _PRODUCER_PREFIX = "spark-stream-"
 
@@ -56,6 +56,8 @@ class SinkCommit(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class SinkOptions:
+    """The parsed options of a writer: the client, and the table to write."""
+
     client: SeamarkClient = field(repr=False)
     into: Destination
 
@@ -86,6 +88,8 @@ class SinkOptions:
 
 
 class BatchWriter(DataSourceArrowWriter):
+    """Writes the rows of `df.write` in tasks, and commits the files on the driver."""
+
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
@@ -100,6 +104,8 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes each batch of `df.writeStream` in tasks, and commits it exactly once."""
+
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
@@ -107,6 +113,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return _write_files(self._options.into, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Commit the files of a batch, unless the table already contains the batch."""
         # Spark creates a new writer for the commit. By then, the name may refer to another table.
         table_uuid = self._options.into.target.table_uuid
         if any(isinstance(message, SinkCommit) and message.table_uuid != table_uuid for message in messages):
@@ -132,11 +139,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Delete nothing. The docstring of the module has the reason."""
 
     def _check_last(self, producer: Producer, snapshot_id: int | None) -> None:
-        """Check that a batch which is already committed is the query's last batch.
+        """Check that an already committed batch is the last batch of its query.
 
         Args:
-            producer: The query and the number of the batch.
-            snapshot_id: The snapshot of the batch, or None if a later batch has been committed.
+            producer: The id of the query, and the number of the batch.
+            snapshot_id: The snapshot of the batch, or None if the server did not find it because of later batches.
 
         Raises:
             InvalidRequest: The table has later batches of the query.

@@ -48,7 +48,7 @@ class SeamarkSource(DataSource):
         return "seamark"
 
     def schema(self) -> spark_types.StructType:
-        """Return the schema of the columns in the options. By default, it has all columns of the snapshot."""
+        """Return the schema with the columns of the option `columns`, or with all columns of the snapshot."""
         options = Options.of(self.options)
         return select_schema(options.open(), options)
 

@@ -1,4 +1,4 @@
-"""Locates the stored rows that a statement can change, by keys or by a filter, with the needed columns."""
+"""Locates the stored rows that a statement can change, by keys or by a filter, and reads their needed columns."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from seamark.formats.iceberg.types.schema import Field
 from seamark.formats.iceberg.types.values import FLOATS
 
 PLACE = "_pos"
-"""The column with the number of a located row. It replaces the position of the row in its file."""
+"""The column with the index of a row among the located rows. In Spark's query, it has the position in the file."""
 
 
 @dataclass(frozen=True)
 class StatementLimits:
-    """The limits of a statement that changes located rows.
+    """The limits of a statement that changes located rows. A statement that exceeds a limit runs in Iceberg.
 
     Attributes:
-        rows: The maximum number of located rows, and of rows of a source. These rows are in memory.
-        read_rows: The maximum number of rows in the files that are read to find the rows, if no record index locates
-            the rows.
+        rows: The maximum number of located rows, and of rows of a source. Both are in memory.
+        read_rows: The maximum number of rows in the files that are read to locate rows without a record index.
     """
 
     rows: int = 200_000
@@ -56,10 +55,10 @@ class CandidateRows:
     values: pa.Table
     read: frozenset[str]
     keys: Longs | None = None
-    """The ordinal of each row's key, if the rows were located by keys."""
+    """The index of each row's key among the keys that located the rows, as int64[rows]. None if there are no keys."""
 
     def group_by_file(self, rows: Longs) -> list[MatchedRows]:
-        """Return these rows, grouped by file."""
+        """Return the located rows with these indexes, grouped by file."""
         chosen = np.unique(rows)
         order = chosen[np.lexsort((self.positions[chosen], self.files[chosen]))]
         matched_rows = []
@@ -129,16 +128,14 @@ def locate_by_filter(
 
 
 def _find_exact_columns(keys: BatchKeys) -> Iterator[tuple[Field, pa.Array]]:
-    """Yield the key columns for which equal values are identical.
-
-    Columns of floats are left out, because floats have two zeros and several NaNs.
-    """
+    """Yield the key columns except floats, because floats that compare as equal may be different: zeros and NaNs."""
     for field, column in zip(keys.fields, keys.columns, strict=True):
         if str(field.type) not in FLOATS:
             yield field, column
 
 
 def _check_read(tasks: Iterator[ScanTask], limits: StatementLimits) -> list[ScanTask]:
+    """Return the tasks, unless their files have too many rows."""
     checked_tasks, rows = [], 0
     for task in tasks:
         checked_tasks.append(task)

@@ -1,4 +1,4 @@
-"""Evaluates the rows with a statement's keys once: rows of a MERGE's source, and of subqueries in a condition."""
+"""Evaluates the rows that contain a statement's keys once: the source of a MERGE, and subqueries in a condition."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ _COLLECTED_TYPE = re.compile(
     r"|decimal\([0-9,]+\)|(?:struct|array|map)<(?!.*(?:collate|interval|variant)).*>",
     re.DOTALL,
 )
-"""Matches the types of columns that the driver can collect, in Spark's notation."""
+"""Matches Spark's names of the types of columns that the driver can collect."""
 
 
 @dataclass(frozen=True)
 class CollectedRows:
-    """Rows with the attributes `outputs`, which is a Scala Seq.
+    """The evaluated rows of a plan.
 
     Attributes:
-        table: The columns in the order of `outputs`, with the types of `schema`. None if the rows are in Spark, as
-            `spark_plan`.
+        outputs: The attributes of the rows, as a Scala Seq.
+        table: The columns in the order of `outputs`, with the types of `schema`. None if Spark has the rows.
+        spark_plan: The plan of the rows in Spark, or None if the driver has the rows.
     """
 
     build: PlanBuilder
@@ -49,22 +50,22 @@ class CollectedRows:
 
     @cached_property
     def plan(self) -> Node:
-        """A plan of the rows with the same attributes."""
+        """A plan that returns the evaluated rows with the same attributes."""
         if self.spark_plan is not None:
             return self.spark_plan
         assert self.table is not None
         local = self.build.build_local_rows(self.table, self.schema)
         outputs = zip(to_list(local.output()), to_list(self.outputs), self.names, strict=True)
-        return self.build.project([self.build.as_attribute(one, by, name) for one, by, name in outputs], local)
+        return self.build.project([self.build.as_attribute(output, by, name) for output, by, name in outputs], local)
 
     @property
     def columns(self) -> Mapping[int, pa.ChunkedArray]:
-        """The columns by the ids of their attributes. Empty if the rows are in Spark."""
+        """The columns by the ids of their attributes. Empty if Spark has the rows."""
         return {} if self.table is None else dict(zip(self.ids, self.table.columns, strict=True))
 
 
 def collect_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, role: str, rows_max: int) -> CollectedRows:
-    """Evaluate a plan. Rows of common types are collected on the driver. Other rows stay in Spark.
+    """Evaluate a plan. Collect its rows on the driver if their types permit it. Otherwise, store them in Spark.
 
     Args:
         role: The name that the error message uses for the rows.
@@ -77,7 +78,9 @@ def collect_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, role: str, 
     limited = build.limit(rows_max + 1, plan)
     distinct = limited
     if len(set(names)) < len(names):
-        numbered = [build.name_output(one, f"c{number}") for number, one in enumerate(to_list(plan.output()))]
+        numbered = [
+            build.name_output(attribute, f"c{number}") for number, attribute in enumerate(to_list(plan.output()))
+        ]
         distinct = build.project(numbered, limited)
     frame = build.frame(distinct)
     if any(_COLLECTED_TYPE.fullmatch(field.dataType.simpleString()) is None for field in frame.schema.fields):
@@ -96,9 +99,9 @@ def _check_count(rows: int, role: str, rows_max: int) -> None:
 
 
 def find_ordinals(keys: BatchKeys, values: pa.Table, columns: Iterable[SparkColumn]) -> Longs:
-    """Return the ordinal of the key that equals the values of each row, as int64[rows].
+    """Return the index of the key that equals the values of each row, as int64[rows].
 
-    It is -1 if no key is equal, for example if a value is null.
+    It is -1 if no key is equal, for example because a value is null.
     """
     fits = np.ones(len(values), dtype=np.bool_)
     for column in columns:

@@ -1,12 +1,12 @@
-"""Runs MERGE, UPDATE and DELETE on the rows that an index locates, or with Iceberg. Also runs INSERT OVERWRITE.
+"""Runs MERGE, UPDATE and DELETE on the rows that an index or a filter locates, and INSERT OVERWRITE.
 
     result = execute(spark, "MERGE INTO sea.db.t USING changed AS s ON t.id = s.id …")
     result.path, result.reason, result.report
 
-A statement is located if a part of its condition restricts the stored rows that it can change. This part is an equality
-with constants, with a subquery or with the source's rows, or it is a filter that the server can plan. Spark then runs
-the statement's own query on these rows (`row_changes.py`), and one commit replaces them. Otherwise, and if anything
-fails before the commit, Iceberg runs the statement. The result and the error are then those of `spark.sql`.
+The rows of a statement are located if a part of its condition restricts the stored rows that it can change. This part
+is an equality with constants, with a subquery or with the source's rows, or it is a filter that the server can plan.
+Spark then runs the statement's own query on these rows (`row_changes.py`), and one commit replaces them. Otherwise, and
+if anything fails before the commit, Iceberg runs the statement. The result and the error are then those of `spark.sql`.
 """
 
 from __future__ import annotations
@@ -102,8 +102,9 @@ def execute(
 ) -> ExecutedStatement:
     """Run a statement once.
 
-    If Spark refuses the statement or it fails, the error is Spark's error. If other writers cause a conflict in every
-    attempt, or if the outcome of the commit is unknown, the error is one of `seamark.connector.client.errors`.
+    If Spark refuses the statement, or the statement fails, the error is Spark's error. If other writers cause a
+    conflict in every attempt, or if the outcome of the commit is unknown, the error is one of
+    `seamark.connector.client.errors`.
     """
     try:
         statement = _prepare(spark, text, args, limits)
@@ -133,7 +134,7 @@ def explain(
 
 
 def is_change(catalyst: Catalyst, parsed: Node) -> bool:
-    """Return whether `execute` might not run a parsed statement as Spark would."""
+    """Return whether `execute` may run a parsed statement in its own way: a row change or an INSERT OVERWRITE."""
     kind = catalyst.find_kind(parsed)
     return kind in KINDS or (kind == INSERT and bool(parsed.overwrite()))
 
@@ -158,7 +159,7 @@ class _Unprepared(Exception):
 
 
 class _Statement(Protocol):
-    """One statement. Its methods raise `_Unprepared` for every error before a commit."""
+    """A statement that Seamark can run. Its methods raise `_Unprepared` for every error before a commit."""
 
     path: str
     reason: str
@@ -172,6 +173,8 @@ class _Statement(Protocol):
 
 
 class _Overwrite:
+    """An INSERT OVERWRITE that Seamark's writers run."""
+
     path = INDEXED
     reason = "Seamark's writers build the table's index files"
 
@@ -204,6 +207,8 @@ class _Overwrite:
 
 
 class _LocatedStatement:
+    """A MERGE, UPDATE or DELETE on located rows."""
+
     path = LOCATED
 
     def __init__(self, spark: SparkSession, parsed: Node, limits: StatementLimits) -> None:
@@ -211,9 +216,9 @@ class _LocatedStatement:
         self._catalyst, self._build = Catalyst(spark), PlanBuilder(spark)
         self.reason = ""
         self._source: CollectedRows | None = None
-        """The rows of a MERGE's source after they were evaluated."""
+        """The evaluated rows of the source of a MERGE, or None."""
         self._subqueries: list[tuple[Node, CollectedRows]] = []
-        """The parts of the condition with subqueries whose rows were evaluated."""
+        """The parts of the condition with a subquery, each with the evaluated rows of the subquery."""
         self._inserted = False
         self._statement: RowStatement = RowStatementReader(spark).read(parsed)
         self._query = ChangeQuery(spark, self._statement)
@@ -255,10 +260,7 @@ class _LocatedStatement:
     # Preparation
 
     def _evaluate(self) -> None:
-        """Evaluate the rows that contain the keys once.
-
-        The keys are in the rows of a MERGE's source, or in the rows of subqueries in a condition.
-        """
+        """Evaluate the source of a MERGE, or the subqueries of a condition, so that later steps use the same rows."""
         source, condition = self._statement.source, self._statement.condition
         if source is not None:
             self._source = self._collect(source, "source")
@@ -283,6 +285,7 @@ class _LocatedStatement:
             self._inserted = True
 
     def _prepare(self, opened: OpenTable, target: WriteTarget) -> RowChange:
+        """Locate the rows, compute the changes and write their files."""
         mode = self._check_mode(opened, target)
         keys_or_filter = self._find_keys_or_filter(opened)
         if isinstance(keys_or_filter, KeyValues):
@@ -307,7 +310,7 @@ class _LocatedStatement:
     ) -> ChangedRows | None:
         """Return the changes of a statement whose condition is true for exactly the located rows.
 
-        The result is None if Spark has to compute a join.
+        Return None if Spark has to compute the join of a MERGE.
         """
         if self._statement.kind == DELETE:
             return build_deletion(located)
@@ -319,7 +322,7 @@ class _LocatedStatement:
         return self._query.run_on_pairs(located, opened, self._source, ordinals, self._limits.rows)
 
     def _evaluate_replacements(self) -> list[tuple[Node, Node]]:
-        """Return pairs of a node of the query and a node with its evaluated rows."""
+        """Return pairs of a node of the query and a new node with the evaluated rows."""
         if self._source is not None:
             return [(self._statement.source, self._source.plan)]
         self._insert_subqueries()
@@ -363,7 +366,7 @@ class _LocatedStatement:
         raise NotLocated("the condition does not restrict the rows that it can change")
 
     def _match_columns(self, opened: OpenTable) -> dict[int, SparkColumn]:
-        """Return the stored rows' columns that Spark compares as Iceberg does, by the ids of attributes."""
+        """Return the columns of the table that Spark compares as Iceberg does, by the ids of their attributes."""
         kinds = {field.name: find_spark_kind(field.type) for field in opened.schema.fields if "." not in field.name}
         columns = {}
         for number, name in self._catalyst.list_attributes(self._statement.stored):
@@ -373,6 +376,7 @@ class _LocatedStatement:
         return columns
 
     def _explain_keys(self, opened: OpenTable, key_values: KeyValues) -> KeyValues:
+        """Set `reason` to a description of the keys, and return the keys."""
         index = self._find_index_columns(opened, key_values)
         self.reason = (
             f"keys in {', '.join(key_values.names)}" if index is None else f"a record index on {', '.join(index)}"
@@ -400,9 +404,9 @@ class _LocatedStatement:
         return self._statement.source if self._source is None else self._source.plan
 
     def _evaluate_keys(self, key_values: KeyValues, names: Sequence[str]) -> pa.Table:
-        """Return the values of these columns. Values may be repeated.
+        """Return the key values of these columns, possibly repeated.
 
-        If the values of a MERGE are columns of its source, they are in the order of the source's rows.
+        If all of them are columns of collected rows, they are in the order of these rows.
         """
         collected: dict[int, pa.ChunkedArray] = {}
         for rows in (self._source, *(rows for _, rows in self._subqueries)):
@@ -425,7 +429,7 @@ class _LocatedStatement:
 
 
 class _unprepared:  # noqa: N801
-    """Convert errors before the commit to `_Unprepared`."""
+    """A context manager that converts errors before a commit to `_Unprepared`."""
 
     def __enter__(self) -> None:
         pass

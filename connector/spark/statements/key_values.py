@@ -1,12 +1,12 @@
-"""Finds the keys of the stored rows that a statement can change, as plans of Spark.
+"""Finds the keys of the stored rows that a statement can change. Plans of Spark compute the keys.
 
     MERGE … ON t.id = s.id                  the values of s.id
     UPDATE, DELETE … WHERE id IN (1, 2)     the constants
     UPDATE, DELETE … WHERE id IN (SELECT …) the rows of the subquery
 
 Only two kinds of equality are used: of a column of the target with a value of the same type, and of an int column with
-a bigint. A row without one of these values never meets such a condition, because Spark compares values in the same way
-in which keys are compared, including NaN and both zeros.
+a bigint. A row without one of these values never meets the condition, because Spark and the key lookup compare values
+in the same way, including NaN and both zeros.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class KeyValues:
     """The values that a condition requires in some columns.
 
     Attributes:
-        numbers: The ids of the attributes with the values, or None for other expressions.
+        numbers: For each column, the id of the attribute with its values, or None if they come from another expression.
     """
 
     columns: tuple[SparkColumn, ...]
@@ -43,12 +43,12 @@ class KeyValues:
     whole: bool = False
     """Whether the condition is true for exactly the stored rows with these values.
 
-    It is not for floats, because IN with many constants distinguishes the two zeros.
+    It is False for floats, because IN with many constants distinguishes the two zeros.
     """
 
     @cached_property
     def plan(self) -> Node:
-        """A plan whose outputs are the values, with the names of the columns."""
+        """A plan that returns the values, with the names of the columns."""
         return self.make_plan()
 
     @property
@@ -64,13 +64,13 @@ def find_join_keys(
     outputs: Iterable[int],
     source: Callable[[], Node],
 ) -> KeyValues | None:
-    """Return the values of a join's source that stored rows must have in columns of the target.
+    """Return the values that a join's condition requires in columns of the target, as values of the source.
 
-    The result is None if the condition has no equality of such columns.
+    Return None if the condition compares no column of the target for equality with a value of the source.
 
     Args:
         outputs: The ids of the source's attributes.
-        source: Returns a plan of the source's rows.
+        source: A function that returns a plan of the source's rows.
     """
     numbers = frozenset(outputs)
     pairs: dict[SparkColumn, Node] = {}
@@ -131,6 +131,8 @@ def _project_values(
     *,
     whole: bool,
 ) -> KeyValues:
+    """Return the values of these expressions, by the column of the target that equals the value."""
+
     def plan() -> Node:
         return build.project([build.name_output(value, column.name) for column, value in pairs.items()], child())
 
@@ -153,9 +155,9 @@ def _are_exact(columns: Iterable[SparkColumn]) -> bool:
 
 
 def fitting_rows(values: pa.Table, columns: Iterable[SparkColumn]) -> pa.Table:
-    """Return the rows that a stored row can equal.
+    """Return the rows of key values that a stored row can equal.
 
-    Rows with nulls are left out, and rows with numbers that an int column cannot store.
+    Rows with nulls, and with numbers outside the range of an int column, are left out.
     """
     for column in columns:
         values = values.filter(pa.array(fits_column(values[column.name], column)))
@@ -173,7 +175,7 @@ def fits_column(values: pa.ChunkedArray, column: SparkColumn) -> npt.NDArray[np.
 
 
 def _find_column(catalyst: Catalyst, node: Node, columns: Mapping[int, SparkColumn]) -> SparkColumn | None:
-    """Return the target's column that a node represents, or None. The node may cast an int column to bigint."""
+    """Return the target's column in a node, or None. The node may cast an int column to bigint."""
     node = catalyst.uncast(node)
     kind = catalyst.read_type(node)
     if catalyst.find_kind(node) == "Cast" and kind == "bigint" and catalyst.read_type(node.child()) == "int":

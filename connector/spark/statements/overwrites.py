@@ -50,7 +50,7 @@ class OverwriteStatement:
         self._spark, self._catalyst, self._build = spark, Catalyst(spark), PlanBuilder(spark)
         command = self._catalyst.analyze(parsed)
         if self._catalyst.find_kind(command) not in _KINDS:
-            raise NotLocated("Spark does not rewrite it to an overwrite of a table")
+            raise NotLocated("Spark does not rewrite the statement to an overwrite of a table")
         if not command.writeOptions().isEmpty():
             raise NotLocated("the statement has write options")
         self._command = command
@@ -61,7 +61,11 @@ class OverwriteStatement:
             raise NotLocated("the statement also reads the table that it changes")
 
     def make_options(self, opened: OpenTable) -> Mapping[str, Any]:
-        """Return the mode and the filter of the write."""
+        """Return the arguments of `frames.writes.write`: the mode, and the filter of the rows to replace.
+
+        Raises:
+            NotLocated: Iceberg must run the statement.
+        """
         self.target.check(opened)
         if opened.metadata.format_version == 1:
             raise NotLocated("the table has format version 1")
@@ -74,6 +78,7 @@ class OverwriteStatement:
         return {"mode": OVERWRITE, "where": self._read_condition(opened)}
 
     def _read_condition(self, opened: OpenTable) -> str | bool:
+        """Return the filter of the rows to replace as SQL, or True for all rows."""
         condition = self._command.deleteExpr()
         if self._catalyst.find_kind(condition) == "Literal" and bool(condition.value()):
             return True
@@ -88,8 +93,7 @@ class OverwriteStatement:
         texts = []
         for part in self._catalyst.list_operands(condition, "And"):
             comparison = Conditions(self._catalyst).read(part, columns)
-            # The condition that was read may be weaker than this part of the filter, but an equality of a column is
-            # exact.
+            # A condition that was read may be true for more rows than the part of the filter, but an equality is exact.
             if (
                 not isinstance(comparison, ColumnComparison)
                 or comparison.op not in _EQUALITIES
@@ -100,7 +104,7 @@ class OverwriteStatement:
         return " AND ".join(texts)
 
     def write(self, client: SeamarkClient, options: Mapping[str, Any]) -> WriteReport:
-        names = [str(one.name()) for one in to_list(self._relation.output())]
+        names = [str(attribute.name()) for attribute in to_list(self._relation.output())]
         outputs = [
             self._build.name_output(output, name)
             for output, name in zip(to_list(self.query.output()), names, strict=True)

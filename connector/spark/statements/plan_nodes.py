@@ -1,7 +1,7 @@
 """Builds plans of Spark through py4j: creates nodes, and replaces nodes of plans.
 
-Spark identifies an attribute by a number. A node that replaces another node gets the same attributes, so the references
-in the nodes above stay valid.
+Spark identifies an attribute by a number. A new node gets the attributes of the node that it replaces, so the
+references in the nodes above stay valid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOGICAL, _EXPRESSIONS = f"{SPARK}catalyst.plans.logical.", f"{SPARK}catalyst.ex
 
 
 class PlanBuilder:
-    """Builds plans in one session."""
+    """Builds plans of one Spark session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -35,11 +35,11 @@ class PlanBuilder:
         )
 
     def with_one_time(self, plan: Node) -> Node:
-        """Return the plan with literals in place of the current time, so that its parts can run one after the other."""
+        """Return the plan with the current time as literals, so that parts of it that run later use the same time."""
         return self._load_object(OPTIMIZER, "ComputeCurrentTime").apply(plan)
 
     def build_local_rows(self, rows: pa.Table, schema: StructType) -> Node:
-        """Return a plan whose rows are on the driver."""
+        """Return a plan of rows that the driver has."""
         whole = pa.table([column.combine_chunks() for column in rows.columns], names=rows.column_names)
         return self._spark.createDataFrame(whole, schema)._jdf.queryExecution().analyzed()
 
@@ -61,7 +61,7 @@ class PlanBuilder:
         return self._load_object(_EXPRESSIONS, "Literal").apply(value)
 
     def build_default(self, kind: Node) -> Node:
-        """Return a literal of a type. The literal is not null."""
+        """Return Spark's default literal of a type, such as 0 or an empty string. It is not null."""
         return self._load_object(_EXPRESSIONS, "Literal").default(kind)
 
     def build_empty_frame(self) -> DataFrame:
@@ -69,7 +69,7 @@ class PlanBuilder:
         return self.frame(self.limit(0, self._make_one_row()))
 
     def as_attribute(self, expression: Node, attribute: Node, name: str | None = None) -> Node:
-        """Return the expression as an output with the id of an attribute, so that references to the attribute find it.
+        """Return the expression as an output with the id of an attribute, so that references to the attribute read it.
 
         Args:
             expression: The expression.
@@ -79,18 +79,15 @@ class PlanBuilder:
         return self._make_alias(expression, str(attribute.name()) if name is None else name, attribute.exprId())
 
     def name_output(self, expression: Node, name: str) -> Node:
-        """Return the expression as a new output."""
+        """Return the expression as an output with a name and a new id."""
         return self._make_alias(expression, name, self._load_object(_EXPRESSIONS, "NamedExpression").newExprId())
 
     def with_subquery(self, part: Node, plan: Node) -> Node:
-        """Return the condition `… IN (SELECT …)` with another plan in its subquery.
-
-        The plan has the same attributes.
-        """
+        """Return the condition `… IN (SELECT …)` with a new subquery, whose plan has the same attributes."""
         return part.copy(part.values(), part.query().withNewPlan(plan))
 
     def with_operands(self, condition: Node, parts: Sequence[tuple[Node, Node]]) -> Node:
-        """Return a condition in whose AND some operands are replaced.
+        """Return a conjunction with some of its operands replaced.
 
         Args:
             parts: Pairs of an operand and its replacement.
@@ -103,12 +100,12 @@ class PlanBuilder:
         return condition.copy(self.with_operands(condition.left(), parts), self.with_operands(condition.right(), parts))
 
     def are_constants(self, values: Node) -> bool:
-        """Return whether all values in a Scala Seq are constants. One call checks thousands of values."""
+        """Return whether all values in a Scala Seq are constants. One call to the JVM checks all of them."""
         array = self._make_array(values)
         return bool(array.foldable()) and bool(array.deterministic())
 
     def explode_values(self, values: Node, name: str) -> Node:
-        """Return a plan with a row for each of the constants."""
+        """Return a plan with a row for each of the constants in a Scala Seq."""
         rows = self._construct(_EXPRESSIONS, "Explode", self._make_array(values))
         return self.project([self.name_output(rows, name)], self._make_one_row())
 

@@ -1,7 +1,7 @@
 """Runs the query of a statement on the located rows, and writes the changes that the query returns.
 
 Spark runs the query that its analyser has created for the statement. In this query, the located rows replace the table,
-and the source has the rows from which the keys were read. The result has a row for each change.
+and the rows from which the keys were read replace the source. The result has a row for each change.
 """
 
 from __future__ import annotations
@@ -38,12 +38,9 @@ from seamark.formats.iceberg.types.schema import Schema
 
 _DELETE, _UPDATE, _INSERT, _REINSERT = 1, 2, 3, 4
 _INNER, _RIGHT_OUTER, _LEFT_ANTI = "Inner", "RightOuter", "LeftAnti"
-"""The types of the joins that Spark creates for a MERGE.
-
-The stored rows are on the left, but in an anti-join they are on the right.
-"""
+"""The types of the joins that Spark creates for a MERGE. The stored rows are on the left, except in an anti-join."""
 _IS_STORED, _ROW = "is stored", "row"
-"""The further columns that the stored rows have in such a join."""
+"""The two columns that Spark adds to the stored rows in a join: a flag that the row exists, and the row's number."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,10 @@ class ChangedRows:
     """The rows that a statement deletes and adds.
 
     Attributes:
-        deleted: The numbers of located rows, as int64. They may be repeated.
+        deleted: The indexes of the deleted rows among the located rows, as int64. They may be repeated.
         new: The rows to add, with the table's columns. In a table with row lineage, they also have `_row_id`, which is
             not null for updated rows.
+        updated: The number of updated rows.
     """
 
     deleted: Longs
@@ -64,7 +62,7 @@ class ChangedRows:
 def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str]:
     """Return the columns of the stored rows that expressions of the query use.
 
-    Other columns pass through the query unchanged.
+    The query returns all other columns unchanged.
     """
     used: set[int] = set()
     left = [statement.query]
@@ -88,7 +86,7 @@ def find_needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str
 
 
 class ChangeQuery:
-    """The query of one statement. It can be run on located rows."""
+    """Runs the query of one statement on located rows."""
 
     def __init__(self, spark: SparkSession, statement: RowStatement) -> None:
         self._spark = spark
@@ -108,7 +106,7 @@ class ChangeQuery:
         """Run the query on located rows. If the statement fails, the error is Spark's error.
 
         Args:
-            more: Pairs of another node of the query and the node that replaces it.
+            more: Further nodes of the query to replace, as pairs of the old node and the new node.
         """
         return self._run_query(opened, [(self._statement.stored, self._build_located_plan(located, opened)), *more])
 
@@ -124,17 +122,15 @@ class ChangeQuery:
     def run_on_pairs(
         self, located: CandidateRows, opened: OpenTable, source: CollectedRows, keys: Longs, pairs_max: int
     ) -> ChangedRows | None:
-        """Run a MERGE without its join.
-
-        The ON of the MERGE is true for each pair of a located row and a source row with the same key.
+        """Run a MERGE without its join. Its ON must be true for exactly the pairs of rows with equal keys.
 
         Args:
-            keys: The ordinal of the key of each source row, as int64[rows]. It is -1 if a row has no key.
+            keys: The index of the key of each source row, as int64[rows]. It is -1 if a row has no key.
 
         Returns:
-            The changes. None if the join has an unknown form, if there are too many pairs, or if a stored row is in
-            several pairs. Spark checks for such rows only within a partition, and its join puts these pairs into one
-            partition.
+            The changes. None if the join has an unknown form, if there are more than `pairs_max` pairs, or if a
+            stored row is in several pairs. Spark must report such a row, but finds it only if its join has put the
+            pairs of the row into one partition.
         """
         join = self._statement.join
         if join is None or located.keys is None or source.table is None:
@@ -162,10 +158,7 @@ class ChangeQuery:
         source_rows: pa.Table,
         marks: Mapping[int, str],
     ) -> Node:
-        """Return the rows of the join.
-
-        They have the columns of stored rows with a mark that the row exists, next to the columns of source rows.
-        """
+        """Return the rows of the join: columns of the stored rows and their marks, then columns of the source."""
         kinds = [field.dataType for field in fields] + [spark_types.BooleanType()]
         kinds += [field.dataType for field in source.schema.fields]
         names = [f"c{number}" for number in range(len(kinds))]
@@ -181,18 +174,18 @@ class ChangeQuery:
         return self._with_attributes(join, local, by_id)
 
     def _find_marks(self, join: Node, kind: str) -> dict[int, str] | None:
-        """Return the marks on the join's side with the stored rows, by the ids of attributes.
+        """Return the kinds of the marks that the stored rows have in the join, by the ids of attributes.
 
-        The result is None if the join has an unknown form.
+        Return None if the join has an unknown form.
         """
         if kind in (_INNER, _RIGHT_OUTER):
             return self._read_marks(join.left())
         return {} if kind == _LEFT_ANTI and self._is_stored(join.right()) else None
 
     def _read_marks(self, side: Node) -> dict[int, str] | None:
-        """Return, by the ids of attributes, the marks of a row: the mark of a stored row, and the number of the row.
+        """Return the kinds of the marks that a side of the join adds to the stored rows, by the ids of attributes.
 
-        The result is None if the side of the join has any other column, such as a part of the ON in a filter.
+        Return None if the side has a further column, or a filter with a part of the ON.
         """
         if self._catalyst.find_kind(side) != "Project" or not self._is_stored(side.child()):
             return None
@@ -213,7 +206,7 @@ class ChangeQuery:
         return marks
 
     def _is_stored(self, node: Node) -> bool:
-        """Return whether the node has all stored rows. Spark may put a filter above them that is always true."""
+        """Return whether the node returns all stored rows. Spark may add a filter that is always true."""
         if self._catalyst.find_kind(node) == "Filter" and self._is_true(node.condition()):
             node = node.child()
         return bool(node.fastEquals(self._statement.stored))
@@ -240,6 +233,7 @@ class ChangeQuery:
         return {number: by_name[name] for number, name in attributes if name in by_name}
 
     def _run_query(self, opened: OpenTable, new: Sequence[tuple[Node, Node]]) -> ChangedRows:
+        """Run the query with these nodes replaced, and return the changes in its result."""
         query = self._build.replace_nodes(self._statement.query, new)
         names = [field.name for field in opened.schema.fields]
         if self._statement.appends:
@@ -253,7 +247,7 @@ class ChangeQuery:
         deletes = np.isin(operation, (_DELETE, _UPDATE))
         adds = np.isin(operation, (_UPDATE, _INSERT, _REINSERT))
         if not (deletes | adds).all():
-            raise ValueError(f"Spark's query has an unknown operation: {sorted(set(operation.tolist()))}")
+            raise ValueError(f"Spark's query returned an unknown operation: {sorted(set(operation.tolist()))}")
         new_names = [name for name in (*names, ROW_ID_NAME) if name in outputs]
         new = result.select(new_names).filter(pa.array(adds)) if adds.any() else result.select([]).slice(0, 0)
         return ChangedRows(
@@ -263,7 +257,7 @@ class ChangeQuery:
         )
 
     def _convert_for_spark(self, values: pa.Table, schema: Schema) -> tuple[list[spark_types.StructField], list[Any]]:
-        """Return columns of stored rows with the types that Spark needs."""
+        """Return the fields and the columns of stored rows, with the types that Spark needs."""
         by_name = {field.name: field for field in schema.fields}
         fields, columns = [], []
         for name in values.column_names:
@@ -278,7 +272,7 @@ class ChangeQuery:
     def _with_attributes(self, node: Node, plan: Node, by_id: Mapping[int, Node]) -> Node:
         """Return the rows of a plan with the attributes of a node.
 
-        An attribute that the query does not use may have any value.
+        An attribute without an output in `by_id` is not used by the query, and gets a default value.
 
         Args:
             node: The node.
@@ -300,12 +294,11 @@ def build_deletion(located: CandidateRows) -> ChangedRows:
 
 
 def match_rows(stored: Longs, source: Longs, pairs_max: int) -> tuple[Longs, Longs] | None:
-    """Return the pairs of rows with equal keys, or None if there are more than `pairs_max` pairs.
-
-    A key of -1 is not equal to any key.
+    """Return the pairs of a stored row and a source row with equal keys. A key of -1 is not equal to any key.
 
     Returns:
-        The positions of the paired rows in `stored` and in `source`, each as int64[pairs].
+        The positions of the paired rows in `stored` and in `source`, each as int64[pairs]. None if there are more than
+        `pairs_max` pairs.
     """
     order = np.argsort(stored, kind="stable")
     ordered = stored[order]
@@ -320,12 +313,12 @@ def match_rows(stored: Longs, source: Longs, pairs_max: int) -> tuple[Longs, Lon
 def join_rows(kind: str, pairs: tuple[Longs, Longs], alone: Longs) -> tuple[Longs, Longs]:
     """Return the positions of the stored rows and of the source rows in the result of a join.
 
-    A position of -1 means that there is no stored row.
+    A position of -1 means that the source row has no stored row.
 
     Args:
         kind: The type of the join.
         pairs: The pairs of rows with equal keys.
-        alone: The source rows without a stored row.
+        alone: The positions of the source rows without a stored row.
     """
     if kind == _INNER:
         return pairs
@@ -344,7 +337,7 @@ def write_changes(
     target: WriteTarget,
     mode: str,
 ) -> RowChange:
-    """Write the files of a change. If an error occurs, delete them."""
+    """Write the files of a change. If an error occurs, delete the written files."""
     matched = located.group_by_file(changes.deleted)
     deleted = sum(len(file.positions) for file in matched)
     new = changes.new

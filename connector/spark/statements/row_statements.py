@@ -1,11 +1,10 @@
-"""Makes Spark's analyser rewrite MERGE, UPDATE and DELETE to a query of row changes over the target table.
+"""Makes Spark's analyser rewrite MERGE, UPDATE and DELETE to a query that returns row changes of the target table.
 
-Spark rewrites such a statement to a query whose rows are changes: an operation, new values, and the place of the stored
-row. The query includes Spark's conversions, default values, checks of nulls, and its check for several source rows of
-one stored row. In this module, the target is a copy of the table's definition in memory with the mode merge-on-read,
-because the query for copy-on-write also returns the rows that stay. The query is never run on that copy.
-`row_changes.py` replaces the target by the rows that an index locates. Therefore Spark itself decides the changes of
-these rows.
+Each row of the query is a change: an operation, new values, and the position of the stored row. The query includes
+Spark's conversions, default values, checks of nulls, and its check that a stored row has only one source row. The
+target of the statement is replaced by an in-memory copy of the table's definition with the mode merge-on-read, because
+the query for copy-on-write also returns unchanged rows. The query never runs on this copy: `row_changes.py` replaces
+the copy by the rows that an index locates. Therefore Spark itself decides how these rows change.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ _MODES = ("write.delete.mode", "write.update.mode", "write.merge.mode")
 
 @dataclass(frozen=True)
 class RowStatement:
-    """A statement that changes rows, as a query.
+    """A statement that changes rows, in the form of a query.
 
     Attributes:
         query: The query that returns the changes.
         stored: The leaf of the query with the stored rows.
         source: The node with the source of a MERGE, or None.
         condition: The ON of a MERGE, or the condition of an UPDATE or DELETE.
-        appends: Whether the query returns only new rows, without operations.
+        appends: Whether the query returns only new rows, without a column for the operation.
     """
 
     kind: str
@@ -61,7 +60,7 @@ class RowStatement:
     """The node that joins the stored rows of a MERGE with its source."""
 
     def with_parts(self, build: PlanBuilder, parts: Sequence[tuple[Node, Node]]) -> RowStatement:
-        """Return the same statement with other parts in its condition."""
+        """Return the statement with parts of its condition replaced: pairs of an old part and a new part."""
         assert self.filter is not None
         condition = build.with_operands(self.condition, parts)
         changed = self.filter.copy(condition, self.filter.child())
@@ -70,7 +69,7 @@ class RowStatement:
 
 
 class RowStatementReader:
-    """Reads the statements of one session."""
+    """Converts the statements of one session to queries."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -78,7 +77,7 @@ class RowStatementReader:
         self._build = PlanBuilder(spark)
 
     def read(self, parsed: Node) -> RowStatement:
-        """Read a parsed statement. If Spark cannot analyse it, the error is Spark's error.
+        """Return the query of a parsed statement. If Spark cannot analyse it, the error is Spark's error.
 
         Raises:
             NotLocated: Iceberg has to run the statement.
@@ -93,7 +92,7 @@ class RowStatementReader:
         table = self._catalyst.analyze(name)
         relation = find_target_relation(self._spark, table)
         target = find_relation_target(self._catalyst, relation)
-        # Spark replaces a node only if the new node is not equal to it, and tables with equal names are equal.
+        # Spark replaces a node only if the new node is not equal to the old node. Tables with equal names are equal.
         copy = relation.copy(
             self._merge_on_read(relation.table()),
             relation.output(),
@@ -116,10 +115,7 @@ class RowStatementReader:
         return node
 
     def _merge_on_read(self, table: Node) -> Node:
-        """Return a copy of Spark's table with the mode merge-on-read.
-
-        Spark then rewrites statements to changes of rows.
-        """
+        """Return a copy of Spark's table with the mode merge-on-read. Spark rewrites its statements to row changes."""
         iceberg = table.table()
         operations = iceberg.operations()
         properties = self._build.find_class("java.util.HashMap")(operations.current().properties())
@@ -139,6 +135,7 @@ class RowStatementReader:
     # The query
 
     def _read_rewritten(self, kind: str, target: StatementTarget, plan: Node, copy: Node) -> RowStatement:
+        """Return the query in the plan to which Spark has rewritten the statement."""
         catalyst = self._catalyst
         plan = self._build.with_one_time(catalyst.inline_with(plan))
         command = catalyst.find_kind(plan)
@@ -155,10 +152,10 @@ class RowStatementReader:
         return RowStatement(kind, target, query, stored, None, node.condition(), filter=node)
 
     def _find_stored(self, query: Node, target: StatementTarget, copy: Node) -> Node:
-        """Return the leaf of the stored rows.
+        """Return the leaf of the query that reads the stored rows.
 
         Raises:
-            NotLocated: The statement also reads the table in another place.
+            NotLocated: Another part of the statement reads the table.
         """
         stored_leaves = []
         for leaf in self._catalyst.leaves(query):
@@ -180,7 +177,7 @@ class RowStatementReader:
             if self._catalyst.find_kind(node) == kind:
                 ancestor = node
             for child in to_list(node.children()):
-                if any(one.fastEquals(leaf) for one in to_list(child.collectLeaves())):
+                if any(below.fastEquals(leaf) for below in to_list(child.collectLeaves())):
                     node = child
                     break
             else:

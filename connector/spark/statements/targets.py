@@ -16,9 +16,9 @@ SPARK_TABLE = "org.apache.iceberg.spark.source.SparkTable"
 SUMMARY_PREFIX = "spark.sql.iceberg.snapshot-property."
 """The prefix of the session's settings that Iceberg writes to the summary of each snapshot."""
 _SETTINGS = ("spark.wap.branch", "spark.wap.id")
-"""The settings with which Iceberg writes to another branch than main, or commits without publishing."""
+"""The settings that make Iceberg write to a branch that is not main, or commit without publishing."""
 OPERATION = "__row_operation"
-"""The column with the operation in the rows of Spark's queries of row changes."""
+"""The column with the operation of each row in Spark's queries that return row changes."""
 _RESERVED = frozenset(
     {OPERATION, "_file", "_pos", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"}
 )
@@ -26,7 +26,7 @@ _FORMAT = "write.format.default"
 
 
 class NotLocated(Exception):
-    """The reason why Iceberg has to run the statement."""
+    """Raised if Iceberg has to run the statement. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class StatementTarget:
         return SeamarkClient(str(uri), token=token or None)
 
     def refresh(self, spark: SparkSession) -> None:
-        """Make Spark read the table again if the session or the catalog has cached it, as after Spark's own writes."""
+        """Make Spark load the table again if the session or the catalog has cached it, as after Spark's own writes."""
         catalog_caches = spark.conf.get(f"spark.sql.catalog.{self.catalog}.cache-enabled", "true") != "false"
         if catalog_caches or Catalyst(spark).has_cached():
             spark.catalog.refreshTable(".".join(map(backquote, (self.catalog, *self.levels))))
 
     def check(self, opened: OpenTable) -> None:
-        """Check that the table is the table that was analysed, and that Seamark can write it.
+        """Check that the table is still the analysed table, and that Seamark can write it.
 
         Raises:
             NotLocated: The table was altered, or its files are not Parquet files.
@@ -85,7 +85,7 @@ def commit_summary(spark: SparkSession) -> dict[str, str]:
 
 
 def find_target_relation(spark: SparkSession, table: Node) -> Node:
-    """Return the relation of a resolved table.
+    """Return the relation below a resolved table node.
 
     Raises:
         NotLocated: The relation is not the current state of a table of a Seamark catalog.
@@ -120,7 +120,7 @@ def find_relation_target(catalyst: Catalyst, relation: Node) -> StatementTarget:
 
 
 def reads_table(catalyst: Catalyst, plan: Node, target: StatementTarget) -> bool:
-    """Return whether a leaf of the plan is the target."""
+    """Return whether the plan reads the target."""
     return any(
         catalyst.is_relation(leaf)
         and catalyst.read_class_name(leaf.table()) == SPARK_TABLE

@@ -1,4 +1,4 @@
-"""Removes joined tables that the attributes in a cube replace from a query of `seamark sql`."""
+"""Removes joined tables from a query of `seamark sql` if a cube contains the attributes that the query uses."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def remove_tables(
     facts: int,
     cube: IndexDefinition,
 ) -> list[ReplacedTable]:
-    """Remove the tables that attributes in the cube replace from the query, and return them.
+    """Remove joined tables whose attributes the cube contains from the query, and return these tables.
 
     Args:
         tree: The query, which is changed.
         sources: The references to tables in `tree`, by their numbers.
-        tables: The references to tables of the translation without a cube.
-        opened: The tables at the snapshots that the query reads.
-        facts: The number of the reference whose groups are read.
+        tables: The references to tables in the translation without a cube.
+        opened: The tables at the snapshots that the query reads, in the order of `tables`.
+        facts: The number of the reference that is read as groups.
         cube: The definition of the cube.
     """
     joined = {}
@@ -39,13 +39,17 @@ def remove_tables(
 
 
 class _Names:
-    """Finds the tables of columns by their names."""
+    """Finds the table to which the name of a column refers."""
 
     def __init__(self, sources: Mapping[int, exp.Table], tables: Sequence[StoredTable]) -> None:
         visible = []
         for number, node in sources.items():
             alias, table = node.args.get("alias"), tables[number]
-            names = [one.name for one in alias.columns] if alias is not None and alias.columns else list(table.columns)
+            names = (
+                [identifier.name for identifier in alias.columns]
+                if alias is not None and alias.columns
+                else list(table.columns)
+            )
             parts = tuple(part.name.lower() for part in node.parts)
             qualifiers = (alias.name.lower(),) if alias is not None and alias.name else parts
             for name, (column, kind) in zip(names, table.columns.items(), strict=True):
@@ -54,7 +58,7 @@ class _Names:
         self._numbers = {id(table): number for number, table in enumerate(tables)}
 
     def find(self, node: exp.Column) -> tuple[int, str] | None:
-        """Return the number of the table and the name of the column, or None if the name is not of one column."""
+        """Return the number of the table and the name of the column, or None if the name is unknown or ambiguous."""
         visible = self._scope.find(node)
         if visible is None or visible.stored is None:
             return None

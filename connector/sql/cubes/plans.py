@@ -29,20 +29,20 @@ from seamark.formats.index.kinds.cube import build_entry_schema
 from seamark.formats.index.kinds.kinds import KINDS
 
 _FEW_ROWS = 200_000
-"""The number of rows up to which groups are used in each case, because reading the rows takes little time too."""
+"""If a query reads at most this number of rows, it uses groups without a comparison of costs, which are small."""
 _SMALL_TABLE_MAX_FRACTION = 0.05
-"""The share of the rows of the plan up to which groups are used in each case.
+"""If a query reads at most this fraction of the rows of its plan, it uses groups without a comparison of costs.
 
-To know how many rows joins leave out takes longer than to read a small share of the rows.
+The comparison needs the rows that joins leave out. Planning the joins takes longer than reading this fraction.
 """
 _ROWS_PER_GROUP_COST = 4
-"""The number of rows that are read in the time in which a group is sent and read."""
+"""The cost of a group, in rows: the number of rows that are read in the time in which a group is sent and read."""
 _PAYING_MAX_FRACTION = 0.7
-"""The maximum cost of groups and rows, as a share of the rows that are read without a cube."""
+"""The maximum cost of groups and rows, as a fraction of the rows that are read without a cube."""
 
 
 class _RowsAreCheaper(NotFromCube):
-    """Raised if a cube answers too few files.
+    """Raised if it is cheaper to read the rows than the groups of a cube.
 
     Attributes:
         reads: The reads of the query without a cube.
@@ -59,7 +59,8 @@ class CubePlan:
 
     Attributes:
         query: The query in DuckDB's SQL.
-        reads: The rows to read of each table. Of the table with the cube, these are files that the cube does not cover.
+        reads: The rows to read of each table. For the table with the cube, these are the rows of files that the cube
+            does not cover.
         groups: The groups of the covered files.
         deleted: The deleted rows of the covered files, which the query subtracts, or None if there are none.
     """
@@ -73,7 +74,7 @@ class CubePlan:
 
 @dataclass(frozen=True)
 class CubeChoice:
-    """The cube from which a query follows, and the query over it."""
+    """A cube that can answer a query, and the query over it."""
 
     cube: IndexDefinition
     query: CubeQuery
@@ -82,7 +83,7 @@ class CubeChoice:
 def choose_cube(
     tree: exp.Expr, query: DuckDBQuery, tables: Sequence[NamedTable], now: datetime, use: str
 ) -> CubeChoice | NotFromCube | None:
-    """Return the cube that answers a query, or why none does, or None if the query has no table with a cube.
+    """Return a cube that can answer a query, or the reason why none can, or None if no table of the query has a cube.
 
     The result depends only on the arguments, and on the date of `now`.
 
@@ -108,7 +109,7 @@ def choose_cube(
 def plan_cube(
     client: SeamarkClient, query: DuckDBQuery, choice: CubeChoice | NotFromCube | None, planner: ReadPlanner
 ) -> tuple[Sequence[PlannedTableRead], CubePlan | CubeSummary | None]:
-    """Plan the reads of a query, and how it is answered from a cube.
+    """Plan the reads of a query and, if a cube can answer it, the use of the cube.
 
     Args:
         client: The client of the catalog.
@@ -117,13 +118,13 @@ def plan_cube(
         planner: The planner of the query's reads.
 
     Returns:
-        The reads of rows, and a plan, or a summary that explains why no cube is used, or None if the query has no table
-        with a cube.
+        The reads of rows. Then the plan with the cube, or a summary with the reason why no cube is used, or None if no
+        table of the query has a cube.
     """
     if not isinstance(choice, CubeChoice):
         reads = planner.plan()
         return reads, None if choice is None else CubeSummary(None, 0, _count_files(reads), str(choice))
-    # Reading the groups is faster than requesting the joins, which could only leave out files.
+    # Reading the groups takes less time than requesting plans of the joins, which could only leave out files.
     reads = planner.plan(joins=False, skipped=choice.query.replaced)
     try:
         cube_plan = _read_groups(client, query, reads, choice.cube, choice.query, planner)
@@ -140,7 +141,11 @@ def plan_cube(
 
 
 def _list_cubes(table: NamedTable) -> list[IndexDefinition]:
-    return [one for one in read_definitions(table.opened.metadata).enabled if KINDS[one.kind].aggregates]
+    return [
+        definition
+        for definition in read_definitions(table.opened.metadata).enabled
+        if KINDS[definition.kind].aggregates
+    ]
 
 
 def _count_files(reads: Sequence[PlannedTableRead]) -> int:
@@ -156,13 +161,13 @@ def _choose(
     *,
     floats: bool,
 ) -> CubeChoice:
-    """Return the cube with the fewest dimensions from which the query follows. Cubes of the largest table are first.
+    """Return the cube that answers a query: a cube of the largest table with the fewest dimensions, if possible.
 
     Args:
         cubes: The cubes of the tables, each with the number of its table.
 
     Raises:
-        NotFromCube: The query follows from no cube. The message has the reason for each cube.
+        NotFromCube: No cube can answer the query. The message has the reason for each cube.
     """
     ordered = sorted(
         cubes,
@@ -187,6 +192,7 @@ def _read_groups(
     translated: CubeQuery,
     planner: ReadPlanner,
 ) -> CubePlan:
+    """Request the groups of the covered files, and plan the reads of the other rows."""
     facts = reads[translated.facts]
     corrected = translated.corrected
     tasks = [
@@ -195,12 +201,12 @@ def _read_groups(
         if _has_whole_file(task) and (not task.deletes or corrected is not None)
     ]
     if not tasks:
-        raise NotFromCube("no file of the plan is without deletes")
+        raise NotFromCube("deletes apply to all files of the plan")
     files = [facts.tasks[number] for number in tasks]
     has_deletes = corrected is not None and any(file.deletes for file in files)
     columns = corrected.columns if corrected is not None and has_deletes else translated.columns
     ids = compute_file_ids(
-        [one.path for one in files], [one.size_bytes for one in files], [one.records for one in files]
+        [each.path for each in files], [each.size_bytes for each in files], [each.records for each in files]
     )
     groups, bits = client.cube_groups(
         facts.named.name,
@@ -217,7 +223,7 @@ def _read_groups(
     if not answered:
         raise NotFromCube(f"{cube.name}: it has no entry for a file of the plan")
     row_tasks = tuple(task for number, task in enumerate(facts.tasks) if number not in answered)
-    # The conditions of the query are conditions on dimensions, which the query checks again for deleted rows.
+    # All conditions are conditions on dimensions, which the query checks again, so deleted rows need no other filter.
     deleted_tasks = tuple(
         replace(facts.tasks[number], deletes=(), removed_by=facts.tasks[number].deletes)
         for number in sorted(answered)
@@ -274,8 +280,8 @@ def _find_condition(reads: Sequence[PlannedTableRead], cube: IndexDefinition, tr
 def _count_removed_rows(tasks: Sequence[ScanTask]) -> int:
     """Return the number of rows that are read to find the deleted rows of files.
 
-    Each row of a file is compared with equality deletes. Position deletes name the rows, and a file of them may belong
-    to several data files.
+    Equality deletes are compared with each row of a file. A position delete file contains the positions of the deleted
+    rows, and may apply to several data files.
     """
     compared = 0
     positions: dict[tuple[object, object], int] = {}
@@ -291,7 +297,7 @@ def _count_removed_rows(tasks: Sequence[ScanTask]) -> int:
 
 
 def _has_whole_file(task: ScanTask) -> bool:
-    """Return whether the task reads an identified file, all its rows or all without deletes."""
+    """Return whether the task has an entry id and reads all rows of its file, except deleted rows."""
     is_whole = task.removed_by is None and task.span is None
     return is_whole and task.records >= 0 and task.size_bytes >= 0
 

@@ -1,14 +1,14 @@
 """Translates an aggregate query so that it reads groups of a cube instead of rows.
 
-The query follows from the cube if it can be translated: only the dimensions are visible as columns of the table, and an
-aggregate becomes a combination of partial aggregates. A missing column or aggregate raises an error, so there are no
-other rules. The other tables of a join are unchanged: all rows of a group have the same keys, so a group has the
-partners that each of its rows has, and the join repeats its partial aggregates as often as it would repeat the rows.
-If the cube has the attributes of a joined table, the table is removed from the query (`dimensions.py`).
+A cube can answer a query if the query can be translated. In the translation, only the dimensions are visible as columns
+of the table, and an aggregate becomes a combination of partial aggregates. A column or an aggregate that the cube does
+not have raises an error. The other tables of a join are unchanged: all rows of a group have the same keys, so the group
+has the same partners as each of its rows, and the join repeats its partial aggregates as often as it would repeat the
+rows. If the cube has the attributes of a joined table, the table is removed from the query (`dimensions.py`).
 
-The relation in the place of the table is a union of the groups of covered files (`k0`), and of the rows of the other
-files (`t0`), each as a group of one row. Its columns have the names that they have in entries. Deleted rows of covered
-files (`x0`) are subtracted from the groups if all used partial aggregates are counts and exact sums.
+The table is replaced by a union of the groups of covered files (`k0`) and the rows of the other files (`t0`), each row
+as a group of one row. The columns of the union have the names of the columns of entries. Deleted rows of covered files
+(`x0`) are subtracted from the groups if all used partial aggregates are counts and exact sums.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ DELETED_ROWS = "x0"
 """The name of the relation with the deleted rows of covered files."""
 _UNION = "u0"
 _SUBTRACTED_PRECISION_MAX = 28
-"""The maximum precision of decimals whose sums are corrected.
+"""The maximum precision of decimals from whose sums deleted rows are subtracted.
 
-The sum of all rows of a group, with the deleted rows, then fits 38 digits.
+The sum of all rows of a group, including deleted rows, then fits 38 digits.
 """
 _COUNT_COLUMN = "m0"
 """The column of entries with `count(*)`, which each cube has."""
@@ -97,12 +97,12 @@ class CubeQuery:
     Attributes:
         text: The query in DuckDB's SQL, over the groups and the rows of other files.
         groups_text: The query over the groups alone, for a cube that covers all files.
-        corrected: The query over groups from which deleted rows are subtracted, or None if they cannot be subtracted.
-        tables: The references to tables, with the columns that are read of rows. The keys are their numbers in the
+        corrected: The query over groups with the deleted rows subtracted, or None if they cannot be subtracted.
+        tables: The references to tables, with the columns that are read from rows. The keys are their numbers in the
             translation without a cube.
-        facts: The number of the reference whose groups are read.
-        attributes: The columns of entries by the name of the attribute, for each table that is read only for rows of
-            the facts, because the groups have its attributes. The keys are numbers of tables.
+        facts: The number of the reference that is read as groups.
+        attributes: The columns of entries by the name of the attribute, by the number of the table. These tables are
+            joined only with rows of the facts, because the groups contain their attributes.
         columns: The columns of entries that the query uses, in the order of the entries.
     """
 
@@ -116,17 +116,17 @@ class CubeQuery:
 
     @property
     def replaced(self) -> frozenset[int]:
-        """The numbers of tables whose attributes the groups have."""
+        """The numbers of the tables whose attributes the groups contain."""
         return frozenset(self.attributes)
 
 
 @dataclass(frozen=True)
 class CorrectedQuery:
-    """A query over groups from which deleted rows are subtracted.
+    """A query over groups with the deleted rows subtracted.
 
     Attributes:
         text: The query in DuckDB's SQL, over the groups, the deleted rows and the rows of other files.
-        columns: The columns of entries that it uses, in the order of the entries.
+        columns: The columns of entries that the query uses, in the order of the entries.
     """
 
     text: str
@@ -139,6 +139,7 @@ class _UsedPartial:
 
     Attributes:
         partial: The partial aggregate.
+        column: The column of entries with the partial aggregate.
         row: The partial aggregate of one row, in DuckDB's SQL.
         kind: The type of the partial aggregate in the union.
         operand: The type of the aggregated values.
@@ -174,7 +175,7 @@ def translate_over_cube(
             of the additions.
 
     Raises:
-        NotFromCube: The query does not follow from the cube.
+        NotFromCube: The cube cannot answer the query.
     """
     try:
         _check_joins(tree, tables[facts].node)
@@ -185,10 +186,10 @@ def translate_over_cube(
 
 
 def check_form(tree: exp.Expr) -> None:
-    """Check that the query is one SELECT of tables, and that it groups rows.
+    """Check that the query is a single SELECT from tables, and that it groups rows.
 
     Raises:
-        NotFromCube: The query has another form.
+        NotFromCube: The query does not have this form.
     """
     if (
         not isinstance(tree, exp.Select)
@@ -196,7 +197,7 @@ def check_form(tree: exp.Expr) -> None:
         or not all(isinstance(source, exp.Table) and not source.args.get("joins") for source in list_sources(tree))
         or sum(1 for _ in tree.find_all(exp.Query)) > 1
     ):
-        raise NotFromCube("the query is not one SELECT of tables")
+        raise NotFromCube("the query is not a single SELECT from tables")
     if tree.find(exp.Window) is not None:
         raise NotFromCube("the query has a window function")
     if any(isinstance(item.this if isinstance(item, exp.Column) else item, exp.Star) for item in tree.expressions):
@@ -207,12 +208,10 @@ def check_form(tree: exp.Expr) -> None:
 
 
 def _check_joins(tree: exp.Expr, facts: exp.Table) -> None:
-    """Check that no outer join adds a row without a partner in the facts.
-
-    Such a row counts once, and there is no group for it. An outer join that keeps all facts is permitted.
+    """Check that no outer join adds a row without a partner in the facts, because such a row is in no group.
 
     Raises:
-        NotFromCube: An outer join may add such a row, or the alias of the table renames its columns.
+        NotFromCube: An outer join may add a row without facts, or the alias of the table renames its columns.
     """
     alias = facts.args.get("alias")
     if alias is not None and alias.columns:
@@ -225,12 +224,13 @@ def _check_joins(tree: exp.Expr, facts: exp.Table) -> None:
 
 
 def _check_measures(tree: exp.Expr, schema: Schema, cube: IndexDefinition) -> None:
-    """Check that the cube aggregates the columns that the query counts and adds.
+    """Check that the cube has measures of the columns that the query counts and adds.
 
-    The translation checks the same. This check takes less time, and most queries fit one of many cubes.
+    The translation would also find a missing measure. This check takes less time, and most queries fit only one of many
+    cubes.
 
     Raises:
-        NotFromCube: The cube has no measure of these columns.
+        NotFromCube: The cube does not have such a measure.
     """
     names = {field.id: field.name.lower() for field in schema.fields}
     measured = {
@@ -287,7 +287,8 @@ class _CubeTranslation(Translation):
         self._row_attributes: dict[str, str | VisibleColumn] = {}
 
     def run(self, tree: exp.Expr) -> CubeQuery:
-        # A dimension that is the column itself gives all truncations, and the column stays visible.
+        """Translate the query."""
+        # If the column itself is a dimension, its truncations can be computed from it, so the column is visible.
         whole = {name for name, unit in self._dimensions.values() if unit is None}
         times = [
             TimeDimension(name.lower(), unit, self._fields_by_name[name.lower()].type == "timestamptz")
@@ -310,8 +311,8 @@ class _CubeTranslation(Translation):
         if not columns:
             raise NotFromCube("the query uses no column")
         kinds = {column: name_duckdb_type(used.kind) for column, used in self._used.items()}
-        rows = [f"CAST({row_values[one]} AS {kinds[one]})" if one in kinds else row_values[one] for one in columns]
-        groups = [f"CAST({one} AS {kinds[one]})" if one in kinds else one for one in columns]
+        rows = [f"CAST({row_values[name]} AS {kinds[name]})" if name in kinds else row_values[name] for name in columns]
+        groups = [f"CAST({name} AS {kinds[name]})" if name in kinds else name for name in columns]
         source = self._source
         for joined, key, partner in self._row_joins:
             source += f" LEFT JOIN {joined} ON {use_column(key).sql} = {use_column(partner).sql}"
@@ -327,10 +328,10 @@ class _CubeTranslation(Translation):
     def _correct(
         self, begin: str, text: str, columns: Sequence[str], row_values: Mapping[str, str], rows_text: str, source: str
     ) -> CorrectedQuery | None:
-        """Return the query over groups from which deleted rows are subtracted, or None if they cannot be subtracted.
+        """Return the query over groups with the deleted rows subtracted, or None if they cannot be subtracted.
 
-        A sum is null if it has no value, so the number of its values is subtracted too. A group without a row is left
-        out.
+        A sum of no values is null, so the number of values of each sum is also subtracted. A group without remaining
+        rows is left out.
 
         Args:
             begin: The text before the union.
@@ -385,7 +386,7 @@ class _CubeTranslation(Translation):
     def _translate_table(
         self, node: exp.Table, alias: exp.Expr | None, outer: NameScope
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
-        """Return the union in the place of the facts. Only dimensions are visible as columns of it."""
+        """Return the union that replaces the facts. Only dimensions are visible as its columns."""
         number = self._numbers_by_node[id(node)]
         source, fields = super()._translate_table(node, alias, outer)
         self._by_number[number] = self.tables[-1]
@@ -396,8 +397,8 @@ class _CubeTranslation(Translation):
         self._stored = NameScope(fields, {})
         self._stored_fields = {field.stored[1]: field for field in fields if field.stored is not None}
         kinds = {column: self._stored_fields[name].value.type for column, (name, _) in self._dimensions.items()}
-        attributes = [one for table in self._replaced for one in self._join_replaced(table, outer)]
-        kinds |= {one.stored[1]: one.value.type for one in attributes if one.stored is not None}
+        attributes = [attribute for table in self._replaced for attribute in self._join_replaced(table, outer)]
+        kinds |= {attribute.stored[1]: attribute.value.type for attribute in attributes if attribute.stored is not None}
         self._groups = StoredTable(0, node, kinds)
         visible = []
         for column, (name, unit) in self._dimensions.items():
@@ -405,13 +406,17 @@ class _CubeTranslation(Translation):
             shown = field.name if unit is None else TimeDimension(name.lower(), unit).hidden_name
             value = SqlValue(f"{_UNION}.{column}", field.value.type)
             visible.append(VisibleColumn(shown, field.qualifiers, value, (self._groups, column)))
-        visible += [replace(one, stored=(self._groups, one.stored[1])) for one in attributes if one.stored is not None]
+        visible += [
+            replace(attribute, stored=(self._groups, attribute.stored[1]))
+            for attribute in attributes
+            if attribute.stored is not None
+        ]
         return _UNION, tuple(visible)
 
     def _join_replaced(self, table: ReplacedTable, outer: NameScope) -> Iterator[VisibleColumn]:
         """Join a replaced table to the rows of files that the cube does not cover, and yield its attributes.
 
-        The key is unique, because otherwise there would be no entry. So the join keeps each row once.
+        The key of the table is unique, because otherwise no entry would exist. Therefore the join repeats no row.
         """
         source, fields = self._translate_table(table.node, table.node.args.get("alias"), outer)
         stored = {field.stored[1]: field for field in fields if field.stored is not None}
@@ -427,7 +432,7 @@ class _CubeTranslation(Translation):
             yield VisibleColumn(field.name, field.qualifiers, value, (self.tables[-1], column))
 
     def _name_row_dimension(self, column: str) -> str:
-        """Return the dimension of a row, in DuckDB's SQL."""
+        """Return the value of a dimension for one row, in DuckDB's SQL."""
         attribute = self._row_attributes.get(column)
         if attribute is not None:
             return attribute if isinstance(attribute, str) else use_column(attribute).sql
@@ -438,11 +443,11 @@ class _CubeTranslation(Translation):
     # Aggregates
 
     def _translate_function(self, e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-        # In ORDER BY, a name is first the name of an output, which is not a column of the table.
+        # In ORDER BY, the name of an output takes precedence over a column of the table.
         outputs = {field.name for field in scope.fields if field.stored is None}
         is_aggregate = isinstance(node, exp.Filter | exp.CountIf) or type(node) in _FUNCTIONS
         if is_aggregate and any(column.name.lower() in outputs for column in node.find_all(exp.Column)):
-            raise NotFromCube(f"{describe(node)} in ORDER BY names an output")
+            raise NotFromCube(f"{describe(node)} in ORDER BY is the name of an output")
         if isinstance(node, exp.Filter) and type(node.this) in _FUNCTIONS and self._is_measure(node.this):
             return self._combine(node.this, e.translate_condition(node.expression.this, scope))
         if isinstance(node, exp.CountIf):
@@ -457,15 +462,15 @@ class _CubeTranslation(Translation):
             raise NotFromCube(f"{describe(node)} is not a measure of the cube")
         if isinstance(node, exp.Filter) and not isinstance(node.this, exp.Min | exp.Max):
             raise NotFromCube(f"{describe(node)} is not a measure of the cube")
-        # The minimum, the maximum, and the distinct values of dimensions follow from the groups.
+        # The minimum, the maximum, and the distinct values of dimensions are computed from the groups like from rows.
         return translate_function(e, node, scope)
 
     def _is_measure(self, node: exp.Expr) -> bool:
         measure = self._to_measure(node)
-        return measure is not None and all(one.text in self._columns_of_partials for one in measure.partials)
+        return measure is not None and all(partial.text in self._columns_of_partials for partial in measure.partials)
 
     def _to_measure(self, node: exp.Expr) -> Measure | None:
-        """Return an aggregate as a measure, or None if it has another form."""
+        """Return an aggregate as a measure, or None if it does not have the form of a measure."""
         if isinstance(node, exp.Count) and isinstance(node.this, exp.Star | exp.Literal | exp.Boolean):
             return Measure(COUNT, None)
         if node.args.get("expressions") or isinstance(node.this, exp.Distinct):
@@ -506,7 +511,7 @@ class _CubeTranslation(Translation):
         assert measure is not None
         value = None if isinstance(argument, exp.Star) else self._of_rows.translate_value(argument, self._stored)
         used = [self._use_partial(partial, value) for partial in measure.partials]
-        texts = [f"{_UNION}.{one.column}" for one in used]
+        texts = [f"{_UNION}.{output.column}" for output in used]
         if condition is not None:
             texts = [f"CASE WHEN {condition} THEN {text} END" for text in texts]
         if function in (MIN, MAX):
@@ -517,14 +522,14 @@ class _CubeTranslation(Translation):
         if kind.is_float and not self._floats:
             raise NotFromCube(f"{describe(node)} adds floats, which the session excludes")
         if function == AVG and kind.is_integer and not self._floats:
-            # The engine adds the integers as doubles, whose last digits depend on the order of the additions.
+            # The engine adds integers of an average as doubles, whose last digits depend on the order of the additions.
             raise NotFromCube(f"{describe(node)} averages integers as floats, which the session excludes")
         if function == AVG:
             return _combine_average(texts[0], texts[1], kind)
         return _combine_sum(texts[0], kind)
 
     def _use_partial(self, partial: Partial, value: SqlValue | None) -> _UsedPartial:
-        """Remember a partial aggregate that the query uses.
+        """Record that the query uses a partial aggregate, and return it.
 
         Args:
             partial: A partial aggregate of the cube.
@@ -539,14 +544,14 @@ class _CubeTranslation(Translation):
             assert partial.operand is not None
             stored = from_iceberg(partial.operand.kind)
             if (stored.name, stored.scale) != (value.type.name, value.type.scale):
-                raise NotFromCube(f"the types {stored} and {value.type} differ")
+                raise NotFromCube(f"the partial aggregate has type {stored}, but its operand has type {value.type}")
             kind = value.type if partial.function != SUM else _sum_type(value.type)
             used = _UsedPartial(partial, column, value.sql, kind, value.type)
         return self._used.setdefault(column, used)
 
 
 def _count_value(value: str) -> str:
-    """Return the number of values of one row, in DuckDB's SQL."""
+    """Return 1, or 0 if the value of a row is null, in DuckDB's SQL."""
     return f"CASE WHEN {value} IS NULL THEN 0 ELSE 1 END"
 
 
@@ -561,7 +566,7 @@ def _is_plain_number(text: str) -> bool:
 
 
 def _sum_type(kind: SqlType) -> SqlType:
-    """Return the type of partial sums: every sum of rows of one file fits it."""
+    """Return the type of partial sums, into which every sum of rows of one file fits."""
     return DOUBLE if kind.is_float else make_decimal(PRECISION_MAX, 0 if kind.is_integer else kind.scale)
 
 
@@ -573,7 +578,7 @@ def _combine_extremes(function: str, value: SqlValue) -> SqlValue:
 
 
 def _combine_sum(partial: str, kind: SqlType) -> SqlValue:
-    """Return the sum of partial sums, in the type of the sum of rows of type `kind`."""
+    """Return the sum of partial sums. Its type is the type of a sum of values of type `kind`."""
     if kind.is_integer:
         return SqlValue(f"CAST(sum({partial}) AS BIGINT)", BIGINT)
     if kind.name == "decimal":
@@ -582,7 +587,7 @@ def _combine_sum(partial: str, kind: SqlType) -> SqlValue:
 
 
 def _combine_average(partial: str, count: str, kind: SqlType) -> SqlValue:
-    """Return the average of rows of type `kind`, from partial sums and counts."""
+    """Return the average of values of type `kind`, computed from partial sums and counts."""
     if kind.name == "decimal":
         counts = SqlValue(f"CAST(nullif(sum({count}), 0) AS DECIMAL(19, 0))", as_decimal(BIGINT))
         return divide_decimals(sum_decimals(SqlValue(partial, _sum_type(kind))), counts, kind)

@@ -1,9 +1,9 @@
 """Checks with Trino whether it accepts the login of a request, before the proxy requests plans for it.
 
 A plan opens files and counts against a quota, so plans are requested only for senders whose login Trino accepts. The
-proxy cannot check passwords or tokens itself. It requests the information of a query that does not exist, with the
-headers of the statement. Trino authenticates the sender before it looks for the query. An accepted login is stored for
-a minute, as a keyed hash of the headers that contain the login. Trino still decides about each statement.
+proxy cannot check passwords or tokens itself. It sends a request for the information of a query that does not exist,
+with the headers of the statement. Trino authenticates the sender before it searches the query. An accepted login is
+stored for a minute, as a keyed hash of the headers with the login. Trino still checks the login of each statement.
 """
 
 from __future__ import annotations
@@ -24,14 +24,11 @@ from seamark.connector.trino.protocol.coordinators import Coordinator
 REMEMBERED_S = 60.0
 LOGINS_MAX = 10_000
 CHECK_S = 2.0
-"""The maximum time for which a statement waits for Trino's decision. After this time, it runs without plans."""
+"""The maximum time in seconds for which a statement waits for Trino's decision. It then runs without plans."""
 TARGET = "/v1/query/20000101_000000_00000_aaaaa"
-"""The path of the information of a query that does not exist.
-
-The query id has the form of Trino's ids, because Trino would refuse a request with another form.
-"""
+"""The path of the information of a query that does not exist. Trino requires a query id of this form."""
 _SINGLE_USE = ("negotiate", "ntlm")
-"""The schemes whose tokens are valid for one request. A check would use up the token of the statement."""
+"""The authentication schemes whose tokens are valid for one request. A check would use the statement's token."""
 _STATED_BY = ("authorization", "cookie", "x-forwarded-proto")
 _STATED_BY_SUFFIXES = ("-user", "-role", "-roles", "-credential", "-authorization")
 """The suffixes of the names of Trino's headers for users, roles and credentials.
@@ -39,10 +36,7 @@ _STATED_BY_SUFFIXES = ("-user", "-role", "-roles", "-credential", "-authorizatio
 The prefix of these names is a setting of Trino.
 """
 _ACCEPTED = (200, 404, 410)
-"""The status of Trino's response to an accepted login.
-
-With any other status, such as a redirect to a login page, the login is not accepted.
-"""
+"""The statuses of Trino's response if a login is accepted. Any other status, such as a redirect, is a refusal."""
 _log = structlog.get_logger("seamark.trino-proxy")
 
 Send = Callable[[str, Coordinator, str, CIMultiDict[str]], Awaitable[aiohttp.ClientResponse]]
@@ -50,7 +44,7 @@ Send = Callable[[str, Coordinator, str, CIMultiDict[str]], Awaitable[aiohttp.Cli
 
 
 class AcceptedLogins:
-    """The logins that Trino has accepted. An instance belongs to one event loop."""
+    """Checks logins with Trino, and caches accepted logins. An instance belongs to one event loop."""
 
     def __init__(self, send: Send, clock: Callable[[], float] = time.monotonic) -> None:
         self._send = send
@@ -62,8 +56,8 @@ class AcceptedLogins:
     async def accepts(self, coordinator: Coordinator, headers: CIMultiDict[str]) -> bool:
         """Return whether Trino accepts the login in the headers.
 
-        The result is False if Trino refuses the login, if Trino does not decide within `CHECK_S`, or if the login is
-        valid for a single request only.
+        Return False if Trino refuses the login, if Trino does not answer within `CHECK_S`, or if the login is valid
+        only for a single request.
 
         Args:
             coordinator: The coordinator that decides.
@@ -80,7 +74,7 @@ class AcceptedLogins:
             asking.add_done_callback(lambda _: self._asking.pop(login, None))
         try:
             async with asyncio.timeout(CHECK_S):
-                # The request is shielded, because other waiting statements and the next statement need its result.
+                # The request is shielded from cancellation, because other statements of the sender need its result.
                 return await asyncio.shield(asking)
         except TimeoutError:
             return False
@@ -96,7 +90,7 @@ class AcceptedLogins:
         try:
             async with await self._send("GET", coordinator, TARGET, headers) as response:
                 status = response.status
-                response.close()  # Only the status is used. The body may be long, so it is not read.
+                response.close()  # Only the status is needed. The body may be long, so it is not read.
         except (aiohttp.ClientError, TimeoutError) as error:
             _log.warning("Trino did not answer whether it accepts a login", error=repr(error))
             return False

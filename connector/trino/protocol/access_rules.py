@@ -1,16 +1,15 @@
-"""Decides, by Trino's row filters and column masks, whether a rewritten statement may return its rows.
+"""Decides by Trino's row filters and column masks whether a rewritten statement may return its rows.
 
-Trino applies the access rules of a table also to a version of the table. Two effects of plans are invisible
-to Trino. First, a mask changes a column's values before the statement's condition is applied, but plans
-prune files by the stored values. Second, a join prunes files by all rows of the other table that match its
-condition, including rows that a row filter hides, so the amount of data that is read reveals those rows.
-After the analysis of a statement, `referencedTables` of `GET /v1/query/{id}` lists the rules in force for
-each table that the statement reads.
+Trino also applies the access rules of a table to a version of the table. But Trino does not know two effects of plans.
+First, a mask changes a column's values before the statement's condition is applied, while plans prune files by the
+stored values. Second, a join prunes files by all rows of the joined table that match the condition on this table,
+including rows that a row filter hides, so the amount of data that is read reveals the hidden rows. After the analysis
+of a statement, `referencedTables` in the response to `GET /v1/query/{id}` lists the rules in force for each table that
+the statement reads.
 
-Invariant: the original statement runs if files were pruned by a masked column, if files were pruned by the
-rows of a filtered table, if groups of a cube replace rows of a table with a filter or with a mask on a used column, if
-a rule contains a query, or if the rules in force are unknown. A user who is
-subject to a rule never receives the number of pruned files.
+Invariant: the original statement runs in each of these cases: files were pruned by a masked column or by the rows of a
+filtered table, groups of a cube replace rows of a table with a filter or with a mask on a used column, a rule contains
+a query, or the rules in force are unknown. A user who is subject to a rule never receives the number of pruned files.
 """
 
 from __future__ import annotations
@@ -33,6 +32,8 @@ TableName = tuple[str, str, str]
 
 
 class RuleDecision(Enum):
+    """The decision about a rewritten statement, by Trino's access rules in force."""
+
     UNKNOWN = "the rules of Trino are unknown"
     NO_RULES = "no rule is in force"
     NO_EFFECT = "rules are in force that change nothing"
@@ -44,11 +45,11 @@ class PlanInputs:
     """The tables and columns by which files were pruned.
 
     Attributes:
-        columns: The columns of each table that is read through a plan, and of each table that limits such a
-            table in a join.
-        limiting: The tables that limit other tables in a join.
+        columns: The columns by which files were pruned, of each table with a plan and of each table that is joined with
+            it.
+        limiting: The tables by whose rows a join has pruned files of the joined table.
         views: The views that are read through plan views.
-        explains: Whether the statement shows the files that are read.
+        explains: Whether the statement is an EXPLAIN, which shows the files that are read.
         aggregated: The tables whose rows are replaced by groups of a cube.
     """
 
@@ -65,6 +66,8 @@ class _Column(msgspec.Struct):
 
 
 class _Table(msgspec.Struct):
+    """A table in Trino's description of a query, with the rules that are in force for the user."""
+
     catalog: str
     schema: str
     table: str
@@ -90,7 +93,7 @@ class _Query(msgspec.Struct, rename="camel"):
 
 
 def check_access(answer: bytes, used: PlanInputs) -> RuleDecision:
-    """Decide about a rewritten statement.
+    """Decide whether a rewritten statement may return its rows.
 
     Args:
         answer: Trino's response to `GET /v1/query/{id}?pruned=true`.

@@ -1,8 +1,8 @@
-"""A circuit breaker. After several failures in a row, it blocks calls for a time, which doubles with each failed trial.
+"""Implements a circuit breaker, which blocks calls for a time after several successive failures.
 
-If the breaker is closed, all calls are allowed. If it is open, no call is allowed. When the time is over, one call is
-allowed as a trial. A successful trial closes the breaker. A failed trial opens the breaker for twice the time. A
-breaker belongs to one event loop and is not thread-safe.
+A closed breaker allows all calls, and an open breaker allows no call. When the time has passed, one call is allowed as
+a trial. A successful trial closes the breaker. A failed trial opens it again for twice the time. A breaker belongs to
+one event loop and is not thread-safe.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ BACKOFF_S, BACKOFF_MAX_S = 1.0, 60.0
 
 
 class Breaker:
-    """A circuit breaker.
+    """Blocks calls after `FAILURES_MAX` successive failures.
 
     Attributes:
-        now: A monotonic clock, in seconds.
+        now: A function that returns the time of a monotonic clock, in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -33,15 +33,15 @@ class Breaker:
         return self._open_until_s is not None
 
     def allow_request(self) -> bool:
-        """Return whether the call is allowed.
+        """Return whether a call is allowed.
 
-        After an allowed call, the caller reports the outcome with `record_success` or `record_failure`.
+        After an allowed call, the caller records the outcome with `record_success` or `record_failure`.
         """
         if self._open_until_s is None:
             return True
         if self._now() < self._open_until_s:
             return False
-        # This call is the trial. If it never reports an outcome, another trial is allowed after the same time.
+        # This call is the trial. If its outcome is never recorded, a new trial is allowed after the same time.
         self._open_until_s, self._trial = self._now() + self._backoff_s, True
         return True
 
@@ -50,7 +50,7 @@ class Breaker:
 
     def record_failure(self) -> None:
         if self._open_until_s is not None and not self._trial:
-            return  # The call started before the breaker opened.
+            return  # The failed call started before the breaker opened.
         self._failures += 1
         if self._trial:
             self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)

@@ -1,7 +1,7 @@
-"""Reports the columns that a rewritten statement reads to Seamark, after Trino has resolved views and `*`.
+"""Reports to Seamark which columns a rewritten statement reads. Trino provides them, with views and `*` resolved.
 
-Trino's own scan reports contain all columns of a table. Reports are sent concurrently with the statement. A report that
-fails is lost.
+Trino's own scan reports contain all columns of a table. Reports are sent concurrently with the statement. If a report
+fails, it is dropped.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Send = Callable[[Name, int, Collection[str]], Awaitable[None]]
 
 
 class ColumnReports:
-    """Sends the reports of one event loop.
+    """Sends reports of read columns. An instance belongs to one event loop.
 
     Attributes:
-        send: A function that sends a report: a table, the plan snapshot that is read, and the columns that are read.
+        send: A function that sends a report. Its arguments are a table, the id of its plan snapshot, and the columns.
     """
 
     def __init__(self, send: Send) -> None:
@@ -35,7 +35,7 @@ class ColumnReports:
         self._pending: set[asyncio.Task[None]] = set()
 
     def start(self, answer: bytes, plans: Sequence[PlanSnapshotRef]) -> None:
-        """Start a task that sends the reports of a statement. If too many tasks are running, nothing is sent.
+        """Start a task that sends the reports of a statement. If `_PENDING_MAX` tasks are running, send nothing.
 
         Args:
             answer: Trino's description of the statement.

@@ -1,10 +1,9 @@
-"""Chooses the coordinator for a request among Trino's coordinators behind the proxy.
+"""Chooses the Trino coordinator behind the proxy that receives a request.
 
-New statements are distributed round-robin. Later requests of a statement go to the coordinator that
-received it, and the proxy stores no state for this: with several coordinators, each receives a path prefix
-in `X-Forwarded-Prefix`. Trino adds the prefix to every URI that it returns (nextUri, infoUri, spooled
-segments, OAuth redirects). The prefix is a hash of the coordinator's URL, so every proxy with the same
-coordinators understands the URIs.
+New statements are distributed round-robin. Later requests for a statement are sent to the coordinator that received the
+statement. The proxy does not store this coordinator: if there are several, each receives its own path prefix in
+`X-Forwarded-Prefix`, and Trino adds the prefix to every URI that it returns (nextUri, infoUri, spooled segments, OAuth
+redirects). The prefix is a hash of the coordinator's URL, so every proxy with the same coordinators understands it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 PROXY_PATH = "/seamark"
-"""The beginning of the paths that the proxy itself answers. Trino has no paths with this beginning."""
+"""The prefix of the paths that the proxy itself answers. Trino has no paths with this prefix."""
 _PREFIX = f"{PROXY_PATH}/c/"
 
 
@@ -26,6 +25,8 @@ class UnknownCoordinator(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
+    """A coordinator behind the proxy."""
+
     url: str
     """The URL of the coordinator. It has only a scheme, a host and a port."""
     prefix: str
@@ -46,8 +47,8 @@ class Coordinators:
         origins = [_read_origin(url) for url in urls]
         if not origins or len(set(origins)) < len(origins):
             raise ValueError(
-                f"The coordinators are {', '.join(origins) or 'none'}; name at least one coordinator, and each of "
-                "them once"
+                f"The coordinators are {', '.join(origins) or 'none'}; set at least one coordinator, and each of "
+                "them only once"
             )
         several = len(origins) > 1
         self.all = tuple(Coordinator(origin, _read_prefix(origin) if several else "") for origin in origins)
@@ -55,17 +56,15 @@ class Coordinators:
         self._turn = itertools.count()
 
     def round_robin(self) -> tuple[Coordinator, ...]:
-        """Return all coordinators, starting with another coordinator each time.
+        """Return all coordinators. Each call rotates the order by one.
 
-        The first coordinator receives the request. The others are used if it cannot be reached.
+        The first coordinator receives the request. The others are used if the first cannot be reached.
         """
         first = next(self._turn) % len(self.all)
         return self.all[first:] + self.all[:first]
 
     def resolve(self, target: str) -> tuple[Coordinator | None, str]:
-        """Return the coordinator with the path prefix of the target, and the target without the prefix.
-
-        The coordinator is None if the target has no prefix.
+        """Return the coordinator with the target's path prefix, or None, and the target without the prefix.
 
         Raises:
             UnknownCoordinator: No coordinator has the prefix.
@@ -80,7 +79,7 @@ class Coordinators:
         return coordinator, path
 
     def from_referer(self, referer: str) -> Coordinator | None:
-        """Return the coordinator of the page from which a request comes, or None.
+        """Return the coordinator whose prefix the Referer has, or None.
 
         Trino's web console requests paths without the prefix of its page.
         """
@@ -104,7 +103,7 @@ def _read_origin(url: str) -> str:
         raise ValueError(f"{url!r} is not the URL of a coordinator; a URL starts with http:// or https://")
     if parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
         raise ValueError(
-            f"{url!r} has other parts than a scheme, a host and a port; remove them from the URL of the coordinator"
+            f"{url!r} has parts in addition to a scheme, a host and a port; remove them from the URL of the coordinator"
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")

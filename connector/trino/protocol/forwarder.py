@@ -1,12 +1,13 @@
 """Forwards a request to a coordinator, and returns the coordinator's response unchanged.
 
-Invariant: the proxy reads only the data that it needs. Bodies are streamed in chunks, at the speed of the slower side,
-compressed or not. Headers are forwarded in both directions, except hop-by-hop headers (RFC 9110, 7.6.1). Trino derives
-the URIs in its responses from `X-Forwarded-*`, so responses need no change. If the client disconnects, the request to
-the coordinator is cancelled. If the coordinator's response ends early, the client's response also ends early.
+Invariant: the proxy reads only the data that it needs. Bodies are streamed in chunks at the speed of the slower side,
+    without being decompressed. Headers are forwarded in both directions, except hop-by-hop headers (RFC 9110, 7.6.1).
+    Trino derives the URIs in its responses from `X-Forwarded-*`, so responses need no change. If the client
+    disconnects, the request to the coordinator is cancelled. If the coordinator's response ends early, the client's
+    response also ends early.
 
-The client's own `X-Forwarded-*` headers are dropped, because Trino decides from these headers whether a connection is
-secure enough for passwords. They are kept if the proxy is configured to trust a proxy in front of it.
+The client's own `X-Forwarded-*` headers are dropped, because Trino decides by these headers whether a connection is
+secure enough for passwords. They are kept if the proxy is configured to trust a further proxy between it and clients.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from yarl import URL
 from seamark.connector.trino.protocol.coordinators import Coordinator
 
 HEADER_BYTES_MAX = 1 << 20
-"""The maximum size of one header field in both directions. Prepared statements are in headers.
+"""The maximum size of one header field in both directions. Headers may contain prepared statements.
 
-By default, it is also the maximum size of all header fields of a client's request together.
+By default, it is also the maximum total size of the header fields of a client's request.
 """
 HEADERS_MAX = 1000
 _CONNECT_S = 5.0
 _READ_S = 600.0
-"""The maximum time without a byte from the coordinator. Its slowest responses are long polls of some seconds."""
+"""The maximum time in seconds without a byte from the coordinator. Its slowest responses take a few seconds."""
 _KEEPALIVE_S = 15.0
-"""The idle time after which connections to coordinators are closed.
+"""The idle time in seconds after which connections to coordinators are closed.
 
-Coordinators close idle connections after minutes. With a shorter time, the proxy sends no request on a connection that
-a coordinator is closing.
+Coordinators close idle connections after minutes. The time is shorter, so that the proxy sends no request on a
+connection that the coordinator is closing.
 """
 _VIA = "1.1 seamark"
 _HOP_BY_HOP = (
@@ -55,17 +56,17 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 Body = bytes | AsyncIterable[bytes] | None
 ResponseHandler = Callable[[Coordinator, aiohttp.ClientResponse, CIMultiDict[str]], Awaitable[web.StreamResponse]]
-"""A function that handles a response. It receives the coordinator, its response, and the headers for the client."""
+"""A function that handles a response. Its arguments are the coordinator, the response, and headers for the client."""
 _BODY_BYTES_PER_SECOND_MIN = 64 << 10
 """The minimum rate at which a client must send its body, in bytes per second.
 
-Each received byte extends the time limit of the body at this rate.
+The time limit of the body grows with the received bytes at this rate.
 """
 _UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
 class RefusedBody(Exception):
-    """Raised if the body of a request is refused. The status and the message are for the client."""
+    """Raised if the body of a request is refused. The client receives the status and the message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -74,13 +75,13 @@ class RefusedBody(Exception):
 
 
 class ClientBody:
-    """A client's body with limits of size and time.
+    """The body of a client's request, with limits of size and time.
 
-    Only the time for which the proxy waits for the client counts. The time that a coordinator needs to accept the data
-    does not count.
+    The time limit includes only the time for which the proxy waits for the client, and not the time that a coordinator
+    needs to accept the data.
 
     Attributes:
-        refusal: The error for the violated limit, or None. It is stored because aiohttp's client hides the errors of a
+        refusal: The error of the exceeded limit, or None. It is stored because aiohttp's client hides the errors of a
             body that it sends.
     """
 
@@ -112,7 +113,7 @@ class ClientBody:
         return self._content.at_eof()
 
     async def iter_any(self) -> AsyncIterator[bytes]:
-        """Yield the rest of the body.
+        """Yield the remaining chunks of the body.
 
         Raises:
             RefusedBody: A limit is exceeded.
@@ -178,10 +179,10 @@ class Forwarder:
         headers: CIMultiDict[str],
         body: Body = None,
     ) -> aiohttp.ClientResponse:
-        """Send a request, and return the coordinator's response. The body of the response is not read yet.
+        """Send a request, and return the coordinator's response. Its body has not been read.
 
         Args:
-            target: The path and query as the client sent them, still escaped.
+            target: The escaped path and query, as the client sent them.
         """
         url = URL(coordinator.url + target, encoded=True)
         return await self._session.request(method, url, headers=headers, data=body, allow_redirects=False)
@@ -217,8 +218,8 @@ class Forwarder:
         respond.
 
         Args:
-            passing: A handler that creates the response for the client. Without a handler, the coordinator's response
-                is returned unchanged. With a handler, the request forbids a compressed response.
+            passing: A handler that creates the client's response from the coordinator's response, which is then not
+                compressed. Without a handler, the coordinator's response is returned unchanged.
         """
         unreached: aiohttp.ClientError | None = None
         for coordinator in coordinators:
@@ -227,7 +228,7 @@ class Forwarder:
                 headers["Accept-Encoding"] = "identity"
             try:
                 answer = await self.send(request.method, coordinator, target, headers, body)
-            except _UNREACHED as error:  # Nothing was sent, so the next coordinator is tried.
+            except _UNREACHED as error:  # Nothing was sent, so the request can be sent to the next coordinator.
                 _log.warning("the coordinator cannot be reached", coordinator=str(coordinator), error=str(error))
                 unreached = error
                 continue
@@ -250,13 +251,14 @@ def make_response_headers(answer: aiohttp.ClientResponse, extra_headers: Mapping
     """Return the headers that the client receives: the coordinator's headers and `extra_headers`."""
     headers = _drop_headers(answer.headers, _HOP_BY_HOP)
     headers.update(extra_headers)
-    headers.setdefault("Server", "seamark")  # Without this header, aiohttp would add its version.
+    headers.setdefault("Server", "seamark")  # By default, aiohttp adds a header with its version.
     return headers
 
 
 async def _pass_back(
     request: web.BaseRequest, answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]
 ) -> web.StreamResponse:
+    """Send the coordinator's response to the client."""
     headers = make_response_headers(answer, extra_headers)
     try:
         first = await answer.content.readany()
@@ -275,8 +277,8 @@ async def _pass_back(
         async for chunk in answer.content.iter_any():
             await response.write(chunk)
     except (aiohttp.ClientPayloadError, aiohttp.ServerTimeoutError) as error:
-        # The client has received a part of the body. In HTTP, an early end of the connection signals an
-        # incomplete body.
+        # The client has received a part of the body. Closing the connection shows the client that the body is
+        # incomplete.
         _log.warning("the response of the coordinator ended early", url=str(answer.url.origin()), error=repr(error))
         if request.transport is not None:
             request.transport.abort()
@@ -286,7 +288,7 @@ async def _pass_back(
 
 
 async def read_rest(read: bytes, content: aiohttp.StreamReader | ClientBody) -> AsyncIterator[bytes]:
-    """Yield the whole body. Its first bytes were read before, and are in `read`."""
+    """Yield a whole body. `read` contains the bytes that have already been read."""
     yield read
     async for chunk in content.iter_any():
         yield chunk
@@ -296,8 +298,8 @@ async def read_at_most(content: aiohttp.StreamReader | ClientBody, size_bytes: i
     """Read the beginning of a body.
 
     Returns:
-        The whole body and True. For a body that is longer than `size_bytes`, the result is slightly more than its first
-        `size_bytes` bytes, and False.
+        The whole body and True. If the body is longer than `size_bytes`, its first `size_bytes` bytes or slightly more,
+        and False.
     """
     parts: list[bytes] = []
     size = 0
@@ -311,7 +313,7 @@ async def read_at_most(content: aiohttp.StreamReader | ClientBody, size_bytes: i
 
 
 def make_error_response(status: int, reason: str) -> web.Response:
-    """Return an error response of the proxy itself."""
+    """Return a response for an error of the proxy itself."""
     return web.Response(status=status, text=f"Seamark's proxy of Trino: {reason}\n", headers={"Server": "seamark"})
 
 

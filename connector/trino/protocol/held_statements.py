@@ -1,18 +1,18 @@
 """Follows a rewritten statement until its plan can no longer make it fail.
 
 A plan or its files may be removed before Trino resolves the plan. Therefore the proxy does not return the first
-responses to the client. It follows the statement until Trino returns rows, until Trino has completed some work, or
-until a time limit. If the statement fails before that, the client has received nothing, and the proxy runs the original
-statement instead. The proxy also runs the original statement if Trino's access rules for the sender forbid pruning
-(`access_rules.py`), or if the rules could not be read. The rules are requested concurrently with the next response, as
-soon as the statement has left the queue.
+responses to the client. It polls the statement until Trino returns rows, until Trino has completed some work, or until
+a time limit. If the statement fails before, the client has received nothing, and the proxy runs the original statement
+instead. The proxy also runs the original statement if Trino's access rules for the sender forbid pruning
+(`access_rules.py`), or if the rules could not be read. The rules are requested concurrently with the next response when
+the statement has left the queue.
 
-The client receives the last response without rows, unchanged. The nextUri in it leads to a response that the proxy has
-already read. Trino returns the same response again for the same token, because clients may lose their connection. The
-response to a POST never has rows, and some clients ignore rows in it.
+The client receives the last response without rows, because the response to a POST never has rows, and some clients
+would ignore them. The response is unchanged. Its nextUri refers to a response that the proxy has already read. Trino
+returns the same response again for the same token, because clients may lose their connection.
 
-An unchanged query is followed only while it is in Trino's queue. No response is requested twice, and the client sends a
-few requests less through the proxy.
+An unchanged query is polled only while it is in Trino's queue. No response is requested twice, and the client sends
+fewer requests through the proxy.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from seamark.connector.trino.protocol.forwarder import read_at_most
 from seamark.formats.runtime.decoding import convert_json
 
 INSPECTED_BYTES = 1 << 16
-"""The maximum size of a response that is decoded. A longer response contains rows."""
+"""The maximum size in bytes of a response that is decoded. A longer response contains rows."""
 _QUEUED = "/v1/statement/queued/"
 _BEFORE_RUNNING = frozenset(("", "QUEUED", "WAITING_FOR_RESOURCES", "DISPATCHING", "PLANNING", "FAILED"))
 _ENDED_BY_USERS = frozenset(("USER_CANCELED", "ADMINISTRATIVELY_KILLED", "ADMINISTRATIVELY_PREEMPTED"))
 _TOO_LARGE = frozenset((400, 413, 414, 431))
 """The HTTP statuses of Trino for a statement or a header that has become too long because of the names of plans."""
 FORBIDDEN = "RULES"
-"""The outcome if one of Trino's access rules forbids pruning."""
+"""The name of the outcome if Trino's access rules forbid pruning."""
 RULES_UNREAD = "RULES_UNREAD"
-"""The outcome if the access rules could not be read in time."""
+"""The name of the outcome if the access rules could not be read in time."""
 _RESOURCES = "INSUFFICIENT_RESOURCES"
-"""The error type of statements for which the cluster lacks resources. Another attempt would add load."""
+"""The error type of statements for which the cluster has no resources. Running the original would add load."""
 
 
 class _Stats(msgspec.Struct, rename="camel"):
@@ -59,6 +59,8 @@ class _Error(msgspec.Struct, rename="camel"):
 
 
 class _Results(msgspec.Struct, rename="camel"):
+    """A response of Trino to a request for a statement."""
+
     id: str = ""
     next_uri: str | None = None
     data: msgspec.Raw = msgspec.Raw(b"null")
@@ -68,6 +70,8 @@ class _Results(msgspec.Struct, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class TrinoResponse:
+    """A response of Trino that the client receives."""
+
     status: int
     reason: str
     headers: CIMultiDict[str]
@@ -80,9 +84,10 @@ class TrinoResponse:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The outcome of a rewritten statement that has returned nothing to the client, so the original can replace it.
+    """The failure of a rewritten statement before the client received a response, so that the original can still run.
 
     Attributes:
+        name: The name of Trino's error, or an outcome of this module.
         is_running: Whether the statement is still running in Trino and has to be cancelled.
     """
 
@@ -92,12 +97,11 @@ class Failure:
 
 
 class FollowedStatement:
-    """Follows one statement.
+    """Polls one statement on behalf of the client.
 
     Attributes:
         get: A function that requests a URI of the coordinator.
-        judge: A function that decides by the access rules about the query with an id. If it is None, rules are not
-            checked.
+        judge: A function that decides by the access rules about the query with an id, or None to check no rules.
     """
 
     def __init__(
@@ -114,14 +118,15 @@ class FollowedStatement:
         self._query_id = ""
         self._deadline_s = time.monotonic() + hold_s
         self.next_uri: str | None = None
-        """The next URI of the statement. The proxy sends a cancellation to it, because the client does not have this
-        URI.
+        """The next URI of the statement.
+
+        The client does not have it, so only the proxy can send a cancellation to it.
         """
 
     async def wait_for_planning(
         self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]
     ) -> TrinoResponse | Failure:
-        """Return the response to the client's POST.
+        """Poll until the plan can no longer make the statement fail, and return the response to the client's POST.
 
         Args:
             first: The coordinator's first response.
@@ -139,6 +144,10 @@ class FollowedStatement:
     async def _follow_past_planning(
         self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]
     ) -> TrinoResponse | Failure:
+        """Follow a statement's responses until Trino has planned it.
+
+        Return the response for the client, or the failure after which the original can be sent.
+        """
         answer, results = await _read_first_answer(first, headers)
         if answer.status in _TOO_LARGE:
             return Failure(f"HTTP {answer.status}", answer.body[:200].decode("utf-8", "replace"))
@@ -153,12 +162,12 @@ class FollowedStatement:
                 response = await self._get(answer.next_uri)
                 body, results = await _read(response)
             except (aiohttp.ClientError, TimeoutError):
-                break  # The client will receive the same error from the original statement.
+                break  # The original statement would fail with the same error.
             if results is None:
                 break
             if results.error is not None and _may_retry_original(results.error):
                 return Failure(results.error.error_name, results.error.message)
-            if results.error is not None:  # A failed statement returns no rows.
+            if results.error is not None:  # The statement has failed, so it returns no rows.
                 return replace(answer, is_allowed=False)
             answer = replace(answer, is_allowed=results.stats.state not in _BEFORE_RUNNING)
             if results.next_uri is None or _has_started(results):
@@ -167,10 +176,7 @@ class FollowedStatement:
         return await self._apply_rules(answer)
 
     def _start_judging(self) -> None:
-        """Start to read the access rules, concurrently with the next response.
-
-        Trino reports no rules before it has analysed the statement.
-        """
+        """Start to read the access rules concurrently with the next response, when Trino has analysed the statement."""
         if self._judge is None or self._verdict is not RuleDecision.UNKNOWN:
             return
         if self._judging is not None and self._judging.done():
@@ -198,9 +204,9 @@ class FollowedStatement:
         return replace(answer, decision=self._verdict)
 
     async def wait_for_queue(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoResponse:
-        """Poll an unchanged query until it leaves Trino's queue or the time is over.
+        """Poll an unchanged query until it leaves Trino's queue or the time is over, and return the last response.
 
-        Return the last response before that. The response has no rows.
+        The response has no rows.
         """
         answer, _ = await _read_first_answer(first, headers)
         while answer.next_uri is not None and _QUEUED in answer.next_uri and time.monotonic() < self._deadline_s:
@@ -231,9 +237,9 @@ async def _read_first_answer(
 
 
 async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, _Results | None]:
-    """Read a response, and return its body and its content.
+    """Read a response, and return its body and its decoded content.
 
-    The content is None if the response is not ordinary, or if it is too long for a response without rows.
+    The content is None if the status is not 200, or if the response is so long that it must contain rows.
     """
     async with response:
         body, whole = await read_at_most(response.content, INSPECTED_BYTES)
@@ -252,10 +258,7 @@ def _read_results(response: aiohttp.ClientResponse, body: bytes) -> _Results | N
 
 
 def _has_started(results: _Results) -> bool:
-    """Return whether the response has rows or completed splits.
-
-    If so, Trino has found the plan's metadata and files.
-    """
+    """Return whether the response has rows or completed splits, so that Trino has found the plan's files."""
     stats = results.stats
     rows = bytes(results.data).strip() not in (b"null", b"[]")
     return rows or stats.completed_splits > 0 or stats.processed_rows > 0 or stats.state in ("FINISHING", "FINISHED")

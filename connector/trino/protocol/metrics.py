@@ -8,6 +8,8 @@ _PLAN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 
 
 class ProxyMetrics:
+    """The metrics of one proxy."""
+
     def __init__(self) -> None:
         self.registry = registry = prometheus.CollectorRegistry()
         self.requests = prometheus.Counter(

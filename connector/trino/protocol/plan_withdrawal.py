@@ -1,12 +1,12 @@
 """Tracks the plans that this proxy has requested, and withdraws plans that no statement needs.
 
-A plan appears to Trino as a snapshot of its table, so each plan makes the catalog's responses larger. A statement needs
-its plans until Trino has analysed it. After an idle time, the proxy withdraws the plans of finished statements, with
-one request per table. It also withdraws plans that were created for a statement and not used by it. If a proxy dies,
-its plans exist until their leases end.
+Trino sees a plan as a snapshot of its table, so each plan makes the catalog's responses larger. A statement needs its
+plans until Trino has analysed the statement. After an idle time, the proxy withdraws the plans that no statement needs,
+with one request per table. It also withdraws plans that were created for a statement but not used by it. If a proxy
+dies, its plans exist until their leases end.
 
-The catalog shares a plan between the statements of one proxy. Therefore a statement may receive a plan that is being
-withdrawn. The statement then waits for the withdrawal, and renews the lease before it uses the plan.
+Statements of one proxy may share a plan. Therefore a statement may receive a plan that is being withdrawn. The
+statement then waits for the end of the withdrawal, and renews the lease before it uses the plan.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ from seamark.connector.client.errors import ClientError
 from seamark.connector.plans.async_client import Name
 
 IDLE_S = 1.0
-"""The idle time after which a plan is withdrawn.
-
-Until then, repeated statements share the plan, and the catalog writes nothing.
-"""
+"""The idle time in seconds after which a plan is withdrawn. Until then, repeated statements share the plan."""
 _WITHDRAWN_PLANS_PER_REQUEST = 500
 _REMEMBERED_S = 60.0
 _KNOWN_MAX = 100_000
@@ -42,6 +39,8 @@ Lease = Callable[[Name, list[int], int | None], Awaitable[None]]
 
 @dataclass(slots=True)
 class _State:
+    """The state of a plan: the number of statements that need it, or its withdrawal."""
+
     statements: int = 0
     idle_since_s: float = 0.0
     withdrawal: asyncio.Event | None = None
@@ -49,11 +48,12 @@ class _State:
 
 
 class PlanWithdrawal:
-    """The plans of one event loop.
+    """Tracks and withdraws plans. An instance belongs to one event loop.
 
     Attributes:
-        lease: A function that sends a lease request to the catalog. Without seconds, the request renews a lease. With 0
-            seconds, it withdraws the plan.
+        lease: A function that sends a lease request to the catalog. Its arguments are a table, the ids of plans, and
+            the
+            seconds of the lease: 0 withdraws the plans, and None renews their leases.
     """
 
     def __init__(self, lease: Lease, idle_s: float = IDLE_S) -> None:
@@ -61,7 +61,7 @@ class PlanWithdrawal:
         self._idle_s = idle_s
         self._plans: dict[PlanSnapshotRef, _State] = {}
         self._withdrawn_s: dict[PlanSnapshotRef, float] = {}
-        """The times of recent withdrawals."""
+        """The times of recent withdrawals, by plan."""
         self._task: asyncio.Task[None] | None = None
 
     def note(self, plan: PlanSnapshotRef, requested_s: float) -> None:
@@ -82,9 +82,9 @@ class PlanWithdrawal:
             self._task = asyncio.create_task(self._sweep())
 
     async def take(self, plans: Iterable[PlanSnapshotRef]) -> None:
-        """Reserve the plans that a statement is going to read.
+        """Reserve the plans that a statement will read.
 
-        After an error or a cancellation, none of the plans is reserved.
+        After an error or a cancellation, no plan is reserved.
 
         Raises:
             ClientError: The lease of a withdrawn plan cannot be renewed.
@@ -117,9 +117,9 @@ class PlanWithdrawal:
                 state.idle_since_s = time.monotonic()
 
     def forget(self, plans: Iterable[PlanSnapshotRef]) -> None:
-        """Stop tracking plans. They exist until their leases end.
+        """Stop tracking plans, because it is unknown when Trino will analyse the statement.
 
-        Call this if it is unknown when Trino will analyse the statement.
+        Their leases end by themselves.
         """
         for plan in plans:
             self._plans.pop(plan, None)
@@ -129,7 +129,7 @@ class PlanWithdrawal:
         await self._withdraw(math.inf)
 
     async def _sweep(self) -> None:
-        """Withdraw idle plans repeatedly, as long as there are plans."""
+        """Withdraw idle plans periodically, as long as there are plans."""
         while self._plans:
             await asyncio.sleep(self._idle_s / 2)
             now_s = time.monotonic()
@@ -151,6 +151,7 @@ class PlanWithdrawal:
                 await self._withdraw_plans(name, ids[first : first + _WITHDRAWN_PLANS_PER_REQUEST])
 
     async def _withdraw_plans(self, name: Name, ids: list[int]) -> None:
+        """Withdraw the plans of a table or view that no statement uses."""
         states = {plan: state for number in ids if (state := self._plans.get(plan := (name, number))) is not None}
         leaving = {plan: state for plan, state in states.items() if not state.statements}
         event = asyncio.Event()
@@ -165,7 +166,7 @@ class PlanWithdrawal:
             event.set()
             for plan, state in leaving.items():
                 self._withdrawn_s[plan] = time.monotonic()
-                if self._plans.get(plan) is state:  # With another state, a statement has reserved the plan again.
+                if self._plans.get(plan) is state:  # If the state differs, a statement has reserved the plan again.
                     del self._plans[plan]
 
     async def close(self) -> None:

@@ -2,9 +2,9 @@
 
 Trino resolves a plan when the statement leaves the queue, possibly after the lease of the plan has ended. While the
 statement is queued, its client polls `/v1/statement/queued/` through the proxy. These requests trigger the renewals, so
-the proxy needs no timer and no task. The number of tracked statements is bounded. They are forgotten when the proxy
-stops, and their plans then exist until their leases end. A statement whose access rules are checked (`access_rules.py`)
-has no plans while it waits, so only other statements are tracked.
+the proxy needs no timer and no task. The number of tracked statements is bounded. When the proxy stops, it forgets the
+statements, and their plans exist until their leases end. A statement whose access rules are checked
+(`access_rules.py`) is not tracked, because it has no plans while the client polls.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ _QUEUED = ["", "v1", "statement", "queued"]
 _BYTES = 16 << 20
 _BYTES_PER_PLAN = 500
 _EVERY_S_MAX = 300.0
-"""The maximum time between renewals, because the server may grant a shorter lease than requested."""
+"""The maximum time in seconds between renewals, because the server may grant a shorter lease than requested."""
 
 
 @dataclass(slots=True)
 class _Waits:
+    """A queued statement, and the time of the last renewal of its plans."""
+
     plans: Sequence[PlanSnapshotRef]
     renewed_s: float
 
 
 class QueuedStatements:
-    """The queued statements of one event loop.
+    """Tracks queued statements. An instance belongs to one event loop.
 
-    The server renews a lease only if less than half of `lease_s` is left. With a renewal every quarter of `lease_s`,
-    each lease always has at least a quarter of `lease_s` left.
+    The server renews a lease only if less than half of `lease_s` remains. A renewal is requested every quarter of
+    `lease_s`, so at least a quarter of `lease_s` always remains.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -41,7 +43,7 @@ class QueuedStatements:
         self._waits: MemoryCache[str, _Waits] = MemoryCache(_BYTES)
 
     def add(self, target: str, plans: Sequence[PlanSnapshotRef], made_s: float) -> None:
-        """Track a statement that reads `plans` and continues at `target`, if `target` is in the queue.
+        """Track a statement that reads `plans`, if `target` is a path of Trino's queue.
 
         Args:
             target: The path of the statement's next URI.
@@ -63,6 +65,6 @@ class QueuedStatements:
 
 
 def _find_query_id(target: str) -> str | None:
-    """Return the query id in a path of the queue, or None for another path."""
+    """Return the query id in a path of the queue, or None for other paths."""
     parts = target.split("/", 5)
     return parts[4] if len(parts) == 6 and parts[:4] == _QUEUED else None

@@ -1,7 +1,7 @@
 """Reads the session of a statement from the headers of its request.
 
-The session contains catalog and schema, time zone, prepared statements, and whether the client has switched plans off.
-Every request repeats the session in its headers, so the proxy does not store it.
+The session contains the catalog and schema, the time zone, prepared statements, and whether the client has switched
+plans off. Every request repeats the session in its headers, so the proxy does not store it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OFF_HEADER = "X-Seamark"
 OFF_TAG = "seamark-off"
 """A client tag in `X-Trino-Client-Tags` that switches plans off.
 
-It is for clients that can set tags but no headers, such as Trino's CLI and its JDBC driver.
+Clients such as Trino's CLI and its JDBC driver can set tags, but no headers.
 """
 PARTITION_FILTER = "query_partition_filter_required"
 """The session property of Trino's Iceberg catalogs that requires a condition on a partition column."""
@@ -34,6 +34,8 @@ _PARTITION_FILTER = re.compile(rf"\.\s*{PARTITION_FILTER}\s*=\s*(?!false\s*(?:,|
 
 @dataclass(frozen=True, slots=True)
 class Session:
+    """The session of a statement."""
+
     catalog: str = ""
     schema: str = ""
     utc: bool = False
@@ -45,7 +47,7 @@ class Session:
     needs_partition_filter: bool = False
     """Whether Trino must refuse scans without a condition on a partition column.
 
-    Trino does not check this for a version of a table, so such statements must stay unchanged.
+    Trino does not check this condition for a version of a table, so statements of these sessions must stay unchanged.
     """
     prepared: Mapping[str, str] = field(default_factory=dict)
     sender_hash: int = field(default=0, compare=False)
@@ -79,7 +81,7 @@ def is_hinted_off(statement: str) -> bool:
 
 
 def prepare(headers: CIMultiDict[str], name: str, text: str) -> None:
-    """Set the text of the prepared statement `name` in the headers. Other prepared statements stay."""
+    """Set the text of the prepared statement `name` in the headers. Other prepared statements do not change."""
     other_statements = [
         f"{quote_plus(other)}={quote_plus(source)}" for other, source in _parse_prepared(headers) if other != name
     ]

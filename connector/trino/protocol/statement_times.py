@@ -1,9 +1,9 @@
 """Measures the times of rewritten statements, and reports them to Seamark for the query history.
 
-The proxy does not read the pages of a statement, so it does not see the last page. A statement has ended when its
-client has requested no page for `_IDLE_S`. Its time ends with the response to the last request. It contains the time
-that a client takes between two pages, so it is accurate for the short results of most analytical queries. The number of
-measured statements is bounded. A report that fails is lost.
+The proxy does not decode the pages of a statement, so it does not recognise the last page. A statement counts as ended
+when its client has requested no page for `_IDLE_S`. Its time ends with the response to the last request. The time
+includes the time that the client takes between two pages, so it is accurate only for short results, which most
+analytical queries have. The number of measured statements is bounded. If a report fails, it is dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _log = structlog.get_logger("seamark.trino-proxy")
 class PlannedRead(NamedTuple):
     """The files and bytes of one table that a statement reads by its plan.
 
-    `statement` is the fingerprint of the statement in the query history.
+    Attributes:
+        statement: The fingerprint of the statement in the query history.
     """
 
     table: Name
@@ -45,19 +46,22 @@ Send = Callable[[PlannedRead, float], Awaitable[None]]
 
 @dataclass(slots=True)
 class _Measured:
+    """A statement that is being measured, with the times of its start and of its last page."""
+
     reads: Sequence[PlannedRead]
     began_s: float
     ended_s: float
 
 
 class StatementTimes:
-    """The measured statements of one event loop."""
+    """Measures statements. An instance belongs to one event loop."""
 
     def __init__(self, send: Send) -> None:
-        """Create the times.
+        """Create an instance without statements.
 
         Args:
-            send: A function that reports the seconds of a statement for one table.
+            send: A function that reports the time of a statement for one table. Its arguments are the read and the time
+                in seconds.
         """
         self._send = send
         self._measured: dict[str, _Measured] = {}
@@ -65,11 +69,11 @@ class StatementTimes:
         self._reports: set[asyncio.Task[None]] = set()
 
     def start(self, target: str | None, reads: Sequence[PlannedRead], began_s: float) -> None:
-        """Measure a statement whose next page is at `target`. Without a next page, the statement has ended.
+        """Start to measure a statement whose next page is at `target`. Without a next page, the statement has ended.
 
         Args:
             target: The path of the next page, or None.
-            reads: What the statement reads. Only reads that count in the query history are reported.
+            reads: The reads of the statement. Only reads that are counted in the query history are reported.
             began_s: The time at which the statement was sent, on a monotonic clock.
         """
         counted_reads = [read for read in reads if read.statement]
@@ -84,7 +88,7 @@ class StatementTimes:
             self._check_later(query, _IDLE_S)
 
     def note_page(self, method: str, target: str) -> None:
-        """Note that a client has received a page. After a DELETE, the statement is not measured."""
+        """Record that a client has received a page. After a DELETE, the statement is no longer measured."""
         query = _find_query_id(target) if self._measured else None
         if query is None or query not in self._measured:
             return
@@ -132,6 +136,6 @@ class StatementTimes:
 
 
 def _find_query_id(target: str) -> str | None:
-    """Return the query id in the path of a page, or None for another path."""
+    """Return the query id in the path of a page, or None for other paths."""
     parts = target.split("/", 5)
     return parts[4] if len(parts) == 6 and parts[:3] == _PAGES else None

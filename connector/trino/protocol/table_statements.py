@@ -1,16 +1,17 @@
-"""Runs statements that maintain the files of a table (`connector/jobs/statements.py`) and that Trino does not support.
+"""Runs statements that maintain the files of a table (`connector/jobs/statements.py`), which Trino does not support.
 
-The proxy answers these statements in Trino's protocol. Trino decides whether the client may run them. Before the job
-starts, the proxy runs statements with the client's identity that read and change nothing:
+The proxy answers these statements in Trino's protocol. Trino decides whether the client may run them. For this purpose,
+the proxy first runs statements in Trino with the client's identity. They read and change nothing:
 
 - For MERGE FILES: `EXPLAIN (TYPE VALIDATE) ALTER TABLE … EXECUTE optimize`, which requires the same right.
-- For DROP COLUMNS: `EXPLAIN (TYPE VALIDATE) UPDATE … SET column = NULL`, which has the same effect.
+- For DROP COLUMNS: `EXPLAIN (TYPE VALIDATE) UPDATE … SET column = NULL`, which requires the right to update the
+  columns.
 - For both: `SELECT … WHERE FALSE AND (predicate)` with the same columns. The proxy reads the access rules of this
-  query. If it has a row filter or a column mask, the statement is refused, because the job affects all rows.
+  query. If a row filter or a column mask is in force, the statement is refused, because the job affects all rows.
 
 The job runs with the proxy's token in a separate process, which is killed if the client cancels the statement. Only the
-proxy that received a statement can answer requests for it. If the proxy stops, the statement is lost, but the table is
-not damaged.
+proxy that received a statement can answer requests for it. If the proxy stops, the job ends, but the table is not
+damaged.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ from seamark.formats.runtime.decoding import convert_json
 
 PATH = f"{PROXY_PATH}/statements"
 WAITING_MAX = 10
-"""The maximum number of waiting statements for each statement that may run."""
+"""The maximum number of waiting statements, as a multiple of the maximum number of running jobs."""
 _POLL_S = 1.0
-"""The maximum time for which a response waits for the end of the job, as in Trino."""
+"""The maximum time in seconds for which a response waits for the end of the job, as in Trino."""
 _CHECK_S = 60.0
 _ANSWER_BYTES = 1 << 20
 _ENDED_MAX = 1000
-"""The maximum number of finished statements whose results are stored until the clients have fetched them."""
+"""The maximum number of finished statements whose results are stored for their clients."""
 _ENDED_S = 600.0
 _ALTERS = re.compile(rb"\balter\b", re.IGNORECASE)
 _NO_TABLE = re.compile(r"[$@~]")
@@ -95,7 +96,9 @@ class Requested:
     """A request to run a statement on a table of Seamark.
 
     Attributes:
-        catalog, schema: The names in Trino.
+        catalog: The name of the catalog in Trino.
+        schema: The name of the schema in Trino.
+        utc: Whether the time zone of the session is known to be UTC.
     """
 
     statement: TableStatement
@@ -122,13 +125,15 @@ class NotAllowed(Exception):
 
 @dataclass
 class _Statement:
+    """A statement whose job is waiting, running or finished."""
+
     began_s: float
     task: asyncio.Task[StatementAnswer]
     ended_s: float | None = None
 
 
 class TableStatements:
-    """The table statements of one event loop.
+    """Runs table statements. An instance belongs to one event loop.
 
     Attributes:
         jobs_max: The maximum number of jobs that run at the same time.
@@ -152,7 +157,10 @@ class TableStatements:
         self._statements: OrderedDict[str, _Statement] = OrderedDict()
 
     def may_be_table_statement(self, body: bytes) -> bool:
-        """Return whether the body may be a table statement. The check is cheap and may return True for other bodies."""
+        """Return whether the body may be a table statement.
+
+        The check is fast, and may return True for other statements.
+        """
         return self._jobs_max > 0 and _ALTERS.search(body) is not None
 
     def _find(
@@ -161,7 +169,7 @@ class TableStatements:
         """Return the statement and its session, or None if the body has to be sent to Trino.
 
         Raises:
-            InvalidRequest: The statement has a mistake.
+            InvalidRequest: The statement is invalid.
         """
         try:
             statement = parse_statement(body.decode())
@@ -195,10 +203,10 @@ class TableStatements:
         Args:
             body: The text of the statement.
             headers: The headers of the client's request.
-            send: Sends a request to the coordinator with the client's identity.
-            judge: Decides by the access rules about a query. None if Trino has no access rules.
+            send: A function that sends a request to the coordinator with the client's identity.
+            judge: A function that decides by the access rules about a query, or None if Trino has no access rules.
             base: The URL at which the client reaches the proxy.
-            trust_time_zone: Whether the client's time zone is the session's time zone.
+            trust_time_zone: Whether the time zone in the client's headers is the session's time zone.
         """
         try:
             table_statement = self._find(body, headers, trust_time_zone=trust_time_zone)
@@ -217,7 +225,7 @@ class TableStatements:
             self._check_room()
             async with asyncio.timeout(_CHECK_S):
                 await _check_rights(wanted, send, judge)
-            self._check_room()  # Other statements may have arrived during the check.
+            self._check_room()  # Further statements may have arrived while the rights were checked.
         except NotAllowed as refusal:
             return to_failed_answer(refusal.error, base)
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -231,7 +239,7 @@ class TableStatements:
     async def answer(self, method: str, number: str, base: str) -> web.Response:
         """Answer a client's request for a statement.
 
-        A GET returns the next response after a second, or at the end of the job. A DELETE kills the job.
+        A GET waits for a second or until the job ends, and returns the next response. A DELETE kills the job.
         """
         statement = self._statements.get(number)
         if method not in ("GET", "DELETE"):
@@ -243,7 +251,7 @@ class TableStatements:
             statement.task.cancel()
             return web.Response(status=204)
         await asyncio.wait((statement.task,), timeout=_POLL_S)
-        if number not in self._statements:  # The statement was cancelled while its job ran.
+        if number not in self._statements:  # The statement was cancelled while the response waited.
             return web.Response(status=404, text="The statement is unknown to this proxy\n")
         return make_json_response(self._answer(number, base))
 
@@ -261,7 +269,7 @@ class TableStatements:
             try:
                 answer = await self._run(job)
             except OSError as error:
-                answer = StatementAnswer(error=f"The job does not start: {error}")
+                answer = StatementAnswer(error=f"The job did not start: {error}")
         _log.info(
             "table statement",
             table=".".join(job.statement.table),
@@ -294,7 +302,7 @@ class TableStatements:
     def _check_room(self) -> None:
         unended = sum(not statement.task.done() for statement in self._statements.values())
         if unended >= self._jobs_max * (1 + WAITING_MAX):
-            message = "Too many statements that maintain tables wait at this proxy; try later"
+            message = "Too many statements that maintain tables are waiting at this proxy; try again later"
             raise NotAllowed(_make_error("QUERY_QUEUE_FULL", message, "INSUFFICIENT_RESOURCES"))
 
     def _forget_ended(self) -> None:
@@ -308,10 +316,10 @@ class TableStatements:
 
 
 async def run_in_process(job: StatementJob, *, authorities: str | None = None) -> StatementAnswer:
-    """Run a statement in another process. If the task is cancelled, the process is killed.
+    """Run a statement in a new process. If the task is cancelled, kill the process.
 
     Args:
-        authorities: A PEM file with the certificate authorities for the server's certificate.
+        authorities: The path of a PEM file with the certificate authorities of the server's certificate.
     """
     more = {"OMP_NUM_THREADS": "1", **({} if authorities is None else {"SEAMARK_CA": authorities})}
     process = await asyncio.create_subprocess_exec(
@@ -335,7 +343,7 @@ async def run_in_process(job: StatementJob, *, authorities: str | None = None) -
 
 
 async def _check_rights(wanted: Requested, send: Send, judge: Judge | None) -> None:
-    """Check that Trino accepts the client's statements, and that none of its access rules forbids the job.
+    """Check that Trino accepts the client's statements, and that no access rule forbids the job.
 
     Raises:
         NotAllowed: Trino refuses a statement, or a rule forbids the job.
@@ -350,8 +358,8 @@ async def _check_rights(wanted: Requested, send: Send, judge: Judge | None) -> N
         right = f"ALTER TABLE {table} EXECUTE optimize"
     await run_at_trino(f"EXPLAIN (TYPE VALIDATE) {right}", send)
     listed = ", ".join(map(quote_name, columns)) or "1"
-    # The query contains the predicate, so that Trino refuses columns that the client may not read. The
-    # predicate may end with a comment.
+    # The query contains the predicate, so that Trino refuses columns that the client may not read. It is
+    # followed by a line break, because it may end with a comment.
     condition = "FALSE" if wanted.statement.where is None else f"FALSE AND ({wanted.statement.where}\n)"
     query = await run_at_trino(f"SELECT {listed} FROM {table} WHERE {condition}", send)  # noqa: S608
     if judge is not None:
@@ -440,7 +448,7 @@ def _make_error(name: str, message: str, kind: str = "USER_ERROR") -> Json:
 
 
 def _make_stats(state: str, began_s: float) -> Json:
-    """Return the statistics of a response, with all fields, because some clients require all of them."""
+    """Return the statistics of a response. They have all fields, because some clients require all of them."""
     elapsed_ms = int(1000 * (time.monotonic() - began_s))
     zero = dict.fromkeys((*_COUNTS, *_TIMES, *_SIZES), 0)
     return {"state": state, "queued": False, "scheduled": True, **zero, "elapsedTimeMillis": elapsed_ms}

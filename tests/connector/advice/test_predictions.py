@@ -94,5 +94,5 @@ def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:
     second_advice = load_advice(client, TABLE)
     assert second_advice["before"]["bytes"] < 0.5 * second_advice["applied"][0]["proposal"]["before"]["bytes"]
     by_hand = {"change": {"kind": "none"}, "title": "x", "commands": ["ALTER TABLE"]}
-    with pytest.raises(InvalidRequest, match="An engine makes the change"):
+    with pytest.raises(InvalidRequest, match="must be made in an engine"):
         apply_proposal(client, TABLE, by_hand, wait_s=1)

@@ -21,7 +21,7 @@ def test_job_fails_if_another_builder_builds_the_index(client: IndexClient) -> N
     append(client.url, "db.t", spread(2))
     client.put_index("db.t", "i", kind="bloom", columns=["id"])
     build = client.start_build("db.t", "i", exclusive=True)
-    with pytest.raises(RuntimeError, match="wait for another builder"):
+    with pytest.raises(RuntimeError, match="wait for a different builder"):
         run_indexing(client, ("db", "t"))
     client.finish_build("db.t", "i", build["build-id"], outcome="rolled-back")
     assert run_indexing(client, ("db", "t"))["builds"] == 1

@@ -468,7 +468,7 @@ def test_key_metadata_of_other_tools_is_refused() -> None:
         (b"kf", "was not written by parquet's key tools"),
         (b'{"x": ' + b"[" * 60_000, "was not written by parquet's key tools"),
         (b'{"keyMaterialType": "PKMT2"}', "has the type 'PKMT2'"),
-        (b'{"keyMaterialType": "PKMT1", "internalStorage": false, "keyReference": "footerKey"}', "is in another file"),
+        (b'{"keyMaterialType": "PKMT1", "internalStorage": false, "keyReference": "footerKey"}', "is not in the file"),
     ):
         with pytest.raises(KeyUnavailable, match=re.escape(message)):
             keys.find_key(metadata, None)

@@ -437,7 +437,7 @@ def test_name_of_an_output_in_order_by_is_not_taken_for_a_measure(server: Server
     text = f"SELECT country AS n, sum(n) AS total FROM {sales.name} GROUP BY country ORDER BY max(n) DESC LIMIT 1"
     summary, rows = query_with_summary(server, text)
     assert (summary.index, rows) == (None, [("b", 30)])
-    assert "names an output" in (summary.reason or "")
+    assert "is the name of an output" in (summary.reason or "")
 
 
 @pytest.mark.slow

@@ -126,7 +126,7 @@ def test_tag_is_read_as_the_snapshot_that_it_names(server: ServerThread) -> None
         with pytest.raises(InvalidRequest, match="Cannot find the branch or tag 'none'; the table has it's, main"):
             session.sql("SELECT * FROM db.t1 FOR VERSION AS OF 'none'")
         self_join = "SELECT count(*) FROM db.t1 a JOIN db.t1 FOR VERSION AS OF 'it''s' b ON a.id = b.id"
-        with pytest.raises(InvalidRequest, match="at a branch or tag, and also at another snapshot"):
+        with pytest.raises(InvalidRequest, match="at a branch or tag, and also at a second snapshot"):
             session.explain(self_join)
         (table_report,) = session.explain("SELECT id FROM db.t1 FOR VERSION AS OF 'it''s' WHERE id = 4711").tables
         assert (table_report.files, table_report.considered_files) == (0, 3)

@@ -24,7 +24,7 @@ from tests.services.trino_proxy import run_trino_proxy
         (["--trino", "http://t:1"], "--catalog"),
         (["--trino", "t:1", "--catalog", "lake"], "'t:1' is not the URL of a coordinator"),
         (["--trino", "http://t:1/ui", "--catalog", "lake"], "a scheme, a host and a port"),
-        (["--trino", "http://t:1", "--trino", "http://t:1/", "--catalog", "lake"], "each of them once"),
+        (["--trino", "http://t:1", "--trino", "http://t:1/", "--catalog", "lake"], "each of them only once"),
         (["--trino", "http://t:1", "--catalog", "lake", "--url", "s:1"], "'s:1' is not the URL of a server"),
         (["--trino", "http://t:1", "--catalog", "lake", "--tls-cert", __file__], "must be set together"),
         (["--trino", "http://t:1", "--catalog", "lake", "--tls-cert", __file__, "--tls-key", __file__], ""),

@@ -407,7 +407,7 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
         (repeat_column("id"), {"keys": ["id"]}, "the rows have 2 columns id"),
         (pa.table({"id": [1], "price": [2]}), {"keys": ["id"]}, "the table has no column price"),
         (pa.table({"id": ["one"]}), {"keys": ["id"]}, "column id is long"),
-        ([pa.table({"id": [1]}), build_rows((1, "de"))], {"keys": ["id"]}, "other columns than the first"),
+        ([pa.table({"id": [1]}), build_rows((1, "de"))], {"keys": ["id"]}, "of rows have different columns"),
         (build_rows((1, "de")), {"keys": ["id"], "strategy": "lookup"}, "there is no record index on the key id"),
     ]
     for value, how, message in cases:

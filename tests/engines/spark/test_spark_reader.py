@@ -288,7 +288,7 @@ def test_invalid_read_options_are_refused(rig: ReaderSession) -> None:
         ("no column 'nothing'", {"columns": "id,nothing"}),
         ("Unknown options snapshot", {"snapshot": 5}),
         ("branch or tag 'away'", {"branch": "away"}),
-        ("both given", {"branch": "dev", "snapshot_id": 1}),
+        ("both set", {"branch": "dev", "snapshot_id": 1}),
         ("limit is 'some'", {"limit": "some"}),
     ):
         with pytest.raises(PySparkException, match=expected):

@@ -491,4 +491,4 @@ def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: SparkSta
     assert "Engine: spark" in explained.output
     refusal = CliRunner().invoke(cli, [*command, f"UPDATE db.{OURS}_cli SET price = price / 3 WHERE id = 1"])
     assert refusal.exit_code == 2
-    assert "may mean something else" in refusal.output
+    assert "may have a different meaning" in refusal.output
