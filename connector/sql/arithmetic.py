@@ -13,6 +13,7 @@ from seamark.connector.sql.types import (
     DATE,
     INTERVAL,
     PRECISION_MAX,
+    TIMESTAMP,
     SqlType,
     as_decimal,
     make_decimal,
@@ -22,6 +23,11 @@ from seamark.connector.sql.values import cast, check_comparable
 
 _QUOTIENT_SCALE_MIN = 6
 """The minimum number of digits after the point in a quotient of decimals."""
+_SUMMED_PRECISION_MAX = 26
+"""The maximum precision of decimals whose sum is computed without a check for overflow.
+
+The sum of 10 to the power of 12 of these decimals has at most 38 digits.
+"""
 DIVISION_BY_ZERO = "error('Division by zero')"
 
 
@@ -114,8 +120,35 @@ def divide_decimals(left: SqlValue, right: SqlValue, kind: SqlType) -> SqlValue:
     return SqlValue(f"(CASE WHEN {right.sql} = 0 THEN {DIVISION_BY_ZERO} ELSE {scaled} END)", kind)
 
 
+def sum_decimals(value: SqlValue, distinct: str = "", over: str = "") -> SqlValue:
+    """Return the sum of decimals.
+
+    DuckDB adds them as 128-bit integers, whose overflow is not an error.
+
+    Args:
+        value: The decimals.
+        distinct: `DISTINCT ` or an empty text.
+        over: The window of the sum, or an empty text.
+    """
+    kind = make_decimal(PRECISION_MAX, value.type.scale)
+    total = f"CAST(sum({distinct}{value.sql}){over} AS {name_duckdb_type(kind)})"
+    if value.type.precision <= _SUMMED_PRECISION_MAX:
+        return SqlValue(total, kind)
+    size = f"abs(sum({distinct}CAST({value.sql} AS DOUBLE)){over})"
+    # The limit is slightly larger than the maximum, because rounding makes a sum of doubles depend on the order of
+    # rows.
+    limit = f"CAST('1.000001e{PRECISION_MAX - kind.scale}' AS DOUBLE)"
+    return SqlValue(f"(CASE WHEN {size} >= {limit} THEN error('Decimal overflow') ELSE {total} END)", kind)
+
+
 def _to_unscaled_integer(value: SqlValue) -> str:
     return f"CAST(replace(CAST({value.sql} AS VARCHAR), '.', '') AS HUGEINT)"
+
+
+def round_to_milliseconds(value: SqlValue) -> SqlValue:
+    """Return a timestamp rounded to milliseconds, as Trino rounds it: half a millisecond is rounded up."""
+    moved = f"(epoch_us({value.sql}) + 500)"
+    return SqlValue(f"make_timestamp({moved} - ({moved} % 1000 + 1000) % 1000)", TIMESTAMP)
 
 
 def shift_by_interval(left: SqlValue, right: SqlValue, sign: str, node: exp.Expr) -> SqlValue:

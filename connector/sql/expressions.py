@@ -17,12 +17,22 @@ from seamark.connector.analysis.conditions import COMPARISONS
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.plans.quotes import quote_text
 from seamark.connector.sql.arithmetic import (
+    round_to_milliseconds,
     shift_by_interval,
     translate_comparison,
     translate_decimal_operation,
     translate_integer_operation,
 )
-from seamark.connector.sql.literals import parse_number, parse_target_type, parse_typed_text
+from seamark.connector.sql.literals import (
+    MILLISECOND_DIGITS,
+    TIME_DIGITS_MAX,
+    count_fraction_digits,
+    has_offset,
+    parse_number,
+    parse_target_type,
+    parse_typed_text,
+    read_time_precision,
+)
 from seamark.connector.sql.scopes import NameScope, SqlValue, UnsupportedInDuckDB, describe
 from seamark.connector.sql.types import (
     BIGINT,
@@ -64,6 +74,7 @@ class Expressions:
         self.query = query
         self._functions = functions
         self.now = now
+        self._has_offset = self._reads_zone = False
 
     def translate_condition(self, node: exp.Expr, scope: NameScope) -> str:
         """Return the text of a condition in a context in which null and false have the same effect.
@@ -100,6 +111,23 @@ class Expressions:
         if len(value.sql) > TEXT_MAX:  # Some translations repeat their operands, so nested expressions may become long.
             raise InvalidRequest(f"An expression is too long: {describe(node)}")
         return value
+
+    def read_in_utc(self, value: SqlValue, node: exp.Expr) -> SqlValue:
+        """Return the value, whose date or time of day the caller computes in UTC if the value has a zone.
+
+        Trino computes it in the zone of the value. The values of columns have the zone UTC.
+
+        Raises:
+            UnsupportedInDuckDB: The statement has times with other zones.
+        """
+        if value.type == ZONED:
+            self._reads_zone = True
+            self._check_zones(node)
+        return value
+
+    def _check_zones(self, node: exp.Expr) -> None:
+        if self._reads_zone and self._has_offset:
+            raise UnsupportedInDuckDB(f"{describe(node)}: a zone other than UTC is not translated here")
 
     def translate_values(self, nodes: Sequence[exp.Expr], scope: NameScope) -> list[SqlValue]:
         return [self.translate_value(node, scope) for node in nodes]
@@ -161,13 +189,37 @@ class Expressions:
         value = self.translate_value(node.this, scope)
         if isinstance(node.expression, exp.Null):
             return SqlValue(f"({value.sql} IS {_write_not(node)}NULL)", BOOLEAN)
-        raise UnsupportedInDuckDB(f"{describe(node)}: only IS [NOT] NULL is translated")
+        if isinstance(node.expression, exp.Boolean):
+            truth = "TRUE" if node.expression.this else "FALSE"
+            text = require_type(value, BOOLEAN, node).sql
+            word = "DISTINCT FROM" if node.args.get("negate") else "NOT DISTINCT FROM"
+            return SqlValue(f"({text} IS {word} {truth})", BOOLEAN)
+        raise UnsupportedInDuckDB(f"{describe(node)}: only IS [NOT] NULL, TRUE and FALSE are translated")
 
     def _translate_comparison(self, node: exp.Expr, scope: NameScope, *, positive: bool) -> SqlValue:
+        if isinstance(node.this, exp.Tuple) and isinstance(node.expression, exp.Tuple):
+            return self._translate_row_comparison(node, scope)
+        quantified = _to_in(node)
+        if quantified is not None:
+            return self.translate_value(quantified, scope)
         sides = to_common_type(
             [self.translate_value(node.this, scope), self.translate_value(node.expression, scope)], node
         )
         return translate_comparison(COMPARISONS[type(node)], sides, node, positive=positive)
+
+    def _translate_row_comparison(self, node: exp.Expr, scope: NameScope) -> SqlValue:
+        """Translate `(a, b) = (1, 2)`, and `<>`, field by field."""
+        rows = [self.translate_values(side.expressions, scope) for side in (node.this, node.expression)]
+        if len(rows[0]) != len(rows[1]):
+            raise InvalidRequest(f"{describe(node)} compares rows of {len(rows[0])} and {len(rows[1])} fields")
+        op = COMPARISONS[type(node)]
+        if op not in ("=", "<>"):
+            raise UnsupportedInDuckDB(f"{describe(node)}: the order of rows is not translated")
+        fields = [
+            translate_comparison(op, to_common_type(sides, node), node, positive=False).sql
+            for sides in zip(*rows, strict=True)
+        ]
+        return SqlValue(f"({' AND '.join(fields) if op == '=' else ' OR '.join(fields)})", BOOLEAN)
 
     def _translate_distinct_from(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         check_args(node)
@@ -194,7 +246,12 @@ class Expressions:
             check_args(node, frozenset(("this", "query")))
             return self._translate_in_query(node, query, scope)
         check_args(node, frozenset(("this", "expressions")))
-        value, *candidates = to_common_type(self.translate_values([node.this, *node.expressions], scope), node)
+        listed = _list_values(node)
+        if isinstance(
+            node.this, exp.Tuple
+        ):  # In Trino, IN of a row with a null is null, whatever the other fields are.
+            raise UnsupportedInDuckDB(f"{describe(node)}: IN with several columns is not translated")
+        value, *candidates = to_common_type(self.translate_values([node.this, *listed], scope), node)
         check_comparable(value, node)
         if value.type.is_float:  # In DuckDB, 0.0 and -0.0 are equal, but IN distinguishes them.
             equal = [
@@ -301,6 +358,7 @@ class Expressions:
         left, right = self.translate_values([node.this, node.expression], scope)
         sign = _SIGNS[type(node)]
         if INTERVAL in (left.type, right.type):
+            self.read_in_utc(left if right.type == INTERVAL else right, node)
             return shift_by_interval(left, right, sign, node)
         if UNKNOWN in (left.type, right.type):
             operand_type = right.type if left.type == UNKNOWN else left.type
@@ -330,11 +388,24 @@ class Expressions:
         check_args(node, frozenset(("this", "to")))
         to = parse_target_type(node.args["to"], node)
         inner = node.this
+        digits = read_time_precision(node.args["to"])
         if isinstance(inner, exp.Literal) and inner.is_string:
-            return parse_typed_text(str(inner.this), to, node)
+            text = str(inner.this)
+            if to in (TIMESTAMP, ZONED) and count_fraction_digits(text) > digits:
+                raise UnsupportedInDuckDB(f"{describe(node)}: the text has more than {digits} digits of a second")
+            if to == ZONED and has_offset(text):
+                self._has_offset = True
+                self._check_zones(node)
+            return parse_typed_text(text, to, node)
         value = self.translate_value(inner, scope)
+        if to in (TIMESTAMP, ZONED) and value.type in (TIMESTAMP, ZONED) and digits < TIME_DIGITS_MAX:
+            if digits != MILLISECOND_DIGITS or to == ZONED:
+                raise UnsupportedInDuckDB(f"{describe(node)}: {digits} digits of a second are not translated")
+            return round_to_milliseconds(cast(self.read_in_utc(value, node), TIMESTAMP))
         if value.type == to:
             return value
+        if to in (TIMESTAMP, DATE):
+            self.read_in_utc(value, node)
         if not _is_exact_cast(value.type, to):
             raise UnsupportedInDuckDB(f"{describe(node)}: a conversion from {value.type} to {to} is not translated")
         return SqlValue(f"CAST({value.sql} AS {name_duckdb_type(to)})", to)
@@ -355,9 +426,34 @@ def _is_exact_cast(source: SqlType, to: SqlType) -> bool:
         return to.name in ("decimal", "double", "bigint", "integer")
     if source == REAL:
         return to == DOUBLE
+    if source == BOOLEAN:
+        return to == VARCHAR or to.is_integer
     return (source, to) in {(DATE, TIMESTAMP), (TIMESTAMP, DATE), (DATE, VARCHAR), (UUID, VARCHAR)} or (
         (source, to) in {(DATE, ZONED), (TIMESTAMP, ZONED), (ZONED, TIMESTAMP), (ZONED, DATE)}
     )
+
+
+def _list_values(node: exp.Expr) -> list[exp.Expr]:
+    """Return the values after IN. The rows of VALUES are values, too."""
+    listed = list(node.expressions)
+    if len(listed) == 1 and isinstance(listed[0], exp.Values):
+        check_args(listed[0], frozenset(("expressions",)))
+        return [
+            row.expressions[0] if isinstance(row, exp.Tuple) and len(row.expressions) == 1 else row
+            for row in listed[0].expressions
+        ]
+    return listed
+
+
+def _to_in(node: exp.Expr) -> exp.Expr | None:
+    """Return the IN that equals `x = ANY (SELECT …)` or `x <> ALL (SELECT …)`, or None for other comparisons."""
+    quantifier = node.expression
+    if (type(node), type(quantifier)) not in ((exp.EQ, exp.Any), (exp.NEQ, exp.All)):
+        return None
+    query = quantifier.this.copy()
+    query = query if isinstance(query, exp.Subquery) else exp.Subquery(this=query)
+    membership = exp.In(this=node.this.copy(), query=query)
+    return membership if isinstance(quantifier, exp.Any) else exp.Not(this=membership)
 
 
 def _write_not(node: exp.Expr) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from sqlglot import exp
 
 from seamark.connector.client.errors import InvalidRequest
-from seamark.connector.sql.arithmetic import divide_decimals
+from seamark.connector.sql.arithmetic import divide_decimals, sum_decimals
+from seamark.connector.sql.calls import nested, numbers, texts, times, windows
 from seamark.connector.sql.expressions import Expressions, FunctionTranslator
 from seamark.connector.sql.scopes import NameScope, SqlValue, UnsupportedInDuckDB, describe
 from seamark.connector.sql.types import (
@@ -39,6 +40,7 @@ _PARTS: dict[type[exp.Expr], tuple[str, tuple[str, ...]]] = {
     exp.DayOfMonth: ("day", ("date", "timestamp")),
     exp.DayOfWeekIso: ("isodow", ("date", "timestamp")),
     exp.DayOfYear: ("dayofyear", ("date", "timestamp")),
+    exp.YearOfWeek: ("isoyear", ("date", "timestamp")),
     exp.Hour: ("hour", ("timestamp",)),
     exp.Minute: ("minute", ("timestamp",)),
     exp.Second: ("second", ("timestamp",)),
@@ -47,19 +49,21 @@ _PARTS: dict[type[exp.Expr], tuple[str, tuple[str, ...]]] = {
 
 Times with a zone are read in UTC, because the time zone of the session is UTC.
 """
-_EXTRACTED_UNITS = {"YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SECOND"}
+_EXTRACTED_UNITS = {
+    **{unit: unit.lower() for unit in ("YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SECOND")},
+    **dict.fromkeys(("DOW", "DAY_OF_WEEK"), "isodow"),
+    **dict.fromkeys(("DOY", "DAY_OF_YEAR"), "dayofyear"),
+    **dict.fromkeys(("YOW", "YEAR_OF_WEEK"), "isoyear"),
+    "DAY_OF_MONTH": "day",
+}
+"""The units of `extract`, with DuckDB's functions."""
+_TIMES_OF_DAY = {"HOUR", "MINUTE", "SECOND"}
 _TRUNCATED_UNITS = {"SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR"}
 _UNITS_OF_DATES = {"DAY", "WEEK", "MONTH", "QUARTER", "YEAR"}
 _COUNTED_UNITS = {"SECOND", "MINUTE", "HOUR", "DAY"}
-_RANKS = {exp.RowNumber: "row_number", exp.Rank: "rank", exp.DenseRank: "dense_rank"}
 _GROUPING_COLUMNS_MAX = 31
 """The maximum number of arguments for which the result of `grouping` is an integer in Trino."""
 _ROUND_DIGITS_MAX = 15
-_SUMMED_PRECISION_MAX = 26
-"""The maximum precision of decimals whose sum is computed without a check for overflow.
-
-The sum of 10 to the power of 12 of these decimals has at most 38 digits.
-"""
 _TEXT_POSITION_MAX = 10_000_000
 """The maximum start and length, in characters, that `substring` accepts."""
 
@@ -70,12 +74,26 @@ def translate_function(expressions: Expressions, node: exp.Expr, scope: NameScop
         return method(expressions, node, scope)
     if type(node) in _PARTS:
         check_args(node)
-        return extract_part(*_PARTS[type(node)], expressions.translate_value(node.this, scope), node)
-    if isinstance(node, exp.Anonymous) and str(node.this).lower() == "every" and len(node.expressions) == 1:
-        return _translate_all_or_any(expressions, exp.LogicalAnd(this=node.expressions[0].copy()), scope)
-    if type(node) in _RANKS:
+        return extract_part(*_PARTS[type(node)], _translate_moment(expressions, node.this, node, scope), node)
+    if isinstance(node, exp.Anonymous):
+        name, arguments = str(node.this).lower(), node.expressions
+        if name == "every" and len(arguments) == 1:
+            return _translate_all_or_any(expressions, exp.LogicalAnd(this=arguments[0].copy()), scope)
+        if name in numbers.CONSTANTS and not arguments:
+            return numbers.translate_constant(expressions, node, scope)
+        if name in numbers.FLOAT_TESTS and len(arguments) == 1:
+            return numbers.translate_float_test(expressions, node, scope)
+        if name == "yow" and len(arguments) == 1:
+            return extract_part(
+                *_PARTS[exp.YearOfWeek], _translate_moment(expressions, arguments[0], node, scope), node
+            )
+    if type(node) in windows.WINDOW_FUNCTIONS:
         raise InvalidRequest(f"{describe(node)} requires OVER")
     raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
+
+
+def _translate_moment(e: Expressions, argument: exp.Expr, node: exp.Expr, scope: NameScope) -> SqlValue:
+    return e.read_in_utc(e.translate_value(argument, scope), node)
 
 
 def extract_part(name: str, kinds: tuple[str, ...], value: SqlValue, node: exp.Expr) -> SqlValue:
@@ -90,8 +108,8 @@ def _translate_extract(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlV
     unit = node.name.upper()
     if unit not in _EXTRACTED_UNITS:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
-    kinds = ("date", "timestamp") if unit in _UNITS_OF_DATES else ("timestamp",)
-    return extract_part(unit.lower(), kinds, e.translate_value(node.expression, scope), node)
+    kinds = ("timestamp",) if unit in _TIMES_OF_DAY else ("date", "timestamp")
+    return extract_part(_EXTRACTED_UNITS[unit], kinds, _translate_moment(e, node.expression, node, scope), node)
 
 
 def _translate_truncation(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -132,9 +150,13 @@ def _translate_floor_or_ceiling(e: Expressions, node: exp.Expr, scope: NameScope
     value = e.translate_value(node.this, scope)
     if value.type.is_integer:
         return value
-    if not value.type.is_float:
-        raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
-    return SqlValue(f"{'floor' if isinstance(node, exp.Floor) else 'ceil'}({value.sql})", value.type)
+    name, kind = "floor" if isinstance(node, exp.Floor) else "ceil", value.type
+    if kind.name == "decimal":
+        kind = make_decimal(min(PRECISION_MAX, kind.precision - kind.scale + min(1, kind.scale)), 0)
+        return SqlValue(f"CAST({name}({value.sql}) AS {name_duckdb_type(kind)})", kind)
+    if not kind.is_float:
+        raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {kind}")
+    return SqlValue(f"{name}({value.sql})", kind)
 
 
 def _translate_round(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -279,27 +301,6 @@ def _translate_sum(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue
     raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
 
 
-def sum_decimals(value: SqlValue, distinct: str = "", over: str = "") -> SqlValue:
-    """Return the sum of decimals.
-
-    DuckDB adds them as 128-bit integers, whose overflow is not an error.
-
-    Args:
-        value: The decimals.
-        distinct: `DISTINCT ` or an empty text.
-        over: The window of the sum, or an empty text.
-    """
-    kind = make_decimal(PRECISION_MAX, value.type.scale)
-    total = f"CAST(sum({distinct}{value.sql}){over} AS {name_duckdb_type(kind)})"
-    if value.type.precision <= _SUMMED_PRECISION_MAX:
-        return SqlValue(total, kind)
-    size = f"abs(sum({distinct}CAST({value.sql} AS DOUBLE)){over})"
-    # The limit is slightly larger than the maximum, because rounding makes a sum of doubles depend on the order of
-    # rows.
-    limit = f"CAST('1.000001e{PRECISION_MAX - kind.scale}' AS DOUBLE)"
-    return SqlValue(f"(CASE WHEN {size} >= {limit} THEN error('Decimal overflow') ELSE {total} END)", kind)
-
-
 def _translate_average(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     check_args(node)
     distinct, inner = _parse_argument(node, "avg")
@@ -335,6 +336,16 @@ def _translate_all_or_any(e: Expressions, node: exp.Expr, scope: NameScope) -> S
     return SqlValue(f"{name}({require_type(e.translate_value(node.this, scope), BOOLEAN, node).sql})", BOOLEAN)
 
 
+def _translate_value_at_extreme(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+    """Translate `max_by` and `min_by`. The result may be null, but rows whose key is null are left out."""
+    check_args(node)
+    value, key = e.translate_values([node.this, node.expression], scope)
+    if key.type.is_float or not key.type.is_comparable or key.type == BOOLEAN:
+        raise UnsupportedInDuckDB(f"{describe(node)} is not translated for keys of the type {key.type}")
+    name = "arg_max_null" if isinstance(node, exp.ArgMax) else "arg_min_null"
+    return SqlValue(f"{name}({value.sql}, {key.sql})", value.type)
+
+
 def _translate_filter(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `sum(x) FILTER (WHERE y)` to an aggregate of CASE.
 
@@ -359,71 +370,6 @@ def _parse_argument(node: exp.Expr, name: str) -> tuple[str, exp.Expr]:
     return "", node.this
 
 
-def _translate_window(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
-    check_args(node, frozenset(("this", "partition_by", "order", "spec", "over")))
-    function, order = node.this, node.args.get("order")
-    spec = node.args.get("spec")
-    if spec is not None and not _is_running(spec):
-        raise UnsupportedInDuckDB(f"{describe(node)}: this frame is not translated")
-    if type(function) in _RANKS:
-        if spec is not None or order is None:
-            raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
-        name, kind = f"{_RANKS[type(function)]}()", BIGINT
-    else:
-        name, kind = _translate_window_aggregate(e, function, scope)
-    keys = [e.translate_value(key, scope).sql for key in node.args.get("partition_by") or ()]
-    within = [f"PARTITION BY {', '.join(keys)}"] if keys else []
-    if order is not None:
-        within.append(
-            "ORDER BY "
-            + ", ".join(
-                translate_sort_key(e.translate_value(expression.this, scope), expression)
-                for expression in order.expressions
-            )
-        )
-    if spec is not None:
-        within.append(f"{spec.text('kind').upper()} BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW")
-    if isinstance(function, exp.Sum) and kind.name == "decimal":
-        return sum_decimals(e.translate_value(function.this, scope), over=f" OVER ({' '.join(within)})")
-    text = f"{name} OVER ({' '.join(within)})"
-    return SqlValue(f"CAST({text} AS {name_duckdb_type(kind)})", kind)
-
-
-def _translate_window_aggregate(e: Expressions, function: exp.Expr, scope: NameScope) -> tuple[str, SqlType]:
-    if isinstance(function, exp.Count) and isinstance(function.this, exp.Star):
-        return "count(*)", BIGINT
-    if isinstance(function, exp.Count | exp.Sum | exp.Min | exp.Max) and not isinstance(function.this, exp.Distinct):
-        check_args(function)
-        value = e.translate_value(function.this, scope)
-        name = type(function).__name__.lower()
-        if isinstance(function, exp.Count):
-            return f"count({value.sql})", BIGINT
-        if value.type.is_integer or value.type.name == "decimal":
-            total = BIGINT if value.type.is_integer else make_decimal(PRECISION_MAX, value.type.scale)
-            return f"{name}({value.sql})", total if isinstance(function, exp.Sum) else value.type
-        if not isinstance(function, exp.Sum) and value.type.is_comparable and not value.type.is_float:
-            return f"{name}({value.sql})", value.type
-    raise UnsupportedInDuckDB(f"{describe(function)} OVER is not translated")
-
-
-def _is_running(spec: exp.Expr) -> bool:
-    bounds = {name: str(value).upper() for name, value in spec.args.items() if value}
-    kind = bounds.pop("kind", "")
-    return kind in ("ROWS", "RANGE") and bounds == {
-        "start": "UNBOUNDED",
-        "start_side": "PRECEDING",
-        "end": "CURRENT ROW",
-    }
-
-
-def translate_sort_key(value: SqlValue, node: exp.Expr) -> str:
-    """Return a key of ORDER BY. Nulls are last in both directions, unless the statement has NULLS FIRST."""
-    if not value.type.is_comparable:
-        raise UnsupportedInDuckDB(f"{describe(node)}: values of the type {value.type} cannot be sorted")
-    direction = "DESC" if node.args.get("desc") else "ASC"
-    return f"{value.sql} {direction} NULLS {'FIRST' if node.args.get('nulls_first') else 'LAST'}"
-
-
 _METHODS: dict[type[exp.Expr], FunctionTranslator] = {
     exp.Extract: _translate_extract,
     exp.TimestampTrunc: _translate_truncation,
@@ -438,7 +384,6 @@ _METHODS: dict[type[exp.Expr], FunctionTranslator] = {
     exp.Least: _translate_greatest_or_least,
     exp.Lower: _make_text_translator("lower", VARCHAR),
     exp.Upper: _translate_upper,
-    exp.Length: _make_text_translator("length", BIGINT),
     exp.StartsWith: _make_text_translator("starts_with", BOOLEAN),
     exp.Substring: _translate_substring,
     exp.StrPosition: _translate_position,
@@ -453,5 +398,11 @@ _METHODS: dict[type[exp.Expr], FunctionTranslator] = {
     exp.LogicalOr: _translate_all_or_any,
     exp.Filter: _translate_filter,
     exp.Grouping: _translate_grouping,
-    exp.Window: _translate_window,
+    exp.ArgMax: _translate_value_at_extreme,
+    exp.ArgMin: _translate_value_at_extreme,
+    exp.Window: windows.translate_window,
+    **numbers.METHODS,
+    **texts.METHODS,
+    **times.METHODS,
+    **nested.METHODS,
 }

@@ -49,6 +49,10 @@ _TIMESTAMP = re.compile(
     r"(?: ?(UTC|Z|[+-][0-9]{2}:[0-9]{2}))?",
     re.ASCII,
 )
+_OFFSET = re.compile(r"(?: ?(?:UTC|Z|[+-]00:00))?", re.ASCII)
+_FRACTION = re.compile(r":[0-9]{2}\.([0-9]+)", re.ASCII)
+MILLISECOND_DIGITS, TIME_DIGITS_MAX = 3, 6
+"""The number of digits of a second in the type `timestamp` of Trino, and in the times of Iceberg."""
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _DOUBLE = re.compile(r"[+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,2})?", re.ASCII)
@@ -122,6 +126,24 @@ def parse_typed_text(text: str, to: SqlType, node: exp.Expr) -> SqlValue:
     except (ValueError, OverflowError):
         raise InvalidRequest(f"{text[:40]!r} is not a valid {to}") from None
     raise UnsupportedInDuckDB(f"{describe(node)}: this text is not supported as a {to}")
+
+
+def count_fraction_digits(text: str) -> int:
+    """Return the number of digits after the point of the second in the text of a time."""
+    match = _FRACTION.search(text)
+    return len(match[1]) if match is not None else 0
+
+
+def has_offset(text: str) -> bool:
+    """Return whether the text of a time has a zone other than UTC."""
+    match = _TIMESTAMP.fullmatch(text)
+    return match is not None and match[3] is not None and not _OFFSET.fullmatch(match[3])
+
+
+def read_time_precision(node: exp.Expr) -> int:
+    """Return the number of digits of a second that a type in CAST has."""
+    sizes = [size.name for size in node.expressions]
+    return int(sizes[0]) if sizes and sizes[0].isdigit() else MILLISECOND_DIGITS
 
 
 def parse_target_type(node: exp.Expr, whole: exp.Expr) -> SqlType:

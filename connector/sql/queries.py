@@ -15,8 +15,10 @@ from itertools import count
 from sqlglot import exp
 
 from seamark.connector.client.errors import InvalidRequest
+from seamark.connector.sql.calls.nested import translate_unnest
+from seamark.connector.sql.calls.windows import translate_sort_key
 from seamark.connector.sql.expressions import Expressions
-from seamark.connector.sql.functions import translate_function, translate_sort_key
+from seamark.connector.sql.functions import translate_function
 from seamark.connector.sql.scopes import (
     NameScope,
     SqlValue,
@@ -360,6 +362,12 @@ class Translation:
             else:
                 # JOIN binds more tightly than a comma. Therefore an outer join keeps only rows of its two sides.
                 check_args(join, _JOIN)
+                if isinstance(join.this, exp.Unnest):
+                    if any(other.args.get("side") for other in node.args["joins"]):
+                        raise UnsupportedInDuckDB(f"FROM {describe(join.this)} beside an outer join is not translated")
+                    before = tuple(field for _, fields in parts for field in fields)
+                    parts.append(self._translate_unnest(join.this, NameScope(before, outer.named, outer)))
+                    continue
                 parts.append(self._translate_relation(join.this, outer))
         text = " CROSS JOIN ".join(text for text, _ in parts)
         return text, tuple(field for _, fields in parts for field in fields)
@@ -372,6 +380,11 @@ class Translation:
         side, kind = node.text("side").upper(), node.text("kind").upper()
         if kind not in ("", "INNER", "CROSS", "OUTER") or side not in ("", "LEFT", "RIGHT", "FULL"):
             raise UnsupportedInDuckDB(f"{side} {kind} JOIN is not translated".strip())
+        if isinstance(node.this, exp.Unnest):
+            if side or kind not in ("", "CROSS") or node.args.get("on") or node.args.get("using"):
+                raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
+            other, right_fields = self._translate_unnest(node.this, NameScope(fields, outer.named, outer))
+            return f"{text} CROSS JOIN {other}", (*fields, *right_fields)
         other, right_fields = self._translate_relation(node.this, outer)
         word = f"{side} JOIN" if side else "JOIN"
         if using := node.args.get("using"):
@@ -438,6 +451,13 @@ class Translation:
                 text, columns = self.query(node, replace(outer, fields=()) if outer.parent is None else outer)
                 return self._alias_relation(f"({text})", columns, alias, node)
         raise UnsupportedInDuckDB(f"FROM {describe(node)} is not translated")
+
+    def _translate_unnest(self, node: exp.Unnest, scope: NameScope) -> tuple[str, tuple[VisibleColumn, ...]]:
+        """Translate `UNNEST(t.tags) AS u(tag)` after a CROSS JOIN, whose left side is visible in the argument."""
+        text, columns = translate_unnest(self.expressions, node, scope)
+        alias = node.args.get("alias")
+        relation = None if alias is None else exp.TableAlias(this=alias.this)
+        return self._alias_relation(f"({text})", columns, relation, node)
 
     def _translate_table(
         self, node: exp.Table, alias: exp.Expr | None, outer: NameScope

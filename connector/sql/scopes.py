@@ -14,10 +14,13 @@ from functools import cached_property
 from sqlglot import exp
 
 from seamark.connector.client.errors import InvalidRequest
-from seamark.connector.sql.types import NESTED, UNREADABLE, SqlType
+from seamark.connector.plans.quotes import quote_text
+from seamark.connector.sql.types import UNREADABLE, SqlType
 from seamark.formats.iceberg.types.near_names import near_names
 
 MESSAGE_NAME_MAX = 100
+_HIDDEN_COLUMNS = {"$path", "$partition", "$file_modified_time"}
+"""The columns that each table has in Trino, but that `*` does not select."""
 _HINTS_FROM = 1000
 """The maximum number of columns of a relation that are compared with an unknown name to find similar names."""
 
@@ -104,24 +107,38 @@ class NameScope:
     parent: NameScope | None = None
 
     def resolve_column(self, node: exp.Column) -> SqlValue:
-        """Return the value of a column.
+        """Return the value of a column, or of a field of a struct.
+
+        If a column has the full name, the name refers to it. Otherwise the name's longest prefix that is the name of a
+        column refers to this column, and the rest of the name to its fields.
 
         Raises:
             InvalidRequest: The name is unknown or ambiguous.
+            UnsupportedInDuckDB: The value cannot be read.
         """
         name = node.name.lower()
         qualifiers = tuple(part.name.lower() for part in node.parts[:-1])
         scope: NameScope | None = self
         while scope is not None:
-            matches = [field for field in scope._by_name.get(name, ()) if _is_qualified(field, qualifiers)]
+            matches = scope._find_columns((*qualifiers, name))
             if len(matches) > 1:
                 raise InvalidRequest(f"The column {describe(node)} is ambiguous; qualify it with the name of its table")
             if matches:
                 return use_column(matches[0])
-            if qualifiers and any(field.value.type == NESTED for field in scope._by_name.get(qualifiers[0], ())):
-                raise UnsupportedInDuckDB(f"{describe(node)}: fields of a nested column are not translated")
+            for length in range(len(qualifiers), 0, -1):
+                columns = scope._find_columns(qualifiers[:length])
+                if len(columns) > 1:
+                    raise InvalidRequest(f"The column {'.'.join(qualifiers[:length])[:MESSAGE_NAME_MAX]} is ambiguous")
+                if columns:
+                    return _select_fields(use_column(columns[0]), (*qualifiers[length:], name), node)
             scope = scope.parent
+        if name in _HIDDEN_COLUMNS:
+            raise UnsupportedInDuckDB(f"The column {describe(node)} is not translated")
         raise InvalidRequest(f"The column {describe(node)} does not exist{self._make_hint(node, qualifiers)}")
+
+    def _find_columns(self, parts: Sequence[str]) -> list[VisibleColumn]:
+        """Return the columns of this query with a name, which may be qualified."""
+        return [column for column in self._by_name.get(parts[-1], ()) if _is_qualified(column, tuple(parts[:-1]))]
 
     def find(self, node: exp.Column) -> VisibleColumn | None:
         """Return the only column of this query to which the name refers, or None if there is none or several."""
@@ -176,6 +193,27 @@ def use_column(visible: VisibleColumn) -> SqlValue:
         table, column = visible.stored
         table.used[column] = None
     return visible.value
+
+
+def select_field(value: SqlValue, name: str, node: exp.Expr) -> SqlValue:
+    """Return a field of a struct. As in Trino, names are not case-sensitive.
+
+    Raises:
+        InvalidRequest: The value has no field of this name.
+        UnsupportedInDuckDB: Several fields have this name, or the field cannot be read.
+    """
+    matches = [field for field in value.type.fields if field[0].lower() == name.lower()]
+    if not matches:
+        raise InvalidRequest(f"{describe(node)}: there is no field {name[:MESSAGE_NAME_MAX]!r}")
+    if len(matches) > 1 or matches[0][1] == UNREADABLE:
+        raise UnsupportedInDuckDB(f"{describe(node)}: this field is not translated")
+    return SqlValue(f"struct_extract({value.sql}, {quote_text(matches[0][0])})", matches[0][1])
+
+
+def _select_fields(value: SqlValue, names: Sequence[str], node: exp.Expr) -> SqlValue:
+    for name in names:
+        value = select_field(value, name, node)
+    return value
 
 
 def describe(node: exp.Expr) -> str:

@@ -29,6 +29,9 @@ else:
 PAGE_ROWS = 1000
 _CATALOG = "seamark"
 _DECIMAL = re.compile(r"decimal\((\d+), *(\d+)\)")
+_NESTED = re.compile(r"(array|map|row)\((.*)\)", re.DOTALL)
+_ROW_FIELD = re.compile(r"(?:\"((?:[^\"]|\"\")*)\"|([^\s\"(),]+)) (?!with )(.+)", re.DOTALL)
+"""Matches a field with a name: the quoted or the plain name, and the type."""
 _OS_REASON = re.compile(r"\[Errno -?[0-9]+\] ([^\"')]+)")
 _REQUESTS_AT = re.compile(r"host='([^']+)', port=([0-9]+)")
 """Matches the host and the port in the message of a connection error of `requests`."""
@@ -138,20 +141,66 @@ class TrinoRows:
 
 
 def find_arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type for a type of Trino. Values of nested and unknown types become JSON strings."""
+    """Return the Arrow type for a type of Trino. A type without an Arrow type becomes a string."""
     match = _DECIMAL.fullmatch(kind)
     if match is not None:
         return pa.decimal128(int(match[1]), int(match[2]))
+    nested = _NESTED.fullmatch(kind)
+    if nested is not None:
+        arguments = _split_arguments(nested[2])
+        if nested[1] == "row":
+            return pa.struct([_parse_row_field(number, text) for number, text in enumerate(arguments)])
+        types = [find_arrow_type(text) for text in arguments]
+        if len(types) == (2 if nested[1] == "map" else 1):
+            return pa.map_(*types) if nested[1] == "map" else pa.list_(*types)
     if kind.startswith("timestamp"):
         return pa.timestamp("us", tz="UTC" if kind.endswith("with time zone") else None)
     return _PLAIN.get(kind, pa.string())
 
 
+def _split_arguments(text: str) -> list[str]:
+    """Return the parts between the commas that are outside of parentheses and quotes."""
+    arguments, depth, start, is_quoted = [], 0, 0, False
+    for at, letter in enumerate(text):
+        if letter == '"':
+            is_quoted = not is_quoted
+        elif not is_quoted and letter == "," and depth == 0:
+            arguments.append(text[start:at].strip())
+            start = at + 1
+        elif not is_quoted:
+            depth += (letter == "(") - (letter == ")")
+    return [*arguments, text[start:].strip()]
+
+
+def _parse_row_field(number: int, text: str) -> pa.Field:
+    """Return a field of a row. A field without a name is named by its position."""
+    match = _ROW_FIELD.fullmatch(text)
+    if match is None:
+        return pa.field(f"field{number}", find_arrow_type(text))
+    name = match[2] if match[1] is None else match[1].replace('""', '"')
+    return pa.field(name, find_arrow_type(match[3]))
+
+
 def _make_converter(kind: pa.DataType) -> Callable[[Any], Any]:
+    """Return a function that converts a value of Trino's client to a value for Arrow. It is not called for None."""
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return lambda value: value.astimezone(UTC)
     if pa.types.is_string(kind):
         return str
+    if pa.types.is_list(kind):
+        convert = _make_converter(kind.value_type)
+        return lambda values: [None if value is None else convert(value) for value in values]
+    if pa.types.is_map(kind):
+        convert_key, convert_item = _make_converter(kind.key_type), _make_converter(kind.item_type)
+        return lambda pairs: [
+            (convert_key(key), None if value is None else convert_item(value)) for key, value in pairs.items()
+        ]
+    if pa.types.is_struct(kind):
+        fields = [(field.name, _make_converter(field.type)) for field in kind]
+        return lambda row: {
+            name: None if value is None else convert_field(value)
+            for (name, convert_field), value in zip(fields, row, strict=True)
+        }
     return lambda value: value
 
 

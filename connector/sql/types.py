@@ -1,13 +1,14 @@
 """Defines the types of the SQL dialect, which are Trino's types, and finds the common type of two types.
 
-A type has a name, and a decimal also has a precision and a scale. Iceberg's nested types become `NESTED`, whose values
-can only be selected and compared with null.
+A type has a name, and a decimal also has a precision and a scale. Iceberg's nested types become `NESTED` with the types
+of their parts. Two nested types are equal, whatever they contain.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from seamark.formats.iceberg.types.schema import ListType, MapType, StructType
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 
@@ -18,11 +19,20 @@ _INTEGER_DIGITS = {"integer": 10, "bigint": 19}
 
 @dataclass(frozen=True, slots=True)
 class SqlType:
-    """A type of the SQL dialect."""
+    """A type of the SQL dialect.
+
+    Attributes:
+        element: The type of the elements of a list, or of the values of a map.
+        key: The type of the keys of a map.
+        fields: The names and types of the fields of a struct.
+    """
 
     name: str
     precision: int = 0
     scale: int = 0
+    element: SqlType | None = field(default=None, compare=False)
+    key: SqlType | None = field(default=None, compare=False)
+    fields: tuple[tuple[str, SqlType], ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return f"decimal({self.precision}, {self.scale})" if self.name == "decimal" else self.name
@@ -42,6 +52,10 @@ class SqlType:
     @property
     def is_time(self) -> bool:
         return self in (DATE, TIMESTAMP, ZONED)
+
+    @property
+    def is_nested(self) -> bool:
+        return self.name == "nested"
 
     @property
     def is_comparable(self) -> bool:
@@ -92,6 +106,15 @@ def make_decimal(precision: int, scale: int) -> SqlType:
 
 
 def from_iceberg(iceberg_type: object) -> SqlType:
+    """Return the type of a column, or of a field, an element, a key or a value in it."""
+    match iceberg_type:
+        case StructType():
+            fields = tuple((each.name, from_iceberg(each.type)) for each in iceberg_type.fields)
+            return replace(NESTED, fields=fields)
+        case ListType():
+            return replace(NESTED, element=from_iceberg(iceberg_type.element))
+        case MapType():
+            return replace(NESTED, key=from_iceberg(iceberg_type.key), element=from_iceberg(iceberg_type.value))
     if not isinstance(iceberg_type, str):
         return NESTED
     name = get_base_name(iceberg_type)
@@ -125,7 +148,8 @@ def find_common_type(left: SqlType, right: SqlType) -> SqlType | None:
     Return None if the types have no common type.
     """
     if left == right:
-        return left
+        # The equality of nested types does not compare what they contain.
+        return left if not left.is_nested or repr(left) == repr(right) else NESTED
     if UNKNOWN in (left, right):
         return left if right == UNKNOWN else right
     if left.is_number and right.is_number:

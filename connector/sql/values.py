@@ -8,7 +8,7 @@ from sqlglot import exp
 
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.scopes import SqlValue, UnsupportedInDuckDB, describe
-from seamark.connector.sql.types import UNKNOWN, SqlType, find_common_type, name_duckdb_type
+from seamark.connector.sql.types import UNKNOWN, VARBINARY, SqlType, find_common_type, name_duckdb_type
 
 _NO_ARGS = frozenset(("this", "expression", "safe", "typed", "big_int"))
 
@@ -34,6 +34,8 @@ def to_common_type(values: Sequence[SqlValue], node: exp.Expr) -> list[SqlValue]
                 f"{describe(node)} has values of the types {kind} and {value.type}; convert one of them with CAST"
             )
         kind = common
+    if kind.is_nested:
+        return [value if value.type == UNKNOWN else SqlValue(value.sql, kind) for value in values]
     return [value if value.type == UNKNOWN else cast(value, kind) for value in values]
 
 
@@ -46,7 +48,10 @@ def require_type(value: SqlValue, kind: SqlType, node: exp.Expr) -> SqlValue:
 
     Raises:
         InvalidRequest: The value has a different type.
+        UnsupportedInDuckDB: The value is binary or nested. Trino has some functions for these types too.
     """
+    if value.type == VARBINARY or value.type.is_nested:
+        raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
     if value.type not in (kind, UNKNOWN):
         raise InvalidRequest(
             f"{describe(node)} requires a value of the type {kind}, but the value has the type {value.type}"

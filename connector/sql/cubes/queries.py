@@ -24,10 +24,10 @@ from seamark.connector.cubes.attributes import ReplacedTable, list_sources
 from seamark.connector.cubes.dialects import NotFromCube as NotFromCube
 from seamark.connector.cubes.times import TimeDimension, replace_times
 from seamark.connector.read.tables import OpenTable
-from seamark.connector.sql.arithmetic import divide_decimals
+from seamark.connector.sql.arithmetic import divide_decimals, sum_decimals
 from seamark.connector.sql.cubes.dimensions import remove_tables
 from seamark.connector.sql.expressions import Expressions
-from seamark.connector.sql.functions import sum_decimals, translate_function
+from seamark.connector.sql.functions import translate_function
 from seamark.connector.sql.queries import WITHOUT_PUSHDOWN, Translation
 from seamark.connector.sql.scopes import (
     NameScope,

@@ -1,0 +1,1 @@
+"""Translates groups of functions of the dialect: numbers, texts, times, nested values and windows."""
