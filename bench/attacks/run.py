@@ -56,6 +56,7 @@ class AttackMeasurements:
     latencies_ms: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
+    """Requests without a response: the path and the error."""
     memory_bytes: int = 0
 
     @property

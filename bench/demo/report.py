@@ -1,7 +1,7 @@
-"""The result as one HTML file without other resources: the figures, and pictures of both layouts.
+"""The result as one self-contained HTML file, with the figures and with pictures of both layouts.
 
-A picture shows one attribute: each data file is a bar from its smallest to its largest value, by rank among all values,
-and files lie side by side in the order of their smallest value. A plan can leave out files with short bars.
+A picture shows one attribute. Each data file is a bar from its smallest to its largest value, by rank among all
+values. The files are sorted by their smallest value. A plan can leave out files with short bars.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ATTRIBUTES = {
     "supplier's city": ("supplier", "s_city", "lo_suppkey = s_suppkey"),
     "part's brand": ("part", "p_brand1", "lo_partkey = p_partkey"),
 }
-"""The attributes by which the layout clusters: the table, its column, and the reference of the facts to it."""
+"""The attributes by which the layout clusters: their table, their column, and the join of the facts with it."""
 WIDTH, HEIGHT = 520, 120
 _COLOURS = {ICEBERG: "#8a8f98", UNTOUCHED: "#3b82c4", CLUSTERED: "#12805c", BOUND: "#c77700"}
 _STYLE = """

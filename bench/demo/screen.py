@@ -19,20 +19,20 @@ LAYOUT_TITLES = {
     CUBED: "with cubes",
 }
 HEADS = {ICEBERG: "stock", UNTOUCHED: "plans", CLUSTERED: "layout", CUBED: "cube"}
-"""The column heads, short enough for three groups of figures in 80 characters."""
-BOUND = "files that hold a row of an answer"
+"""The heads of the columns, short enough for three groups of figures in 80 characters."""
+BOUND = "files with a row of the answer"
 _LINE_MAX = 1000
 
 
 def show(comparisons: Sequence[Comparison], scale: float, console: Console) -> None:
-    """Print the first engine query by query, and the others in totals."""
+    """Print the result of the first engine for each query, and the totals of the other engines."""
     first, *other_queries = comparisons
     console.print(f"\nStar Schema Benchmark, scale {scale:g}, in {first.engine}: files, MiB and seconds of each query.")
     for column in COLUMNS:
         console.print(f"  {HEADS[column]:<7}  {LAYOUT_TITLES[column]}", highlight=False)
     console.print(f"  bound    {BOUND}", highlight=False)
     table = build_result_table(first)
-    # Figures of a large scale are wider than the terminal, which then wraps their lines; a cut figure would mislead.
+    # Figures of a large scale can be wider than the terminal. The terminal wraps the lines; a cut figure would mislead.
     table.width = console.measure(table, options=console.options.update(max_width=_LINE_MAX)).maximum
     console.print(table, soft_wrap=True)
     _show_bars(first, console)
@@ -106,7 +106,7 @@ def _show_bars(comparison: Comparison, console: Console) -> None:
 
 
 def format_sentence(comparison: Comparison) -> str:
-    """Return sentences that state the result of the demo with its figures."""
+    """Return sentences that state the result of the demo in figures."""
     from_cubes = len(comparison.list_queries_from_cubes())
     cubes = f"{comparison.compare_seconds_from_cubes():.1f}× sooner" if from_cubes else "none"
     return (

@@ -1,7 +1,7 @@
 """How much faster are first and repeated reads through the gateway's cache than direct reads?
 
-The reads alternate. The store is a real S3 server behind a proxy that delays each request, as a store in the
-cloud does (`bench.gateway`). Both reads of a pair have the same delay. For some rows, the proxy also limits
+Direct and cached reads alternate, and both reads of a pair have the same delay. The store is a real S3 server behind
+a proxy that delays each request, as a store in the cloud does (`bench.gateway`). For some rows, the proxy also limits
 each connection to the rate of one connection to S3. A first read finds nothing in the cache. Later reads of
 the same ranges come from the disk (in a server without a memory tier) and from memory. Cached reads are also
 compared with a process that sends files by sendfile, which is the limit of the loopback interface. The client
@@ -39,16 +39,16 @@ from tests.gateway.rig import GatewayRig, Keys, open_rig
 from tests.services.s3 import S3, run_s3
 
 CASES = (("64 KiB", 64 << 10, 512 << 10, 1), ("1 MiB", 1 << 20, 1 << 20, 2), ("8 MiB", 8 << 20, 8 << 20, 4))
-"""(name, bytes, distance of two ranges, objects).
+"""(name, bytes of a range, bytes between the starts of two ranges, objects).
 
-The distance is so large that a read does not load a block of another range.
+The ranges are so far apart that a read does not load a block of another range.
 """
 MEBIBYTE = 1 << 20
 LIMIT = "sendfile"
 S3_RATE = 90e6
 """Bytes per second of one connection; Amazon states 85 to 90 MB/s for byte-range requests."""
 SLOW_CASES = (("1 MiB of memory", 1, {}), ("8 MiB of the disk", 8, {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": "0"}))
-"""(what slow readers read, MiB, settings). For reads from the disk, each reader has its own copies."""
+"""(name, MiB of a range, settings of the server) for slow readers. For reads from the disk, each reader has its copies."""
 
 
 Read = Callable[[int], float]
@@ -84,7 +84,7 @@ def _get(url: SplitResult, start: int, size: int) -> bytes:
 
 
 class Ranges:
-    """The n-th range of several objects, in one random order for all readers."""
+    """The ranges of several objects in a random order that is the same for all readers with the same seed."""
 
     def __init__(self, readers: list[Read], size: int, step: int, seed: int) -> None:
         self._readers = readers
@@ -112,7 +112,7 @@ def add_rows(
 
     Args:
         factor: The goal: how many times faster than the direct read.
-        limit: The seconds of sendfile.
+        limit: The seconds of each read from the sendfile process.
     """
     for name, aggregate in (("median", statistics.median), ("mean", statistics.fmean)):
         values = {"seamark": aggregate(seamark_ms) * 1000, "direct": aggregate(peer_ms) * 1000}
@@ -142,7 +142,7 @@ def upload(rig: GatewayRig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
 
 
 def compare(seamark_ranges: Ranges, peer_ranges: Ranges, count: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of both for the first `count` ranges, read alternately."""
+    """Read the first `count` ranges of both alternately, and return the seconds of the reads."""
     pairs = [
         (seamark_ranges.read(n), peer_ranges.read(n)) if n % 2 else (peer_ranges.read(n), seamark_ranges.read(n))[::-1]
         for n in range(count)
@@ -160,7 +160,13 @@ def measure(
     rounds: int,
     sent: Callable[[int], Callable[[int], float]],
 ) -> None:
-    """Measure first reads, and reads of ranges that are in the tier."""
+    """Measure first reads, and reads of ranges that are in the cache tier `tier`.
+
+    Args:
+        factor: The goal: how many times faster than the direct read.
+        sent: Returns, for a size of the ranges, the function that reads the n-th range from the sendfile process and
+            returns the seconds.
+    """
     for seed, case in enumerate(CASES):
         with open_pairs(rig, near, slow_store, case, seed) as (seamark_ranges, peer_ranges):
             count = min(rounds, len(seamark_ranges) - 1)
@@ -199,7 +205,7 @@ def open_pairs(
 
 
 def measure_sequential_reads(report: Report, rig: GatewayRig, near: S3, slow_store: S3) -> None:
-    """Measure reads of a whole object, in requests of 1 MiB one after another."""
+    """Measure reads of a whole object in successive requests of 1 MiB."""
     keys, store_keys, names = upload(rig, near, 3)
     durations: dict[str, list[float]] = {"seamark": [], "direct": []}
     for name in names:
@@ -258,7 +264,7 @@ def _receive(connection: socket.socket, request: bytes, size: int, buffer: memor
     bytes_left = size - (received_bytes - head)
     while bytes_left:
         received_bytes = connection.recv_into(buffer)
-        assert received_bytes, "the connection ended early"
+        assert received_bytes, "the server closed the connection before the end of the range"
         bytes_left -= received_bytes
 
 
@@ -276,7 +282,7 @@ def measure_throughput(requests: Callable[[int], bytes], port: int, size: int, s
 
 
 def open_sendfile_reader(port: int, size: int) -> Read:
-    """Return a `reader` for the process that sends by sendfile."""
+    """Return a `Read` function that reads from the process that sends by sendfile."""
     connection, buffer = socket.create_connection(("127.0.0.1", port)), memoryview(bytearray(2 * MEBIBYTE))
 
     def read(number: int) -> float:

@@ -42,6 +42,7 @@ STORAGE, STEADY = "storage", "steady storage"
 
 
 def set_heavy_tailed_delay(proxy: FaultProxy, seed: int) -> None:
+    """Delay each request by a log-normal time with the median `MEDIAN_S` and the 99.9th percentile `TAIL_S`."""
     rng = random.Random(seed)
     proxy.delay_s = lambda: min(TAIL_S, MEDIAN_S * rng.lognormvariate(0, SIGMA))
 
@@ -52,6 +53,7 @@ def compute_percentile(values: Sequence[float], part: float) -> float:
 
 
 async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: str, folder: Path, rounds: int) -> None:
+    """Compare reads of files through the peer that owns them with reads from the storage."""
     settings = {
         "database": database,
         "warehouse": warehouse,
@@ -114,7 +116,10 @@ def read_event_loop_s(pid: int) -> float:
 
 
 def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: float) -> None:
-    """Plan with a new filter each time: the view of the table is cached, but no answer is."""
+    """Compare plans and loads with a heavy-tailed and a steady storage.
+
+    Each plan has a new filter: the view of the table is cached, but no answer is.
+    """
     times: dict[str, dict[str, list[float]]] = {}
     busy: dict[str, dict[str, list[float]]] = {}
     connections = {}

@@ -1,11 +1,12 @@
-"""How long does the bitmap index take to say which rows match?
+"""How long does the bitmap index take to find the matching rows?
 
 `python -m bench.index.bitmap [--quick]`
 
-The table has a million rows and two columns of one cardinality in any order. Every system returns the ascending
-positions of the matching rows, and all results must be equal. Seamark probes an opened index; the Parquet readers have
-the file in the page cache, read only the needed columns, and use both cores. Roaring has the same slices of ranks in
-memory, with optimised runs, and uses the same algorithm. The systems are timed alternately.
+The table has a million rows, and two columns of the same cardinality in random order. Every system returns the
+ascending positions of the matching rows, and all results must be equal. Seamark probes an open index. The Parquet
+readers have the file in the page cache, read only the needed columns, and use both cores. Roaring has the same slices
+of
+ranks in memory, with optimised runs, and uses the same algorithm. The systems are timed alternately.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from seamark.formats.index.kinds.slices import slice_count
 
 CARDINALITIES = (11, 1_000, 1_000_000)
 AND_GOAL_MS, BUILD_GOAL = 1.0, 10.0
-"""Per million rows; million rows a second, on one core."""
+"""The goals: ms per million rows for an AND, and millions of rows per second for the build, on one core."""
 GOAL = 15
 """The goal: how many times faster than the best Parquet reader."""
 PYARROW, DUCKDB, ROARING = "parquet-pyarrow", "parquet-duckdb", "roaring"
@@ -49,7 +50,7 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Question:
-    """A condition on each named column: values below a limit, or values in a list."""
+    """A condition on each of `columns`: values less than `below`, or values in `among`."""
 
     name: str
     columns: tuple[str, ...]
@@ -58,6 +59,8 @@ class Question:
 
 
 class RangeAnswerer(Protocol):
+    """A system that returns the ascending positions of the rows that match a question."""
+
     name: str
 
     def answer(self, question: Question) -> Positions: ...
@@ -73,10 +76,11 @@ class SeamarkBitmap:
         self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
 
     def reopen(self) -> None:
-        """Open the index again, so that nothing of it has been read or checked."""
+        """Open the index again, as if none of its parts had been read or verified."""
         self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
 
     def compute_bits(self, question: Question) -> npt.NDArray[np.uint64]:
+        """Return the bits of the matching rows, 64 rows in each word."""
         if question.below is not None:
             ranges = KeyRanges("long", (KeyRange(None, _encode(question.below), False, True),))
         else:
@@ -135,7 +139,7 @@ class DuckDBRanges:
 class Roaring:
     """Slices of ranks as roaring bitmaps.
 
-    The values of a column are its ranks here, because the values are 0, 1, … .
+    The ranks of a column are its values, because the values are 0, 1, … .
     """
 
     name = ROARING
@@ -155,6 +159,7 @@ class Roaring:
         return slices
 
     def sum_bytes(self, name: str) -> int:
+        """Return the total size in bytes of the bitmaps of a column."""
         return sum(len(item.serialize()) for item in self._slices[name])
 
     def answer(self, question: Question) -> Positions:
@@ -244,7 +249,7 @@ def _measure_cardinality(report: Report, folder: Path, rows: int, cardinality: i
 
 
 def _draw_column(rng: np.random.Generator, rows: int, cardinality: int) -> Values:
-    """Return a column in which every value from 0 occurs."""
+    """Return a column in random order that contains every value from 0 to `cardinality` - 1."""
     values = np.concatenate([np.arange(cardinality), rng.integers(0, cardinality, rows - cardinality)])
     return rng.permutation(values)
 
@@ -261,7 +266,7 @@ def _list_questions(rng: np.random.Generator, cardinality: int) -> list[Question
 
 
 def _measure_in_turns(answerers: list[RangeAnswerer], question: Question, turns: int) -> dict[str, float]:
-    """Return the medians in ms by name; a first question is not counted."""
+    """Return the median ms of each system by name. The first question of each system is not counted."""
     expected = answerers[0].answer(question)
     for answerer in answerers[1:]:
         if not np.array_equal(answerer.answer(question), expected):
@@ -280,7 +285,7 @@ def _measure_ms(work: Callable[[], Any]) -> float:
 
 
 def _measure_building(report: Report, case: str, values: Values, turns: int) -> None:
-    """Measure the CPU time from numpy to stored bytes, on one thread: the best of several alternate runs."""
+    """Measure the CPU time from a NumPy array to stored bytes on one thread, the best of several alternating runs."""
     keys = _build_keys(values)
     spread = _build_keys(np.sort(values))
     operations: dict[str, Callable[[], Any]] = {
@@ -320,7 +325,10 @@ def _measure_size(
 
 
 def _measure_many_files(report: Report, turns: int) -> None:
-    """Measure which of a thousand files hold a value, for keys that files share and for keys that they do not share."""
+    """Measure how long it takes to find which of a thousand files contain a value.
+
+    One column has keys that files share, the other has keys that occur in one file only.
+    """
     rng = np.random.default_rng(1)
     for name, top in (("shared values", 10_000), ("own values", 1 << 60)):
         files = [rng.integers(0, top, FILE_ROWS) for _ in range(FILES)]

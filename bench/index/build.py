@@ -1,7 +1,7 @@
-"""What does it cost to index columns that a job reads anyway, and how large are the index files?
+"""What does an index cost to build for columns that a job reads anyway, and how large are the index files?
 
-The data files have the form that writers produce: zstd, dictionaries, field ids. The bench uses one core. The peer only
-reads the same columns into Arrow, which every index needs. Seamark also builds and writes a durable index file.
+The data files have the form that writers produce: zstd, dictionaries, field ids. The benchmark uses one core. The peer
+only reads the same columns into Arrow, which every index needs. Seamark also builds and writes a durable index file.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """How long does a prefix lookup take: the statistics of one column in the files of one partition?
 
-10 million entries (100 columns of 100,000 files), of which 10,000 match. The peers hold the same entries in Parquet,
-LMDB and Avro, sorted by column and partition (see `lookup_peers.py`), and return the result of their fastest interface.
-Ours reads the columns of the blocks. Answers must agree in rows, values and nulls. Every lookup is of another partition
-than the previous lookup, and all are warm: the files are in the page cache, engines have seen them. Over HTTP our
-server answers with an Arrow IPC stream, and is compared with the peers' time before any encoding or network.
+There are 10 million entries (100 columns of 100,000 files), of which 10,000 match. The peers store the same entries in
+Parquet, LMDB and Avro, sorted by column and partition (`lookup_peers.py`), and return the result of their fastest
+interface. Seamark reads the columns of its blocks. Answers must agree in the numbers of rows, values and nulls.
+Successive lookups are of different partitions, and all are warm: the files are in the page cache, and the engines have
+read them before. Over HTTP, Seamark answers with an Arrow IPC stream, and is compared with the peers' time without
+encoding and network.
 
-Each store is queried in two ways: for bounds and counts by file number, and with file names. The values of LMDB hold
-all fields in both cases, and are not decoded.
+Each store is queried in two ways: for bounds and counts with file numbers, and with file names. The values of LMDB
+contain all fields in both cases, and are not decoded.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ COUNTS = ("value_counts", "null_value_counts", "nan_value_counts")
 READ = (*COUNTS, "lower", "upper")
 FIELDS = ("value-count", "null-value-count", "nan-value-count", "lower-bound", "upper-bound")
 GOAL, HTTP_GOAL = 100, 20
-"""Times the best peer."""
+"""The goals: how many times faster than the best peer, before encoding and over HTTP."""
 OURS_A_ROUND = 20
 
 
@@ -101,9 +102,9 @@ async def _measure_before_encoding(
     column = RequestedColumn(column_id, "int")
 
     def look_up(day: int, slashes: int = 0) -> dict[str, Any]:
-        """Return the answer for the prefix of a day. Slashes at its end make it a new prefix."""
+        """Return the answer for the prefix of a day. Trailing slashes make the prefix a new one."""
         lookup_result = lookup(view, parse_prefix(f"day={format_day(day)}" + "/" * slashes, seamark_planner.metadata))
-        return _build_answer(lookup_result, column, names=names)
+        return _read_statistics(lookup_result, column, names=names)
 
     repeated: list[float] = []
 
@@ -163,8 +164,8 @@ def _repeat_forever(requests: Sequence[Request]) -> Worker:
     yield from (item for item in itertools.cycle(requests))
 
 
-def _build_answer(found_files: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[str, Any]:
-    """Return arrays of all statistics of the column in the files found."""
+def _read_statistics(found_files: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[str, Any]:
+    """Return all statistics of the column in the files found, as arrays by name."""
     stats = found_files.find_statistics(column)
     answer: dict[str, Any] = dict(zip(READ, stats.read(READ), strict=True))
     answer["file"] = found_files.read_texts("file_path") if names else found_files.list_entry_ids()
@@ -172,7 +173,7 @@ def _build_answer(found_files: FoundFiles, column: RequestedColumn, *, names: bo
 
 
 def compute_facts(answer: dict[str, Any]) -> ComparedAnswer:
-    """Return the facts of Seamark's answer, as a peer's `facts`."""
+    """Return the facts of Seamark's answer, like a peer's `summarize_answer`."""
     values, nulls = answer["value_counts"], answer["null_value_counts"]
     return ComparedAnswer(len(values), int(values.sum()), int(nulls.sum()))
 

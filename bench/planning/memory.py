@@ -1,7 +1,8 @@
-"""How many bytes of memory does a planned table take, for each of its files?
+"""How many bytes of memory does a planned table need for each of its files?
 
-The bench measures two values: the bytes that the planner reports for its blocks and views, and the growth of the
-resident memory of a fresh process. The planner keeps its budget by the first, so the second must not be much larger.
+The benchmark measures two values: the bytes that the planner reports for its blocks and views, and the growth of the
+resident memory of a new process. The planner limits the first value by its budget, so the second must not be much
+larger.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ MANIFESTS = "manifests"
 
 @dataclass(frozen=True)
 class MemoryMeasurement:
+    """The bytes that the planner reports, and the bytes by which the process grew."""
+
     accounted: int
     grown: int
 

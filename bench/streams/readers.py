@@ -1,6 +1,6 @@
-"""How much do readers slow writers of a stream table?
+"""How much do readers slow down the writers of a stream table?
 
-Writers send rows at a steady rate, first alone, then while stock PyIceberg scans the new rows in a loop, as fast as it
+Writers send rows at a steady rate, first alone, then while PyIceberg scans the new rows in a loop, as fast as it
 can. Each reader is a separate process. With the log in Kafka, readers use the server of the writers, or a server that
 only reads.
 """
@@ -96,7 +96,7 @@ async def _add_cases(report: Report, cases: Sequence[Servers], seconds: float) -
 
 
 async def _measure_readers(servers: Servers, readers: int, seconds: float) -> tuple[AppendMeasurements, int]:
-    """Return the acknowledged batches, and the number of scans meanwhile."""
+    """Return the measurements of the writers, and the number of scans during the writes."""
     name = f"{servers.prefix}{readers}"
     catalog = RestCatalog("bench", uri=servers.writer_url)
     catalog.create_table(f"bench.{name}", SCHEMA, properties={"seamark.stream.enabled": "true"})
@@ -121,7 +121,7 @@ async def _measure_readers(servers: Servers, readers: int, seconds: float) -> tu
 
 
 async def _write(url: str, seconds: float) -> AppendMeasurements:
-    """Send batches at a steady rate. A batch that is late is sent at once."""
+    """Send batches at a steady rate. A late batch is sent immediately."""
     latencies: list[float] = []
     every_s = BATCH_ROWS * WRITERS / RATE
     async with aiohttp.ClientSession() as http:
@@ -148,7 +148,7 @@ async def _write(url: str, seconds: float) -> AppendMeasurements:
 
 
 def scan_repeatedly(url: str, name: str, is_ready: Event, is_ending: Event, scans: Synchronized[int]) -> None:
-    """Scan the rows after those that were seen, until the end."""
+    """Scan the rows after the last row that was read, until `is_ending` is set."""
     catalog = RestCatalog("bench", uri=url, **{"rest-scan-planning-enabled": "true"})
     last_number = -1
     while not is_ending.is_set():

@@ -1,8 +1,8 @@
-"""A simulated coordinator that answers by Trino's client protocol at the speed of a socket, without running queries.
+"""A simulated coordinator that speaks Trino's client protocol at the speed of a socket, without running queries.
 
 Usage: `python -m bench.trino.upstream PORT`. The text of a statement is `<pages> <bytes of each>`. Any other text
-gives one row. The answers are as long as those of Trino 483. They are chunked like Jetty's, with their end in a
-separate packet. The coordinator keeps nothing between requests: the id of a statement contains its text.
+returns one row. The answers are as long as those of Trino 483. They are chunked like Jetty's, with their end in a
+separate packet. The coordinator stores nothing between requests: the id of a statement contains its text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PIECE = 1 << 18
 
 
 class _Exchange(asyncio.Protocol):
-    """One connection, one request at a time."""
+    """One connection, which answers one request at a time."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -99,7 +99,7 @@ def _encode_chunk(data: bytes) -> bytes:
 def _encode_page(base: bytes, id_: bytes, step: int, pages: int) -> tuple[bytes, bytes]:
     """Return the bytes of a page before its rows, and the bytes after them.
 
-    The steps are the POST, the queue, the pages with rows, and the end.
+    The steps of a statement are the POST, the queue, the pages with rows, and the end.
     """
     head = b'{"id":"%s","infoUri":"%s/ui#/queries/%s",' % (id_, base, id_)
     if step < 2 + pages:

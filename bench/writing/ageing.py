@@ -1,10 +1,9 @@
-"""What does reading cost after a hundred batches of merge-on-read, and after a rewrite of the files?
+"""How much slower are reads after a hundred merge-on-read batches, and after a rewrite of the files?
 
 A hundred batches leave a hundred small data files, and a deletion vector for each data file with changed rows.
 Iceberg's own reader reads four columns of the whole table: before the batches, after them, and after
 `rewrite_data_files`. The times are multiples of the first time. The time of the last batches, compared with the first
-batches, shows the cost for writers. With equality deletes, in buckets by key, a batch leaves two files for each
-bucket.
+batches, shows the cost for writers. With equality deletes, in buckets by key, a batch adds two files to each bucket.
 """
 
 from __future__ import annotations

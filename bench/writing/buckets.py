@@ -1,10 +1,11 @@
-"""What do buckets save a reader: equality on the key, joins and groupings by it?
+"""What do buckets save a reader in queries for a key, and in joins and groupings by the key?
 
 Two tables with the same keys have 16 buckets by key each. A third table has the rows of the first without buckets, in
 as many files. Queries for one key read the first and the third table. Joins and groupings read the bucketed tables
-twice: Spark uses the buckets, or exchanges the rows if buckets are turned off. A join with the third table exchanges
-only that table. Broadcast joins are off, because the tables are larger than Spark may broadcast. The files and
-exchanges are those of the executed plan. Each pair of queries must give the same answer.
+twice: with buckets turned on, and with buckets turned off, so that Spark exchanges the rows. A join with the third
+    table
+exchanges only that table. Broadcast joins are off, because Spark would not broadcast tables of this size. The numbers
+of files and exchanges come from the executed plan. Each pair of queries must give the same answer.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             ("join of a bucketed and an unbucketed table", JOIN.format(left, flat_table)),
             ("grouping by the key", GROUPING_QUERY.format(left)),
         ):
-            _compare(report, spark, case, query, rounds)
+            _compare_with_exchange(report, spark, case, query, rounds)
     report.notes += [
         f"{rows:,} rows a table, in {BUCKETS} files. Medians of {rounds} in turns after one; of {equals} keys.",
         f"{EXCHANGED}: the same tables, {next(iter(FORGOTTEN))} off. Iceberg's own reader, two cores.",
@@ -76,7 +77,7 @@ def _measure_equalities(report: Report, spark: SparkSession, rows: int, tables: 
         report.rows.append(Row("rows of one key", measure, unit, values, peer=UNBUCKETED))
 
 
-def _compare(report: Report, spark: SparkSession, case: str, query: str, rounds: int) -> None:
+def _compare_with_exchange(report: Report, spark: SparkSession, case: str, query: str, rounds: int) -> None:
     durations: dict[str, list[float]] = {name: [] for name in WAYS}
     exchanges: dict[str, int] = {}
     answers = set()

@@ -1,15 +1,17 @@
 """What does a batch of 10,000 rows cost, and does it cost more in a larger table?
 
-The tables have 1, 10 and 50 million rows. The table has nine of ten keys of a batch, spread over all of its files.
+The tables have 1, 10 and 50 million rows. Nine of ten keys of a batch are in the table, spread over all of its files.
 Seamark writes from plain Python and through PySpark in three ways: it locates rows by a record index; it reads the
-column of keys in buckets by key; or, also in buckets, it locates no row and writes equality deletes, as Hudi's logs of
-a bucket do. The peers are Iceberg's MERGE INTO in the same Spark session, and Hudi's bucket index in its own session.
-The bench times the writers alternately, one process at a time, all warm. Each writer has its own table with the same
-data files, and gets the same batches. In the end the bench counts the rows of each table by version: they must be
+column of keys in buckets by key; or, also in buckets, it locates no row and writes equality deletes, as Hudi writes
+logs
+of a bucket. The peers are Iceberg's MERGE INTO in the same Spark session, and Hudi's bucket index in its own session.
+The benchmark times the writers alternately, one process at a time, all warm. Each writer has its own table with the
+same
+data files, and gets the same batches. In the end the benchmark counts the rows of each table by version: they must be
 exactly those of the batches.
 
-The figure of bytes read counts what system calls brought to any process, from files, sockets and pipes. The figure of
-bytes written counts the new files below the table's folder.
+The number of read bytes counts what system calls brought to any process, from files, sockets and pipes. The number of
+written bytes counts the new files below the table's folder.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from seamark.connector.write.equality_upserts import EQUALITY
 
 SIZES, QUICK_SIZES = (1_000_000, 10_000_000, 50_000_000), (20_000, 40_000)
 COPIED_MAX, HUDI_MAX, TRIED_MAX = 10_000_000, 10_000_000, 10_000_000
-"""Rows of the largest tables that are rewritten, that Hudi has, and for which MERGE's tunings are tried."""
+"""The largest tables, in rows, that are rewritten, that Hudi has, and for which the tunings of MERGE are tried."""
 ROUNDS, SLOW_ROUNDS, WARM = 7, 2, 2
 SLOW_S, VERY_SLOW_S = 8.0, 24.0
 MERGE, HUDI = "merge", "hudi"
@@ -69,7 +71,7 @@ class RunSizes:
 
 @dataclass
 class WriterMeasurements:
-    """The measurements of one writer: seconds, bytes read, files and bytes written of each counted batch."""
+    """The measurements of one writer, for each counted batch: seconds, bytes read, files and bytes written."""
 
     writer: BenchWriter
     mode: str
@@ -77,7 +79,7 @@ class WriterMeasurements:
     warm: int = WARM
     rounds: int = ROUNDS
     last: float = 0.0
-    """Seconds of the last batch, counted or not."""
+    """The seconds of the last batch, whether it is counted or not."""
     applied: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
@@ -93,6 +95,7 @@ class WriterMeasurements:
         return len(self.seconds) < self.rounds
 
     def take(self, batch: RowBatch) -> None:
+        """Write a batch, and record its measurements unless it is a warm-up."""
         before, read_before, started_s = list_file_sizes(self.writer.folder), count_read_bytes(), time.perf_counter()
         upsert = self.writer.upsert(batch)
         elapsed_s = time.perf_counter() - started_s if upsert is None else upsert
@@ -114,6 +117,7 @@ class WriterMeasurements:
         self.written.append(sum(after[path] for path in new_files))
 
     def check(self, batches: Batches) -> None:
+        """Check that the table has the rows of the applied batches."""
         versions, expected = self.writer.count_rows_by_version(), batches.count_expected_rows(self.applied)
         if versions != expected:
             raise AnswersDiffer(f"{self.writer.name} has {versions} rows by version, the batches make {expected}")
@@ -142,7 +146,7 @@ async def run(
         for rows in sizes:
             tables[rows] = [
                 *_prepare_our_writers(lake_of_run, rows, plan),
-                *_merge(report, lake_of_run.spark, drawn_batches[rows], folder / "hadoop", plan, tuned),
+                *_measure_merge(report, lake_of_run.spark, drawn_batches[rows], folder / "hadoop", plan, tuned),
                 *([] if peer is None or rows > plan.hudi_max else _prepare_hudi_writers(peer, rows, folder, plan)),
             ]
         _run_rounds(tables, drawn_batches)
@@ -203,10 +207,10 @@ def _prepare_our_writers(lake: WritingLake, rows: int, plan: RunSizes) -> Iterat
         yield WriterMeasurements(writer, mode, strategy, plan.warm, plan.rounds)
 
 
-def _merge(
+def _measure_merge(
     report: Report, spark: SparkSession, batches: Batches, warehouse: Path, plan: RunSizes, tuned: dict[str, Tuning]
 ) -> Iterator[WriterMeasurements]:
-    """Yield the measurements of MERGE INTO with the quickest tuning of each mode.
+    """Yield the measurements of MERGE INTO with the fastest tuning of each mode.
 
     If the table is too large to try all tunings, the tuning is that of the previous size.
     """
@@ -236,7 +240,7 @@ def _merge(
                 shutil.rmtree(item.writer.folder)
         best = turns[0]
         tuned[mode] = next(writer.tuning for writer in writers if writer is best.writer)
-        # The writer continues with its table and is already warm.
+        # The writer keeps its table and is already warm.
         rounds = min(plan.rounds, SLOW_ROUNDS) if best.last > SLOW_S else plan.rounds
         warm = len(best.applied) or plan.warm
         yield WriterMeasurements(best.writer, mode, MERGE, warm, rounds, last=best.last, applied=best.applied)
@@ -312,7 +316,7 @@ def _choose_goal(strategy: str, peer: str, mode: str, rows: int) -> float | None
 
 
 def _report_flatness(report: Report, tables: dict[int, list[WriterMeasurements]]) -> None:
-    """Compare merge-on-read in the largest table with the smallest table."""
+    """Compare the times of merge-on-read in the largest table with those in the smallest table."""
     small_upsert, large_upsert = (
         {
             table.writer.name if table.strategy != MERGE else MERGE: table.median

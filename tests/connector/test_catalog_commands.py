@@ -27,7 +27,7 @@ def invoke_command(client: IndexClient, *arguments: str, answer: str | None = No
 def run_command(client: IndexClient, *arguments: str, answer: str | None = None) -> str:
     result = invoke_command(client, *arguments, answer=answer)
     assert result.exit_code == 0, result.output
-    # The server logs to the same output.
+    # The server writes its log to the same output.
     return "\n".join(line for line in result.stdout.splitlines() if "[info" not in line)
 
 
@@ -161,10 +161,10 @@ def test_dropped_table_is_restored(shop: IndexClient) -> None:
     assert "Table already exists: shop.orders; --to NAME restores it under another name" in refusal.output
 
 
-def _retain(client: IndexClient, name: str, *, is_view: bool = False) -> Path:
-    """Drop and purge a table or view whose location contains a foreign file, and return that file.
+def _purge_with_foreign_file(client: IndexClient, name: str, *, is_view: bool = False) -> Path:
+    """Drop and purge a table or view whose location contains a foreign file, and return the path of that file.
 
-    The foreign file makes the entry keep its location.
+    The catalog keeps the entry and its location, because of the foreign file.
     """
     kind = "view" if is_view else "table"
     metadata = run_json(client, kind, "show", name)
@@ -178,7 +178,7 @@ def _retain(client: IndexClient, name: str, *, is_view: bool = False) -> Path:
 
 def test_retained_entries_are_listed_and_released(shop: IndexClient) -> None:
     assert run_command(shop, "retained", "list").strip() == "No dropped table or view keeps its location."
-    foreign_file = _retain(shop, "shop.orders")
+    foreign_file = _purge_with_foreign_file(shop, "shop.orders")
     (entry,) = run_json(shop, "retained", "list")
     assert (entry["namespace"], entry["name"], entry["kind"]) == (["shop"], "orders", "table")
     assert entry["id"] in run_command(shop, "retained", "list", "shop")
@@ -199,9 +199,9 @@ def test_retained_entries_are_listed_and_released(shop: IndexClient) -> None:
 
 
 def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClient) -> None:
-    _retain(shop, "shop.orders")
+    _purge_with_foreign_file(shop, "shop.orders")
     run_command(shop, "table", "create", "shop.orders", "--column", "id:long")
-    foreign_file = _retain(shop, "shop.orders")
+    foreign_file = _purge_with_foreign_file(shop, "shop.orders")
     first, second = entries = run_json(shop, "retained", "list")
     refusal = invoke_command(shop, "retained", "release", "shop.orders", "--yes")
     assert (
@@ -223,7 +223,7 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
 def test_dropped_view_that_keeps_its_location_is_purged(shop: IndexClient) -> None:
     body = {"name": "v", "schema": {"type": "struct", "fields": []}, "properties": {}, "view-version": VIEW_VERSION}
     shop._request("POST", "/v1/namespaces/shop/views", {}, json.dumps(body).encode())
-    _retain(shop, "shop.v", is_view=True)
+    _purge_with_foreign_file(shop, "shop.v", is_view=True)
     (entry,) = run_json(shop, "retained", "list", "shop")
     assert (entry["name"], entry["kind"]) == ("v", "view")
     assert run_json(shop, "retained", "purge", "shop.v", "--yes") == {"purged": entry, "retained": False}
@@ -250,7 +250,7 @@ def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
     assert "No instant has the action nap." in run_command(shop, "timeline", "--action", "nap")
 
 
-def test_mistake_is_reported_in_one_sentence(shop: IndexClient) -> None:
+def test_invalid_command_is_reported_in_one_sentence(shop: IndexClient) -> None:
     cases: list[tuple[list[str], int, str]] = [
         (["table", "show", "shop.order"], 1, "Did you mean shop.orders?"),
         (["snapshot", "list", "shpo.orders"], 1, "Did you mean shop.orders?"),
@@ -307,7 +307,7 @@ def test_joined_names_are_split_into_the_same_levels(levels: tuple[str, ...]) ->
 
 
 def test_jobs_find_a_table_whose_namespace_has_a_dot(client: IndexClient) -> None:
-    """A job without work says that nothing is to do."""
+    """A job without work prints that there is nothing to do."""
     run_command(client, "namespace", "create", r"shop\.eu")
     run_command(client, "table", "create", r"shop\.eu.orders", "--column", "id:long")
     assert "are complete" in run_command(client, "run", "index", r"shop\.eu.orders")

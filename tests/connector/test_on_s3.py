@@ -98,7 +98,7 @@ def test_rows_in_s3_are_written_changed_and_read(lake: S3Lake, mode: str, versio
     overwrite(client, name, build_rows((5, "ch", 5)), where="ts >= 1")
     expected = [(5, "ch", 5, None)]
     assert read_rows(client, name) == expected
-    if version == 2:  # PyIceberg applies the deletes of version 2, too.
+    if version == 2:  # PyIceberg also applies the deletes of version 2.
         with lake.open_catalog() as catalog:
             actual_rows = catalog.load_table(name).scan().to_arrow().sort_by("id").to_pylist()
         assert [tuple(one.values()) for one in actual_rows] == expected
@@ -110,7 +110,7 @@ def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: S3L
     append(lake.client, "db.stock", build_rows((0, "de", 0)))
     with lake.open_catalog() as catalog:
         handles = [catalog.load_table("db.stock") for _ in range(3)]
-        for number, handle in enumerate(handles, start=1):  # Each append is based on the snapshot before both appends.
+        for number, handle in enumerate(handles, start=1):  # Both appends are based on the same snapshot.
             handle.append(build_rows((number, "fr", number)).cast(handle.schema().as_arrow()))
         table = catalog.load_table("db.stock")
         actual_rows = table.scan().to_arrow()
@@ -126,7 +126,7 @@ def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: S3L
 
 @pytest.mark.slow
 def test_unfinished_uploads_of_killed_writers_are_aborted(lake: S3Lake) -> None:
-    """Only uploads of the table's files that are old enough are aborted, and the table stays unchanged."""
+    """Only old uploads of the table's files are aborted, and the table stays unchanged."""
     for name in ("uploads", "neighbour"):
         create(lake.client, name, version=2)
         append(lake.client, f"db.{name}", build_rows((1, "de", 1)))
@@ -170,7 +170,7 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: S3Lake) -> None:
 
 
 def age_uploads(lake: S3Lake) -> None:
-    """Make the uploads a week old. The store takes the time of an upload from its folder."""
+    """Make the uploads a week old. The store derives the time of an upload from its folder."""
     week_ago = time.time() - 7 * 86_400
     for path in (lake.s3.root / lake.bucket).glob(".sgwtmp/multipart/*/*"):
         os.utime(path, (week_ago, week_ago))
@@ -265,7 +265,7 @@ def test_statements_merge_files_and_drop_columns_in_s3(
 
 @pytest.mark.slow
 def test_columns_of_old_partitions_are_dropped_in_s3(lake: S3Lake) -> None:
-    """The service of column TTL drops them in this way."""
+    """The table service for column TTL runs this statement."""
     create_table_of_parts(lake, 2)
     append(lake.client, "db.t", build_many_rows(5, 0))
     before = read_table(lake.client)
@@ -284,7 +284,7 @@ def test_columns_of_old_partitions_are_dropped_in_s3(lake: S3Lake) -> None:
 @pytest.mark.slow  # Each step takes 50 s. tests/connector/jobs/test_statements.py always tests files on a local disk.
 @pytest.mark.parametrize("step", [23, 2])
 def test_killed_statement_leaves_no_partial_file_in_s3(lake: S3Lake, step: int) -> None:
-    """An object exists completely or not at all. What remains is an orphan file or an unfinished upload."""
+    """An object exists completely or not at all. A killed statement can leave orphan files and unfinished uploads."""
     create_table_of_parts(lake, 3)
     for number in range(2):
         append(lake.client, "db.t", build_many_rows(number, number * 10_000))

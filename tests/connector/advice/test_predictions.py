@@ -1,4 +1,4 @@
-"""The advisor's predictions against results: proposals are applied, and the same statements are planned again."""
+"""Tests that compare the advisor's predictions with results, by applying proposals and planning the statements again."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
     """Apply the first proposal for a random table and workload.
 
     Returns:
-        The mean of the bytes of a recorded statement: before, as predicted, and after. The bytes before and after are
-        those that the planner keeps for the recorded statements themselves.
+        The mean bytes that the planner keeps for a recorded statement: before the change, as predicted, and after it.
     """
     rng = np.random.default_rng(first_seed() + case)
     make_table(client, rng)
@@ -50,7 +49,7 @@ def test_first_proposal_saves_about_as_many_bytes_as_predicted(client: IndexClie
 
 @pytest.mark.slow
 def test_most_predictions_are_within_a_fifth_of_the_result(tmp_path: Path) -> None:
-    """The recorded shapes have no literals, so the replay draws other values than the statements had."""
+    """Recorded shapes have no literals, so the replay of the prediction draws different values than the statements had."""
     ratios = []
     for case in range(10):
         home = tmp_path / str(case)
@@ -87,7 +86,7 @@ def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:
     assert applied.exit_code == 0, applied.output
     assert all(word in applied.output for word in ("before", "predicted", "measured"))
     assert best["title"] in applied.output
-    # A number of a list does not say which change is meant, because the next list may have another order.
+    # The position in a list does not identify a change, because the next list may have a different order.
     for unknown in (best["id"], "1"):
         refusal = CliRunner().invoke(cli, ["advise", "apply", TABLE, unknown, "--url", client.url])
         assert (refusal.exit_code, f"There is no proposal '{unknown}'" in refusal.output) == (1, True)

@@ -1,4 +1,4 @@
-"""The query history of statements that `seamark sql` runs."""
+"""Tests of the query history of statements that `seamark sql` runs."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class StoredRelation:
 
 @dataclass
 class ScopeColumn:
-    """A column in a scope. `owner` is the alias that can qualify its name."""
+    """A column in the scope of a query. `owner` is the alias that can qualify its name."""
 
     name: str
     kind: str
@@ -156,6 +156,7 @@ class Comparisons:
         return quote(name)
 
     def draw_operator(self) -> str:
+        """Return a comparison operator in random spelling."""
         return self.rng.choice(["=", "<>", "<", "<=", ">", ">="])
 
     def draw_chance(self, share: float) -> bool:
@@ -164,6 +165,7 @@ class Comparisons:
     # Columns
 
     def can_name(self, column: ScopeColumn, scope: Scope) -> bool:
+        """Return whether `scope` allows the column to be named without ambiguity."""
         is_unambiguous = [one.name.lower() for one in scope].count(column.name.lower()) == 1
         owned = [one for one in scope if one.owner == column.owner and one.name.lower() == column.name.lower()]
         return (is_unambiguous and column.plain) or (column.owner is not None and len(owned) == 1)

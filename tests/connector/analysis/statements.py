@@ -35,9 +35,9 @@ class RandomStatements(Comparisons):
     """
 
     listed_share: ClassVar[float] = 0.2
-    """The share of the sources after a comma that are lists of literals."""
+    """The share of lists of literals among the sources after a comma."""
     other_groups: ClassVar[tuple[str, ...]] = ()
-    """Further clauses that may follow GROUP BY."""
+    """Clauses that may follow GROUP BY instead of a list of columns."""
 
     # Tables
 
@@ -273,7 +273,7 @@ class RandomStatements(Comparisons):
         ]
 
     def draw_latest(self) -> tuple[str, list[tuple[str, str]]]:
-        """Return a query for the first rows of each key, or for the numbers of all rows.
+        """Return a query for the first rows of each key, or for the row numbers of all rows.
 
         The rows are ordered by all columns, so the first row is always the same.
         """

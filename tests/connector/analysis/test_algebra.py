@@ -29,8 +29,8 @@ def format_predicate(table: Table) -> str | None:
     return None if condition is None else write_sql(condition)
 
 
-def test_common_joins_keep_alternatives_only_if_all_are_common() -> None:
-    """If an alternative were missing, the join would leave out rows that the other reference needs."""
+def test_alternatives_of_a_join_are_kept_only_if_both_references_have_all_of_them() -> None:
+    """If an alternative were missing, the join would leave out rows that one of the references needs."""
     first, second, third = (Join(scan, (("a", "b"),), any_of=2) for scan in (1, 2, 3))
     always = Join(4, (("a", "b"),))
     assert intersect_joins([(first, second, always), (first, third, always)]) == (always,)
@@ -60,8 +60,8 @@ def test_nullable_output_receives_only_conditions_that_reject_null() -> None:
     assert format_predicate(table) == '"a" = 1'
 
 
-def test_block_has_no_origin_for_two_extremes_together() -> None:
-    """The two extremes can come from different rows."""
+def test_two_extremes_in_one_block_have_no_common_origin_row() -> None:
+    """The minimum and the maximum can come from different rows."""
     table = Table({"a": "long", "b": "long", "k": "long"})
     outputs = AttributeOutputs({"k": (0, "k")})
     extremes = {name: Extreme((0, column), MINIMUM) for name, column in (("low", "a"), ("high", "b"))}

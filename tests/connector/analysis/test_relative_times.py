@@ -1,6 +1,4 @@
-"""Tests that an expression of the current time has a value within its span, in every zone and at any time of the
-day.
-"""
+"""Tests that an expression of the current time has a value within its computed span, in every zone and at any time."""
 
 from __future__ import annotations
 

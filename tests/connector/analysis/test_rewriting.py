@@ -1,6 +1,6 @@
-"""Tests that statements are rewritten to plan tables only if all plans are safe and arrive in time.
+"""Tests that a statement is rewritten to plan tables only if all plans are safe and arrive in time.
 
-Otherwise the statements stay unchanged.
+Otherwise the statement stays unchanged.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ async def test_failed_plan_is_requested_again_for_the_next_statement(error: Exce
             assert len(server.requests) == count
 
 
-async def test_bug_in_the_translation_over_a_cube_fails_no_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bug_in_the_translation_to_a_cube_fails_no_statement(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **options: Any) -> Any:
         raise KeyError("brand")
 
@@ -247,7 +247,7 @@ async def test_columns_are_not_requested_if_the_statement_needs_none() -> None:
         assert server.looked_at == []
 
 
-async def test_statement_is_read_once_for_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_statement_is_analysed_once_for_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
     real = reading._read
     monkeypatch.setattr(reading, "_read", lambda *arguments: (reads.append(arguments), real(*arguments))[1])
@@ -255,7 +255,7 @@ async def test_statement_is_read_once_for_the_same_columns(monkeypatch: pytest.M
     async with open_rewriter(server) as rewriter:
         statement = "SELECT * FROM t, u WHERE x = 1 AND id = uid"
         await asyncio.gather(*(rewriter.rewrite(statement, SESSION) for _ in range(20)))
-        assert len(reads) == 2  # The first analysis has no columns, and the second has them.
+        assert len(reads) == 2  # The first analysis has no columns, and the second analysis has them.
         server.version = "2"
         rewrite = await rewriter.rewrite(statement, SESSION)
         assert len(reads) == 3
@@ -427,7 +427,7 @@ async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
         assert (rewrite.statement is not None) == is_rewritten
 
 
-# Limits of time
+# Time limits
 
 
 async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(monkeypatch: pytest.MonkeyPatch) -> None:

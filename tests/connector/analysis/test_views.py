@@ -63,7 +63,7 @@ async def test_view_is_read_over_the_plans_of_its_tables() -> None:
 async def test_summary_names_the_view_but_not_its_tables_and_all_plans_are_renewed() -> None:
     rewrite, _ = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN_VIEW})
     assert rewrite.summary.startswith("rewritten; scans=1; files=0/0; views=db.v; ms=")
-    assert (rewrite.files, rewrite.considered_files) == (1, 100), "the operator sees the counts, clients do not"
+    assert (rewrite.files, rewrite.considered_files) == (1, 100), "the operator sees the counts, but clients do not"
     assert rewrite.plans == [(("db", "t"), 101), (("db", "v"), 200)]
 
 
@@ -199,7 +199,9 @@ async def test_known_nested_views_are_requested_without_asking_for_tables() -> N
         before = len(server.requests), len(server.views_read)
         rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
     assert rewrite.statement is not None
-    assert [one.table[-1] for one in server.requests[before[0] :]] == ["u", "t"], "no view is requested as a table"
+    assert [request.table[-1] for request in server.requests[before[0] :]] == ["u", "t"], (
+        "no view is requested as a table"
+    )
     assert sorted(server.views_read[before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
 
 
@@ -210,14 +212,14 @@ async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
             rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         assert (rewrite.statement is None) == (refused_view == "top")
         request = [name[-1] for name, *_ in server.views_asked if name[-1] != refused_view]
-        assert request == [one for one in other_views if (refused_view, one) != ("v", "mid")], (
+        assert request == [view for view in other_views if (refused_view, view) != ("v", "mid")], (
             "mid contains v, so without a plan of mid, v needs none"
         )
         if refused_view != "top":
             ((_, _, _, references),) = [one for one in server.views_asked if one[0][-1] == "top"]
             assert [(reference.table, reference.plan) for reference in references] == [(("db", "u"), ())]
-            assert {of for of, _ in rewrite.plans} == {("db", "top"), ("db", "u")}, (
-                "plans of views that are not read are not held"
+            assert {table for table, _ in rewrite.plans} == {("db", "top"), ("db", "u")}, (
+                "plans of views that the statement does not read are not kept"
             )
 
 
@@ -253,7 +255,7 @@ async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
 
 
 async def test_view_that_reads_itself_is_analysed_in_bounded_work() -> None:
-    """Trino does not create a recursive view, and fails a statement that reads one of another engine."""
+    """Trino cannot create a recursive view, and fails a statement that reads a recursive view of another engine."""
     views = {
         "v": build_view("SELECT w.k FROM w JOIN t ON t.id = w.k", k="long"),
         "w": build_view("SELECT a.k FROM v a JOIN v b ON a.k = b.k JOIN w c ON c.k = b.k", k="long"),
@@ -299,7 +301,7 @@ async def test_changed_nested_view_is_read_again() -> None:
         assert len(server.views_asked) == before
 
 
-async def test_former_columns_of_a_view_do_not_resolve_names_of_other_tables() -> None:
+async def test_removed_columns_of_a_view_do_not_resolve_names_of_other_tables() -> None:
     """The name `x` in the subquery belongs to the outer table until the view has a column `x`."""
     statement = "SELECT * FROM lake.db.t WHERE EXISTS (SELECT 1 FROM lake.db.u, lake.db.v WHERE uid = x AND y = 3)"
     tables = {"t": KnownTable("1", COLUMNS_OF["t"], 7, 1 << 30, 100), "u": KnownTable("1", COLUMNS_OF["u"], 7, 100, 2)}
@@ -354,7 +356,7 @@ async def test_known_view_is_not_requested_as_a_table() -> None:
     assert [one.table[-1] for one in server.requests] == ["v", *["t"] * 4]
 
 
-async def test_table_within_and_beside_a_view_is_read_at_one_snapshot() -> None:
+async def test_table_in_a_view_and_in_the_statement_is_read_at_one_snapshot() -> None:
     statement = "SELECT * FROM lake.db.v JOIN lake.db.t ON t.x = v.x WHERE k = 4 AND t.id = 3"
     rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW})
     assert rewrite.statement is not None
@@ -366,7 +368,7 @@ async def test_table_within_and_beside_a_view_is_read_at_one_snapshot() -> None:
     rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW}, plan=answer_by_filter)
     assert rewrite.statement is None
     rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW}, answer=lambda _: None)
-    assert rewrite.statement is None, "the view reads the current table, so all places of the table must"
+    assert rewrite.statement is None, "the view reads the current table, so the statement must read it everywhere"
 
 
 async def test_view_in_two_places_has_a_plan_for_each() -> None:

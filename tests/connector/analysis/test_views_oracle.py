@@ -1,6 +1,6 @@
-"""Random queries on random and nested views give the same rows if the tables contain only the required rows.
+"""Tests that random queries on random and nested views give the same rows over views with only the required rows.
 
-The plan view also has no rows that the view did not have. DuckDB runs both statements, as in
+The plan view also contains no rows that the view did not have. DuckDB runs both statements, as in
 `test_scans_oracle.py`.
 """
 
@@ -34,7 +34,7 @@ ROWS_MAX = 60
 
 
 class ViewColumns:
-    """The columns of each table that `Told` selects, and the columns of each view.
+    """The columns of each table that `KnownColumns` selects, and the columns of each view.
 
     A view can read the views before it.
     """
@@ -99,7 +99,7 @@ class PlanViews:
     texts: Mapping[str, str]
     counts: Counter[str]
     left: int = 0
-    """The number of views that the test may still replace. Nested views can contain very many views."""
+    """The number of views that the test may still replace, because nested views can contain very many views."""
 
     def replace_views(self, scans: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
         """Return replacements of views by plan views, and the names of the plan views."""

@@ -1,4 +1,4 @@
-"""Tests of star joins whose tables the analysis of a statement has found. A small server has the tables."""
+"""Tests of star joins whose tables the analysis of a statement has found, on tables of a small test server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RENAMED = (build_field(1, "id", "int"), build_field(2, "region_old", "string"), 
 
 
 def build_facts(attribute_id: int) -> TableMetadata:
-    """Return facts with a cube that has an attribute of the shops at snapshot 7."""
+    """Return the metadata of facts with a cube, which has the column `attribute_id` of the shops at snapshot 7."""
     fields = build_schema(build_field(1, "shop_id", "int"), build_field(2, "amount", "long"))
     facts = build_table(schema=fields)
     terms = [f"lookup[db.shops@7:1:{number}](shop_id)" for number in ("0:boolean", f"{attribute_id}:string")]

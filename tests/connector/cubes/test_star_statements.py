@@ -1,6 +1,7 @@
-"""Star joins over a cube with attributes of the dimension tables return the same rows as the original statements.
+"""Tests that star joins over a cube with attributes of dimension tables return the rows of the original statements.
 
-There is no server: DuckDB runs both statements, over the rows of all files, and over groups and the rows of some files.
+There is no server: DuckDB runs both statements, one over the rows of all files, the other over groups and the rows of
+some files.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def test_star_joins_return_the_same_rows_from_groups_as_from_rows(con: duckdb.Du
             except NotFromCube:
                 outcomes["rows"] += 1
                 continue
-            # Only rows decide a condition on another column, so all files are read.
+            # Only rows can decide a condition on a column outside the cube, so all files are read.
             covered = 0 if statement.row_condition else rng.randint(1, 3)
             entries = [build_entry(file, dimensions) for file in files[:covered]]
             empty = build_entry(files[0].slice(0, 0), dimensions)
@@ -177,12 +178,12 @@ def test_star_joins_return_the_same_rows_from_groups_as_from_rows(con: duckdb.Du
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_other_joins_use_no_cube(text: str) -> None:
+def test_statement_that_is_no_inner_star_join_uses_no_cube(text: str) -> None:
     with pytest.raises(NotFromCube, match=REFUSED[text]):
         translate(text)
 
 
-def test_changed_dimension_table_is_not_replaced() -> None:
+def test_dimension_table_that_changed_after_the_cube_is_not_replaced() -> None:
     text = "SELECT region, sum(f.amount) FROM facts f, shops s WHERE f.shop_id = s.shop_id GROUP BY 1"
     translate(text)
     with pytest.raises(NotFromCube, match=r"attributes of shop\.shops"):

@@ -125,8 +125,7 @@ class LooseStatements(RandomStatements):
     def draw_correlated_condition(self, scope: Scope, outer: Scope) -> str:
         """Return a condition on a column of the outer query.
 
-        In some cases the column has no qualifier, and its name can also be the name of an output of the
-        subquery.
+        In some cases the column has no qualifier, and its name can also be the name of an output of the subquery.
         """
         column_names = {one.name.lower() for one in scope}
         pairs = [

@@ -1,4 +1,4 @@
-"""`seamark.duckdb` answers aggregate queries from cubes, with the rows and types that it returns without them."""
+"""Tests that `seamark.duckdb` answers aggregate queries from cubes with the same rows and types as without cubes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ def compare(con: duckdb.DuckDBPyConnection, text: str) -> CubeSummary | None:
 
 
 def run_case(server: ServerThread, con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter[str]:
-    """Change a table at random, and compare the answers of queries with and without cubes."""
+    """Change a table at random, and compare the answers of queries with and without cubes.
+
+    Returns:
+        The number of queries by how they used cubes.
+    """
     rng = random.Random(seed)
     aggregates, counts = RandomAggregates(rng), Counter[str]()
     with closing(IndexClient(server.url)) as client:
@@ -96,7 +100,7 @@ def test_query_reads_groups_and_the_rows_of_files_without_an_entry(
 
 
 @pytest.mark.slow
-def test_parameters_subtotals_and_constants_follow_from_a_cube(
+def test_query_with_parameters_subtotals_or_constants_follows_from_a_cube(
     server: ServerThread, sales: CubeWorld, con: duckdb.DuckDBPyConnection
 ) -> None:
     text = (

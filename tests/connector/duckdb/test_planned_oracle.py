@@ -61,9 +61,9 @@ Truncated decimals are excluded: DuckDB 1.5.5 invalidates its database when it c
 
 
 class PlannedStatements(LooseStatements):
-    """Statements on tables in a schema of the catalog; each INSERT writes its own file.
+    """Draws statements on tables in a schema of the catalog; each INSERT writes its own file.
 
-    DuckDB does not always find a table whose name is written in another case.
+    Names of tables keep their case, because DuckDB does not always find a table whose name is written in another case.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -79,7 +79,7 @@ class PlannedStatements(LooseStatements):
         )
 
     def transform(self, name: str) -> tuple[str, Transform[Any, Any]] | None:
-        """Return a column of a table and a transform for its partition field, or None."""
+        """Return a column of the table `name` and a transform for its partition field, or None."""
         (table,) = (one for one in self.tables if one.name == name)
         columns = [(column, kind) for column, kind in table.columns.items() if kind in TRANSFORMS and column != "added"]
         if not columns or self.draw_chance(0.3):
@@ -152,9 +152,10 @@ def check(
     seed: str,
     copy: duckdb.DuckDBPyConnection | None = None,
 ) -> None:
-    """Check that the statement returns the same rows directly and over plans.
+    """Check that the statement returns the same rows without plans and over plans.
 
-    `copy` has the same tables in memory, where DuckDB cannot leave files out.
+    Args:
+        copy: A database with the same tables in memory, where DuckDB cannot leave files out.
     """
     try:
         expected = Counter(map(repr, (copy or con).sql(text).fetchall()))
@@ -168,7 +169,7 @@ def check(
     if rewrite.statement is not None:
         try:
             rows = Counter(map(repr, con.sql(rewrite.statement).fetchall()))
-        except duckdb.InternalException:  # A fault of DuckDB's optimizer returns no rows.
+        except duckdb.InternalException:  # DuckDB's optimizer has a fault, and the statement returns no rows.
             counts["internal errors"] += 1
             return
         assert rows == expected, f"{seed}\n{text}\n-- became\n{rewrite.statement}\n{rewrite.summary}"
@@ -185,12 +186,12 @@ def check_worth(counts: Counter[str]) -> None:
     assert counts["internal errors"] <= 0.02 * counts["queries"], counts
 
 
-def test_random_statements_over_plans_return_the_rows_of_direct_ones(server: Seamark) -> None:
+def test_random_statements_return_the_same_rows_with_and_without_plans(server: Seamark) -> None:
     check_worth(run_campaign(server, first_seed(), examples(2, 1), examples(30, 9)))
 
 
 @pytest.mark.slow
-def test_many_random_statements_over_plans_return_the_rows_of_direct_ones(server: Seamark) -> None:
+def test_many_random_statements_return_the_same_rows_with_and_without_plans(server: Seamark) -> None:
     check_worth(run_campaign(server, first_seed() + 1, 25, 40))
 
 
@@ -319,7 +320,7 @@ def test_comparison_with_the_extreme_of_a_whole_table_leaves_files_out(server: S
         con.execute("DELETE FROM facts WHERE id IN (7, 9)")
         check(con, last_query, counts, "after a delete")
         assert seamark.duckdb.sql(con, last_query).fetchall() == [(6, date(2026, 1, 7))] * 3
-        # A table without values has no extreme.
+        # A table without values has no minimum and no maximum.
         check(con, "SELECT * FROM facts WHERE day = (SELECT max(day) FROM other)", counts, "no value")
     assert counts["queries"] == 5, counts
 
@@ -382,7 +383,7 @@ def test_ranges_of_decimals_texts_and_floats_leave_files_out(server: Seamark) ->
             ),  # The range includes its bound.
             ("SELECT * FROM facts JOIN spans ON code >= code_low AND code < code_high WHERE name = 'a'", 3),
             ("SELECT * FROM facts JOIN spans ON code BETWEEN code_low AND code_high WHERE name = 'b'", 0),
-            ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'a'", 3),  # NaN has no bounds.
+            ("SELECT * FROM facts JOIN spans ON x BETWEEN x_low AND x_high WHERE name = 'a'", 3),  # Bounds ignore NaN.
             ("SELECT * FROM facts JOIN spans ON x < x_high WHERE name = 'a'", 5),
             # NaN is the greatest number, and the files that DuckDB writes have no NaN counts.
             ("SELECT * FROM facts JOIN spans ON x > x_high WHERE name = 'a'", 8),

@@ -81,7 +81,7 @@ class RandomColumn:
         return json
 
     def take_ids(self, json: dict[str, Any]) -> None:
-        """Set the ids of the column and its children to those that the server has assigned."""
+        """Set the ids of the column and its children to the ids that the server has assigned."""
         self.id = json["id"]
         kind = json["type"]
         match self.kind:
@@ -127,7 +127,7 @@ class RandomColumn:
         return typed.build_array(self.kind, values)
 
     def to_plain_values(self, column: pa.Array) -> list[Any]:
-        """Convert an Arrow array back to plain values."""
+        """Convert an Arrow array to values as in `typed.py`."""
         valid = column.is_valid().to_pylist()
         match self.kind:
             case "struct":
@@ -148,7 +148,7 @@ class RandomColumn:
         return typed.to_plain(self.kind, column)
 
     def freeze(self, value: Any) -> Hashable:
-        """Return a hashable form of the value: NaN equals NaN, and -0.0 differs from 0.0."""
+        """Return a hashable form of the value, in which NaN equals NaN, and -0.0 differs from 0.0."""
         if value is None:
             return None
         match self.kind:
@@ -202,7 +202,7 @@ def list_kinds(version: int) -> list[str]:
 
 
 def draw_value(rng: random.Random, kind: str) -> Any:
-    """Return an edge value of the type, or one of a few values, so that rows match each other."""
+    """Return an edge value of the type, or one of a few values, so that values of several rows are equal."""
     if kind not in typed.SAMPLES:  # The type is the result of a promotion.
         return rng.randint(-500, 500)
     if rng.random() < 0.5:
@@ -224,5 +224,5 @@ def draw_value(rng: random.Random, kind: str) -> Any:
 
 
 def compute_key(value: Any) -> Any:
-    """Return a value that is equal for equal keys. Both zeros are one key, and all NaNs are one key."""
+    """Convert a value so that equal keys have equal results. Both zeros are one key, and all NaNs are one key."""
     return ("NaN" if value != value else value + 0.0) if isinstance(value, float) else value

@@ -55,6 +55,8 @@ _FILTERS = 2
 
 
 class TableHistory:
+    """A table with random columns, its history, and the rows that it must have."""
+
     def __init__(self, client: IndexClient, seed: int, name: str) -> None:
         self.counts: Counter[str] = Counter()
         self.rows: list[Row] = []
@@ -217,7 +219,7 @@ class TableHistory:
         return str(list(new_rows_by_key.values()))
 
     def _draw_batch(self) -> list[Row]:
-        """Return random rows; some of them have keys of stored rows."""
+        """Return random rows, some with keys of stored rows."""
         rows = [self._draw_row() for _ in range(self._rng.randint(1, 6))]
         for row in rows:
             if self.rows and self._rng.random() < 0.6:
@@ -364,7 +366,7 @@ class TableHistory:
     def _cluster_table(self) -> str:
         try:
             report = cluster_incrementally(self._client, self._table, full=self._rng.random() < 0.5)
-        except InvalidRequest as error:  # The step renames or drops a column of the statement.
+        except InvalidRequest as error:  # A clustering column was renamed or dropped.
             return str(error)
         assert not report.errors
         return ""
@@ -428,7 +430,7 @@ class TableHistory:
             for nested_column in column.walk()
             for kind in PROMOTED.get(nested_column.kind, ())
             if id(nested_column) not in keys
-            # Dates are promoted in version 3. Dates within other columns are not promoted, so that the model
+            # Dates are promoted in version 3. Dates within structs, lists and maps are not promoted, so that the model
             # stays simple.
             and (
                 nested_column.kind != "date"

@@ -206,7 +206,7 @@ def test_index_file_of_a_newer_version_is_reported_but_not_quarantined(
 
 
 @pytest.mark.slow
-def test_index_file_that_a_merge_replaces_during_the_audit_is_no_problem(
+def test_audit_ignores_an_index_file_that_a_merge_replaces_meanwhile(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old_location = client.index("db.t", "bloom").json["index-files"][0]["location"]
@@ -315,7 +315,9 @@ def test_rebuild_registers_tables_with_their_index_files(client: IndexClient, tm
 
 
 @pytest.mark.slow
-def test_reader_can_verify_without_reporting(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_the_right_to_quarantine_can_verify_indexes(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any, **__: Any) -> dict[str, Any]:
         raise AccessDenied("reader may not quarantineIndexFile", status=403)
 

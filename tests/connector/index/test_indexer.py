@@ -34,9 +34,10 @@ def open_in_process_workers() -> AbstractContextManager[Workers]:
 
 
 def create_table(client: IndexClient, name: str, files: int = 3, **indexes: tuple[str, str]) -> None:
-    """Create a table with `files` files, and indexes that cover none of them.
+    """Create a table with `files` files, and with indexes that cover none of the files.
 
-    `indexes` has (kind, column) by the name of the index.
+    Args:
+        indexes: (kind, column) by the name of the index.
     """
     create(client.url, name)
     append(client.url, name, spread(files))
@@ -128,7 +129,7 @@ def test_merge_leaves_out_index_files_of_an_unknown_version(client: IndexClient,
     assert (report.builds, report.files, report.merges, report.failed) == (1, 1, 1, 0)
     index = client.index("db.t", "i")
     live = {file["location"]: file["level"] for file in index.json["index-files"] if file["state"] == "live"}
-    assert live.pop(later) == 0, "another program may still use it"
+    assert live.pop(later) == 0, "another program may still use the file"
     assert list(live.values()) == [1]
     assert (index.health, index.files) == ("ok", 8)
     assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == [before[0] + 1, *before[1:]]
@@ -150,7 +151,9 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
     report = Indexer(client, open_in_process_workers, limits=one_each).round()
     assert (report.builds, report.merges, report.failed) == (1, 1, 0)
     live = [index_file for index_file in client.index("db.t", "i").json["index-files"] if index_file["state"] == "live"]
-    assert sum(one["files"] for one in live) < 9, "entries of the first five files remain in the merged file"
+    assert sum(index_file["files"] for index_file in live) < 9, (
+        "entries of the first five files remain in the merged file"
+    )
     assert client.index("db.t", "i").health == "ok"
 
 
@@ -160,7 +163,7 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: S
         create_table(client, f"db.t{number}", files=4, i=("bloom", "id"))
     start = threading.Barrier(4)
 
-    def keep() -> None:
+    def run_keeper() -> None:
         own_client = IndexClient(server.url)
         start.wait()
         rounds.extend(
@@ -169,7 +172,7 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: S
         own_client.close()
 
     rounds: list[Round] = []
-    threads = [threading.Thread(target=keep) for _ in range(4)]
+    threads = [threading.Thread(target=run_keeper) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -177,7 +180,7 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: S
     assert len(rounds) == 20
     Indexer(
         client, open_in_process_workers
-    ).round()  # Two indexers may have given way to each other. This one builds the rest.
+    ).round()  # Each of two concurrent indexers may have left work to the other, so a third round builds the rest.
     assert (sum(one.failed for one in rounds), set(read_health(client, "db.t0", "db.t1", "db.t2").values())) == (
         0,
         {"ok"},
@@ -273,7 +276,7 @@ class FailingWorkers(InProcessWorkers):
 
 
 @pytest.mark.slow
-def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client: IndexClient) -> None:
+def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other_index(client: IndexClient) -> None:
     create_table(client, "db.a", i=("bloom", "id"))
     create_table(client, "db.b", i=("bitmap", "country"))
     workers, clock = FailingWorkers("bloom"), IndexerClock()
@@ -323,7 +326,7 @@ def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> 
         if number == 6:
             damaged_path = Path(first.removeprefix("file://"))
             data = bytearray(damaged_path.read_bytes())
-            data[40] ^= 1  # This byte is in the first blob.
+            data[40] ^= 1  # Byte 40 is in the first blob.
             damaged_path.write_bytes(data)
         report = Indexer(client, open_in_process_workers).round()
         assert report.builds == 1

@@ -42,7 +42,7 @@ def build_blob(definition: IndexDefinition, values: list[int]) -> Any:
 
 
 class IndexWriter:
-    """Index files on disk, and the rows of each data file, by path."""
+    """Writes index files, and keeps the rows of each data file by path."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder = folder
@@ -141,7 +141,7 @@ def test_merge_with_a_damaged_part_writes_no_file(index_writer: IndexWriter) -> 
             merged_files = merge_index_files([first, second], f"{index_writer.folder.as_uri()}/new", Storage())
         except (Corrupt, ValueError):
             continue
-        index_writer.check(merged_files.location, {"a", "b"})  # No reader uses the changed byte.
+        index_writer.check(merged_files.location, {"a", "b"})  # The changed byte belongs to no part that readers use.
 
 
 def register_files(*ranges: tuple[int, int]) -> list[RegisteredFile]:

@@ -110,10 +110,10 @@ def test_split_keeps_files_without_a_bucket_field(client: IndexClient, server: S
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
-def test_split_is_undone_below_later_rows_and_can_be_repeated(
+def test_split_can_be_undone_after_later_commits_and_repeated(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:
-    """The rows of later writers stay, and rows keep their ids."""
+    """The undo keeps the rows of later writers, and rows keep their ids."""
     with open_catalog(server.url) as catalog:
         create(catalog, version, BY_BUCKET)
         append(client, "db.t", build_rows(range(200)))

@@ -79,7 +79,7 @@ def read(client: IndexClient, columns: list[str] | None = None) -> Counter[tuple
     return Counter(map(to_comparable_row, scan(client, "db.t", columns).to_arrow().to_pylist()))
 
 
-def create(
+def create_table(
     catalog: RestCatalog, version: int, spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC, **properties: str
 ) -> None:
     catalog.create_namespace_if_not_exists("db")
@@ -120,8 +120,9 @@ def test_random_histories_with_clusterings_keep_the_rows(
 ) -> None:
     """The expected rows are in a dictionary.
 
-    Writers also commit between the plan of a clustering and its commit: after half of all batches, `within_max`
-    times. The table becomes partitioned by name: each of `names` adds batches.
+    Writers also commit between the plan of a clustering and its commit, at most `within_max` times. `names` is the
+    number
+    of different names, by which the table is partitioned.
     """
     rng = random.Random(f"{seed} {version}")
     model: dict[int, dict[str, Any]] = {}
@@ -154,7 +155,9 @@ def test_random_histories_with_clusterings_keep_the_rows(
     monkeypatch.setattr(clustering, "BATCH_FILES", rng.choice([4, 2000]))
     commits = 0
     with open_catalog(server.url) as catalog:
-        create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **{"write.target-file-size-bytes": "3000"})
+        create_table(
+            catalog, version, rng.choice([PartitionSpec(), BY_PART]), **{"write.target-file-size-bytes": "3000"}
+        )
         for step in range(20):
             change(next(numbers))
             if step == 9:
@@ -162,7 +165,7 @@ def test_random_histories_with_clusterings_keep_the_rows(
                     spec.add_identity("name")
             if step == 13:
                 with catalog.load_table("db.t").transaction() as transaction:
-                    transaction.set_properties({"seamark.clustering.columns": "price", **CURVE_OF[seed % 3]})
+                    transaction.set_properties({"seamark.clustering.columns": "price", **CURVE_PROPERTIES[seed % 3]})
             if rng.random() < 0.5:
                 report = cluster_incrementally(client, "db.t", full=rng.random() < 0.2)
                 assert not report.errors
@@ -171,7 +174,7 @@ def test_random_histories_with_clusterings_keep_the_rows(
     assert commits > 1
 
 
-CURVE_OF = [{"seamark.clustering.curve": curve} for curve in CURVES]
+CURVE_PROPERTIES = [{"seamark.clustering.curve": curve} for curve in CURVES]
 
 
 @pytest.mark.few_cases(1)
@@ -190,7 +193,7 @@ def test_query_on_a_clustered_table_opens_few_files(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, curve: str, ranges: int
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **{"seamark.clustering.curve": curve, "write.target-file-size-bytes": str(10_000)})
+        create_table(catalog, 2, **{"seamark.clustering.curve": curve, "write.target-file-size-bytes": str(10_000)})
         table = catalog.load_table("db.t")
         input_spread_rows = spread_rows(20_000, 1)
         for number in range(8):
@@ -233,7 +236,7 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
         )
 
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **properties, **{"write.target-file-size-bytes": "5000"})
+        create_table(catalog, 2, **properties, **{"write.target-file-size-bytes": "5000"})
         customers = catalog.create_table("db.customers", schema)
         customers.append(pa.table({"id": list(range(200)), "city": cities}))
         table = catalog.load_table("db.t")
@@ -247,7 +250,7 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
         assert read(client) == before
         of_city = {number for number, city in enumerate(cities) if city == "city 07"}
         assert count_files_with(of_city) <= report.files_after / 20 + 2
-        # The next layer keeps the rows of the customers of a new city together.
+        # The next layer places the rows of the customers of a new city together.
         customers.append(pa.table({"id": list(range(200, 220)), "city": ["a new city"] * 20}))
         for number in range(8):
             input_spread_rows = spread_rows(1200, 100 + number)
@@ -266,7 +269,7 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
     client: IndexClient, server: ServerThread, rounds: int, times_max: float
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **{"write.target-file-size-bytes": "20000"})
+        create_table(catalog, 2, **{"write.target-file-size-bytes": "20000"})
         written_count, maximum = 0, 0
         for number in range(rounds):
             for part in range(5):
@@ -285,9 +288,9 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
 
 
 @pytest.mark.slow
-def test_files_clustered_by_earlier_columns_stay_until_a_full_run(client: IndexClient, server: ServerThread) -> None:
+def test_files_clustered_by_previous_columns_stay_until_a_full_run(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 3)
+        create_table(catalog, 3)
         for number in range(5):
             append(client, "db.t", build_rows(range(100 * number, 100 * number + 100)))
         assert run_clustering(client, ("db", "t"))["files_after"] == 1
@@ -307,7 +310,7 @@ def test_files_clustered_by_earlier_columns_stay_until_a_full_run(client: IndexC
 
 def test_clustering_rewrites_files_with_many_deletes(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **{"seamark.compaction.min-files": "2"})
+        create_table(catalog, 2, **{"seamark.compaction.min-files": "2"})
         table = catalog.load_table("db.t")
         for number in range(2):
             table.append(build_rows(range(100 * number, 100 * number + 100)))
@@ -328,7 +331,7 @@ def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
 ) -> None:
     prefix = "https://shop.example.com/catalogue/"
     with open_catalog(server.url) as catalog:
-        create(
+        create_table(
             catalog, 2, **{"seamark.clustering.columns": "name", "write.target-file-size-bytes": "20000", **settings}
         )
         table = catalog.load_table("db.t")
@@ -345,7 +348,7 @@ def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
 @pytest.mark.slow
 def test_files_with_deletes_are_clustered_again(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_table(catalog, 2)
         catalog.load_table("db.t").append(build_rows(range(100)))
     assert cluster_incrementally(client, "db.t").commits == 0
     delete(client, "db.t", keys=pa.table({"id": list(range(40))}), mode=MERGE_ON_READ)
@@ -363,7 +366,7 @@ def test_clustering_with_too_large_temporary_files_is_refused(
     monkeypatch.setattr(clustering, "RANGE_ROWS", 100)
     monkeypatch.setattr(clustering, "SPILL_BYTES", 1000)
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_table(catalog, 2)
         for number in range(5):
             catalog.load_table("db.t").append(build_rows(range(number * 100, number * 100 + 100)))
     before = client.files("db.t")["file_path"].to_pylist()
@@ -391,6 +394,6 @@ def test_invalid_clustering_policy_is_refused(
     client: IndexClient, server: ServerThread, properties: dict[str, str], message: str
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **properties)
+        create_table(catalog, 2, **properties)
         with pytest.raises((InvalidRequest, SeamarkError), match=message):
             cluster_incrementally(client, "db.t")

@@ -40,7 +40,7 @@ Rows = Counter[tuple[Any, ...]]
 
 
 ROW_CHANGES = 0.7
-"""The fraction of the random steps that change rows. The other steps change branches, tags and snapshots."""
+"""The probability that a step changes rows."""
 _CONTENT: dict[Path, frozenset[Path]] = {}
 """A cache of the content files of manifests. Manifests never change, and PyIceberg reads them slowly."""
 
@@ -85,7 +85,7 @@ def list_instants(server: ServerThread) -> list[Any]:
 def change_rows(
     client: IndexClient, table: Table, rng: random.Random, kind: float, ids: list[int], step: int, version: int
 ) -> None:
-    """Upsert, delete or compact, as `kind` below `ROW_CHANGES` chooses."""
+    """Upsert, delete or compact. `kind` is a random number below `ROW_CHANGES`."""
     if kind < 0.4:
         upsert(client, "db.t", build_rows(ids, f"{step}:"), keys=["id"], mode=rng.choice([*MODES, None]))
     elif kind < 0.5 and version == 2:
@@ -234,7 +234,10 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
 def test_housekeeping_continues_an_interrupted_deletion(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The storage fails for some files. Housekeeping finds the rest, although files before them are missing."""
+    """The deletion of some files fails.
+
+    Housekeeping finds these files, although the files listed before them are missing.
+    """
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 8)
         objects = server.components.objects
@@ -308,7 +311,9 @@ def test_expiration_keeps_a_snapshot_that_a_plan_reads(client: IndexClient, serv
 
 
 @pytest.mark.slow
-def test_expiration_can_be_forbidden_and_names_invalid_properties(client: IndexClient, server: ServerThread) -> None:
+def test_expiration_is_refused_for_gc_disabled_and_for_invalid_properties(
+    client: IndexClient, server: ServerThread
+) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 2)
         for properties, message in (
@@ -399,8 +404,8 @@ def test_expiration_succeeds_while_writers_keep_committing(
             removal = await plan(self, *arguments)
             attempts.append(1)
             commits.append(asyncio.create_task(set_property(len(attempts))))
-            # After the expiration has taken the lock, the writer's commit waits. Before that, the commit always
-            # comes first.
+            # After the expiration has taken the lock, the writer's commit waits. Before that, the writer commits
+            # first.
             await asyncio.wait(commits[-1:], timeout=0.2 if len(attempts) > expiration_service._LOCKED_FROM else 60)
             return removal
 
@@ -473,6 +478,6 @@ def test_expiration_accepts_ages_as_long_as_iceberg_allows(
         ("s3n://bucket/a", "s3://bucket/a"),
     ],
 )
-def test_spellings_of_a_location_are_equal_when_normalized(first: str, other: str) -> None:
+def test_normalized_spellings_of_a_location_are_equal(first: str, other: str) -> None:
     assert normalize_location(first) == normalize_location(other)
     assert normalize_location(first) != normalize_location(f"{other}x")

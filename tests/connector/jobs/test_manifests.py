@@ -161,8 +161,9 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
 ) -> None:
     """The writers commit after the manifests are written and before the rewrite commits.
 
-    After an append, the rewrite is still valid. A change that removes a file replaces one of the manifests, so
-    the rewrite reads the manifests again, at most three times.
+    An append does not invalidate the rewrite. A change that removes a file replaces one of the manifests, so the
+    rewrite
+    reads the manifests again, at most three times.
     """
     with open_catalog(server.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE)
@@ -228,7 +229,9 @@ class _Unlocked:
 
 
 @pytest.mark.slow
-def test_policy_sets_the_number_of_manifests_that_is_too_high(client: IndexClient, server: ServerThread) -> None:
+def test_policy_sets_the_number_of_manifests_from_which_a_rewrite_is_due(
+    client: IndexClient, server: ServerThread
+) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, 2, **NO_MERGE, **{"seamark_manifests_min-count": "5"})
         for number in range(4):
@@ -255,7 +258,7 @@ def test_rewrite_of_a_version_1_table_is_refused(client: IndexClient, server: Se
 
 
 @pytest.mark.slow
-def test_commands_print_their_changes(client: IndexClient, server: ServerThread) -> None:
+def test_manifest_and_undo_commands_print_their_changes(client: IndexClient, server: ServerThread) -> None:
     def run_command(*arguments: str) -> str:
         result = CliRunner().invoke(cli, ["run", *arguments], env={"SEAMARK_URL": client.url})
         assert result.exit_code == 0, result.output
@@ -279,7 +282,7 @@ def test_commands_print_their_changes(client: IndexClient, server: ServerThread)
 def test_rewrite_repairs_bounds_that_break_readers(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """Commits from before the server's correction have such bounds: DuckDB cuts a lower bound within a character."""
+    """Commits of earlier versions of the server have such bounds: DuckDB truncates a lower bound within a character."""
     text = "El cliente llamó por teléfono"
     with monkeypatch.context() as patched, closing(seamark.duckdb.connect(server.url)) as con:
         patched.setattr(ManifestCorrections, "correct", _repair_nothing)

@@ -146,7 +146,7 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
                 table.manage_snapshots().create_branch(rng.choice(list_snapshot_ids(table)), f"b{number}").commit()
             elif kind < 0.9:
                 orphan = put_file(table, f"data/{number}.parquet", rng.choice([0, 30]))
-                if rng.random() < 0.3:  # A copy that has the name of a live file stays.
+                if rng.random() < 0.3:  # A copy with the name of a live file must stay.
                     other = rng.choice(sorted(list_needed_files(table)))
                     orphan.rename(orphan.parent / other.name) if other.parent != orphan.parent else None
             else:
@@ -157,7 +157,7 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
                 contents.setdefault(snapshot_id, read(client, snapshot_id))
             if rng.random() < 0.25 or number == 29:
                 age_all_files(table)
-                # The newest file of a table confirms the ages of the others.
+                # The newest file of a table confirms the ages of the other files.
                 put_file(table, "_seamark/newest", 0)
                 keep = list_needed_files(table) | list_metadata_files(table)
                 names = {path.name for path in keep}
@@ -220,7 +220,7 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
         indexed = {path for path in list_all_files(table) if "_seamark" in path.parts}
         assert indexed
         age_all_files(table)
-        age_file(before)  # The file becomes older than the minimum age, counted from the newest file.
+        age_file(before)  # The file becomes older than the minimum age, relative to the newest file.
         remove_orphan_files(client, "db.t")
         assert before.exists()
         assert indexed <= list_all_files(table)

@@ -58,7 +58,7 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(
         assert len(set(bytes_done)) > 3
 
 
-def test_batch_counts_once_with_or_without_progress_of_its_files() -> None:
+def test_each_batch_is_counted_once_whether_it_reports_files_or_not() -> None:
     seen_progress: list[WorkProgress] = []
     with report_progress(seen_progress.append):
         expect(4, 40)

@@ -47,7 +47,7 @@ def read_lineage(client: IndexClient) -> set[tuple[Any, ...]]:
 def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:
-    """The rows equal those of the model after each rollback and each refused rollback. Each row keeps its id."""
+    """The rows equal those of the model after each rollback, whether it is refused or not. Each row keeps its id."""
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()
     with open_catalog(server.url) as catalog:
@@ -105,7 +105,7 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
     assert min(outcomes["undone"], outcomes["refused"]) > 0, outcomes
 
 
-def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
+def test_undo_reverts_the_newest_job_and_refuses_invalid_requests_with_a_reason(
     client: IndexClient, server: ServerThread
 ) -> None:
     with open_catalog(server.url) as catalog:
@@ -210,7 +210,7 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
             assert count_entries(catalog.load_table("db.t")) == kept_entries
             assert read(client) == rows_before
             assert not lived or read_lineage(client) == lived
-            append(client, "db.t", build_rows(range(200, 203)))  # The table still accepts commits after the undo.
+            append(client, "db.t", build_rows(range(200, 203)))  # The table accepts commits after the undo.
             assert read(client).total() == rows_before.total() + 3
             catalog.drop_table("db.t")
     assert outcomes["undone after nothing"], outcomes

@@ -80,7 +80,7 @@ def test_maintenance_statement_is_parsed(text: str, statement: TableStatement) -
         "-" * 40,
     ],
 )
-def test_other_statements_are_left_to_the_engine(text: str) -> None:
+def test_statement_outside_the_grammar_is_left_to_the_engine(text: str) -> None:
     assert parse_statement(text) is None
 
 
@@ -141,7 +141,7 @@ def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient
     assert read(client) == before
     drop = parse_statement("ALTER TABLE db.t PARTITION (part = 0) DROP COLUMNS (PAYLOAD, place.note)")
     assert drop is not None
-    # The Trino proxy runs the statement in this way.
+    # The Trino proxy runs the statement with these arguments.
     job = StatementJob(server.url, None, drop, utc=True)
     argv = [sys.executable, "-m", "seamark.connector.jobs.statement_runs"]
     output = subprocess.run(argv, input=msgspec.json.encode(job), capture_output=True, check=True, timeout=120).stdout
@@ -179,7 +179,7 @@ def test_statement_that_the_table_refuses_reports_the_reason(client: IndexClient
 def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     client: IndexClient, server: ServerThread, statement: str, version: int, step: int
 ) -> None:
-    """The process of the statement dies before or after every `step`th of its writes and requests."""
+    """The process of the statement is killed before or after every `step`th of its writes and requests."""
     create(server, version)
     rng = random.Random(first_seed())
     for first in range(0, 2400, 800):

@@ -32,7 +32,7 @@ def list_stored_files(folder: Path, ending: str = ".parquet") -> set[str]:
 
 
 def write_with_tasks(client: IndexClient, mode: str, tables: Sequence[pa.Table], where: Any = True) -> tuple[Any, Any]:
-    """Return the destination, and the files that one task writes for each table."""
+    """Write each table with one task, and return the destination and the files."""
     destination = open_destination(client, "db.t", mode, where=where)
     return destination, [write_batches(destination.target, table.to_batches()) for table in tables]
 
@@ -79,7 +79,7 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
         if not replaced:
             expected[number_before] = row
     assert read(client) == expected, seed
-    if version == 3:  # Each row has its own id, and belongs to this commit or the one before.
+    if version == 3:  # Each row has its own id, and was last changed by this commit or the previous commit.
         ids = scan(client, "db.t", [NAMES[0]]).to_arrow()[NAMES[0]].to_pylist()
         assert None not in ids
         assert len(set(ids)) == len(expected)

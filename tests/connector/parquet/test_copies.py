@@ -124,7 +124,7 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
     parts, paths = [], []
     for part in range(rng.randint(1, 5)):
         rows = draw_rows(rng, schema, rng.choice([1, 50, 500]))
-        columns = rng.sample(names, len(names))  # Each file has its own order of columns.
+        columns = rng.sample(names, len(names))  # Each file has a different order of columns.
         write(rng, tmp_path / f"{part}.parquet", rows.select(columns))
         parts.append(rows)
         paths.append(tmp_path / f"{part}.parquet")
@@ -185,7 +185,7 @@ def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Pat
                     assert merged_file.read_bloom(copied, column) == given_file.read_bloom(source_group, column)
                     _check_offset_index(merged_file, number, column)
                 assert merged_file.read_bloom(merged_file.footer.groups[number], 0) is not None
-    # DuckDB uses the filters: every row group's range contains the value, but only one filter does.
+    # DuckDB uses the filters: the range of every row group contains the value, but only one filter does.
     probe = duckdb.sql(f"SELECT * FROM parquet_bloom_probe('{out}', 'long', 4)").fetchall()
     assert [excluded for *_, excluded in probe].count(False) == 1
     session = datafusion.SessionContext()
@@ -215,7 +215,7 @@ def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
         write(rng, path, draw_rows(rng, pa.schema([(name, KINDS[name][0]) for name in names]), 50))
         raw = _read_footer(path)
         footer = read_footer(raw)
-        groups = [_check_same(footer, group) for group in footer.groups]
+        groups = [_check_same_encoding(footer, group) for group in footer.groups]
         assert raw == encode_footer(
             version=footer.version,
             schema=footer.schema,
@@ -228,7 +228,7 @@ def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
         )
 
 
-def _check_same(footer: ParquetFooter, group: Any) -> bytes:
+def _check_same_encoding(footer: ParquetFooter, group: Any) -> bytes:
     values = np.stack([group.read_values(name) for name in PATCH], axis=1)
     return encode_group(patch_chunks(footer, group.chunks, values, [None] * len(values)), group.fields)
 
@@ -336,7 +336,7 @@ def test_copy_of_objects_in_blocks_equals_the_copy_of_local_files(
 
 
 def test_nan_in_the_statistics_of_a_copied_chunk_gives_no_bound() -> None:
-    """parquet-java writes NaN as a bound. The rows of that chunk may be larger than the other bounds."""
+    """parquet-java can write NaN as a bound. The bounds of the other chunks do not cover the rows of that chunk."""
     schema = Schema((Field(1, "d", False, "double"),), 0)
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"d": [1.0, 100.0, 5.0, 7.0]}), sink, row_group_size=2)

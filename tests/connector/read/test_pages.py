@@ -64,14 +64,16 @@ def open_pages(data: bytes) -> tuple[Pages, pq.ParquetFile]:
 
 
 def draw_row_numbers(rng: np.random.Generator, rows: int) -> Any:
-    """Return a few random row numbers, or many consecutive ones."""
+    """Return a few random row numbers, or many consecutive row numbers."""
     if rng.random() < 0.5:
         return np.sort(rng.choice(rows, int(rng.integers(1, 6)), replace=False))
     first = int(rng.integers(0, rows - 10))
     return np.arange(first, min(rows, first + int(rng.integers(1, rows // 5))))
 
 
-def check(data: bytes, table: pa.Table, names: Sequence[str], rng: np.random.Generator, message: str) -> int:
+def check_rows_from_pages(
+    data: bytes, table: pa.Table, names: Sequence[str], rng: np.random.Generator, message: str
+) -> int:
     """Check that pages give the rows of the file, and return how often pages were read."""
     pages, file = open_pages(data)
     first = read_bytes = 0
@@ -110,7 +112,9 @@ def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
         }
         data = write_parquet(of, **{name: value for name, value in how.items() if value is not None})
         for names in (source.sample(FLAT_COLUMNS, 3), ["sorted"], list(FLAT_COLUMNS)):
-            read_bytes += check(data, of, names, rng, f"seed {seed}, turn {round_number}, {how}, {names}")
+            read_bytes += check_rows_from_pages(
+                data, of, names, rng, f"seed {seed}, turn {round_number}, {how}, {names}"
+            )
     assert read_bytes > 3, f"seed {seed}: pages were read {read_bytes} times only"
 
 
@@ -118,7 +122,7 @@ def test_columns_with_different_page_boundaries_give_the_same_rows() -> None:
     rng = np.random.default_rng(3)
     of = pa.table({"narrow": np.arange(ROWS, dtype=np.int32), "wide": [f"{number:0100d}" for number in range(ROWS)]})
     data = write_parquet(of, max_rows_per_page=20_000, data_page_size=9_000, write_batch_size=100, use_dictionary=False)
-    assert sum(check(data, of, ["narrow", "wide"], rng, "") for _ in range(5)) > 5
+    assert sum(check_rows_from_pages(data, of, ["narrow", "wide"], rng, "") for _ in range(5)) > 5
 
 
 def test_reading_few_rows_reads_a_small_part_of_the_column() -> None:
@@ -186,7 +190,7 @@ def test_pages_that_contradict_the_page_index_are_not_used() -> None:
     offset, size = find_offset_index(data)
     index = thrift.read(data, offset)[0]
     locations = index[1][1][1]
-    locations[4][3], locations[5][3] = (thrift.I64, 3_999), (thrift.I64, 5_001)  # The rows of page 3 end earlier.
+    locations[4][3], locations[5][3] = (thrift.I64, 3_999), (thrift.I64, 5_001)  # The row ranges of the pages change.
     wrong_index_bytes = thrift.write(index)
     assert len(wrong_index_bytes) == size
     pages, _ = open_pages(data[:offset] + wrong_index_bytes + data[offset + size :])
@@ -235,7 +239,7 @@ def test_thrift_structure_survives_a_round_trip(fields: dict[int, tuple[int, Any
 
 
 @given(st.binary(max_size=60))
-def test_garbage_is_a_value_error_or_a_thrift_structure(data: bytes) -> None:
+def test_random_bytes_raise_a_value_error_or_are_a_thrift_structure(data: bytes) -> None:
     try:
         thrift.read(data)
     except ValueError:

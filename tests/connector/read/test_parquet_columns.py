@@ -81,7 +81,7 @@ def test_columns_with_defaults_or_partition_values_are_refused(tmp_path: Path) -
         read(path, 7, projection=Projection(SCHEMA, partitioned=frozenset([7])))
 
 
-def test_file_with_another_row_count_than_its_manifest_is_refused(tmp_path: Path) -> None:
+def test_file_whose_row_count_differs_from_its_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match="3 rows; the manifest entry says 4"):
         read(write_parquet(tmp_path, FIELDS, ROWS), 1, rows=4)
 

@@ -74,7 +74,7 @@ def client(server: ServerThread) -> Iterator[SeamarkClient]:
 
 
 def build_columns_by_id(rows: list[Row]) -> dict[int, pa.Array]:
-    """Return the columns of the oracle's rows, by field id."""
+    """Return the columns of the rows, by field id."""
     kinds = {number: kind for number, (kind, _) in enumerate(COLUMNS.values(), 1)} | {51: "int", 53: "int"}
     columns = {
         column_id: build_arrow_array(kind, [row[column_id] for row in rows]) for column_id, kind in kinds.items()
@@ -123,7 +123,7 @@ def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
 # Whole tables
 
 
-async def commit_history(stored_table: StoredTable, rng: random.Random, commits: int) -> None:
+async def commit_random_files(stored_table: StoredTable, rng: random.Random, commits: int) -> None:
     """Commit files with several row groups, and deletes of every kind that the format version has."""
     for _ in range(commits):
         before = stored_table.snapshots[-1] if stored_table.snapshots else LiveSnapshot(0, [], [])
@@ -161,7 +161,7 @@ async def commit_history(stored_table: StoredTable, rng: random.Random, commits:
 
 
 def to_comparable_row(row: Any) -> tuple[Any, ...]:
-    """Return a comparable form of the row: NaN equals NaN, and -0.0 differs from 0.0."""
+    """Return a comparable form of the row, in which NaN equals NaN, and -0.0 differs from 0.0."""
     return tuple(repr(one) if isinstance(one, float) else one for one in row)
 
 
@@ -175,14 +175,14 @@ def to_comparable_row(row: Any) -> tuple[Any, ...]:
         pytest.param(3, True, 4, marks=pytest.mark.slow),
     ],
 )
-def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
+def test_scans_of_random_tables_return_the_written_rows_except_deleted_rows(
     server: ServerThread, client: SeamarkClient, version: int, partitioned: bool, seed: int
 ) -> None:
     rng = random.Random(seed)
 
     async def make() -> StoredTable:
         new_table = await StoredTable.create(server.api, version=version, partitioned=partitioned)
-        await commit_history(new_table, rng, 6)
+        await commit_random_files(new_table, rng, 6)
         for name in ("id", "price"):
             await new_table.index(f"by_{name}", "bitmap", [name], new_table.snapshots[-1].data[: rng.randint(1, 9)])
         return new_table
@@ -212,7 +212,7 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
     assert min(outcomes["some"], outcomes["none"]) > 1, outcomes
 
 
-def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(
+def test_rows_chosen_by_an_exact_bitmap_are_read_without_the_filters_columns(
     server: ServerThread, client: SeamarkClient
 ) -> None:
     async def make() -> StoredTable:
@@ -229,7 +229,7 @@ def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(
 
     stored_table = server.run(make())
     path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
-    spoil(path, keep=lambda group, column: column != "id")  # No byte of the filter's column is read.
+    overwrite_column_chunks(path, keep=lambda group, column: column != "id")  # No byte of the filter's column is read.
     actual = scan(client, "db.t", ["name"], "id IN (7, 500)")
     assert actual.to_arrow().to_pylist() == [{"name": "n500"}]
     assert (actual.counts.row_groups, actual.counts.row_groups_skipped) == (1, 49)
@@ -237,8 +237,11 @@ def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(
         scan(client, "db.t", ["name"], "id IN (7, 500)", bitmaps=False).to_arrow()
 
 
-def spoil(path: Path, keep: Any) -> None:
-    """Overwrite all column chunks except those for which `keep(row group, column)` is true; the footer stays."""
+def overwrite_column_chunks(path: Path, keep: Any) -> None:
+    """Overwrite all column chunks except those for which `keep(row group, column)` is true.
+
+    The footer stays unchanged.
+    """
     data = bytearray(path.read_bytes())
     file = pq.ParquetFile(path).metadata
     for group in range(file.num_row_groups):
@@ -276,7 +279,7 @@ def test_row_groups_that_statistics_rule_out_are_not_read(
         row for row in scan(client, "db.t", where=where).to_arrow().to_pylist() if row["id"] // 10 in groups
     ]
     path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
-    spoil(path, keep=lambda group, _: group in groups)
+    overwrite_column_chunks(path, keep=lambda group, _: group in groups)
     actual = scan(client, "db.t", where=where)
     assert actual.to_arrow().to_pylist() == expected_rows
     assert len(expected_rows) > 0
@@ -297,7 +300,7 @@ def test_only_the_filters_columns_are_read_in_row_groups_without_a_match(
 
     stored_table = server.run(make())
     path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
-    spoil(path, keep=lambda group, column: column == "id" or group == 7)
+    overwrite_column_chunks(path, keep=lambda group, column: column == "id" or group == 7)
     actual = scan(client, "db.t", ["name", "id"], "id = 51")
     assert actual.to_arrow().to_pylist() == [{"name": "here", "id": 51}]
     assert (actual.counts.row_groups, actual.counts.row_groups_skipped) == (1, 9)
@@ -354,7 +357,7 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
 ) -> None:
     async def make() -> StoredTable:
         new_table = await StoredTable.create(server.api, version=version)
-        await commit_history(new_table, random.Random(version), 6)
+        await commit_random_files(new_table, random.Random(version), 6)
         return new_table
 
     stored_table = server.run(make())
@@ -444,7 +447,9 @@ def test_error_names_the_file_that_cannot_be_read(server: ServerThread, client: 
     assert stored_table.snapshots
 
 
-def test_nan_is_above_all_numbers_even_when_bounds_prune_files(server: ServerThread, client: SeamarkClient) -> None:
+def test_nan_is_greater_than_all_numbers_even_when_bounds_prune_files(
+    server: ServerThread, client: SeamarkClient
+) -> None:
     kind = pa.schema([("id", pa.int64()), ("f", pa.float64())])
     with lake.open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")

@@ -38,7 +38,7 @@ def read_sequence_number(client: SeamarkClient) -> int:
 class LineageModel:
     """The expected rows and their lineage, in dicts.
 
-    The table assigns the id of a new row once, and the model then takes the id over.
+    The table assigns the id of a new row, and the model copies it.
     """
 
     def __init__(self) -> None:
@@ -49,12 +49,17 @@ class LineageModel:
     def check(
         self, client: SeamarkClient, kept_ids: set[int], changed_numbers: set[int], new: set[int], note: str
     ) -> None:
-        """Check that `kept` rows keep everything, `changed_numbers` rows their ids, and `new` rows have unused ids."""
+        """Check the rows after a step.
+
+        Rows with `kept_ids` keep everything, rows with `changed_numbers` keep their row ids, and rows with ids in `new`
+        have row
+        ids that were never used before.
+        """
         lineage_rows = read_lineage(client)
         assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed_numbers | new, note
         now = read_sequence_number(client)
         for id_ in kept_ids:
-            assert lineage_rows[id_] == self.ids[id_], f"{note}: row {id_} was only copied"
+            assert lineage_rows[id_] == self.ids[id_], f"{note}: the lineage of the copied row {id_} has changed"
         for id_ in changed_numbers:
             assert lineage_rows[id_] == (self.ids[id_][0], now), f"{note}: row {id_} was updated"
         for id_ in new:
@@ -66,7 +71,7 @@ class LineageModel:
         self.ids = {one: (row_id or 0, number or 0) for one, (row_id, number) in lineage_rows.items()}
         assert len({row_id for row_id, _ in lineage_rows.values()}) == len(lineage_rows), note
         actual_rows = scan(client, "db.t", COLUMNS).to_arrow().to_pylist()
-        assert {one["id"]: tuple(one.values()) for one in actual_rows} == self.rows, note
+        assert {row["id"]: tuple(row.values()) for row in actual_rows} == self.rows, note
 
 
 @pytest.mark.parametrize("seed", quick(range(6), 1))
@@ -142,7 +147,7 @@ def test_rows_from_before_an_upgrade_receive_ids_when_they_are_rewritten(client:
     assert read_lineage(client) == dict.fromkeys((1, 2, 3), (None, None))
     upsert(client, "db.t", build_rows((2, "fr", 2, "B")), keys=["id"], mode=COPY_ON_WRITE)
     first = read_lineage(client)
-    assert {one: number for one, (_, number) in first.items()} == {1: 3, 2: 3, 3: 2}, "row 3 stays in its file"
+    assert {id_: number for id_, (_, number) in first.items()} == {1: 3, 2: 3, 3: 2}, "row 3 stays in its file"
     assert sorted(row_id for row_id, _ in first.values() if row_id is not None) == [0, 1, 2]
     upsert(client, "db.t", build_rows((1, "fr", 3, "A"), (3, "fr", 3, "C")), keys=["id"], mode=COPY_ON_WRITE)
     assert read_lineage(client) == {1: (first[1][0], 4), 2: first[2], 3: (first[3][0], 4)}
@@ -185,7 +190,7 @@ def test_table_with_a_column_of_a_reserved_name_must_rename_it(client: IndexClie
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
-def test_column_with_a_reserved_name_is_upserted_if_files_stay(client: IndexClient, version: int) -> None:
+def test_column_with_a_reserved_name_is_upserted_by_merge_on_read(client: IndexClient, version: int) -> None:
     create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}], version=version)
 
     def build_rows_with_ids(*rows: tuple[int, int, int]) -> pa.Table:

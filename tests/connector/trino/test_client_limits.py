@@ -19,7 +19,7 @@ from tests.server.test_connections import RawConnection
 from tests.services.authority import Authority
 from tests.waits import until
 
-ASK = b"GET /v1/info HTTP/1.1\r\nHost: localhost\r\n\r\n"
+INFO_REQUEST = b"GET /v1/info HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def echo(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
@@ -35,7 +35,7 @@ async def connect(
 
 
 async def is_answered(wire: RawConnection) -> bool:
-    await wire.send(ASK)
+    await wire.send(INFO_REQUEST)
     return (await wire.answer())[0] == 200
 
 
@@ -43,7 +43,7 @@ def build_head(path: str, *headers: str) -> bytes:
     return "\r\n".join((f"POST {path} HTTP/1.1", "Host: localhost", *headers, "", "")).encode()
 
 
-@pytest.mark.parametrize("first_bytes", [b"", b"GET /v1/in", ASK[:-2] + b"x: "])
+@pytest.mark.parametrize("first_bytes", [b"", b"GET /v1/in", INFO_REQUEST[:-2] + b"x: "])
 async def test_header_that_does_not_arrive_in_time_ends_the_connection(first_bytes: bytes) -> None:
     async with (
         run_fake_server(echo) as trino,
@@ -91,14 +91,14 @@ async def test_address_has_a_connection_limit_that_interrupts_no_request() -> No
     ):
         wires = [await connect(stack, rig) for _ in range(2)]
         for wire in wires:
-            await wire.send(ASK)
+            await wire.send(INFO_REQUEST)
         async with asyncio.timeout(60):
             while len(trino.requests) < 2:
                 await asyncio.sleep(0.01)
         third = await connect(stack, rig)
         assert (await third.answer())[0] == 429
         other = await connect(stack, rig, "127.0.0.2")
-        await other.send(ASK)
+        await other.send(INFO_REQUEST)
         go.set()
         for wire in (*wires, other):
             assert await wire.answer() == (200, b"late")
@@ -112,7 +112,7 @@ async def test_header_above_the_size_limit_is_refused(fields: int, size: int) ->
         AsyncExitStack() as stack,
     ):
         wire = await connect(stack, rig)
-        await wire.send(ASK[:-2])
+        await wire.send(INFO_REQUEST[:-2])
         for number in range(fields):
             wire.writer.write(f"x-{number}: {'y' * size}\r\n".encode())
             await asyncio.sleep(0)
@@ -120,7 +120,7 @@ async def test_header_above_the_size_limit_is_refused(fields: int, size: int) ->
         assert trino.requests == []
 
 
-async def test_bodies_and_answers_do_not_count_as_headers() -> None:
+async def test_body_and_answer_do_not_count_towards_the_header_limit() -> None:
     async with (
         run_fake_server(echo) as trino,
         run_proxy(trino.url, header_bytes=16_384) as rig,
@@ -188,14 +188,14 @@ async def test_slow_coordinator_does_not_cause_a_body_timeout() -> None:
             size += len(chunk)
         return web.Response(body=b"%d bytes" % size)
 
-    # A busy machine may delay the client, which is in this process; the proxy counts that as waiting
+    # A busy machine may delay the client, which is in this process, and the proxy counts this time as waiting
     # for the client.
     async with serve_requests(take_slowly) as trino, run_proxy(trino, body_timeout_s=4) as rig:
         status, _, body = await rig.ask("POST", "/v1/x", data=io.BytesIO(b"x" * (12 << 20)))
         assert (status, body) == (200, b"%d bytes" % (12 << 20))
 
 
-async def test_answer_that_the_client_does_not_read_is_cut_off() -> None:
+async def test_connection_of_a_client_that_does_not_read_its_answer_is_closed() -> None:
     async def send_endlessly(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -213,7 +213,7 @@ async def test_answer_that_the_client_does_not_read_is_cut_off() -> None:
     ):
         wire = await connect(stack, rig)
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await wire.send(ASK)
+        await wire.send(INFO_REQUEST)
         async with asyncio.timeout(60):
             await ended.wait()
 
@@ -279,7 +279,7 @@ async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(aut
         run_proxy(trino.url, tls=server_context, **limits) as rig,
         AsyncExitStack() as stack,
     ):
-        for first_bytes in (b"", b"\x16\x03\x01", ASK):
+        for first_bytes in (b"", b"\x16\x03\x01", INFO_REQUEST):
             wire = await connect(stack, rig)
             await wire.send(first_bytes)
             assert b"HTTP" not in await wire.read_rest()

@@ -60,7 +60,7 @@ async def test_repeated_headers_stay_separate_and_in_order() -> None:
         assert headers["X-Trino-Set-Session"] == "x=1"
         assert trino.requests[0][2].getall("X-Trino-Session") == ["a=1", "b=2"]
         await rig.ask("GET", "/v1/info")
-        assert "Cookie" not in trino.requests[1][2]  # The cookies belong to the clients; the proxy keeps none.
+        assert "Cookie" not in trino.requests[1][2]  # Cookies belong to clients, so the proxy stores none.
 
 
 async def test_connection_headers_are_not_forwarded() -> None:
@@ -219,7 +219,7 @@ async def test_too_long_statement_is_streamed_without_analysis() -> None:
 
     async with serve_requests(answer) as trino, run_proxy(trino, statement_bytes=1000) as rig:
         task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=send_long_body()))
-        await until(lambda: arrived >= MIB)  # This happens before the client has sent everything.
+        await until(lambda: arrived >= MIB)  # The coordinator receives the body before the client has sent all of it.
         go_on.set()
         _, headers, body = await task
         assert body == str(28 + 2 * MIB).encode()
@@ -274,7 +274,7 @@ async def test_client_that_disconnects_cancels_its_request_to_trino() -> None:
 
 
 @pytest.mark.parametrize("length", [True, False])
-async def test_interrupted_answer_is_interrupted_for_the_client_too(length: bool) -> None:
+async def test_answer_that_trino_interrupts_is_interrupted_for_the_client(length: bool) -> None:
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "1000000"} if length else {})
         await response.prepare(request)
@@ -310,7 +310,7 @@ async def test_proxy_finishes_running_requests_before_it_stops() -> None:
 # Coordinators
 
 
-async def test_error_of_an_unreachable_coordinator_names_it() -> None:
+async def test_error_of_an_unreachable_coordinator_names_the_coordinator() -> None:
     dead_url = reserve_dead_address()
     async with run_proxy(dead_url) as rig:
         for method, target in (("POST", "/v1/statement"), ("GET", "/v1/info")):
@@ -330,7 +330,7 @@ async def test_disconnecting_coordinator_gives_a_502() -> None:
         assert status == 502
 
 
-async def test_statements_rotate_over_coordinators_and_their_requests_stay() -> None:
+async def test_statements_rotate_over_coordinators_and_each_stays_at_its_coordinator() -> None:
     async with run_fake_server(echo) as first, run_fake_server(echo) as second, run_proxy(first.url, second.url) as rig:
         for _ in range(4):
             await rig.ask("POST", "/v1/statement", data=b"SELECT 1")

@@ -80,7 +80,7 @@ def test_rules_forbid_a_plan_by_the_columns_that_left_files_out(
 
 
 def test_explain_is_forbidden_if_any_rule_applies() -> None:
-    """EXPLAIN ANALYZE shows counts of rows and files."""
+    """EXPLAIN ANALYZE shows the numbers of rows and files."""
     explained = PlanInputs({T: frozenset({"x"})}, explains=True)
     assert check(explained, build_table("t")) is RuleDecision.NO_RULES
     assert check(explained, build_table("t", filters=["a = 1"])) is RuleDecision.FORBIDDEN
@@ -92,5 +92,5 @@ def test_partition_filter_requirement_of_the_session_is_respected(value: str, ve
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"referencedTables": []}', b"<html>", b'{"session": 1}'])
-def test_unknown_answer_changes_no_decision(answer: bytes) -> None:
+def test_answer_without_known_rules_gives_no_decision(answer: bytes) -> None:
     assert check_access(answer, PlanInputs()) is RuleDecision.UNKNOWN

@@ -66,12 +66,12 @@ def fill(client: IndexClient, files: int = 3, size: int = 60) -> None:
         encrypt(path, CONFIGURATIONS[2])
 
 
-def change(server: ServerThread, **properties: str) -> None:
+def set_properties_as_attacker(server: ServerThread, **properties: str) -> None:
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").transaction() as transaction:
         transaction.set_properties({name.replace("_", "."): value for name, value in properties.items()})
 
 
-def list_paths_of_table(client: IndexClient, table: str) -> list[str]:
+def list_table_paths(client: IndexClient, table: str) -> list[str]:
     values = client.files(table, content="data")["file_path"].to_pylist()
     return [str(path).removeprefix("file://") for path in values]
 
@@ -86,13 +86,13 @@ def list_published_files(client: IndexClient, folder: Path) -> list[bytes]:
 def test_job_derives_no_partition_values_from_encrypted_columns(
     client: IndexClient, server: ServerThread, tmp_path: Path, transform: Any
 ) -> None:
-    """A bucket would publish a hash of the value. A merge copies partition values that files already have."""
+    """A bucket would publish a hash of the value. A merge only copies partition values that the files already have."""
     create(server, 2)
     fill(client)
     before, files = read(client), sorted(list_paths(client))
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", transform, "leak")
-    change(server, seamark_clustering_columns="fixed")
+    set_properties_as_attacker(server, seamark_clustering_columns="fixed")
     for job in (cluster_incrementally, split_buckets, merge_files, compact):
         report = job(client, "db.t")
         assert report.commits == 0, job
@@ -119,7 +119,7 @@ def test_void_partition_field_of_an_encrypted_column_is_accepted(client: IndexCl
     fill(client)
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", VoidTransform(), "nothing")
-    change(server, seamark_clustering_columns="fixed")
+    set_properties_as_attacker(server, seamark_clustering_columns="fixed")
     before = read(client)
     assert cluster_incrementally(client, "db.t").errors == []
     assert read(client) == before
@@ -128,13 +128,13 @@ def test_void_partition_field_of_an_encrypted_column_is_accepted(client: IndexCl
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("columns", ["price", "fixed, payload", "customer.city"])
 def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, server: ServerThread, columns: str) -> None:
-    """Attributes of a table that is joined by an encrypted column are refused, too."""
+    """Attributes of a table that is joined by an encrypted column are also refused."""
     create(server, 2)
     fill(client)
     with open_catalog(server.url) as catalog:
         catalog.create_table("db.customers", pa.schema([("name", pa.string()), ("city", pa.string())]))
     append(client, "db.customers", pa.table({"name": ["a"], "city": ["b"]}))
-    change(
+    set_properties_as_attacker(
         server,
         seamark_clustering_columns=columns,
         seamark_clustering_joins='{"customer": {"table": "db.customers", "on": {"payload": "name"}}}',
@@ -151,7 +151,7 @@ def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, server: S
     fill(client)
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.asc("price", IdentityTransform(), NullOrder.NULLS_FIRST)
-    change(server, seamark_clustering_columns="fixed")
+    set_properties_as_attacker(server, seamark_clustering_columns="fixed")
     before = sorted(list_paths(client))
     for job in (merge_files, compact, cluster_incrementally):
         report = job(client, "db.t")
@@ -236,7 +236,7 @@ def test_copied_file_of_another_namespace_is_not_decrypted(
 def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The namespaces below them are included. A key without namespaces is not usable in any table."""
+    """The key file also allows namespaces below the named ones. A key without namespaces is not usable in any table."""
     path = tmp_path / "bound.json"
     key = base64.b64encode(bytes(16)).decode()
     path.write_text(
@@ -273,7 +273,7 @@ def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
 def test_file_that_is_encrypted_during_a_job_is_not_rewritten_without_encryption(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """The job has chosen the encryption of the new file when the file is replaced."""
+    """The file is replaced by an encrypted file after the job has chosen the encryption of the new file."""
     create(server, 2)
     for number in range(3):
         append(client, "db.t", build_rows(random.Random(number), range(number * size, number * size + size)))
@@ -295,7 +295,7 @@ def test_file_that_is_encrypted_during_a_job_is_not_rewritten_without_encryption
 def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The value does not fit the column's type in the table, which the attacker has chosen."""
+    """The value does not fit into the column's type in the table, which the attacker has chosen."""
     with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", pa.schema([("at", pa.timestamp("us")), ("n", pa.int64())]), properties=PROPERTIES)
@@ -335,6 +335,6 @@ def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, 
         shutil.copy(list_paths(client)[0], path)
     report = merge_files(client, "db.other")
     assert report.commits + len(report.errors) > 0
-    for path in list_paths_of_table(client, "db.other"):
+    for path in list_table_paths(client, "db.other"):
         with SourceFile(path, Storage(), keys=encrypted.build_keys()) as source:
             assert source.encryption is not None

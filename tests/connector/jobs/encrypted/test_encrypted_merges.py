@@ -124,7 +124,7 @@ def test_random_jobs_keep_rows_in_files_with_the_same_protection(
 def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], has: dict[str, bool]) -> None:
     """Check that each row is in a file whose columns have the same keys as before.
 
-    Manifests have no metrics of encrypted columns, except that dropped columns are null.
+    Dropped columns are null, and manifests have no metrics of encrypted columns.
     """
     tasks = {task.path: task for task in plan(client, open_table(client, "db.t", At(ref=MAIN)), stats=ARROW.names)}
     for path, task in tasks.items():
@@ -185,7 +185,7 @@ def test_scan_reads_encrypted_files_only_with_explicit_keys(
         {"id": row["id"], "payload": row["payload"]} for row in input_rows.slice(0, 100).to_pylist() if row["part"]
     ]
     assert sorted(actual.to_arrow().to_pylist(), key=lambda row: row["id"]) == expected
-    # The environment variables of the process do not suffice, because a server's process has them for
+    # The environment variables of the process are not sufficient, because a server's process has them for
     # its jobs.
     with pytest.raises(Unreadable, match="encrypted"):
         scan(client, "db.t", ["id", "payload"]).to_arrow()
@@ -235,7 +235,7 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
 def test_small_encrypted_files_are_compacted_and_stay_encrypted(
     client: IndexClient, server: ServerThread, kms: None
 ) -> None:
-    """All files of the partition are small, and the compaction removes deleted rows."""
+    """All files of the partition are small, so the compaction also removes deleted rows."""
     create(server, 2)
     for number in range(4):
         append(client, "db.t", build_rows(random.Random(number), range(number * 20, number * 20 + 20)))
@@ -251,7 +251,7 @@ def test_small_encrypted_files_are_compacted_and_stay_encrypted(
         assert read_protections(path) == {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
 
 
-def test_missing_key_leaves_the_table_unchanged_and_no_new_file(
+def test_missing_key_leaves_the_table_unchanged_without_a_new_file(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     create(server, 2)
