@@ -50,7 +50,7 @@ class Row:
     goal: float | None = None
 
     def compute_ratio(self) -> float | None:
-        """Return how many times better Seamark is than the peer; more than 1 is better, whether low or high values are."""
+        """Return how many times better Seamark is than the peer, for measures where low or high values are better."""
         seamark_value, peer_value = self.values.get(OURS), self.values.get(self.peer)
         if not seamark_value or not peer_value:
             return None

@@ -93,7 +93,7 @@ def run_benches(
 
 
 async def _run_interruptibly(work: Coroutine[Any, Any, Report]) -> Report:
-    """Run `work`, and cancel it when the process receives a signal to end, so that it stops the servers that it started."""
+    """Run `work`, and cancel it when the process receives a signal to end, so that it stops its servers."""
     task = asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

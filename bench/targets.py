@@ -64,7 +64,7 @@ class BenchTarget:
         return results
 
     def read_cpu_s(self) -> float:
-        """Return the CPU seconds that the running threads of the server have used, from the counters of the scheduler."""
+        """Return the CPU seconds that the running threads of the server have used, by the scheduler's counters."""
         used = 0
         for process in self.list_processes():
             for account in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):

@@ -46,7 +46,7 @@ DIRECT = "direct"
 LAKE, WARM = "ssb", "warm"
 _SPARK = {"spark.driver.memory": "3g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
 _FSSPEC = {"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
-"""PyIceberg uses fsspec, because versitygw refuses the last part of pyarrow's multipart uploads over open connections."""
+"""PyIceberg uses fsspec, because versitygw refuses the last part of pyarrow's multipart uploads."""
 Ask = Callable[[str, str], Sequence[Sequence[object]]]
 """A function of (SQL, namespace) that returns the rows of the query."""
 

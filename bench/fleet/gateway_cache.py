@@ -48,7 +48,7 @@ LIMIT = "sendfile"
 S3_RATE = 90e6
 """Bytes per second of one connection; Amazon states 85 to 90 MB/s for byte-range requests."""
 SLOW_CASES = (("1 MiB of memory", 1, {}), ("8 MiB of the disk", 8, {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": "0"}))
-"""(name, MiB of a range, settings of the server) for slow readers. For reads from the disk, each reader has its copies."""
+"""(name, MiB of a range, server settings) for slow readers. For reads from the disk, each has its own copies."""
 
 
 Read = Callable[[int], float]

@@ -95,7 +95,7 @@ def _load_into_page_cache(table: GeneratedTable) -> None:
 
 
 def _measure_decoding(report: Report, table: GeneratedTable, manifests: int) -> None:
-    """Measure the entries per second when Seamark decodes to columns and to blocks, and when the peers decode to objects."""
+    """Measure the entries per second of Seamark, to columns and to blocks, and of the peers, to their objects."""
     paths = sorted((table.folder / "metadata").glob("*-m0.avro"))[:manifests]
     contents = [(path.read_bytes(), f"file://{path}") for path in paths]
     expected = {their_manifest.manifest_path for their_manifest in _list_pyiceberg_manifests(table)}

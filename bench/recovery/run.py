@@ -1,4 +1,4 @@
-"""`python -m bench.recovery.run` measures how fast tables are registered again, a database is copied, and tables imported."""
+"""`python -m bench.recovery.run` measures rebuilds of a catalog, copies of its database, and imports of tables."""
 
 from __future__ import annotations
 

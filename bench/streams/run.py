@@ -1,4 +1,4 @@
-"""`python -m bench.streams.run [NAME …] [--quick] [--folder FOLDER]` runs benchmarks of streams, and saves the results."""
+"""`python -m bench.streams.run [NAME …] [--quick] [--folder FOLDER]` runs the benchmarks of streams, and saves results."""
 
 from __future__ import annotations
 

@@ -159,5 +159,6 @@ def _write_layout(client: IndexClient, spark: SparkSession, layout: FactLayout, 
         report = build(client, fact, name, SparkWorkers(spark))
         if report.files_not_indexed:
             raise RuntimeError(
-                f"index {name} of layout {layout.name} does not cover {report.files_not_indexed} files: {report.skipped[:3]}"
+                f"index {name} of layout {layout.name} does not cover {report.files_not_indexed} files: "
+                f"{report.skipped[:3]}"
             )

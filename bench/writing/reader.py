@@ -89,7 +89,7 @@ SIZES = (
 )
 QUICK = (Size("", 2, 40_000, (1_000, 100), 1 << 18, 1), Size("larger: ", 2, 60_000, (1_000, 100), 128 << 20, 1))
 PAGES = 100_000
-"""The number of values of a key for a query that selects few pages. It helps to find where both readers are equally fast."""
+"""The number of values of a key for a query that selects few pages, near the point of equal speed."""
 CLUSTERED_FILES = 100
 """The number of values of the key by which the rows of each file are sorted."""
 READ = ("id", "price", "quantity", "name")

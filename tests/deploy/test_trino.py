@@ -46,7 +46,7 @@ class TrinoCatalog:
 
     @property
     def by_name(self) -> TrinoCatalog:
-        """Return the lake with another catalog of Trino, in which plan tables have names."""
+        """Return this catalog under another Trino catalog, in which plan tables have names."""
         return replace(self, catalog=f"{self.catalog}{BY_NAME}")
 
 
@@ -158,7 +158,7 @@ def make_plan(lake: TrinoCatalog, table: str, predicate: str, *, at: At = CURREN
     indirect=["lake"],
 )
 def test_trino_reads_a_plan_table_like_the_table(lake: TrinoCatalog, version: int) -> None:
-    """The table has deleted rows, and a snapshot that is not current."""
+    """The table has deleted rows and a snapshot that is not current."""
     rows, schema = lake.by_name.read_rows, f"plans{version}"
     rows(f"CREATE SCHEMA {schema}")
     rows(
@@ -212,7 +212,7 @@ def test_trino_cannot_damage_a_plan_table_or_its_table(lake: TrinoCatalog) -> No
     ):
         with pytest.raises(TrinoQueryError):
             rows(statement)
-    # The plan table does not name the files that the plan prunes. A clean-up must not treat them as orphans.
+    # The plan table does not name the files that the plan excludes. A clean-up must not delete them as orphans.
     lake.read_rows(
         f"ALTER TABLE {name} EXECUTE remove_orphan_files(retention_threshold => '0s')",
         session={f"{lake.catalog}.remove_orphan_files_min_retention": "0s"},
@@ -252,8 +252,8 @@ def test_trino_and_seamark_read_each_others_statistics(trino_lake: TrinoLake) ->
     rows("ALTER TABLE counted.t EXECUTE drop_extended_stats")
     rows("ANALYZE counted.t")
     assert show_stats() == pytest.approx(seamark_stats, rel=0.05)
-    # Trino merges the sketches of new rows with those of the previous snapshot. Then Seamark merges its own with
-    # Trino's.
+    # Trino merges the sketches of new rows with those of the previous snapshot. Then Seamark merges its sketches with
+    # Trino's sketches.
     rows("INSERT INTO counted.t SELECT n, n % 9, CAST(n AS varchar), 1, DATE '2021-01-01', 9, true "
          "FROM UNNEST(sequence(8001, 9100)) u (n)")  # fmt: skip
     compute_statistics(client, "counted.t")
@@ -284,7 +284,9 @@ def test_index_deleted_by_trinos_remove_orphan_files_is_built_again(trino_lake: 
         "ALTER TABLE keep.t EXECUTE remove_orphan_files(retention_threshold => '0s')",
         session={f"{lake.catalog}.remove_orphan_files_min_retention": "0s"},
     )
-    assert not list(location.rglob("_seamark/**/*.puffin")), "if Trino leaves them, the how-to about indexes is wrong"
+    assert not list(location.rglob("_seamark/**/*.puffin")), (
+        "the how-to guide about indexes says that Trino deletes these files"
+    )
     statistics_paths = [
         file["statistics-path"] for file in json.loads(client.load_table("keep.t").metadata)["statistics"]
     ]

@@ -45,7 +45,7 @@ def run_java(*arguments: str) -> str:
 
 
 def run_command_line(url: str, *statements: str) -> list[dict[str, Any]]:
-    """Return the output of Trino's command line."""
+    """Run statements with Trino's command line, and return its output rows."""
     options = ["--server", url, "--user", "tests", "--catalog", CATALOG, "--schema", "shop", "--output-format", "JSON"]
     text = ";".join(statements)
     return [
@@ -137,7 +137,7 @@ def test_spooled_results_are_fetched_through_the_proxy(shop: Shop, encoding: str
 
 
 @pytest.mark.slow
-def test_addresses_of_spooled_results_are_those_of_the_proxy(shop: Shop, tmp_path: Path) -> None:
+def test_spooled_results_have_addresses_of_the_proxy(shop: Shop, tmp_path: Path) -> None:
     """If the proxy has several coordinators, the addresses contain the path of the coordinator."""
     other = shop.trino.base_url.replace("127.0.0.1", "localhost")
     flags = ("--trino", shop.trino.base_url, "--trino", other)
@@ -208,7 +208,7 @@ def test_clients_and_coordinators_may_both_use_https(
     shop: Shop, trino_lake: TrinoLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = create_self_signed(tmp_path)
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))  # If this is set, requests trusts nothing else.
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))  # With this variable, requests trusts nothing else.
     flags = ["--trino-ca", str(trino_lake.authority), "--tls-cert", str(certificate), "--tls-key", str(key)]
     with run_trino_proxy(
         tmp_path, "--trino", build_https_url(trino_lake), *flags, "--budget-ms", "30000", seamark=shop.planner.base_url

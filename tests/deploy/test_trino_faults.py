@@ -38,7 +38,7 @@ LONG_QUERY = (
 
 @dataclass
 class BreakableServers:
-    """Servers that a test may break; `catalog` is the server for Trino, and `planner` the server for the proxy."""
+    """Servers that a test may stop. Trino uses the server `catalog`, and the proxy uses the server `planner`."""
 
     catalog: Seamark
     planner: Seamark
@@ -81,7 +81,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BreakableServers]
 
 
 def fill(seamark: Seamark, schema: str) -> None:
-    """Create the table `orders` with forty files, by id."""
+    """Create the table `orders` with forty files, which have separate ranges of ids."""
     catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
     catalog.create_namespace(schema)
     rows = pa.table({"id": range(10_000), "note": [f"n{number}" for number in range(10_000)]})
@@ -90,7 +90,11 @@ def fill(seamark: Seamark, schema: str) -> None:
 
 
 def fetch_rows(port: int, sql: str, meanwhile: Callable[[], None], **options: Any) -> int | str:
-    """Run `meanwhile` after the first rows were fetched; return the number of rows, or Trino's error."""
+    """Fetch the first rows of a statement, run `meanwhile`, and fetch the rest.
+
+    Returns:
+        The number of rows, or Trino's error.
+    """
     connection = connect(port, **options)
     try:
         cursor = connection.cursor()
@@ -120,7 +124,7 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
     assert fetch_rows(lake.proxy.port, MANY_ROWS, do_nothing) == 900_000
     plan_header, first = post(lake.proxy.port, MANY_ROWS)
     assert plan_header.startswith("rewritten")
-    # Otherwise the statement runs until Trino abandons its client. The next test does not wait so long for a slot.
+    # Otherwise the statement runs until Trino abandons its client, and the next test cannot wait so long for a slot.
     with urllib.request.urlopen(urllib.request.Request(first["nextUri"], method="DELETE"), timeout=60):
         pass
     rows = []
@@ -133,7 +137,7 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
     assert rows == [900_000, 900_000]
 
 
-def test_catalog_outage_after_the_plan_is_trinos_own_error(lake: BreakableServers) -> None:
+def test_catalog_outage_after_the_plan_gives_trinos_own_error(lake: BreakableServers) -> None:
     assert query_rows(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
     lake.catalog.kill9()
     try:
@@ -229,7 +233,7 @@ def test_clients_see_the_restart_of_a_killed_coordinator(lake: BreakableServers)
 
 
 def are_running(lake: BreakableServers, cursors: Sequence[Any], statements: Sequence[Future[None]]) -> bool:
-    """Return whether all statements are running; raise the error of a statement that has ended."""
+    """Return whether all statements are running. Raise the error of a statement that has ended."""
     for statement in statements:
         if statement.done():
             statement.result()
@@ -238,9 +242,10 @@ def are_running(lake: BreakableServers, cursors: Sequence[Any], statements: Sequ
 
 
 def read_query_state(lake: BreakableServers, query_id: str | None) -> str:
-    """Return the state of a query through the web interface.
+    """Return the state of a query from Trino's web interface.
 
-    A SQL statement for it would wait in the queue, and Trino knows a query only after its client's first request.
+    A SQL statement for the state would wait in the queue, and Trino knows a query only after its client's first
+    request.
     """
     request = urllib.request.Request(f"{lake.trino.base_url}/v1/query/{query_id}", headers={"X-Trino-User": "tests"})
     try:

@@ -46,7 +46,7 @@ def benchmark_tables(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFac
 def test_queries_of_tpc_h_and_the_star_schema_benchmark_are_equal_through_the_proxy(
     trino_and_proxy: TrinoAndProxy, every: int
 ) -> None:
-    """The parameter is the step: every seventh query, every third, or all."""
+    """`every` is the step between tested queries: every seventh query, every third query, or all queries."""
     tpch, ssb = TPCH[::every], list(QUERIES.values())[::every]
     before = trino_and_proxy.proxy.count_statements("rewritten")
     for sql in tpch:
@@ -75,7 +75,7 @@ def test_sql_entry_answers_the_queries_of_both_benchmarks_like_trino(trino_lake:
                 assert count_rows(duckdb_session.sql(sql)) == count_rows(trino_session.sql(sql)), sql
 
 
-# Other statements
+# Random statements, and statements that write
 
 
 def create_lake(rng: random.Random, trino_lake: TrinoLake, schema: str) -> RandomStatements:
@@ -95,13 +95,13 @@ def create_lake(rng: random.Random, trino_lake: TrinoLake, schema: str) -> Rando
 
 
 def translate_to_trino(text: str, schema: str) -> str:
-    """Translate DuckDB's text to Trino's syntax: the order of LIMIT and OFFSET, and the schema's name."""
+    """Translate a statement from DuckDB's syntax to Trino's: the order of LIMIT and OFFSET, and the schema's name."""
     text = re.sub(r" LIMIT (\d+) OFFSET (\d+)", r" OFFSET \2 LIMIT \1", text)
     return re.sub(r"\bmain(?=\.| \. |/\*\*/\.)", schema, text)
 
 
 def replace_numbers(rng: random.Random, text: str) -> tuple[str, list[Any]]:
-    """Replace some of the numbers with parameters; return the text and the values."""
+    """Replace some of the numbers with parameters, and return the text and the values of the parameters."""
     values: list[Any] = []
 
     def bind(match: re.Match[str]) -> str:

@@ -15,7 +15,9 @@ from tests.services.trino import ETC
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a checkout with the launcher, files named like Trino's jars, and a `java` that prints its arguments."""
+    """Return a checkout with the launcher, with files named like Trino's jars, and with a `java` that prints its
+    arguments.
+    """
     shutil.copytree(DEPLOY / "trino", tmp_path / "deploy" / "trino")
     for jar in ("lib/trino-main-1.jar", "plugin/iceberg/trino-iceberg-1.jar"):
         path = tmp_path / ".cache" / "trino" / jar

@@ -37,7 +37,7 @@ pytestmark = NEEDS_TRINO
 # The protocol
 
 
-def test_rows_are_equal_and_addresses_are_those_of_the_proxy(shop: Shop) -> None:
+def test_rows_are_equal_and_pages_have_addresses_of_the_proxy(shop: Shop) -> None:
     assert run_both_ways(shop, "SELECT 1") == [[1]]
     plan_header, first = post(shop.proxy.port, "SELECT 1")
     assert plan_header == "unchanged; the statement has no condition that can prune files"
@@ -179,7 +179,7 @@ def test_commit_is_visible_to_the_next_statement_and_time_travel_is_stable(shop:
 
 @pytest.mark.slow
 def test_time_travel_uses_the_column_names_of_its_time(shop: Shop) -> None:
-    """Two columns have swapped their names since: a plan with today's names would prune the wrong files."""
+    """Two columns have swapped their names since then: a plan with the current names would prune the wrong files."""
     port = shop.proxy.port
     query_rows(port, "CREATE TABLE past (a bigint, b bigint)")
     for number in range(4):
@@ -269,7 +269,7 @@ def test_several_coordinators_have_separate_paths(shop: Shop, tmp_path: Path) ->
 # Failures
 
 
-class _Liar(BaseHTTPRequestHandler):
+class _WrongPlanServer(BaseHTTPRequestHandler):
     """A server that returns names of plans that do not exist."""
 
     def do_POST(self) -> None:
@@ -288,7 +288,7 @@ class _Liar(BaseHTTPRequestHandler):
 
 @pytest.mark.slow
 def test_plan_that_is_gone_when_trino_reads_it_does_not_fail_the_statement(shop: Shop, tmp_path: Path) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Liar)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _WrongPlanServer)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

@@ -47,7 +47,7 @@ class RulesRig:
 
 
 def fill(seamark: Seamark) -> None:
-    """Fill `orders`: each file has its own ids and a unique card number; there are ten customers."""
+    """Fill `orders`. Each file has its own ids and a unique card number; there are ten customers."""
     catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
     catalog.create_namespace("ruled")
     text, number = pa.string(), pa.int64()
@@ -120,7 +120,7 @@ def read_outcome(rig: RulesRig, sql: str, user: str) -> str:
 def count_rewritten(rig: RulesRig, sql: str, user: str) -> tuple[int, int]:
     """Run a statement, and count the rewritten and the restarted statements.
 
-    The original text of a restarted statement ran after a failure.
+    A statement is restarted if its rewritten text fails; then its original text runs.
     """
     before = [rig.proxy.count_statements(kind) for kind in ("rewritten", "original")]
     run_both(rig, sql, user)
@@ -158,7 +158,7 @@ def plan_name(rig: RulesRig, predicate: str) -> str:
         return str(json.load(response)["name"])
 
 
-def test_rows_are_filtered_and_masked_through_the_proxy_as_without_it(rig: RulesRig) -> None:
+def test_rows_are_filtered_and_masked_equally_with_and_without_the_proxy(rig: RulesRig) -> None:
     sql = "SELECT id, country, card FROM orders WHERE id BETWEEN 3 AND 8"
     assert count_rewritten(rig, sql, "anna") == (1, 0)
     assert count_rewritten(rig, sql, "rita") == (1, 0)
@@ -215,7 +215,7 @@ def test_files_are_not_pruned_by_hidden_rows_of_another_table(rig: RulesRig) -> 
     wait_for_result(lambda: count_rewritten(rig, sql, "rita") == (0, 1))
 
 
-def test_plan_name_of_one_user_is_unknown_to_another(rig: RulesRig) -> None:
+def test_plan_name_of_one_user_is_unknown_to_another_user(rig: RulesRig) -> None:
     name = plan_name(rig, "id = 5")
     assert load(rig, name) == 404
     assert isinstance(load(rig, name, None), dict)
@@ -224,7 +224,7 @@ def test_plan_name_of_one_user_is_unknown_to_another(rig: RulesRig) -> None:
         assert "TABLE_NOT_FOUND" in actual
 
 
-def test_plan_view_seen_by_another_user_returns_no_rows_to_them(rig: RulesRig) -> None:
+def test_plan_view_of_one_user_returns_no_rows_to_another_user(rig: RulesRig) -> None:
     """The other user reads the view before the proxy withdraws it."""
     loaded_table = urllib.request.urlopen(f"{rig.seamark.base_url}/v1/namespaces/ruled/views/lent", timeout=60)
     view = json.load(loaded_table)
@@ -263,7 +263,7 @@ def test_plans_are_shown_only_to_their_catalog_and_disappear_soon(rig: RulesRig)
 def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: RulesRig) -> None:
     """Trino deletes the files of expired snapshots.
 
-    If a plan is among them, it is dropped, and nothing uses its files later.
+    If one of the snapshots is a plan, the plan is dropped, and nothing uses its files afterwards.
     """
     query_rows(rig.trino.port, "CREATE TABLE kept AS SELECT * FROM orders", user="anna", schema="ruled")
     for number in range(3):
@@ -306,7 +306,7 @@ def test_statement_runs_unchanged_when_trino_requires_partition_filters(rig: Rul
     assert rig.proxy.count_statements("rewritten") == before
 
 
-# Other statements
+# Random statements of users with different rules
 
 
 class RuleStatements:
@@ -351,7 +351,7 @@ class RuleStatements:
         )
 
     def draw_query(self, user: str) -> str:
-        """Return a random query; for users who may read no table, most are over views."""
+        """Return a random query. For users who may read no table, most queries read views."""
         rng = self.rng
         name, columns = self.table()
         kind = rng.randrange(6)

@@ -60,7 +60,7 @@ VIEWS = {
 def views(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Shop]:
     """Create the views with the parameter as their `SECURITY`.
 
-    EITHER alternates between both, because a user who may read all tables sees no difference.
+    EITHER alternates between both values, because a user who may read all tables sees no difference.
     """
     for schema in ("views", "elsewhere"):
         query_rows(shop.trino.port, f"CREATE SCHEMA IF NOT EXISTS seamark.{schema}")
@@ -77,7 +77,7 @@ def read_outcome(shop: Shop, sql: str) -> str:
 
 
 def answer_query(port: int, sql: str) -> Any:
-    """Return the rows or the error."""
+    """Return the rows, or the error."""
     try:
         return query_rows(port, sql, schema="views")
     except trino.exceptions.TrinoUserError as error:
@@ -233,7 +233,7 @@ def draw_statement(rng: random.Random) -> str:
 @pytest.mark.slow
 def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.FixtureRequest) -> None:
     port = views.proxy.port
-    # The proxy does not check a name again that was recently not a view.
+    # For some time, the proxy does not check again whether a name that was no view has become a view.
     turning = f"turning_{request.node.callspec.params['views'].lower()}"
     for number in range(4):
         text = f"SELECT id + {number} AS other, note, id FROM shop.orders WHERE id <> {number}"
@@ -253,7 +253,7 @@ def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.
 @pytest.mark.slow
 def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: pytest.FixtureRequest) -> None:
     direct, port = views.trino.port, views.proxy.port
-    # The proxy does not check a name again that was recently not a view.
+    # For some time, the proxy does not check again whether a name that was no view has become a view.
     below = f"views.below_{request.node.callspec.params['views']}"
     sql = "SELECT * FROM above WHERE id IN (4711, 4712, 4713) ORDER BY 1"
     for number in range(3):
@@ -301,7 +301,7 @@ def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(vie
 
 @pytest.mark.slow
 def test_stale_view_fails_as_without_the_proxy(views: Shop) -> None:
-    """Since the creation of the view, its table has got other types or columns."""
+    """After the creation of the view, its table has got different types or columns."""
     direct, port = views.trino.port, views.proxy.port
     for change in ("ALTER COLUMN a SET DATA TYPE bigint", "RENAME COLUMN a TO c", "DROP COLUMN a"):
         query_rows(direct, "CREATE TABLE views.base AS SELECT CAST(id AS integer) AS a, note AS b FROM shop.orders")

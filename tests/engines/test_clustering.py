@@ -33,7 +33,7 @@ from tests.engines.tables import SparkTables
 SALES = "id bigint, day int, customer int, quantity int, note string"
 CUSTOMERS = 200
 JOINS = {"customer": JoinedTable("db.customers", on={"customer": "id"})}
-BY = ["day", "customer.city"]
+CLUSTERING_COLUMNS = ["day", "customer.city"]
 
 
 class ClusteringTables(SparkTables):
@@ -119,7 +119,7 @@ def test_clustering_applies_deletes_and_removes_their_files(rig: ClusteringTable
     columns = "*, _row_id, _last_updated_sequence_number" if version == 3 else "*"
     before = rig.read_rows(table, columns)
     assert len(rig.run_sql(f"SELECT * FROM {{db}}.{table}.delete_files")) > 0
-    report = rig.cluster(table, BY, joins=JOINS, files=10)
+    report = rig.cluster(table, CLUSTERING_COLUMNS, joins=JOINS, files=10)
     assert report.rows == len(before) < 3500
     assert rig.read_rows(table, columns) == before
     assert rig.run_sql(f"SELECT * FROM {{db}}.{table}.delete_files") == []
@@ -145,7 +145,7 @@ def test_one_large_file_is_clustered_by_several_tasks(rig: ClusteringTables) -> 
     rig.run_sql(f"DELETE FROM {{db}}.{table} WHERE id % 5 = 1")
     before = rig.read_rows(table)
     with patch.object(clustering, "divide_task", wraps=divide_task) as divide:
-        report = rig.cluster(table, BY, joins=JOINS, files=10)
+        report = rig.cluster(table, CLUSTERING_COLUMNS, joins=JOINS, files=10)
     assert sum(len(list(divide_task(*call.args))) for call in divide.call_args_list) >= 4
     assert report.rows == len(before) == 3200
     assert rig.read_rows(table) == before
@@ -199,7 +199,7 @@ def test_clustering_commit_is_a_replace_and_earlier_snapshots_stay(rig: Clusteri
     rig.create_sales("told")
     before = rig.read_rows("told")
     (old_snapshot,) = rig.run_sql("SELECT snapshot_id FROM {db}.told.snapshots")[0]
-    report = rig.cluster("told", BY, joins=JOINS, files=8, summary={"why": "a test"})
+    report = rig.cluster("told", CLUSTERING_COLUMNS, joins=JOINS, files=8, summary={"why": "a test"})
     operation, summary = rig.run_sql(
         f"SELECT operation, summary FROM {{db}}.told.snapshots WHERE snapshot_id = {report.snapshot_id}"
     )[0]
@@ -229,11 +229,11 @@ def test_clustering_of_a_branch_changes_only_the_branch(rig: ClusteringTables) -
 def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: ClusteringTables) -> None:
     """Iceberg's reader reports the file of each row.
 
-    The other table has as many files, sorted by a column that the queries do not use.
+    The compared table has as many files, sorted by a column that the queries do not use.
     """
     rig.create_sales("sorted")
     rig.create_sales("clustered")
-    for table, columns in (("sorted", ["id"]), ("clustered", BY)):
+    for table, columns in (("sorted", ["id"]), ("clustered", CLUSTERING_COLUMNS)):
         report = rig.cluster(table, columns, joins=JOINS, files=64)
         assert 64 <= report.files <= 64 + 3 * 2
     rng = random.Random(7)
@@ -260,7 +260,7 @@ def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: ClusteringTables) 
 def test_clustering_builds_index_files_of_the_new_files(rig: ClusteringTables) -> None:
     rig.create_sales("indexed")
     rig.client.put_index("db.indexed", "of_customers", kind="bitmap", columns=["customer"])
-    report = rig.cluster("indexed", BY, joins=JOINS, files=40)
+    report = rig.cluster("indexed", CLUSTERING_COLUMNS, joins=JOINS, files=40)
     assert report.index_files > 0
     explanation = rig.client.explain("db.indexed", "customer = 17")
     holding = rig.run_sql("SELECT DISTINCT _file FROM {db}.indexed WHERE customer = 17")
@@ -310,7 +310,7 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
             rig.cluster("busy", ["day"], files=6)
         kept_files = rig.list_files("busy") - files
         live = {urlsplit(path).path for (path,) in rig.run_sql("SELECT file_path FROM {db}.busy.files")}
-        assert kept_files <= live, "files that no snapshot names are deleted"
+        assert kept_files <= live, "files that no snapshot names must be deleted"
         assert rig.run_sql("SELECT count(*) FROM {db}.busy WHERE day = 5") == [(0,)]
     assert rig.run_sql("SELECT quantity FROM {db}.busy WHERE id = 77") == [(9,)]
 

@@ -271,9 +271,9 @@ def test_partition_values_do_not_make_duckdb_lose_rows(
 
 
 def test_nan_does_not_make_duckdb_lose_rows(con: duckdb.DuckDBPyConnection) -> None:
-    """DuckDB treats NaN as the greatest number and compares filters with bounds, which do not include NaN.
+    """DuckDB treats NaN as the greatest number, and compares filters with bounds, which do not include NaN.
 
-    DuckDB does not write counts of NaN.
+    DuckDB also writes no counts of NaN.
     """
     con.execute("CREATE TABLE sea.shop.nans (id BIGINT, x DOUBLE)")
     con.execute("INSERT INTO sea.shop.nans VALUES (1, 1), (2, 'NaN')")
@@ -284,7 +284,7 @@ def test_nan_does_not_make_duckdb_lose_rows(con: duckdb.DuckDBPyConnection) -> N
 
 
 def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
-    """If a column of the deletes was dropped and added again, DuckDB ends with a segmentation fault.
+    """DuckDB ends with a segmentation fault if a column of the deletes was dropped and added again.
 
     `seamark sql` can change such tables.
     """
@@ -309,7 +309,9 @@ def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyC
         keys = pa.table({"id": pa.array([0], pa.int64()), "x": pa.array([1], pa.int32())})
         seamark.delete(client, "parts.keyed", keys=keys, key=["id", "x"], strategy="equality")
         values = seamark.duckdb.sql(con, "SELECT id FROM sea.parts.keyed WHERE id < 2").fetchall()
-        assert values == [(1,)], "keys that include the partition columns delete no row of another partition"
+        assert values == [(1,)], (
+            "equality deletes with the partition columns as keys delete only rows of their own partition"
+        )
 
 
 def test_table_whose_partition_column_was_dropped_is_read(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
@@ -342,7 +344,7 @@ def test_impossible_partition_values_of_duckdb_are_refused(con: duckdb.DuckDBPyC
 def test_each_data_file_gets_its_vector_of_a_shared_puffin_file(
     server: Seamark, con: duckdb.DuckDBPyConnection, caches_files: bool
 ) -> None:
-    """With its cache, DuckDB reads on after a large vector, and returns it in the place of a later small vector."""
+    """With its cache, DuckDB reads beyond a large vector, and then uses these bytes for a later small vector."""
     table = f"shop.vectors_{caches_files}".lower()
     con.execute(f"CREATE TABLE sea.{table} (id BIGINT) WITH ('format-version' = 3)")
     for first, end in ((0, 10), (10, 5_010), (5_010, 5_020)):

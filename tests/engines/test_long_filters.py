@@ -36,7 +36,7 @@ def list_residuals(server: Seamark, table: str, where: Any, headers: dict[str, s
 
 
 def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, values: list[Any]) -> list[Any]:
-    """Return the ids that Java's `IcebergGenerics` reads for an IN of these values.
+    """Return the ids that Java's `IcebergGenerics` reads for an IN condition with these values.
 
     `IcebergGenerics` filters rows only by residuals.
     """
@@ -48,7 +48,7 @@ def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, value
     catalog.initialize("generics", properties)
     try:
         spark_table = catalog.loadTable(iceberg.catalog.TableIdentifier.parse(f"db.{table}"))
-        # The test passes values and rows to Java as one text each, because thousands of calls take seconds.
+        # The test passes all values, and all rows, to Java as one text, because thousands of calls take seconds.
         text = json.dumps({"type": "in", "term": name, "values": values})
         where = iceberg.expressions.ExpressionParser.fromJson(text, spark_table.schema())
         records = iceberg.data.IcebergGenerics.read(spark_table).where(where).build()
@@ -63,9 +63,9 @@ def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, value
 
 @pytest.mark.slow
 def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp_path: Path) -> None:
-    """Every fourth id matches, and the others are in the same files and ranges.
+    """Every fourth id matches, and the other ids are in the same files and ranges.
 
-    So a reader that filters rows by a weaker residual returns too many rows.
+    A reader that filters rows only by a weaker residual therefore returns too many rows.
     """
     with (
         Seamark(tmp_path / "home", env={"SEAMARK_PLAN_RESIDUAL_BYTES": "0"}) as server,

@@ -67,13 +67,13 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             upsert(client, "db.t", make_rows(located, 10 * step + 2), keys=["id"], mode=rng.choice(MODES))
             model = {one: value for one, value in model.items() if one not in removed_numbers}
             model |= dict.fromkeys(located, 10 * step + 2)
-            # Many tasks run, and none of them looks up stored rows.
+            # Many tasks run, but none of them looks up stored rows.
             spread = rng.sample(range(60), 20)
             frame = spark.createDataFrame([(one, 10 * step + 3) for one in spread], "id bigint, v bigint")
             by_tasks = {"client": client, "strategy": EQUALITY, "driver_rows": 0}
             report = write(frame, "db.t", mode="upsert", keys=["id"], **by_tasks)
             assert report.attempts == 1
-            assert report.files_written >= 4, "at least two tasks write data and deletes"
+            assert report.files_written >= 4, "at least two tasks must write data and deletes"
             write(frame.filter("id < 10").select("id"), "db.t", mode="delete", **by_tasks)
             model |= dict.fromkeys(spread, 10 * step + 3)
             model = {one: value for one, value in model.items() if not (one in spread and one < 10)}

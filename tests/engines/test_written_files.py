@@ -103,7 +103,7 @@ BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
 
 
 def make_rows() -> pa.Table:
-    """Return rows in several parts with different values. In the last part, every column is null."""
+    """Return rows of several parts with different values. In the last part, all columns of values are null."""
     rng = random.Random(11)
     part = [None if number % PARTS == 0 else number % PARTS for number in range(ROWS)]
     columns: dict[str, list[Any]] = {}
@@ -169,7 +169,7 @@ def read_metrics(lake: WrittenFilesLake, name: str) -> dict[Any, dict[str, dict[
 
 
 @pytest.mark.slow
-def test_metrics_are_those_that_iceberg_writes(lake: WrittenFilesLake, written_rows: pa.Table) -> None:
+def test_metrics_equal_the_metrics_that_iceberg_writes(lake: WrittenFilesLake, written_rows: pa.Table) -> None:
     ids = {
         column: lake.python.load_table("db.ours").schema().find_field(column)
         for column in [*COLUMNS.values(), "st.a", "st.in.s"]
@@ -185,7 +185,7 @@ def test_metrics_are_those_that_iceberg_writes(lake: WrittenFilesLake, written_r
             assert part_metrics[name].keys() == expected[name].keys(), (part, name)
             for column_id, bound in part_metrics[name].items():
                 kind = kinds[column_id]
-                # The values are equal, but their bits can differ: zeros can have another sign.
+                # The values are equal, but their bits can differ, because zeros can have a different sign.
                 pair = decode(kind, bytes(bound)), decode(kind, bytes(expected[name][column_id]))
                 assert pair[0] == pair[1], (part, name, get_base_name(kind))
 

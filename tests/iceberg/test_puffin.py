@@ -119,7 +119,7 @@ def test_deletion_vector_of_iceberg_java_is_read(tmp_path: Path) -> None:
     assert footer.properties == {"created-by": "PuffinPeer"}
     assert footer.blobs[0].type == "deletion-vector-v1"
     assert footer.blobs[0].properties == {"referenced-data-file": "file:/data.parquet", "cardinality": "4"}
-    # Length and CRC-32 in big-endian order around magic and roaring bitmap (Puffin spec, "deletion-vector-v1")
+    # The length and the CRC-32 are big-endian, around magic and roaring bitmap (Puffin spec, "deletion-vector-v1").
     assert struct.unpack_from(">I", vector)[0] == len(vector) - 8
     assert list(BitMap64.deserialize(vector[8:-4])) == [3, 5, 1_000_000, 5_000_000_000]
     assert (footer.blobs[1].compression_codec, text) == ("zstd", b"text " * 100)
@@ -174,7 +174,7 @@ def test_blob_outside_the_blob_section_is_rejected(offset: int, length: int) -> 
 
 
 def test_flipped_and_truncated_files_are_read_or_rejected() -> None:
-    """The only error is Corrupt."""
+    """Corrupt is the only error."""
     raw, draw = write_sample(), random.Random(5)
     for _ in range(3_000):
         damaged_bytes = bytearray(raw[: draw.choice((len(raw), draw.randrange(len(raw))))])

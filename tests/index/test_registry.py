@@ -107,7 +107,7 @@ async def test_change_is_visible_to_readers_of_the_later_entry(store: CountingSt
     assert list_names((await other_registry.load_files(await load_entry(store))).files) == ["b", "c", "m"]
 
 
-async def test_lost_reply_to_an_addition_is_resolved_by_a_repeat(store: CountingStore, registry: Registry) -> None:
+async def test_addition_with_a_lost_reply_is_repeated(store: CountingStore, registry: Registry) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])
     store.lose = 1
     version = await registry.replace(UUID, "d", add=[make_file("b")], remove=["file:///w/a"])
@@ -116,7 +116,7 @@ async def test_lost_reply_to_an_addition_is_resolved_by_a_repeat(store: Counting
     assert list_names((await registry.load_files(entry)).list_live("d")) == ["b"]
 
 
-async def test_lost_reply_is_reported_when_a_repeat_could_affect_another_change(
+async def test_lost_reply_is_reported_if_a_repeat_could_affect_a_later_change(
     store: CountingStore, registry: Registry
 ) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])

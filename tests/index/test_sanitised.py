@@ -52,7 +52,7 @@ def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 def test_kernels_access_only_their_own_memory(kernel_name: str, tmp_path: Path) -> None:
     for name in ("formats", "metaserver", "cache", "connector", "commands", "tests"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    shutil.copytree(REPO / "seamark", tmp_path / "seamark", symlinks=True)  # Links to the folders above
+    shutil.copytree(REPO / "seamark", tmp_path / "seamark", symlinks=True)  # The folder contains links to its siblings.
     for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(REPO / name, tmp_path)
     for kernel in [*(tmp_path / "formats").rglob("*.pyx"), *(tmp_path / "metaserver").rglob("*.pyx")]:
@@ -88,9 +88,9 @@ def test_kernels_access_only_their_own_memory(kernel_name: str, tmp_path: Path) 
         *arguments,
         cwd=tmp_path,
         PYTHONPATH=str(tmp_path),
-        PYTHONMALLOC="malloc",  # Python's own allocator would hide the ends of small buffers.
+        PYTHONMALLOC="malloc",  # Python's own allocator would hide reads past the ends of small buffers.
         LD_PRELOAD=" ".join(libraries),
-        ASAN_OPTIONS="detect_leaks=0",  # Python frees little memory at its exit.
+        ASAN_OPTIONS="detect_leaks=0",  # Python does not free most of its memory when it exits.
     )
     assert tested.returncode == 0, tested.stdout[-10_000:]
     assert " passed" in tested.stdout

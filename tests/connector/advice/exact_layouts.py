@@ -94,7 +94,7 @@ def find_gains(rows: pa.Table, wheres: Sequence[str], columns: Sequence[str]) ->
 
 
 def find_best_gain(proposals: Sequence[Mapping[str, Any]], gains: Gains) -> float:
-    """Return the best gain of the first five proposals of the advisor, or 0 if the search has none of these proposals."""
+    """Return the best gain of the advisor's first five proposals, or 0 if the search has none of them."""
     best = 0.0
     for proposal in proposals[:5]:
         change = proposal["change"]

@@ -1,4 +1,4 @@
-"""Tests that compare the advisor's predictions with results, by applying proposals and planning the statements again."""
+"""Tests that compare the advisor's predictions with results: proposals are applied, and statements planned again."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_first_proposal_saves_about_as_many_bytes_as_predicted(client: IndexClie
 
 @pytest.mark.slow
 def test_most_predictions_are_within_a_fifth_of_the_result(tmp_path: Path) -> None:
-    """Recorded shapes have no literals, so the replay of the prediction draws different values than the statements had."""
+    """Recorded shapes have no literals, so the prediction draws different values than the statements had."""
     ratios = []
     for case in range(10):
         home = tmp_path / str(case)

@@ -371,7 +371,7 @@ def test_unqualified_column_is_ignored_if_the_columns_of_tables_are_unknown() ->
 
 
 @pytest.mark.parametrize(
-    ("condition", "of_orders", "of_others"),
+    ("condition", "applies_to_orders", "applies_to_others"),
     [
         ("orders JOIN others USING (o_key)", True, True),
         ("orders LEFT JOIN others USING (o_key)", True, True),

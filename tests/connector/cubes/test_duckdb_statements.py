@@ -69,7 +69,7 @@ def index_columns_by_id(table: pa.Table) -> dict[int, pa.ChunkedArray]:
 
 
 class RandomDuckDBAggregates(RandomAggregates):
-    """Draws aggregate queries that can have subtotals, fields of structs, and aggregates of constants and dimensions."""
+    """Draws aggregate queries with subtotals, fields of structs, and aggregates of constants and dimensions."""
 
     def draw_cube(self) -> tuple[list[str], list[str]]:
         dimensions, measures = super().draw_cube()

@@ -42,7 +42,7 @@ from tests.connector.histories.columns import (
     list_kinds,
 )
 from tests.connector.histories.predicates import Row, draw_filter
-from tests.connector.histories.statements import can_be_written, draw_change, draw_known, format_literal, quote
+from tests.connector.histories.statements import can_be_written, draw_change, draw_literal_value, format_literal, quote
 
 NAMES = ("id", "a", "B", "naïve", "two words", "x-y", "größe", "1st", "null", "select", "day", 'q"q', "日本")
 KEY_KINDS = ("long", "int", "string", "uuid", "decimal(9, 2)", "decimal(38, 10)", "date", "timestamp", "timestamptz")
@@ -342,7 +342,8 @@ class TableHistory:
         for _ in range(self._rng.randint(1, 3)):
             row = {column.id: column.initial for column in self._columns}
             row |= {
-                column.id: draw_known(self._rng, column, nulls=column not in self._keys) for column in writable_columns
+                column.id: draw_literal_value(self._rng, column, nulls=column not in self._keys)
+                for column in writable_columns
             }
             if self._compute_key(row) not in known_keys:
                 rows[self._compute_key(row)] = row

@@ -33,7 +33,7 @@ from seamark.formats.protocol.wire import RECHECK_AFTER
 from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, create, read, read_stock
+from tests.connector.write.test_compaction import BY_PART, build_rows, create, read, read_with_pyiceberg
 from tests.seeds import first_seed, quick
 
 SMALL_FILES_POLICY = CompactionPolicy(1 << 20, 2)
@@ -196,5 +196,5 @@ def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClien
             assert summary is not None
             undone += overtaken and "seamark.replacements-undone" in summary.additional_properties
             assert {row[0]: row[2] for row in read(client)} == model, f"seed {first_seed()}, round {number}"
-            assert {row[0]: row[2] for row in read_stock(catalog)} == model
+            assert {row[0]: row[2] for row in read_with_pyiceberg(catalog)} == model
     assert undone > 1

@@ -30,7 +30,7 @@ from seamark.connector.jobs.statements import (
     parse_statement,
 )
 from seamark.connector.write.appends import append
-from tests.connector.jobs.test_file_merges import build_rows, create, read
+from tests.connector.jobs.test_file_merges import build_rows, create_table, read
 from tests.connector.server_thread import ServerThread
 from tests.faults.rigs.mortal_statement import run_killed_at
 from tests.seeds import first_seed
@@ -129,7 +129,7 @@ def test_spacing_quotes_and_comments_do_not_change_the_parsed_statement() -> Non
 
 
 def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient, server: ServerThread) -> None:
-    create(server, 2)
+    create_table(server, 2)
     rng = random.Random(1)
     for first in range(0, 1200, 400):
         append(client, "db.t", build_rows(rng, range(first, first + 400)))
@@ -158,7 +158,7 @@ def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient
 
 
 def test_statement_that_the_table_refuses_reports_the_reason(client: IndexClient, server: ServerThread) -> None:
-    create(server, 2)
+    create_table(server, 2)
     append(client, "db.t", build_rows(random.Random(1), range(10)))
     for name, reason in (("fixed", "is required"), ("part", "is the source of a partition field")):
         with pytest.raises(InvalidRequest, match=reason):
@@ -180,7 +180,7 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     client: IndexClient, server: ServerThread, statement: str, version: int, step: int
 ) -> None:
     """The process of the statement is killed before or after every `step`th of its writes and requests."""
-    create(server, version)
+    create_table(server, version)
     rng = random.Random(first_seed())
     for first in range(0, 2400, 800):
         append(client, "db.t", build_rows(rng, range(first, first + 800)))

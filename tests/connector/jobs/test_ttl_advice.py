@@ -24,7 +24,7 @@ from seamark.connector.write.compaction import compact
 from seamark.metaserver.catalog.column_usage import COLUMNS_MAX, ColumnRead, select_columns_of_read
 from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, NAMED_COLUMNS
 from seamark.metaserver.store.operations import AddColumnReads
-from tests.connector.jobs.test_column_ttl import create
+from tests.connector.jobs.test_column_ttl import create_table
 from tests.connector.server_thread import ServerThread
 from tests.days import get_today_for_seconds
 from tests.seeds import first_seed
@@ -36,7 +36,7 @@ def append_rows_by_age(
     client: IndexClient, server: ServerThread, transform: Any, ages_d: range, kind: str = "date"
 ) -> date:
     """Append a row for each age in days, and return today's date."""
-    arrow, today = create(server, kind, transform), get_today_for_seconds()
+    arrow, today = create_table(server, kind, transform), get_today_for_seconds()
     rows = []
     for number, age_d in enumerate(ages_d):
         day = today - timedelta(days=age_d)

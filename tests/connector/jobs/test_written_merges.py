@@ -21,7 +21,7 @@ from seamark.connector.read.tables import ScanTask, open_table
 from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, append, open_destination
 from seamark.connector.write.replacements import Batches
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
-from tests.connector.jobs.test_file_merges import build_rows, create, read
+from tests.connector.jobs.test_file_merges import build_rows, create_table, read
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
@@ -49,7 +49,7 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     seed = first_seed() + number
     rng = random.Random(seed)
     version, mode = rng.choice([2, 3]), rng.choice([APPEND, OVERWRITE, OVERWRITE_PARTITIONS])
-    create(server, version)
+    create_table(server, version)
     if rng.random() < 0.5:
         client.put_index("db.t", "ids", kind="bloom", columns=["id"])
     append(client, "db.t", build_rows(rng, range(1_000_000, 1_000_100)))
@@ -92,7 +92,7 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
 
 
 def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexClient, server: ServerThread) -> None:
-    create(server, 2)
+    create_table(server, 2)
     rng = random.Random(1)
     even_rows = build_rows(rng, range(20_000)).filter(pa.array([number % 2 == 0 for number in range(20_000)]))
     other_rows = [build_rows(rng, range(first, first + 1, 1)) for first in (50_001, 50_003)]
@@ -115,7 +115,7 @@ def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexCli
 def test_failed_merge_keeps_the_files_that_the_tasks_wrote(
     client: IndexClient, server: ServerThread, tmp_path: Path
 ) -> None:
-    create(server, 2)
+    create_table(server, 2)
     destination, parts = write_with_tasks(
         client, APPEND, [build_rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)]
     )
@@ -133,7 +133,7 @@ def test_failed_merge_keeps_the_files_that_the_tasks_wrote(
 
 
 def test_interrupted_merge_leaves_no_file(client: IndexClient, server: ServerThread, tmp_path: Path) -> None:
-    create(server, 2)
+    create_table(server, 2)
     destination, parts = write_with_tasks(
         client, APPEND, [build_rows(random.Random(n), range(n * 900, n * 900 + 900)) for n in range(3)]
     )
@@ -150,7 +150,7 @@ def test_interrupted_merge_leaves_no_file(client: IndexClient, server: ServerThr
 
 
 def test_table_whose_columns_changed_during_the_write_is_not_merged(client: IndexClient, server: ServerThread) -> None:
-    create(server, 2)
+    create_table(server, 2)
     destination, parts = write_with_tasks(
         client, APPEND, [build_rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)]
     )

@@ -158,8 +158,8 @@ class RandomQueries:
         end = f" AND a.{column} <= b.{other} + 0" if column == "id" else f" AND b.{other} >= a.{column}"
         join_condition = f"a.{column} {op} b.{other}{end}"
         if column == "x":
-            # Trino searches a sorted column for the rows of an inequality, and loses rows if the column has NaN. For a sum,
-            # it searches no column.
+            # Trino searches a sorted column for the rows of an inequality, and loses rows if the column has NaN. It
+            # does not search a sum.
             join_condition = join_condition.replace("b.x", "(b.x + 0e0)")
         return (
             f"SELECT a.id, b.id FROM {self._choose_table()} a {kind} {self._choose_table()} b ON "

@@ -174,7 +174,7 @@ class CubeWorld:
 
     @staticmethod
     def of(server: ServerThread, client: IndexClient, name: str) -> CubeWorld:
-        """Return the world of a new table that has the cube `cube0`."""
+        """Return the world of an existing table that has the cube `cube0`."""
         world = CubeWorld(server, client, random.Random(1), name)
         world.cubes.append(([], []))
         return world

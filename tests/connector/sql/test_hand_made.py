@@ -124,7 +124,7 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
             }
             for _ in range(40):
                 text = statements.draw_query(rng.choice([1, 1, 2, 2, 3]))
-                # NOW is a different time in DuckDB. In Trino a column of USING is the first of `*`, and not part of `t.*`.
+                # NOW is a different time in DuckDB. In Trino a USING column is the first of `*`, and not part of `t.*`.
                 if "current_date" in text or "now()" in text or ("USING" in text and _STAR.search(text)):
                     continue
                 try:

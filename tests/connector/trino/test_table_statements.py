@@ -42,7 +42,7 @@ RESULT = StatementResult(5, 1, 500, 400, 3, 1, 1, 0)
 
 @dataclass
 class SimulatedJobs:
-    """Simulated jobs. `ran` has the jobs that have started, and `ends` lets them end."""
+    """Simulated jobs. `ran` contains the jobs that have started, and `ends` lets them end."""
 
     ran: list[StatementJob] = field(default_factory=list)
     ends: asyncio.Event = field(default_factory=asyncio.Event)
@@ -155,7 +155,7 @@ async def test_row_filter_or_mask_forbids_the_statement(jobs: SimulatedJobs, rul
         assert jobs.ran == []
 
 
-async def test_failed_job_is_a_failed_statement(jobs: SimulatedJobs) -> None:
+async def test_statement_fails_if_its_job_fails(jobs: SimulatedJobs) -> None:
     jobs.answer, _ = StatementAnswer(error="x is required"), jobs.ends.set()
     async with run_rig() as (_, rig):
         answer = await follow(rig, await post(rig, DROP))
@@ -178,7 +178,7 @@ async def test_cancelled_statement_kills_its_job(jobs: SimulatedJobs) -> None:
         assert (await rig.ask("POST", target))[0] == 405
 
 
-async def test_one_statement_runs_ten_wait_and_the_next_is_refused(jobs: SimulatedJobs) -> None:
+async def test_one_statement_runs_while_ten_wait_and_further_statements_are_refused(jobs: SimulatedJobs) -> None:
     async with run_rig() as (_, rig):
         answers = [await post(rig, MERGE) for _ in range(1 + table_statements.WAITING_MAX)]
         assert len(jobs.ran) == 1
@@ -202,7 +202,9 @@ async def test_one_statement_runs_ten_wait_and_the_next_is_refused(jobs: Simulat
         (MERGE, {"X-Seamark": "off"}),
     ],
 )
-async def test_other_statements_go_to_trino(jobs: SimulatedJobs, text: str, headers: dict[str, str]) -> None:
+async def test_statement_that_is_not_for_seamark_is_sent_to_trino(
+    jobs: SimulatedJobs, text: str, headers: dict[str, str]
+) -> None:
     async with run_rig() as (trino, rig):
         await post(rig, text, **headers)
         assert trino.requests == [text]

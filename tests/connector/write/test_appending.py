@@ -75,10 +75,10 @@ def test_appended_rows_are_in_the_table_and_its_indexes(client: IndexClient, ser
     assert client.explain("db.t", "land = 'de' AND id = 2", files=True).files == 1
 
 
-def test_append_with_too_many_index_files_succeeds_with_fewer(
+def test_append_with_too_many_index_files_commits_only_some_of_them(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = 40  # Otherwise the client and the server allow a thousand files.
+    limit = 40  # The default limit of client and server is a thousand files.
     for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
         monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", limit)
     destination = open_destination(client, "db.t")
@@ -175,7 +175,7 @@ def test_overwrite_that_splits_a_file_is_refused_and_leaves_no_file(client: Inde
 def test_overwrite_with_an_inexact_literal_is_refused(client: IndexClient, where: str) -> None:
     with open_catalog(client.url) as catalog:
         catalog.create_table("db.f", Schema(NestedField(1, "f", FloatType(), required=False)))
-    # No predicate matches this value: as a float, it is not 0.1.
+    # The predicate cannot match this value exactly, because no float equals 0.1.
     table = pa.table({"f": pa.array([0.1], pa.float32())})
     append(client, "db.f", table)
     with pytest.raises(InvalidRequest, match="a literal that its column cannot hold"):
@@ -194,14 +194,14 @@ def test_overwrite_with_an_inexact_literal_is_refused(client: IndexClient, where
     ],
 )
 @pytest.mark.parametrize("producer", [None, ("p", 1)])
-def test_refused_commit_keeps_files_that_an_earlier_request_may_have_committed(
+def test_files_are_kept_if_an_earlier_request_may_have_committed_them(
     client: IndexClient,
     server: ServerThread,
     monkeypatch: pytest.MonkeyPatch,
     answers: list[tuple[int, str]],
     producer: tuple[str, int] | None,
 ) -> None:
-    """A proxy may answer 503 although it has forwarded the request. A file that is already live may be in use."""
+    """A proxy may answer 503 although it has forwarded the request. Then the commit may use the files."""
     remaining_answers, real = list(answers), IndexClient._request
 
     def refuse_request(self: IndexClient, method: str, path: str, *arguments: Any, **options: Any) -> bytes:

@@ -82,7 +82,7 @@ def test_bucket_sizes_have_the_files_rows_and_bytes_of_each_bucket(client: Index
 
 def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_their_rows(client: IndexClient) -> None:
     create(client)
-    append(client, "db.t", build_key_rows([1]))  # This file is in no bucket.
+    append(client, "db.t", build_key_rows([1]))  # The file of this append has no bucket.
     set_spec(client, ("b", "bucket[2]", 1))
     key = next(number for number in range(100) if compute_bucket(2, number) == 1)
     append(client, "db.t", build_key_rows([key] * 8))
@@ -96,7 +96,7 @@ def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_th
         4,
         0,
         9,
-    ]  # The row of the unbucketed file counts in one bucket, no matter which.
+    ]  # The row of the unbucketed file is counted in any one bucket.
     assert bucket_size.shared_files == 2
     sizes = {value["spec_id"]: value["file_size_in_bytes"] for value in client.files("db.t").to_pylist()}
     assert bucket_size.shared_bytes == sizes[0] + sizes[1]
@@ -192,7 +192,7 @@ def test_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexClie
 
 def test_repeated_resize_changes_nothing(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
-    resize(client, "db.t", buckets=64)  # A resize can double the buckets several times.
+    resize(client, "db.t", buckets=64)  # One resize may double the buckets several times.
     location = load_metadata(client)
     assert resize(client, "db.t", buckets=64) == ResizeResult("id", 64, 64, 1)
     assert load_metadata(client) == location
@@ -265,7 +265,7 @@ def test_resize_of_version_1_keeps_the_old_field_as_void(client: IndexClient) ->
     )
 
 
-def test_resize_to_a_count_that_is_no_doubling_is_refused(client: IndexClient) -> None:
+def test_resize_to_a_bucket_count_that_is_no_doubling_is_refused(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     cases: list[tuple[int, str]] = [
         (4, "8 buckets, and 4 are fewer: the number of buckets can only grow"),
@@ -283,7 +283,7 @@ def test_resize_to_a_count_that_is_no_doubling_is_refused(client: IndexClient) -
 
 
 @pytest.mark.slow
-def test_resize_requires_a_column_if_several_have_buckets(client: IndexClient) -> None:
+def test_resize_requires_a_column_name_if_several_columns_have_buckets(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1), ("bucket[4]", 2)])
     with pytest.raises(InvalidRequest, match="buckets of id, land; give the column"):
         resize(client, "db.t", buckets=16)
@@ -339,12 +339,12 @@ def test_concurrent_resizes_to_the_same_count_make_one_spec(client: IndexClient)
     assert len(load_metadata(client)["partition-specs"]) == 2
 
 
-def test_plan_of_a_key_reads_its_old_bucket_and_its_new_one(client: IndexClient) -> None:
+def test_plan_of_a_key_reads_its_old_bucket_and_its_new_bucket(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     append(client, "db.t", build_key_rows(list(range(400))))
     for count in (16, 32, 64):
         resize(client, "db.t", buckets=count)
-    # Only every other key is upserted, so that old files keep rows and stay.
+    # Only every second key is upserted, so old files keep rows and are not removed.
     upsert(client, "db.t", build_key_rows(list(range(1, 2000, 2)), "new"), keys=["id"], mode="merge-on-read")
     original = client.explain("db.t", "id = 7", files=True).kept_files
     assert original is not None

@@ -53,7 +53,7 @@ def read(client: IndexClient, table: str = "db.t") -> Counter[tuple[Any, ...]]:
     return Counter(tuple(row.values()) for row in scan(client, table).to_arrow().to_pylist())
 
 
-def read_stock(catalog: RestCatalog, table: str = "db.t") -> Counter[tuple[Any, ...]]:
+def read_with_pyiceberg(catalog: RestCatalog, table: str = "db.t") -> Counter[tuple[Any, ...]]:
     """Return the rows that PyIceberg returns. It does not support equality deletes."""
     return Counter(tuple(row.values()) for row in catalog.load_table(table).scan().to_arrow().to_pylist())
 
@@ -77,7 +77,7 @@ def create_three_batches(client: IndexClient, catalog: RestCatalog, monkeypatch:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("spec", [PartitionSpec(), BY_PART], ids=["unpartitioned", "by part"])
-def test_small_files_are_compacted_to_few_with_the_same_rows(
+def test_small_files_are_compacted_to_few_files_with_the_same_rows(
     client: IndexClient, server: ServerThread, version: int, spec: PartitionSpec
 ) -> None:
     with open_catalog(server.url) as catalog:
@@ -97,7 +97,7 @@ def test_small_files_are_compacted_to_few_with_the_same_rows(
         assert client.files("db.t").num_rows == partitions
         assert read(client) == before
         if version == 2:
-            assert read_stock(catalog) == before
+            assert read_with_pyiceberg(catalog) == before
         assert compact(client, "db.t").commits == 0
 
 
@@ -113,7 +113,7 @@ def test_compaction_applies_deletes_and_removes_their_files(client: IndexClient,
         assert (report.commits, report.deletes_applied) == (1, 1)
         assert client.files("db.t", content="deletes").num_rows == 0
         assert read(client) == expected
-        assert read_stock(catalog) == expected
+        assert read_with_pyiceberg(catalog) == expected
 
 
 def test_compacted_rows_keep_their_ids_and_sequence_numbers(client: IndexClient, server: ServerThread) -> None:
@@ -282,19 +282,19 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
 
     write, open_again = compaction.rewrite_rows, open_table
 
-    def write_meddled(*arguments: Any) -> Any:
+    def write_while_others_change(*arguments: Any) -> Any:
         written_files = write(*arguments)
         change()
         return written_files
 
-    def open_meddled(*arguments: Any, **options: Any) -> Any:
+    def open_while_others_change(*arguments: Any, **options: Any) -> Any:
         reopened_table = open_again(*arguments, **options)
         if rng.random() < 0.4:
             change()
         return reopened_table
 
-    monkeypatch.setattr(compaction, "rewrite_rows", write_meddled)
-    monkeypatch.setattr(replacements, "open_table", open_meddled)
+    monkeypatch.setattr(compaction, "rewrite_rows", write_while_others_change)
+    monkeypatch.setattr(replacements, "open_table", open_while_others_change)
     monkeypatch.setattr(replacements, "_WAIT_S", 0.001)
     rows_deleted = 0
     with open_catalog(server.url) as catalog:
@@ -383,7 +383,7 @@ def test_deletion_vectors_in_one_file_count_for_each_data_file(client: IndexClie
 def test_upgrade_during_a_compaction_is_a_conflict(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the rows would lose the row ids that the upgrade gave them."""
+    """Otherwise the rows would lose the row ids that the upgrade has assigned."""
     columns = ["id", "_row_id", "_last_updated_sequence_number"]
     with open_catalog(server.url) as catalog:
         create(catalog, 2)
@@ -411,7 +411,7 @@ def post(client: IndexClient, *updates: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_missing_file_stops_only_its_own_batch(
+def test_missing_file_stops_only_the_batch_that_contains_it(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_catalog(server.url) as catalog:
@@ -427,7 +427,7 @@ def test_missing_file_stops_only_its_own_batch(
 def test_compaction_that_would_not_reduce_files_is_discarded(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An example is a sorted table: its writer ends a file when its buffer is full, whatever the target size is."""
+    """For example, the writer of a sorted table ends a file when its buffer is full, whatever the target size is."""
     with open_catalog(server.url) as catalog:
         create(catalog, 2)
         for number in range(6):

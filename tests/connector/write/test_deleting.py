@@ -81,7 +81,7 @@ def test_encoded_vector_matches_the_specification(positions: list[int]) -> None:
     bitmap = pyroaring.BitMap64.deserialize(blob[8:-4])
     assert list(bitmap) == distinct
     bitmap.run_optimize()
-    assert blob[8:-4] == bitmap.serialize(), "keys ascend, and bitmaps are portable"
+    assert blob[8:-4] == bitmap.serialize(), "the keys must ascend, and the bitmaps must have the portable format"
 
 
 def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_new_vector_includes_a_delete_file_with_repeated_positions(tmp_path: Pat
         reader,
     ).files
     rows = pq.read_table(to_path(file))
-    pq.write_table(pa.concat_tables([rows.slice(0, 1), rows]), to_path(file))  # The positions are 1, 1, 3.
+    pq.write_table(pa.concat_tables([rows.slice(0, 1), rows]), to_path(file))  # The positions are now 1, 1, 3.
     assert reader.load(path, [file]).positions.tolist() == [1, 3]
     written_files = write_deletes(
         build_target(metadata), [DeletedRows(path, 0, [], build_positions(2), [file])], reader
@@ -174,7 +174,7 @@ def test_deletes_without_new_positions_write_no_file(tmp_path: Path) -> None:
     assert len(list_files(tmp_path)) == 1
 
 
-def test_unreadable_delete_file_refuses_the_change_and_restores_no_row(tmp_path: Path) -> None:
+def test_change_with_an_unreadable_delete_file_is_refused_and_restores_no_row(tmp_path: Path) -> None:
     metadata = build_metadata(tmp_path, SCHEMA)
     first = write_deletes(
         build_target(metadata), [DeletedRows("file:///a", 0, [], build_positions(1, 2))], Deletes(Storage(), metadata)

@@ -29,7 +29,7 @@ from seamark.connector.write.upserts import delete, upsert
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, build_rows, create, read_rows
 from tests.connector.write.test_upserts_at_once import run_before_commits
-from tests.connector.write.test_upserts_history import RECORD, Shape, Step, draw_steps, evolve, judge
+from tests.connector.write.test_upserts_history import RECORD, Shape, Step, check_snapshots, draw_steps, evolve
 from tests.seeds import quick
 
 
@@ -72,7 +72,7 @@ def test_equality_upsert_replaces_keys_within_their_partitions(client: IndexClie
     assert sorted(tuple(value.values()) for value in values) == [(1, "de", 1), (1, "fr", 2), (2, "de", 1), (2, "it", 2)]
 
 
-def test_equality_upsert_replaces_rows_of_all_former_specs(client: IndexClient) -> None:
+def test_equality_upsert_replaces_rows_of_all_earlier_specs(client: IndexClient) -> None:
     create(client, spec=[("bucket[2]", 1)])
     for number, count in enumerate((2, 4, 8)):
         resize(client, "db.t", buckets=count)
@@ -94,7 +94,7 @@ def test_equality_upsert_requires_a_spec_without_fields_or_with_key_fields(clien
 
 
 def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(client: IndexClient) -> None:
-    """Truncating the smallest int overflows, and truncating the same long does not."""
+    """In a truncation of the smallest int the result overflows, but not in a truncation of the same long."""
     ints = [{**one, "type": "int"} if one["name"] == "id" else one for one in FIELDS]
     create(client, spec=[("truncate[10]", 1)], fields=ints)
     minimum = -(2**31)
@@ -134,7 +134,7 @@ def test_equality_upsert_treats_a_spec_of_void_fields_as_unpartitioned(client: I
 
 
 @pytest.mark.slow
-def test_equality_upsert_ignores_void_fields_beside_those_of_the_key(client: IndexClient) -> None:
+def test_equality_upsert_ignores_void_fields_next_to_key_fields(client: IndexClient) -> None:
     create(client, spec=[("void", 2), ("bucket[4]", 1)])
     append(client, "db.t", build_rows(*((key, "old") for key in range(10))))
     upsert(client, "db.t", build_rows((1, "new"), (99, "new")), keys=["id"], strategy=EQUALITY)
@@ -209,7 +209,7 @@ def test_located_upsert_is_repeated_after_a_concurrent_equality_upsert(
     assert read_rows(client) == [(1, "ours", 2, None), (2, "old", 1, None)]
 
 
-def test_equality_upsert_replaces_rows_of_a_concurrent_new_spec(
+def test_equality_upsert_replaces_rows_that_are_written_concurrently_with_a_new_spec(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[4]", 1)])
@@ -306,7 +306,7 @@ SHAPES = (
 def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, every: int) -> None:
     """Run the steps with several writers while partition specs change, and check the snapshots.
 
-    Only Seamark's reader supports equality deletes, so it reads the rows.
+    The rows are read with Seamark only, because PyIceberg does not support equality deletes.
     """
     note = f"seed {seed}, {shape}, {writers} writers"
     first = [shape.specs[0]] if shape.specs else []
@@ -335,7 +335,7 @@ def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, write
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
     for own_client in clients:
         own_client.close()
-    judge(client, "t", steps_by_number, note, version=3, every=every, writers=writers)
+    check_snapshots(client, "t", steps_by_number, note, version=3, every=every, writers=writers)
 
 
 @pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])

@@ -133,7 +133,7 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
     @given(typed.draw_columns(kind, size_min=1, size_max=12), st.sampled_from(["truncate(1)", "truncate(3)", "full"]))
-    def judge(values: list[Any], mode: str) -> None:
+    def check_bounds(values: list[Any], mode: str) -> None:
         rows = pa.table({"c": typed.build_array(kind, values)})
         file, metadata = write(tmp_path, rows, schema, properties={"write.metadata.metrics.default": mode})
         decode_content_file(file, metadata)
@@ -153,7 +153,7 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
                 value is not None and value != value for value in values
             )
 
-    judge()
+    check_bounds()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_pyiceberg_prunes_no_file_that_has_the_value(tmp_path: Path, kind: str) 
         expected_schema = to_pyiceberg_metadata(metadata).schema()
         for value in values:
             if kind == "float" and value in (float("inf"), float("-inf")):
-                continue  # PyIceberg accepts no infinite float.
+                continue  # PyIceberg accepts no infinite float in a predicate.
             if value is None:
                 predicates: list[Any] = [IsNull("c")]
             elif value != value:
@@ -194,8 +194,8 @@ def _to_literal(kind: str, value: Any) -> Any:
     return value
 
 
-def test_metrics_equal_those_of_pyicebergs_writer(tmp_path: Path) -> None:
-    """The bounds of zeros differ, because they have signs here. PyIceberg writes no bounds for fields of structs."""
+def test_metrics_equal_the_metrics_of_pyicebergs_writer(tmp_path: Path) -> None:
+    """Bounds of zeros differ, because Seamark's have a sign. PyIceberg writes no bounds for fields of structs."""
     kept_fields = [field for field in EVERY_TYPE.fields if field.id < 30 and not field.name.endswith(("uuid", "_ns"))]
     rows = draw_rows(5, 60).select([field.name for field in kept_fields])
     file, metadata = write(tmp_path, rows, Schema(tuple(kept_fields)))
@@ -220,7 +220,7 @@ def test_metrics_equal_those_of_pyicebergs_writer(tmp_path: Path) -> None:
         assert decode("fixed[3]", actual[fixed]) in typed.SAMPLES["fixed[3]"]
 
 
-def test_columns_in_structs_have_metrics_and_those_in_lists_have_only_sizes(tmp_path: Path) -> None:
+def test_columns_in_structs_have_metrics_and_columns_in_lists_have_only_sizes(tmp_path: Path) -> None:
     file, _ = write(tmp_path, draw_rows(6, 60, nulls=0.0))
     assert set(index_by_column(file["column-sizes"])) == {*range(1, len(KINDS) + 1), 31, 32, 35, 37, 39, 41, 44}
     assert set(index_by_column(file["value-counts"])) == {*range(1, len(KINDS) + 1), 31, 32, 35}
@@ -523,7 +523,7 @@ def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
     assert "nothing" not in actual_table.column_names
 
 
-def test_column_that_the_table_lacks_is_refused(tmp_path: Path) -> None:
+def test_column_that_the_table_does_not_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unwritable, match="no column d; it has c"):
         write(tmp_path, pa.table({"c": [1], "d": [2]}), build_single_column("int"))
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["c", "c"])

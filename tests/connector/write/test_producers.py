@@ -27,7 +27,7 @@ def test_invalid_producer_is_refused_with_the_reason(producer: Any) -> None:
         encode_producer(producer)
 
 
-def test_producer_json_is_the_form_that_commits_use() -> None:
+def test_producer_json_has_the_form_that_commits_use() -> None:
     assert encode_producer(("job", 0)) == {"id": "job", "sequence": 0}
     assert encode_producer(None) is None
 

@@ -28,7 +28,7 @@ def read(client: IndexClient, key: int) -> tuple[int | None, int | None]:
     return timestamps.snapshot_id, values[0] if values else None
 
 
-OTHERS: dict[str, Any] = {
+CONCURRENT_CHANGES: dict[str, Any] = {
     "upsert": lambda client: upsert(client, "db.t", build_rows((1, "b", 9)), keys=["id"], mode="merge-on-read"),
     "copy": lambda client: upsert(client, "db.t", build_rows((1, "b", 9)), keys=["id"], mode="copy-on-write"),
     "equality": lambda client: upsert(client, "db.t", build_rows((1, "b", 9)), keys=["id"], strategy=EQUALITY),
@@ -48,7 +48,7 @@ OTHERS: dict[str, Any] = {
     ],
 )
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other", CONCURRENT_CHANGES)
 def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
     client: IndexClient, server: ServerThread, version: int, other: str, mode: str, during: bool, monkeypatch: Any
 ) -> None:
@@ -56,9 +56,9 @@ def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1), (3, "a", 1)))
     snapshot, _ = read(client, 1)
     if during:
-        run_before_commits(monkeypatch, lambda: OTHERS[other](client))
+        run_before_commits(monkeypatch, lambda: CONCURRENT_CHANGES[other](client))
     else:
-        OTHERS[other](client)
+        CONCURRENT_CHANGES[other](client)
     with pytest.raises(Conflict, match="changed since snapshot") as error:
         upsert(client, "db.t", build_rows((1, "c", 2), (2, "c", 2)), keys=["id"], mode=mode, read_snapshot_id=snapshot)
     assert (error.value.status, error.value.kind) == (409, "RowsChangedException")
@@ -71,7 +71,7 @@ def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
-def test_changes_of_other_rows_and_rewrites_are_no_conflict(client: IndexClient, mode: str) -> None:
+def test_changes_of_unread_rows_and_rewrites_do_not_conflict(client: IndexClient, mode: str) -> None:
     create(client)
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)))
     snapshot, _ = read(client, 1)
@@ -83,7 +83,7 @@ def test_changes_of_other_rows_and_rewrites_are_no_conflict(client: IndexClient,
     assert read_rows(client) == [(1, "c", 2, None), (2, "b", 2, None), (5, "b", 2, None)]
 
 
-def test_row_that_did_not_exist_when_read_must_still_not_exist(client: IndexClient) -> None:
+def test_insert_is_refused_if_its_row_was_inserted_since_the_read(client: IndexClient) -> None:
     create(client)
     assert read(client, 1) == (None, None)
     upsert(client, "db.t", build_rows((1, "a", 1)), keys=["id"], read_snapshot_id=None)
@@ -110,7 +110,7 @@ def test_read_snapshot_outside_the_history_is_refused(client: IndexClient) -> No
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("spec", [[], [("bucket[4]", 1)]], ids=["whole", "bucketed"])
 @pytest.mark.parametrize("mode", quick(MODES, 1))
-def test_concurrent_increments_of_counters_lose_none(
+def test_concurrent_increments_of_counters_are_not_lost(
     client: IndexClient, mode: str, spec: list[tuple[str, int]]
 ) -> None:
     create(client, spec=spec)

@@ -27,8 +27,10 @@ from tests.seeds import first_seed, quick
 class Vectors:
     """The Puffin files of a table's snapshots.
 
-    `live` has those of the current snapshot, `marked` those that any snapshot marks as removed, and `all` has
-    all files.
+    Attributes:
+        live: The files of the current snapshot.
+        marked: The files that any snapshot marks as removed.
+        all: All files.
     """
 
     def __init__(self, table: Table) -> None:

@@ -28,9 +28,10 @@ from tests.seeds import examples, quick
 
 
 def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> list[int]:
-    """Run the first of the works before the next commit, the second before the commit after it, and so on.
+    """Run the first operation before the next commit, the second before the commit after it, and so on.
 
-    Return a list with the number of commit attempts.
+    Returns:
+        A list to which each commit attempt adds an item.
     """
     real, remaining, attempts = CommitClient.commit, list(operations), [0]
 
@@ -84,7 +85,7 @@ def test_upsert_is_repeated_after_a_concurrent_append_of_its_keys(
         lambda: append(client, "db.t", build_rows((8, "a"))),
     )
     report = upsert(client, "db.t", build_rows((7, "b")), keys=["id"])
-    assert (report.attempts, report.updated) == (2, 1)  # Row 8 does not have one of the upserted keys.
+    assert (report.attempts, report.updated) == (2, 1)  # Row 8 has none of the upserted keys.
     assert [row[:2] for row in read_rows(client)] == [(1, "a"), (7, "b"), (8, "a")]
 
 
@@ -214,7 +215,7 @@ def test_upsert_with_a_lost_reply_is_committed_once(
 
 
 def run_in_threads(client: IndexClient, operations: Sequence[Any]) -> None:
-    """Run each of the works in its own thread, with its own client."""
+    """Run each operation in its own thread, with its own client."""
     with ThreadPoolExecutor(len(operations)) as pool:
         futures = [pool.submit(work, IndexClient(client.url)) for work in operations]
     for future in futures:

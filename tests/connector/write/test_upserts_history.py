@@ -33,9 +33,10 @@ LANDS = ("de", "fr", "it", None, "d\0e", "\0", "a/../b")
 
 @dataclass(frozen=True)
 class Step:
-    """A change; `kind` is append, upsert, partial, unlocated, keys or where.
+    """A change of one `kind`: append, upsert, partial, unlocated, keys or where.
 
-    Each step has its own producer, so it always makes a snapshot, even an empty one, and can be repeated at any
+    Each step has its own producer, so it always makes a snapshot, even if it changes nothing, and it can be repeated at
+    any
     time.
     """
 
@@ -71,8 +72,8 @@ class Step:
 
     def repeat(self, client: IndexClient, name: str) -> None:
         """Repeat the step, and check that it is a duplicate."""
-        other_step = self.take(client, name)
-        assert other_step["duplicate"] if isinstance(other_step, dict) else other_step.duplicate, (
+        repeated_report = self.take(client, name)
+        assert repeated_report["duplicate"] if isinstance(repeated_report, dict) else repeated_report.duplicate, (
             f"{self} was committed again"
         )
 
@@ -126,7 +127,7 @@ def draw_steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unloca
         if kind == "append":
             ids = list(range(next_key, next_key + 5))
             next_key += 5
-        elif rng.random() < 0.3 and settled[-5:][0] > 1000:  # A concurrent append does not check for existing keys.
+        elif rng.random() < 0.3 and settled[-5:][0] > 1000:  # A concurrent append does not check whether keys exist.
             ids.append(rng.randrange(1000, settled[-5:][0]))
         settled.append(next_key)
         yield Step(
@@ -155,7 +156,7 @@ def evolve(client: IndexClient, name: str, transform: str, source: int, number: 
     client._request("POST", f"/v1/namespaces/db/tables/{name}", {}, body)
 
 
-def judge(
+def check_snapshots(
     client: IndexClient, name: str, taken_steps: dict[int, Step], note: str, *, version: int, every: int, writers: int
 ) -> None:
     """Check each snapshot with Seamark's reader, and every few snapshots with PyIceberg if it supports the version."""
@@ -189,7 +190,7 @@ def judge(
 
 @dataclass(frozen=True)
 class Shape:
-    """The format of a table, its properties and its successive specs: (transform, source id)."""
+    """The layout of a table: its format version, its properties and its successive specs of (transform, source id)."""
 
     version: int
     specs: tuple[tuple[str, int], ...] = ()
@@ -252,7 +253,7 @@ def run_steps(
                     rng.choice(worker_steps[:start]).repeat(clients[0], f"db.{name}")
     for open_client in clients:
         open_client.close()
-    judge(client, name, steps_by_number, note, version=shape.version, every=every, writers=writers)
+    check_snapshots(client, name, steps_by_number, note, version=shape.version, every=every, writers=writers)
 
 
 QUICK = (1,)

@@ -128,7 +128,7 @@ def read_by_pyiceberg(
 
 
 def build_every_type(columns: Mapping[str, Sequence[Any]], nested: Sequence[int]) -> pa.Table:
-    """Return rows of `EVERY_TYPE` with the given values; each nested value is derived from one number."""
+    """Return rows of `EVERY_TYPE` with the given values. Each nested value is derived from a number in `nested`."""
     arrays = {f"c{place} {kind}": typed.build_array(kind, columns[kind]) for place, kind in enumerate(typed.SAMPLES)}
     arrays["st"] = pa.array(
         [[None, {"a": 1, "b.c": None}, {"a": -1, "b.c": "x" * 20}][one % 3] for one in nested],
@@ -155,6 +155,6 @@ def conform_rows(rows: pa.Table, target: WriteTarget) -> pa.Table:
 
 
 def index_by_column(metrics: Mapping[str, Any]) -> dict[int, Any]:
-    """Return a `CountMap` or `ValueMap` as a dict; bounds become bytes."""
+    """Convert a `CountMap` or `ValueMap` to a dict by column id; bounds become bytes."""
     values = (bytes.fromhex(value) if isinstance(value, str) else value for value in metrics["values"])
     return dict(zip(metrics["keys"], values, strict=True))

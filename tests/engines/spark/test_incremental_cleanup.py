@@ -43,7 +43,7 @@ BEHIND_MS = 1000 * UNDONE_KEPT_MS
 
 
 class CleanupLake:
-    """A server and a Spark session. `catalog` is the server's name in Spark."""
+    """A Seamark server and a Spark session, in which the server's catalog has the name `catalog`."""
 
     def __init__(self, spark: SparkSession, home: Path) -> None:
         self.clock = OffsetClock()
@@ -59,7 +59,7 @@ class CleanupLake:
         self.server.stop()
 
     def expire(self, *, by_procedure: bool) -> None:
-        """Expire all snapshots except the current one, with Iceberg's library or with Spark's procedure."""
+        """Expire all snapshots except the current snapshot, with Iceberg's library or with Spark's procedure."""
         if by_procedure:
             self.spark.sql(
                 f"CALL {self.catalog}.system.expire_snapshots(table => 'db.t', "
@@ -117,7 +117,7 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: CleanupLake,
             expected = Counter((one, one % 3, text) for one, text in model.items())
             assert read(lake.client) == expected
             for by_procedure in (number % 3 == 2, False):
-                if rng.random() < 0.5:  # Otherwise the expiration would keep the undone snapshots.
+                if rng.random() < 0.5:  # Without this step, the expiration would keep the undone snapshots.
                     lake.clock.ahead_ms += 2 * UNDONE_KEPT_MS
                 lake.expire(by_procedure=by_procedure)
                 table = catalog.load_table("db.t")
@@ -135,7 +135,7 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: CleanupLake,
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 8])
 def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: CleanupLake, rounds: int) -> None:
-    """Spark and Seamark replace each other's vectors."""
+    """Spark and Seamark replace each other's deletion vectors."""
     rng = random.Random(f"{first_seed()} {rounds}")
     lake.clock.ahead_ms = 0
     name, shared = f"{lake.catalog}.db.t", 0

@@ -231,7 +231,7 @@ def test_reader_returns_the_rows_of_icebergs_reader(rig: ReaderSession, table: s
     where = "id < 5 OR (text = 's7' AND NOT f > 2) OR (late IS NULL AND st.aa = 2)"
     expected = collect_rows(native.where(where).select("id", "text", "_file", "_pos"))
     assert collect_rows(rig.load_with_seamark(table, where=where, columns="id, text, _file,_pos")) == expected
-    # Several queries use one `load()`. A filter of one query must not apply to the next.
+    # Several queries use one `load()`. A filter of one query must not affect the next query.
     for other in ("id = 17", "true"):
         assert collect_rows(seamark_frame.where(other).select("id")) == collect_rows(
             native.where(other).select("id")
@@ -311,7 +311,7 @@ def test_invalid_read_options_are_refused(rig: ReaderSession) -> None:
         pytest.param(2, COPY_ON_WRITE, marks=pytest.mark.slow),
     ],
 )
-def test_changes_applied_to_the_first_snapshot_give_the_last(rig: ReaderSession, version: int, mode: str) -> None:
+def test_first_snapshot_with_the_changes_equals_the_last_snapshot(rig: ReaderSession, version: int, mode: str) -> None:
     table = f"c{version}{'m' if mode is MERGE_ON_READ else 'c'}"
     rig.run_sql(
         f"CREATE TABLE {{db}}.{table} (id bigint, v int) USING iceberg "
@@ -347,7 +347,7 @@ def test_changes_applied_to_the_first_snapshot_give_the_last(rig: ReaderSession,
             assert not counts["delete"] - (state[first] + counts["insert"])
             assert state[first] + counts["insert"] - counts["delete"] == state[last], (first, last)
             if (first, last) == (3, 4):
-                assert not counts["insert"]  # The files were rewritten, and no row changed.
+                assert not counts["insert"]  # The files were rewritten, but no row changed.
     frame = rig.load_with_seamark(table, changes="true", start_snapshot_id=snapshots[0], end_snapshot_id=snapshots[1])
     assert frame.columns == ["id", "v", "_change_type"]
     counts = Counter(row[2] for row in frame.collect())
@@ -409,7 +409,7 @@ def test_stream_reads_each_appended_row_once_over_several_restarts(rig: ReaderSe
     with pytest.raises(PySparkException, match="a stream has only appended rows"):
         run_stream(rig, tmp_path)
     rig.run_sql("INSERT INTO {db}.s VALUES (20, 'e')")
-    assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == expected  # This repeats the failed batch.
+    assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == expected  # The run repeats the failed batch.
     assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == sorted([*expected, repr((20, "e"))])
 
 
@@ -446,7 +446,7 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(
         assert frame.count() == rig.run_sql(f"SELECT * FROM {{db}}.big WHERE {other or 'true'}").count()
     first = rig.list_snapshots("big")[0]
     assert collect_rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == expected
-    # Both readers support a time, and names in another case.
+    # Both readers support a time, and names in any case.
     committed_ms = rig.run_sql(
         f"SELECT unix_millis(committed_at) FROM {{db}}.big.snapshots WHERE snapshot_id = {first}"
     ).first()[0]

@@ -55,7 +55,7 @@ def take_step(rig: UpsertTables, rng: random.Random, table: str, number: int, mo
         rig.upsert(rig.frame(new_rows).select("v", "id", "land"), table, columns=["v"], **how)
         merged_rows = {row_id: ((old := model.get(row_id, row))[0], new_rows[row_id][1], old[2]) for row_id in new_rows}
         return f"{kind} {how}", model | merged_rows
-    # Each key has several rows. The row with the latest ts replaces the stored row if it is not older.
+    # Each key has several rows. The row with the latest ts replaces the stored row, unless the stored row is later.
     frame, new_model = rig.frame(new_rows), dict(model)
     late_rows = {
         row_id: ("late", number, ts + 1)
@@ -71,7 +71,7 @@ def take_step(rig: UpsertTables, rng: random.Random, table: str, number: int, mo
 
 
 def run_upserts(rig: UpsertTables, table: str, seed: int, steps: int, note: str) -> None:
-    """Run random steps, and read every snapshot again at the end, because later commits must not change it."""
+    """Run random steps, and at the end read every snapshot again, because later commits must not change it."""
     rng = random.Random(seed)
     model: Model = {}
     after: dict[int, tuple[str, Model]] = {}
@@ -126,15 +126,15 @@ def test_every_snapshot_has_the_rows_of_its_long_history(
 
 @pytest.fixture
 def record_results(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
-    """Return a list that records the result frames of the tasks."""
+    """Return a list to which each distribution of work to tasks adds its result frame."""
     frames: list[DataFrame] = []
     real = upserting.run_tasks
 
-    def spread(df: DataFrame, work: Any) -> DataFrame:
+    def spread_and_record(df: DataFrame, work: Any) -> DataFrame:
         frames.append(real(df, work))
         return frames[-1]
 
-    monkeypatch.setattr(upserting, "run_tasks", spread)
+    monkeypatch.setattr(upserting, "run_tasks", spread_and_record)
     return frames
 
 
@@ -165,7 +165,7 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
         assert (report.files_removed, rig.count_live_files(table)) == (
             report.files_written,
             16,
-        )  # The new rows go into the copies.
+        )  # The new rows are written into the copies.
     assert rig.read_model(table) == dict.fromkeys(range(400), ("de", 0, 0)) | expected
 
 
@@ -192,7 +192,7 @@ def test_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_tasks_write_deletes_of_many_files_and_each_file_has_one(
+def test_tasks_write_one_delete_file_or_vector_for_each_of_many_files(
     rig: UpsertTables, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_changes, "DRIVER_FILES_MAX", 2)
@@ -280,8 +280,10 @@ def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
     model: Model = dict.fromkeys(range(30), ("de", 0, 0))
     write(rig.frame(model), f"db.{table}", client=rig.client)
     jobs: list[str] = []
-    spread = upserting.run_tasks
-    monkeypatch.setattr(upserting, "run_tasks", lambda *arguments: jobs.append("tasks") or spread(*arguments))
+    spread_and_record = upserting.run_tasks
+    monkeypatch.setattr(
+        upserting, "run_tasks", lambda *arguments: jobs.append("tasks") or spread_and_record(*arguments)
+    )
     monkeypatch.setattr(upserting, "DRIVER_COPY_BYTES_MAX", maximum)
     frame = rig.spark.range(0, 42, 3).selectExpr("int(id) id", "'x' land", "1 v", "int(null) ts")
     report = rig.upsert(frame, table, **how)

@@ -30,7 +30,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> None:
-    """Run the first of the works just before the next commit, the second before the commit after it, and so on."""
+    """Run the first operation before the next commit, the second before the commit after it, and so on."""
     real, pending_works = CommitClient.commit, list(operations)
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def test_only_one_result_of_a_repeated_task_counts(
 ) -> None:
     """The tasks run in this process. The first attempt is speculative, and Spark discards its result.
 
-    `tests/faults/test_spark_tasks.py` tests tasks that are killed.
+    `tests/faults/test_spark_tasks.py` tests tasks that Spark kills.
     """
     table = f"again_{row_mode[:4]}"
     rig.create(table, BUCKETS)
@@ -134,7 +134,7 @@ def test_only_one_result_of_a_repeated_task_counts(
 
 
 @pytest.mark.slow
-def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: UpsertTables, tmp_path: Path) -> None:
+def test_stream_upserts_each_batch_once_for_each_checkpoint(rig: UpsertTables, tmp_path: Path) -> None:
     rig.create("stream", BUCKETS)
     source, checkpoint = tmp_path / "given", tmp_path / "checkpoint"
     reports: list[Report] = []

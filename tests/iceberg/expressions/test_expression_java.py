@@ -71,7 +71,7 @@ LITERALS: dict[str, list[Any]] = {
     "fixed[2]": ["01ff", "AB00"],
     "binary": ["", "01ff"],
 }
-REFUSED: dict[str, list[Any]] = {
+REFUSED_LITERALS: dict[str, list[Any]] = {
     "boolean": [1, 0.5],
     "int": ["x", True],
     "long": [True],
@@ -108,7 +108,7 @@ Java = Callable[[Sequence[Any]], list[Any]]
 
 @pytest.fixture(scope="module")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
-    """Return a function for Java's bound form of each filter as JSON, or for the exception that it threw."""
+    """Return a function that returns, for each filter, Java's bound form as JSON, or the exception that Java threw."""
     source = tmp_path_factory.mktemp("java") / "Binds.java"
     source.write_text(SOURCE)
     jars = [
@@ -141,7 +141,7 @@ def bind_as_json(filter_json: Any) -> Any:
 
 
 def normalize(kind: str, answer: Any) -> Any:
-    """Return Java's JSON in our form: digits of fractions and floats, and order of sets."""
+    """Return Java's JSON with the digits of fractions and floats, and the order of sets, as in Seamark's JSON."""
 
     def normalize_value(json_value: Any) -> Any:
         if kind == "float":
@@ -196,7 +196,7 @@ def test_java_binds_every_set_to_the_same_values_and_reads_our_json(java: Java) 
 def test_java_rejects_the_same_literals(java: Java) -> None:
     filters = [
         {"type": "lt", "term": NAMES[kind], "value": literal}
-        for kind, literals in REFUSED.items()
+        for kind, literals in REFUSED_LITERALS.items()
         for literal in literals
     ]
     for filter_json, answer in zip(filters, java(filters), strict=True):

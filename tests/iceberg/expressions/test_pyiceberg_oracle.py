@@ -51,7 +51,7 @@ def evolve_schema(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
 def evolve_spec(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     spec_id = max(s.spec_id for s in m.partition_specs) + 1
     if m.format_version == 1:
-        # A version 1 spec keeps the fields of the spec before it.
+        # A version 1 spec keeps the fields of the previous spec.
         old_fields = m.partition_specs[-1].fields
         fields = [(f.source_id or 0, f.transform, f.name) for f in old_fields]
         fields.append((1, f"bucket[{spec_id + 1}]", f"p{spec_id}"))
@@ -106,7 +106,7 @@ def draw_statistics(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
 
 @st.composite
 def draw_commit(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
-    """Return updates that are valid on `m` and that PyIceberg implements."""
+    """Return updates of a commit that are valid for `m` and that PyIceberg implements."""
     name = draw(st.text("abc", min_size=1, max_size=2))
     choices: list[Any] = [
         lambda: evolve_schema(draw, m),

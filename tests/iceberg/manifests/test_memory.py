@@ -44,7 +44,7 @@ def test_threads_never_share_memory_in_use() -> None:
 
 
 @pytest.mark.slow
-def test_decoded_arrays_stay_unchanged_while_others_are_decoded() -> None:
+def test_decoded_arrays_stay_unchanged_while_other_manifests_are_decoded() -> None:
     def build_manifest_of_rows(number: int) -> bytes:
         counts = [{"key": 1, "value": number}, {"key": 2, "value": 7}]
         bounds = [{"key": 1, "value": b"%d" % number}]

@@ -114,7 +114,7 @@ def test_entry_has_the_aggregates_that_duckdb_computes(dimensions: list[str]) ->
         f" sum(price * (1 - discount)), coalesce({lowest}, min(ratio)), coalesce({lowest.replace('min', 'max', 1)},"
         " max(ratio)), min(country), max(price), sum(qty + qty), min(ts) FROM rows GROUP BY ALL"
     ).fetchall()
-    # Zeros with different signs are separate groups of an entry.
+    # An entry has separate groups for zeros with different signs.
     partials = pa.Table.from_batches([entry])
     merged_groups = duckdb.from_arrow(partials).query(
         "e",
@@ -126,7 +126,7 @@ def test_entry_has_the_aggregates_that_duckdb_computes(dimensions: list[str]) ->
 
 
 def _normalize_row(row: tuple[Any, ...]) -> list[Any]:
-    """Return a row in which equal numbers have one form."""
+    """Return a row in which equal numbers are represented equally."""
     return [_normalize_value(value) for value in row]
 
 
@@ -171,7 +171,7 @@ def test_cube_that_does_not_shrink_its_file_is_refused_with_the_figures() -> Non
     ):
         build(define_cube(["big"], ["count(*)"]), rows)
     assert build(define_cube(["big"], ["count(*)"], shrink=1), rows).num_rows == 3000
-    assert build(define_cube(["big"], ["count(*)"]), rows.slice(0, 1000)).num_rows == 1000, "a small entry is kept"
+    assert build(define_cube(["big"], ["count(*)"]), rows.slice(0, 1000)).num_rows == 1000, "a small entry must be kept"
 
 
 def test_groups_are_sorted_by_their_dimensions() -> None:
@@ -194,7 +194,7 @@ def test_merge_keeps_the_selected_entries() -> None:
     assert [batch.to_pydict() for batch in merged_cube.read([2], ["m1"])] == [{"m1": entries[3].to_pydict()["m1"]}]
 
 
-def test_each_changed_byte_of_a_cube_is_noticed() -> None:
+def test_each_changed_byte_of_a_cube_is_detected() -> None:
     entry = build(define_cube(["country"], ["sum(qty)"]), draw_rows(1, 30))
     blob = b"".join(map(bytes, CUBE.encode([entry])))
     for offset in range(0, len(blob), 7):
@@ -207,7 +207,7 @@ def test_each_changed_byte_of_a_cube_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("layout", [1, 3])
-def test_cube_of_another_layout_is_not_damaged(layout: int) -> None:
+def test_cube_of_another_layout_is_not_reported_as_damaged(layout: int) -> None:
     blob = bytearray(
         b"".join(map(bytes, CUBE.encode([build(define_cube(["country"], ["sum(qty)"]), draw_rows(1, 30))])))
     )
@@ -245,7 +245,7 @@ def test_text_that_many_groups_share_is_not_decoded_beyond_the_limit(monkeypatch
         list(index.read([0]))
 
 
-def test_packed_groups_are_the_groups() -> None:
+def test_unpacked_groups_equal_the_packed_groups() -> None:
     rng = random.Random(5)
     numbers = [0, 1, -1, 255, 256, -(1 << 63), (1 << 63) - 1]
     for rows in (0, 1, 15, 16, 500):
@@ -305,13 +305,15 @@ def test_audit_names_the_column_that_differs() -> None:
     index = open_entries(build(definition, rows))
     assert list(CUBE.compare_aggregates(index, 0, build(definition, rows))) == []
     earlier = open_entries(build(definition, rows).take(pa.array(range(build(definition, rows).num_rows)[::-1])))
-    assert list(CUBE.compare_aggregates(earlier, 0, build(definition, rows))) == [], "the order of groups is free"
+    assert list(CUBE.compare_aggregates(earlier, 0, build(definition, rows))) == [], (
+        "the order of groups must not matter"
+    )
     other = rows.set_column(rows.column_names.index("qty"), "qty", pa.array([1] * 60, pa.int32()))
     differences = list(CUBE.compare_aggregates(index, 0, build(definition, other)))
     assert differences == ["the column m1 of the cube differs from the rows"]
 
 
-def test_definition_of_a_cube_survives_its_id_and_a_rename() -> None:
+def test_cube_definition_is_read_from_its_id_and_follows_a_rename() -> None:
     definition = define_cube(
         ["day(ts)", "place.city"], ["sum(price * (1 - discount))", "avg(qty)", "count(*)"], shrink=5
     )
@@ -330,7 +332,7 @@ def test_text_of_a_measure_is_parsed_to_the_same_measure(name: str) -> None:
     assert parse_measure(measure.text, schema) == measure
 
 
-def test_long_measure_survives_its_definition() -> None:
+def test_long_measure_is_read_from_its_definition() -> None:
     definition = define_cube(["country"], ["sum(" + "+".join(["qty"] * 45) + ")"])
     assert parse_definition(definition.id, SCHEMA, name="c").measures == definition.measures
 

@@ -30,7 +30,10 @@ INDEX = "id_signature"
 
 @pytest.fixture(params=[1 << 24, 0], ids=["read whole", "by range where a kind can"])
 def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerThread]:
-    """Serve `db.t`: 9 files of 20 rows without useful bounds, and an unbuilt index of the toy kind."""
+    """Run a server with `db.t`:
+
+    9 files of 20 rows without useful bounds, and an index of the toy kind, not built yet.
+    """
     monkeypatch.setitem(KINDS, SIGNATURE.name, SIGNATURE)
     server = ServerThread(
         tmp_path, warehouse=tmp_path.as_uri(), index_whole_bytes=request.param, index_retention_s=0, index_wait_s=30
@@ -79,7 +82,7 @@ def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) 
     plan = client.explain("db.t", "id = 40")
     assert plan.files < FILES / 2
     assert [stage.name for stage in plan.stages][-1] == SIGNATURE.name
-    assert client.explain("db.t", "id > 40 AND id < 43").files == FILES, "of ranges it knows nothing"
+    assert client.explain("db.t", "id > 40 AND id < 43").files == FILES, "a signature must not prune by ranges"
     used = client.index("db.t", INDEX).json["used"]
     assert used["files-in"] == FILES
     assert used["files-removed"] == FILES - plan.files
@@ -151,7 +154,7 @@ def test_toy_index_files_are_deleted_with_their_definition(client: IndexClient, 
     build(client)
     paths = list_live_paths(client)
     client.drop_index("db.t", INDEX)
-    for _ in range(3):  # First superseded files, then unused files
+    for _ in range(3):  # The first rounds delete superseded files, the later rounds unused files.
         server.run(server.components.housekeeping.round())
     assert len(paths) == 1
     assert not any(path.exists() for path in paths)
@@ -159,7 +162,7 @@ def test_toy_index_files_are_deleted_with_their_definition(client: IndexClient, 
 
 @pytest.mark.slow
 def test_command_and_http_schema_include_the_toy_kind() -> None:
-    """The test uses a separate process, because both are built when their modules are loaded."""
+    """The test uses a separate process, because the command and the schema are built when their modules are loaded."""
     script = """
 from seamark.formats.index.kinds.kinds import KINDS
 from tests.index.kinds.signature_kind import SIGNATURE

@@ -42,8 +42,10 @@ DAYS = [-700_000, -1, 0, 1, 19_000]
 class Promotion(NamedTuple):
     """A type promotion with its values.
 
-    `old` are values as they were written, `new` are values of the new type for comparison with them, and `read` are the
-    old values as a reader sees them.
+    Attributes:
+        old: Values as they were written.
+        new: Values of the new type, with which the old values are compared.
+        read: Converts an old value to the value that a reader sees.
     """
 
     before: str
@@ -121,7 +123,7 @@ def build_column(number: int, name: str, kind: str) -> dict[str, Any]:
 
 
 class EvolvedTable(IndexedTable):
-    """A table after the evolution. `arrays` are the columns of each file, by file number and column id."""
+    """A table after its schema has changed. `arrays` has the columns of each file, by file number and column id."""
 
     arrays: dict[int, dict[int, pa.Array]]
 
@@ -169,7 +171,7 @@ async def test_index_older_than_a_promotion_prunes_no_matching_row(
     both_covered = read_definition_under_schema_0(table).id == table.definitions["i"].id
     exact = kind == "bitmap" and transform == "identity"
     await _judge_promotion(promotion, table, tmp_path, exact=exact and both_covered)
-    # The older file, indexed by a reader of the newer schema
+    # The older file is indexed by a reader of the newer schema.
     await table.index("i", [0])
     await _judge_promotion(promotion, table, tmp_path, exact=exact)
 
@@ -194,7 +196,7 @@ async def _judge_promotion(promotion: Promotion, table: EvolvedTable, folder: Pa
 
 
 async def test_renamed_column_keeps_its_index_and_its_old_name_has_none(tmp_path: Path, store: PointerStore) -> None:
-    """Column 3 was named `c` and is now `d`; column 4 is now named `c`."""
+    """Column 3 was named `c` and is now named `d`; column 4 is now named `c`."""
     text = json.dumps({"kind": "bitmap", "columns": ["c"], "field-ids": [3]})
     before, after = [build_column(3, "c", "long")], [build_column(4, "c", "long"), build_column(3, "d", "long")]
     table = await create_evolved_table(tmp_path, store, before, after, text)

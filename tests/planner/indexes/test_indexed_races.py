@@ -32,9 +32,9 @@ PLANS_MIN = 10
 
 
 def draw_filter(rng: random.Random) -> tuple[Any, set[int]]:
-    """Return a filter and the numbers of the files with a matching row.
+    """Return a filter, and the numbers of the files with a matching row.
 
-    File n holds the even numbers from 10 n to 10 n + 8.
+    File n contains the even numbers from 10 n to 10 n + 8.
     """
     values = sorted({rng.randrange(10 * FILES) for _ in range(rng.choice([1, 2, 5]))})
     if len(values) == 1:
@@ -42,7 +42,7 @@ def draw_filter(rng: random.Random) -> tuple[Any, set[int]]:
     else:
         filter = {"type": "in", "term": "id", "values": values}
     results = {value // 10 for value in values if value % 2 == 0}
-    if rng.random() < 0.3:  # No row has two values.
+    if rng.random() < 0.3:  # The filter requires two values of one column, so no row matches.
         other = 2 * rng.randrange(5 * FILES)
         filter = {"type": "and", "left": filter, "right": {"type": "eq", "term": "id", "value": other}}
         results = {other // 10} if other in values else set()
@@ -50,10 +50,10 @@ def draw_filter(rng: random.Random) -> tuple[Any, set[int]]:
 
 
 async def plan_until_ended(planning: Planning, table: IndexedTable, rng: random.Random, ended: asyncio.Event) -> int:
-    """Plan until `ended`, at least PLANS_MIN times, and return the number of plans.
+    """Plan at least PLANS_MIN times until `ended` is set, and return the number of plans.
 
     Raises:
-        AssertionError: A plan lacks a file.
+        AssertionError: A plan lacks a file with a matching row.
     """
     count = 0
     while not ended.is_set() or count <= PLANS_MIN:
@@ -83,7 +83,7 @@ async def change_index_files(table: IndexedTable, rng: random.Random, turns: int
             case "replace":
                 try:
                     await table.index(kind, range(FILES), remove=[file.location for file in chosen_files])
-                except CommitConflict:  # A plan has quarantined one of them meanwhile.
+                except CommitConflict:  # A concurrent plan has quarantined one of the files.
                     continue
                 for file in chosen_files:
                     get_path(file).unlink(missing_ok=True)
@@ -148,7 +148,7 @@ async def _run_race(seed: int, folder: Path, turns: int) -> None:
         ids = [definition.id for definition in table.definitions.values()]
         used = [worker.usage.find_usage(table.metadata.table_uuid, item) for worker in workers for item in ids]
         assert sum(item.files_removed for item in used if item is not None) > 0
-        # Plans are also right after the changes, with the index files that are left.
+        # Plans must also be right after the changes, with the remaining index files.
         for _ in range(50):
             filter, expected = draw_filter(rng)
             scan = await workers[0].planner.bind_and_plan(

@@ -32,13 +32,13 @@ _OPS = {Op.LT_EQ: "<=", Op.GT_EQ: ">=", Op.EQ: "="}
 
 
 def compare(value: float, op: str, other: float) -> bool:
-    """Compare as DuckDB and Spark do: NaN is equal to NaN and greater than all numbers."""
+    """Compare two values as DuckDB and Spark do: NaN is equal to NaN and greater than all numbers."""
     keys = [(item != item, 0.0 if item != item else item) for item in (value, other)]
     return OPERATORS[op](keys[0], keys[1])
 
 
 def is_met(condition: Expression, value: float) -> bool:
-    """Return whether a value meets the condition as statistics see it: no number is NaN."""
+    """Return whether a value meets the condition when file statistics are compared, where NaN equals no number."""
     match condition:
         case Always(result):
             return result
@@ -54,7 +54,7 @@ def is_met(condition: Expression, value: float) -> bool:
 
 
 @pytest.mark.parametrize("operators", [*((op,) for op in ("<", "<=", ">", ">=")), (">", "<"), (">=", "<=")])
-def test_range_of_special_floats_has_each_value_that_an_engine_finds(operators: tuple[str, ...]) -> None:
+def test_range_of_special_floats_contains_each_value_that_an_engine_finds(operators: tuple[str, ...]) -> None:
     for limits in itertools.product(SPECIAL, repeat=len(operators)):
         columns = [FileColumn.from_array(pa.chunked_array([pa.array([limit])]), "double").codes for limit in limits]
         spans = compute_spans([(*column, "double") for column in columns], operators, "double")

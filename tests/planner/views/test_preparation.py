@@ -63,7 +63,7 @@ def encode_tasks(scan: ScanPlan) -> Any:
 class SnapshotTable:
     """A table with random snapshots.
 
-    `states` has for each snapshot its metadata and the days of its files, by file number.
+    `states` has, for each snapshot, its metadata and the days of its files by file number.
     """
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
@@ -119,7 +119,7 @@ class SnapshotTable:
     "round_number", [*range(6), *(pytest.param(round_number, marks=pytest.mark.slow) for round_number in range(6, 150))]
 )
 async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_path: Path, round_number: int) -> None:
-    """Meanwhile views are prepared, cancelled and evicted, and plans of these and other snapshots run."""
+    """During the plans, views are prepared, cancelled and evicted, and plans of several snapshots run concurrently."""
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
     lake = SnapshotTable(tmp_path / "t", rng)
@@ -182,7 +182,9 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
         reads = list(capture.wrapper.reads)
         assert sorted(list_file_numbers(await plan_table(planner, after))) == sorted(lake.states[-1][1])
         assert capture.wrapper.reads == reads
-        assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, "it exists"
+        assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (
+            "the view exists already"
+        )
 
 
 async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Path) -> None:
@@ -193,12 +195,12 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
     size = to_path(lake.manifests[0][0]).stat().st_size
     async with open_test_planner(tmp_path) as planner:
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (
-            "nobody has planned it"
+            "no client has planned the table"
         )
         await plan_table(planner, before)
         decoded_count = planner.read_stats().decoded
         assert await planner.prepare(after, make_planned_table(before), limit_bytes=size - 1) is None
-        # The view of another table does not count for this table.
+        # A view of another table does not count for this table.
         assert (
             await planner.prepare(cold.states[-1][0], make_planned_table(cold.states[-1][0]), limit_bytes=LIMIT) is None
         )
@@ -211,13 +213,13 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
             await plan_table(planner, before)
             views = planner.read_stats().views
             assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (
-                "there is no room"
+                "the budget has no room for the view"
             )
             assert planner.read_stats().views == views
             planner.check_invariants()
 
 
-async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> None:
+async def test_unused_prepared_view_is_replaced_by_the_next_prepared_view(tmp_path: Path) -> None:
     lake = SnapshotTable(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
         before = lake.states[-1][0]
@@ -304,10 +306,10 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
         assert server.components.planner.read_stats().decoded == 1
         await append(api, "never", build_ten_id_files(4), snapshot_id=2, parent=1)
         await append(api, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
-        assert await count_decoded_after(server, 1) == 2, "nobody plans the other table"
+        assert await count_decoded_after(server, 1) == 2, "no client plans the other table"
         assert sorted(list_planned_numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
         assert server.components.planner.read_stats().decoded == 2
-        # A new table with an old name is a different table: its first plan reads from storage.
+        # A new table with the name of a dropped table is a different table: its first plan reads from storage.
         assert (await api("DELETE", T)).status == 204
         await api.table("t")
         await append(api, "t", build_ten_id_files(9)[7:], snapshot_id=11)
@@ -326,7 +328,7 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
         assert server.components.planner.read_stats().decoded == 6
 
 
-async def test_commits_of_another_replica_are_decoded_too(tmp_path: Path) -> None:
+async def test_commits_of_another_replica_are_prepared(tmp_path: Path) -> None:
     shared: dict[str, Any] = {"database": f"sqlite:///{tmp_path}/shared.db", "warehouse": f"file://{tmp_path}/w"}
     async with run_server(tmp_path / "a", **shared) as first, run_server(tmp_path / "b", **shared) as second:
         writer, reader = Api(first), Api(second)

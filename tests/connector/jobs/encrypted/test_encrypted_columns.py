@@ -43,7 +43,7 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.encrypted.test_encrypted_merges import CONFIGURATIONS, METRICS, encrypt, list_paths, read
-from tests.connector.jobs.test_file_merges import ARROW, PROPERTIES, SCHEMA, build_rows, create
+from tests.connector.jobs.test_file_merges import ARROW, PROPERTIES, SCHEMA, build_rows, create_table
 from tests.connector.lake import open_catalog
 from tests.connector.parquet import encrypted
 from tests.connector.server_thread import ServerThread
@@ -87,7 +87,7 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
     client: IndexClient, server: ServerThread, tmp_path: Path, transform: Any
 ) -> None:
     """A bucket would publish a hash of the value. A merge only copies partition values that the files already have."""
-    create(server, 2)
+    create_table(server, 2)
     fill(client)
     before, files = read(client), sorted(list_paths(client))
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
@@ -129,7 +129,7 @@ def test_void_partition_field_of_an_encrypted_column_is_accepted(client: IndexCl
 @pytest.mark.parametrize("columns", ["price", "fixed, payload", "customer.city"])
 def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, server: ServerThread, columns: str) -> None:
     """Attributes of a table that is joined by an encrypted column are also refused."""
-    create(server, 2)
+    create_table(server, 2)
     fill(client)
     with open_catalog(server.url) as catalog:
         catalog.create_table("db.customers", pa.schema([("name", pa.string()), ("city", pa.string())]))
@@ -147,7 +147,7 @@ def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, server
 
 
 def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, server: ServerThread) -> None:
-    create(server, 2)
+    create_table(server, 2)
     fill(client)
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.asc("price", IdentityTransform(), NullOrder.NULLS_FIRST)
@@ -167,7 +167,7 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
 
     A reader with the keys still sees the rows.
     """
-    create(server, 3)
+    create_table(server, 3)
     fill(client)
     before = read(client)
     guess = next(row["payload"] for row in before.values() if row["payload"])
@@ -192,7 +192,7 @@ def _fill_fixed(table: pa.Table) -> pa.Table:
 def test_statistics_and_dropped_columns_publish_no_metrics_of_encrypted_columns(
     client: IndexClient, server: ServerThread
 ) -> None:
-    create(server, 2)
+    create_table(server, 2)
     fill(client)
     with pytest.raises(Unreadable, match="encrypted"):
         compute_statistics(client, "db.t")
@@ -207,7 +207,7 @@ def test_copied_file_of_another_namespace_is_not_decrypted(
     client: IndexClient, server: ServerThread, tmp_path: Path
 ) -> None:
     """The attacker copies the bytes of the file into a table of their own namespace."""
-    create(server, 2)
+    create_table(server, 2)
     fill(client)
     with open_catalog(server.url) as catalog:
         catalog.create_namespace("mine")
@@ -274,7 +274,7 @@ def test_file_that_is_encrypted_during_a_job_is_not_rewritten_without_encryption
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """The file is replaced by an encrypted file after the job has chosen the encryption of the new file."""
-    create(server, 2)
+    create_table(server, 2)
     for number in range(3):
         append(client, "db.t", build_rows(random.Random(number), range(number * size, number * size + size)))
     chosen, kept_paths = CopyWriter._group_by_scheme, list_paths(client)
@@ -322,7 +322,7 @@ def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
 @pytest.mark.slow
 def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, server: ServerThread) -> None:
     """The other table is in the same namespace, and a job rewrites it."""
-    create(server, 2)
+    create_table(server, 2)
     fill(client, files=1, size=700)
     with open_catalog(server.url) as catalog:
         catalog.create_table("db.other", SCHEMA, properties=PROPERTIES)

@@ -29,7 +29,7 @@ from seamark.connector.write.upserts import MERGE_ON_READ, delete
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.snapshot import MAIN
-from tests.connector.jobs.test_file_merges import ARROW, build_rows, create
+from tests.connector.jobs.test_file_merges import ARROW, build_rows, create_table
 from tests.connector.lake import open_catalog
 from tests.connector.parquet import encrypted
 from tests.connector.server_thread import ServerThread
@@ -91,7 +91,7 @@ def test_random_jobs_keep_rows_in_files_with_the_same_protection(
     client: IndexClient, server: ServerThread, kms: None, version: int
 ) -> None:
     rng = random.Random(first_seed() + version)
-    create(server, version)
+    create_table(server, version)
     owners: dict[int, set[tuple[str, str]]] = {}
     seen_paths: set[str] = set()
     first = 0
@@ -147,7 +147,7 @@ def test_statement_process_takes_its_keys_from_its_environment(
     client: IndexClient, server: ServerThread, tmp_path: Path
 ) -> None:
     """Without keys, the statement fails and the table stays unchanged."""
-    create(server, 2)
+    create_table(server, 2)
     for number in range(3):
         append(client, "db.t", build_rows(random.Random(number), range(number * 700, number * 700 + 700)))
     for path in list_paths(client):
@@ -175,7 +175,7 @@ def test_statement_process_takes_its_keys_from_its_environment(
 def test_scan_reads_encrypted_files_only_with_explicit_keys(
     client: IndexClient, server: ServerThread, kms: None
 ) -> None:
-    create(server, 2)
+    create_table(server, 2)
     input_rows = build_rows(random.Random(1), range(700))
     append(client, "db.t", input_rows)
     for path in list_paths(client):
@@ -200,7 +200,7 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
     client: IndexClient, server: ServerThread, kms: None, version: int
 ) -> None:
     """Files without encryption are merged separately."""
-    create(server, version)
+    create_table(server, version)
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.desc("fixed", IdentityTransform(), NullOrder.NULLS_LAST)
     rng, seen_paths, secret = random.Random(first_seed() + version), set[str](), set[int]()
@@ -236,7 +236,7 @@ def test_small_encrypted_files_are_compacted_and_stay_encrypted(
     client: IndexClient, server: ServerThread, kms: None
 ) -> None:
     """All files of the partition are small, so the compaction also removes deleted rows."""
-    create(server, 2)
+    create_table(server, 2)
     for number in range(4):
         append(client, "db.t", build_rows(random.Random(number), range(number * 20, number * 20 + 20)))
     delete(client, "db.t", where="id IN (3, 44)", mode=MERGE_ON_READ)
@@ -254,7 +254,7 @@ def test_small_encrypted_files_are_compacted_and_stay_encrypted(
 def test_missing_key_leaves_the_table_unchanged_without_a_new_file(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    create(server, 2)
+    create_table(server, 2)
     for number in range(2):
         append(client, "db.t", build_rows(random.Random(number), range(number * 700, number * 700 + 700)))
     for path in list_paths(client):

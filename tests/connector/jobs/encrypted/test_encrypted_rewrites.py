@@ -36,7 +36,7 @@ from tests.connector.jobs.encrypted.test_encrypted_merges import (
     read,
     read_protections,
 )
-from tests.connector.jobs.test_file_merges import ARROW, BY_PART, PROPERTIES, SCHEMA, build_rows, create
+from tests.connector.jobs.test_file_merges import ARROW, BY_PART, PROPERTIES, SCHEMA, build_rows, create_table
 from tests.connector.lake import open_catalog
 from tests.connector.parquet import encrypted
 from tests.connector.server_thread import ServerThread
@@ -178,7 +178,7 @@ def test_changed_rows_are_in_files_with_the_same_protection(
     client: IndexClient, server: ServerThread, version: int, seed: int
 ) -> None:
     rng = random.Random(first_seed() + 10 * seed + version)
-    create(server, version)
+    create_table(server, version)
     append_by_configuration(client, rng, [CONFIGURATIONS[2]] * 3, 60)
     keys, model = encrypted.build_keys(), read(client)
     highest = len(model)
@@ -215,7 +215,7 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
     client: IndexClient, server: ServerThread, mode: str
 ) -> None:
     """A change of rows from files with one kind of encryption is accepted, with or without plain files."""
-    create(server, 2)
+    create_table(server, 2)
     rng = random.Random(first_seed())
     protections_by_id = append_by_configuration(client, rng, [None, CONFIGURATIONS[3], CONFIGURATIONS[2]], 50)
     keys, before = encrypted.build_keys(), read(client)
@@ -277,7 +277,7 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
     monkeypatch.setattr(encrypted, "counted", make_kms, raising=False)
     monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:counted")
     monkeypatch.setenv(KEY_FILE, encrypted.write_key_file(tmp_path, "db"))
-    create(server, 2)
+    create_table(server, 2)
     rng = random.Random(first_seed())
     append_by_configuration(client, rng, [CONFIGURATIONS[2], {**CONFIGURATIONS[2], "plaintext_footer": False}], 80)
     client.put_index("db.t", "ids", columns=["id"], kind="bitmap")
