@@ -171,7 +171,7 @@ def compare(
     for number in range(3):
         seamark_ms(number), peer_ms(number)
     pairs = [(seamark_ms(n), peer_ms(n)) if n % 2 else (peer_ms(n), seamark_ms(n))[::-1] for n in range(rounds)]
-    return [one for one, _ in pairs], [other for _, other in pairs]
+    return [seamark_s for seamark_s, _ in pairs], [peer_s for _, peer_s in pairs]
 
 
 def _read_cpu_ms(pid: int) -> float:

@@ -147,7 +147,7 @@ def compare(seamark_ranges: Ranges, peer_ranges: Ranges, count: int) -> tuple[li
         (seamark_ranges.read(n), peer_ranges.read(n)) if n % 2 else (peer_ranges.read(n), seamark_ranges.read(n))[::-1]
         for n in range(count)
     ]
-    return [one for one, _ in pairs], [other for _, other in pairs]
+    return [seamark_s for seamark_s, _ in pairs], [peer_s for _, peer_s in pairs]
 
 
 def measure(

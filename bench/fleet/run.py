@@ -217,7 +217,7 @@ def main() -> None:
         folder = Path(text)
         postgres = stack.enter_context(postgres_server())
         s3 = stack.enter_context(run_s3(folder))
-        _run(report, folder, postgres, s3, rounds, seconds)
+        _measure_fleet(report, folder, postgres, s3, rounds, seconds)
     report.notes.append(
         "`storage` is versitygw behind the delaying proxy. The owner is another process of this machine."
     )
@@ -226,7 +226,7 @@ def main() -> None:
     print(report.format_markdown())
 
 
-def _run(report: Report, folder: Path, postgres: Postgres, s3: S3, rounds: int, seconds: float) -> None:
+def _measure_fleet(report: Report, folder: Path, postgres: Postgres, s3: S3, rounds: int, seconds: float) -> None:
     with open_fleet(folder / "peer", postgres, s3, 1, is_linked=False) as fleet:
         set_heavy_tailed_delay(fleet.storage, 1)
         (replica,) = fleet.replicas

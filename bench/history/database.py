@@ -67,7 +67,7 @@ async def measure_database(report: Report, folder: Path, statements: int = STATE
             await history.flush()
             clock.ahead_ms += HOUR_MS
             if history.hour % 24 == 0:
-                await _merge(store, history.hour)
+                await _merge_hours(store, history.hour)
     size_mb = sum(path.stat().st_size for path in folder.glob("seamark.db*")) / 1e6
     case = f"the database with {per_hour * DAYS * 24:,} statements of {DAYS} days, {SHAPES} shapes, {TABLES} tables"
     report.bounds[case] = f"{size_mb:.1f} MB; the goal is {SIZE_GOAL_MB:g} MB"
@@ -103,7 +103,7 @@ def _sample(shape: QueryShape, share: float) -> StatementSample:
     return StatementSample(FilterSample(tuple(widths)), -1, -1)
 
 
-async def _merge(store: PointerStore, hour: int) -> None:
+async def _merge_hours(store: PointerStore, hour: int) -> None:
     """Merge the rows of earlier hours.
 
     The server's housekeeping is not used, because it does not trust a clock that jumps.

@@ -82,9 +82,9 @@ class SeamarkBitmap:
     def compute_bits(self, question: Question) -> npt.NDArray[np.uint64]:
         """Return the bits of the matching rows, 64 rows in each word."""
         if question.below is not None:
-            ranges = KeyRanges("long", (KeyRange(None, _encode(question.below), False, True),))
+            ranges = KeyRanges("long", (KeyRange(None, _encode_value(question.below), False, True),))
         else:
-            ranges = KeyRanges("long", tuple(KeyRange(key, key) for key in map(_encode, question.among)))
+            ranges = KeyRanges("long", tuple(KeyRange(key, key) for key in map(_encode_value, question.among)))
         return reduce(np.bitwise_and, (self.opened[name].find_rows(0, ranges) for name in question.columns))
 
     def answer(self, question: Question) -> Positions:
@@ -188,7 +188,7 @@ def _count_bits(values: Values) -> int:
     return slice_count(int(values.max()) + 1)
 
 
-def _encode(value: int) -> int:
+def _encode_value(value: int) -> int:
     return value + (1 << 63)
 
 
@@ -336,7 +336,9 @@ def _measure_many_files(report: Report, turns: int) -> None:
         blob = b"".join(bitmap.encode(entries))
         index = Bitmap(memoryview(blob))
         sorted_values = sorted({int(values[0]) for values in files[:10]})
-        ranges = KeyRanges("long", tuple(KeyRange(_encode(value), _encode(value)) for value in sorted_values))
+        ranges = KeyRanges(
+            "long", tuple(KeyRange(_encode_value(value), _encode_value(value)) for value in sorted_values)
+        )
         expected = [bool(np.isin(values, sorted_values).any()) for values in files]
         if index.mark_files(ranges).astype(bool).tolist() != expected:
             raise AnswersDiffer(f"files_with of {name}")

@@ -81,7 +81,7 @@ def _measure_task(task: IndexTask, files: list[DataFile], *, rounds: int) -> tup
     for _ in range(rounds):
         started_s = time.thread_time()
         for file in files:
-            _read(task, file, column_ids)
+            _read_columns(task, file, column_ids)
         reading.append(time.thread_time() - started_s)
         started_s = time.thread_time()
         size = index_data_files(task, files).size_bytes
@@ -114,7 +114,7 @@ def _write_data_file(path: Path, number: int, rows: int) -> DataFile:
     return DataFile(path.as_uri(), path.stat().st_size, rows)
 
 
-def _read(task: IndexTask, file: DataFile, column_ids: list[int]) -> None:
+def _read_columns(task: IndexTask, file: DataFile, column_ids: list[int]) -> None:
     filesystem, place = task.storage.open(file.path)
     read_columns(place, column_ids, task.projection, filesystem=filesystem, rows=file.records)
 

@@ -102,7 +102,7 @@ async def _measure_before_encoding(
     column = RequestedColumn(column_id, "int")
 
     def look_up(day: int, slashes: int = 0) -> dict[str, Any]:
-        """Return the answer for the prefix of a day. Trailing slashes make the prefix a new one."""
+        """Return the answer for the prefix of a day. The prefix gets trailing slashes, so that it differs from all previous prefixes."""
         lookup_result = lookup(view, parse_prefix(f"day={format_day(day)}" + "/" * slashes, seamark_planner.metadata))
         return _read_statistics(lookup_result, column, names=names)
 

@@ -314,7 +314,7 @@ def _encode_blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
 def _encode_entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
     """Return the fields of the entries in the order of `layout.build_entry_schema`.
 
-    In unions, the byte 0 stands for null and the byte 2 for a value.
+    In unions, the byte 0 means null and the byte 2 means a value.
     """
     batch, drawn_columns, stats, size = statistics.batch, statistics.columns, statistics.stats, statistics.size
     rows = batch.rows

@@ -73,7 +73,7 @@ def generate(cache: Path, scale: float, progress: Callable[[str, int, int], None
         progress("TPC-H", 0, total)
         _generate_tpch(scale, building / "tpch")
         with duckdb.connect() as db:
-            _define(db, building / "tpch", rows)
+            _define_views(db, building / "tpch", rows)
             for tables_done, table in enumerate(TABLES, start=1):
                 progress(f"SSB {table}", tables_done, total)
                 target = str(get_table_path(building, table))
@@ -96,7 +96,7 @@ def _generate_tpch(scale: float, folder: Path) -> None:
         raise RuntimeError(f"tpchgen-cli could not make TPC-H data: {completed.stderr.strip()}")
 
 
-def _define(db: duckdb.DuckDBPyConnection, tpch: Path, rows: dict[str, int]) -> None:
+def _define_views(db: duckdb.DuckDBPyConnection, tpch: Path, rows: dict[str, int]) -> None:
     for source in SOURCES:
         db.execute(f"CREATE VIEW {source} AS FROM '{tpch / source}.parquet'")
     for name, count in rows.items():

@@ -123,10 +123,10 @@ def to_expected_rows(values: Values) -> Values:
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
-    return await asyncio.to_thread(_run, folder, QUICK_ROWS if quick else ROWS)
+    return await asyncio.to_thread(_run_bench, folder, QUICK_ROWS if quick else ROWS)
 
 
-def _run(folder: Path, rows: int) -> Report:
+def _run_bench(folder: Path, rows: int) -> Report:
     report = Report("streams_keyed", "How fast are rows of a keyed stream table, and does every engine read the model?")
     with Seamark(folder / "home") as server:
         catalog = RestCatalog("bench", uri=server.base_url, **{"rest-scan-planning-enabled": "true"})

@@ -112,7 +112,7 @@ async def _measure_readers(servers: Servers, readers: int, seconds: float) -> tu
         if readers:
             await asyncio.to_thread(is_ready.wait)
         before = scans.value
-        measured = await _write(f"{servers.writer_url}/api/v1/tables/bench/{name}/rows", seconds)
+        measured = await _write_steadily(f"{servers.writer_url}/api/v1/tables/bench/{name}/rows", seconds)
         return measured, scans.value - before
     finally:
         is_ending.set()
@@ -120,7 +120,7 @@ async def _measure_readers(servers: Servers, readers: int, seconds: float) -> tu
             process.join()
 
 
-async def _write(url: str, seconds: float) -> AppendMeasurements:
+async def _write_steadily(url: str, seconds: float) -> AppendMeasurements:
     """Send batches at a steady rate. A late batch is sent immediately."""
     latencies: list[float] = []
     every_s = BATCH_ROWS * WRITERS / RATE

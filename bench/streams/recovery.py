@@ -41,10 +41,10 @@ _BUSY = (429, 503)
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
-    return await asyncio.to_thread(_run, folder, QUICK_LOG_BYTES if quick else LOG_BYTES)
+    return await asyncio.to_thread(_run_bench, folder, QUICK_LOG_BYTES if quick else LOG_BYTES)
 
 
-def _run(folder: Path, size_bytes: int) -> Report:
+def _run_bench(folder: Path, size_bytes: int) -> Report:
     report = Report("streams_recovery", "How soon does a server serve a stream table again after kill -9?")
     for number, (case, settings) in enumerate(CASES.items()):
         name = f"{size_bytes / 2**20:,.0f} MiB in the log, {case}"

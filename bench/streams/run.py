@@ -1,4 +1,4 @@
-"""`python -m bench.streams.run [NAME …] [--quick] [--folder FOLDER]` runs the benchmarks of streams, and saves results."""
+"""`python -m bench.streams.run [NAME …] [--quick] [--folder FOLDER]` runs the benchmarks of streams, and saves them."""
 
 from __future__ import annotations
 

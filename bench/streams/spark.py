@@ -54,10 +54,12 @@ class StreamOutcome(NamedTuple):
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
-    return await asyncio.to_thread(_run, folder, QUICK_RATE if quick else RATE, QUICK_SECONDS if quick else SECONDS)
+    return await asyncio.to_thread(
+        _run_bench, folder, QUICK_RATE if quick else RATE, QUICK_SECONDS if quick else SECONDS
+    )
 
 
-def _run(folder: Path, rate: int, seconds: float) -> Report:
+def _run_bench(folder: Path, rate: int, seconds: float) -> Report:
     report = Report(
         "streams_spark", "After how long does stock Spark read a row of a stream table?", peer="Structured Streaming"
     )

@@ -118,10 +118,10 @@ def send(url: str, name: str, rate: int, seconds: float) -> None:
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
-    return await asyncio.to_thread(_run, folder, quick)
+    return await asyncio.to_thread(_run_bench, folder, quick)
 
 
-def _run(folder: Path, quick: bool) -> Report:
+def _run_bench(folder: Path, quick: bool) -> Report:
     seconds = QUICK_SECONDS if quick else SECONDS
     report = Report("streams_visible", "After how long does stock PyIceberg read a row of a stream table?", peer="none")
     with Seamark(folder / "home") as server:

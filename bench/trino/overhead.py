@@ -48,7 +48,7 @@ async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talk
     with run_points(FILES, folder / "seamark") as server:
         with run_both_targets(folder, server) as targets:
             for case, sql in CASES.items():
-                await _compare(report, case, sql, targets, runs)
+                await _compare_with_trino(report, case, sql, targets, runs)
             await _measure_many_clients(report, targets, clients)
             await _measure_repeats(report, "Trino", targets[1], statements, clients=8)
         await _measure_protocol(report, folder, server, talked, size)
@@ -62,7 +62,7 @@ async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talk
 # One client with an open connection
 
 
-async def _compare(report: Report, case: str, sql: str, targets: Sequence[BenchTarget], runs: int) -> None:
+async def _compare_with_trino(report: Report, case: str, sql: str, targets: Sequence[BenchTarget], runs: int) -> None:
     """Measure a statement with and without the adapter, in alternating order."""
     seamark_target = targets[-1]
     connections = {target.name: await Connection.open(target.port) for target in targets}

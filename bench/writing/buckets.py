@@ -73,7 +73,7 @@ def _measure_equalities(report: Report, spark: SparkSession, rows: int, tables: 
         if results != {1}:
             raise AnswersDiffer(f"{key} has {results} rows")
     for measure, unit, bucket_values in (("time", "s", durations), ("files read", "", files)):
-        values = {name: float(statistics.median(one)) for name, one in bucket_values.items()}
+        values = {name: float(statistics.median(measurements)) for name, measurements in bucket_values.items()}
         report.rows.append(Row("rows of one key", measure, unit, values, peer=UNBUCKETED))
 
 
@@ -92,10 +92,10 @@ def _compare_with_exchange(report: Report, spark: SparkSession, case: str, query
                 durations[name].append(seconds)
     if len(answers) != 1:
         raise AnswersDiffer(f"{case}: {answers}")
-    seconds_of = {name: statistics.median(one) for name, one in durations.items()}
+    median_s = {name: statistics.median(seconds) for name, seconds in durations.items()}
     exchange_counts = {name: float(exchange) for name, exchange in exchanges.items()}
     report.rows += [
-        Row(case, "time", "s", seconds_of, peer=EXCHANGED),
+        Row(case, "time", "s", median_s, peer=EXCHANGED),
         Row(case, "exchanges of rows", "", exchange_counts, peer=EXCHANGED),
     ]
 

@@ -100,7 +100,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             jobs, stored = _prepare(client, kind, name, writers, times + 1)
             outcomes = _run_at_once(pool, manager, jobs)
             committed = sum(item.committed for item in outcomes)
-            _check(client, name, stored + (0 if kind == UPSERTS else sum(item.rows for item in outcomes)))
+            _check_rows(client, name, stored + (0 if kind == UPSERTS else sum(item.rows for item in outcomes)))
             rates[kind] = committed / (max(item.ended for item in outcomes) - min(item.began for item in outcomes))
             failed[kind] = 100 * sum(item.failed for item in outcomes) / (writers * times)
             if kind == UPSERTS:
@@ -218,7 +218,7 @@ def _build_stock_writer(job: Job) -> Callable[[pa.Table], int]:
     return append_batch
 
 
-def _check(client: IndexClient, name: str, expected: int) -> None:
+def _check_rows(client: IndexClient, name: str, expected: int) -> None:
     """Check that the table has `expected` rows, and that each key occurs once.
 
     Raises:

@@ -49,7 +49,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report.peer = "none"
     tables, seconds = (QUICK_TABLES, QUICK_SECONDS) if quick else (TABLES, SECONDS)
     async with run_server(folder, services_workers=0, log_level="warning") as server:
-        await _create(server, tables)
+        await _create_tables(server, tables)
         before_bytes = _read_peak_bytes()
         cpu_s, tables_in_time, jobs = await _ScheduledTables(server).check(seconds)
         scheduled_tables = _ScheduledTables(server)
@@ -79,7 +79,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _create(server: RunningServer, tables: int) -> None:
+async def _create_tables(server: RunningServer, tables: int) -> None:
     """Create tables whose metadata files are like those of real tables."""
     lake = await CommitTable.create(Api(server), "sample", **PROPERTIES)
     for number in range(SNAPSHOTS):

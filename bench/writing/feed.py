@@ -147,7 +147,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         catalog = load_catalog("sea", type="rest", uri=server.base_url)
         create_namespace(client, "bench", {})
         for name, table in TABLES.items():
-            _create(client, table, PROPERTIES if name == OURS else {})
+            _create_table(client, table, PROPERTIES if name == OURS else {})
         tables = {name: catalog.load_table(table) for name, table in TABLES.items()}
         append_s: dict[str, list[float]] = {name: [] for name in TABLES}
         failures: list[str] = []
@@ -189,7 +189,7 @@ def _measure_s(work: Callable[[], object]) -> float:
     return time.perf_counter() - began_s
 
 
-def _create(client: IndexClient, table: str, properties: dict[str, str]) -> None:
+def _create_table(client: IndexClient, table: str, properties: dict[str, str]) -> None:
     fields = [
         {"id": number, "name": name, "type": kind, "required": False} for number, (name, kind) in enumerate(_FIELDS, 1)
     ]

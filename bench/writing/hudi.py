@@ -1,4 +1,4 @@
-"""Hudi tables with a bucket index, in a Spark session of their own (`bench/hudi.py`, `hudi_peer.py`).
+"""Hudi tables with a bucket index, in their own Spark session (`bench/hudi.py`, `hudi_peer.py`).
 
 A bulk insert of a base's data files creates each table once. It is stored next to the bases. A run works on a copy
 that shares the data files, because Hudi rewrites no data file in place.

@@ -186,7 +186,7 @@ def test_retained_entries_are_listed_and_released(shop: IndexClient) -> None:
         shop, "retained", "purge", "shop.orders", "--yes"
     )
     assert invoke_command(shop, "retained", "release", "shop.orders", answer="n\n").exit_code == 1
-    assert [one["id"] for one in run_json(shop, "retained", "list")] == [entry["id"]]
+    assert [item["id"] for item in run_json(shop, "retained", "list")] == [entry["id"]]
     assert run_json(shop, "retained", "release", "shop.orders", "--yes")["released"]["id"] == entry["id"]
     assert foreign_file.exists()
     assert run_json(shop, "retained", "list") == []
@@ -232,7 +232,10 @@ def test_dropped_view_that_keeps_its_location_is_purged(shop: IndexClient) -> No
 
 def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
     listing = run_json(shop, "snapshot", "list", "shop.orders")
-    assert [(one["summary"]["total-records"], one["refs"]) for one in listing] == [("2", ["main"]), ("1", [])]
+    assert [(snapshot["summary"]["total-records"], snapshot["refs"]) for snapshot in listing] == [
+        ("2", ["main"]),
+        ("1", []),
+    ]
     assert "1 older snapshot is not shown" in run_command(shop, "snapshot", "list", "shop.orders", "--limit", "1")
     assert "append" in run_command(shop, "snapshot", "list", "shop.orders")
     by_name = run_json(shop, "snapshot", "show", "shop.orders", "main")
@@ -324,7 +327,7 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     assert run_json(shop, "policy", "list", "shop") == []
     run_command(shop, "policy", "set", "shop.orders", f"{property_name}=true")
     assert "follow the new policy" in run_command(shop, "policy", "set", "shop", "--namespace", f"{inherited}=true")
-    listing = {tuple(one["table"]): one["properties"] for one in run_json(shop, "policy", "list")}
+    listing = {tuple(policy["table"]): policy["properties"] for policy in run_json(shop, "policy", "list")}
     sources = {table: {entry["name"]: entry["source"] for entry in found} for table, found in listing.items()}
     assert sources == {
         ("shop", "orders"): {property_name: "table", inherited: "namespace"},
@@ -336,7 +339,7 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     properties = run_json(shop, "policy", "show", "shop.orders")["properties"]
     assert next(name["value"] for name in properties if name["name"] == property_name) == "true"
     run_command(shop, "policy", "drop", "shop.orders")
-    assert [one["table"] for one in run_json(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
+    assert [policy["table"] for policy in run_json(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
     run_command(shop, "policy", "drop", "shop", inherited, "--namespace")
     assert run_json(shop, "policy", "list") == []
     assert run_json(shop, "namespace", "show", "shop")["properties"]["owner"] == "ann", (

@@ -92,16 +92,16 @@ def test_explanation_has_the_remaining_files_and_the_unused_conditions(client: S
     assert explanation.not_used == ("LENGTH(data) = 3",)
     assert [column["name"] for column in explanation.columns] == ["id"]
     assert explanation.kept_files is not None
-    assert [one["file-path"] for one in explanation.kept_files] == ["file:///t/002.parquet"]
+    assert [file["file-path"] for file in explanation.kept_files] == ["file:///t/002.parquet"]
     same = client.explain("db.t", filter={"type": "eq", "term": "id", "value": 5})
     assert (same.files, same.kept_files) == (1, None)
 
 
 def test_timeline_is_read_to_its_end(client: SeamarkClient) -> None:
     timeline = list(client.timeline("db.t"))
-    assert [one.action for one in timeline] == ["create", "commit"]
+    assert [instant.action for instant in timeline] == ["create", "commit"]
     assert timeline[1].snapshot_id == 1
-    assert [one.action for one in client.timeline("db.t", limit=1, newest_first=True)] == ["commit"]
+    assert [instant.action for instant in client.timeline("db.t", limit=1, newest_first=True)] == ["commit"]
     assert list(client.timeline("db.t", since=timeline[1].position)) == []
     assert next(client.timeline(action="create")).name == "t"
 

@@ -50,7 +50,7 @@ class S3Lake:
 
     def list_files(self, ending: str) -> set[str]:
         pages = self.s3.client().get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
-        keys = [one["Key"] for page in pages for one in page.get("Contents", ())]
+        keys = [object_["Key"] for page in pages for object_ in page.get("Contents", ())]
         return {f"s3://{self.bucket}/{key}" for key in keys if key.endswith(ending)}
 
     def list_unfinished(self) -> list[str]:
@@ -101,7 +101,7 @@ def test_rows_in_s3_are_written_changed_and_read(lake: S3Lake, mode: str, versio
     if version == 2:  # PyIceberg also applies the deletes of version 2.
         with lake.open_catalog() as catalog:
             actual_rows = catalog.load_table(name).scan().to_arrow().sort_by("id").to_pylist()
-        assert [tuple(one.values()) for one in actual_rows] == expected
+        assert [tuple(row.values()) for row in actual_rows] == expected
 
 
 @pytest.mark.slow

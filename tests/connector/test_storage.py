@@ -26,7 +26,7 @@ def test_write_overwrites_no_file_and_leaves_no_file_if_it_fails(tmp_path: Path)
     Storage().write(location, [b"first"])
     with pytest.raises(FileExistsError):
         Storage().write(location, [b"second"])
-    assert [one.name for one in (tmp_path / "folder").iterdir()] == ["x"]
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["x"]
     assert (tmp_path / "folder" / "x").read_bytes() == b"first"
 
 

@@ -105,7 +105,9 @@ def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
             tables, inspector = sqlalchemy.MetaData(), sqlalchemy.inspect(engine)
             columns = {name: inspector.get_columns(name) for name in inspector.get_table_names()}
             orders, countries = (
-                sqlalchemy.Table(name, tables, *[sqlalchemy.Column(one["name"], one["type"]) for one in columns[name]])
+                sqlalchemy.Table(
+                    name, tables, *[sqlalchemy.Column(column["name"], column["type"]) for column in columns[name]]
+                )
                 for name in ("orders", "countries")
             )
             query = sqlalchemy.select(orders.c.id, orders.c.note, countries.c.name).select_from(
@@ -114,7 +116,7 @@ def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
             with engine.connect() as connection:
                 rows = connection.execute(query.where(orders.c.id.in_([12, 4711])).order_by(orders.c.id)).all()
             actual.append(
-                (rows, {name: [(one["name"], str(one["type"])) for one in columns[name]] for name in columns})
+                (rows, {name: [(column["name"], str(column["type"])) for column in columns[name]] for name in columns})
             )
         finally:
             engine.dispose()
@@ -125,7 +127,7 @@ def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "encoding", ["json+zstd", *(pytest.param(one, marks=pytest.mark.slow) for one in ("json", "json+lz4"))]
+    "encoding", ["json+zstd", *(pytest.param(encoding, marks=pytest.mark.slow) for encoding in ("json", "json+lz4"))]
 )
 def test_spooled_results_are_fetched_through_the_proxy(shop: Shop, encoding: str) -> None:
     before = shop.proxy.count_statements("rewritten")

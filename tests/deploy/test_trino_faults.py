@@ -57,7 +57,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BreakableServers]
         database = f"sqlite:///{catalog.home / 'seamark.db'}"
         planner = Seamark(folder / "planner", warehouse=catalog.warehouse, database=database)
         properties = {"query.max-concurrent-queries": str(RUNNING_MAX)}
-        fill(catalog, "shop")
+        create_orders(catalog, "shop")
         with (
             planner,
             trino_server(folder / "trino", uri=catalog.base_url, properties=properties) as coordinator,
@@ -80,7 +80,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BreakableServers]
             yield BreakableServers(catalog, planner, coordinator, proxy)
 
 
-def fill(seamark: Seamark, schema: str) -> None:
+def create_orders(seamark: Seamark, schema: str) -> None:
     """Create the table `orders` with forty files, which have separate ranges of ids."""
     catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
     catalog.create_namespace(schema)
@@ -194,7 +194,7 @@ def test_expired_snapshot_gives_trinos_own_error(lake: BreakableServers) -> None
     session = {"seamark.expire_snapshots_min_retention": "0s"}
     results: list[object] = []
     for schema, port in zip(("direct", "proxied"), lake.ports, strict=True):
-        fill(lake.catalog, schema)
+        create_orders(lake.catalog, schema)
         query_rows(lake.trino.port, "DELETE FROM orders WHERE id = 1", schema=schema)
         past = query_rows(
             lake.trino.port, 'SELECT snapshot_id FROM "orders$snapshots" ORDER BY committed_at', schema=schema

@@ -46,7 +46,7 @@ class RulesRig:
     proxy: TrinoProxy
 
 
-def fill(seamark: Seamark) -> None:
+def create_orders(seamark: Seamark) -> None:
     """Fill `orders`. Each file has its own ids and a unique card number; there are ten customers."""
     catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
     catalog.create_namespace("ruled")
@@ -59,8 +59,8 @@ def fill(seamark: Seamark) -> None:
         orders.append(pa.table({**rows, "card": [f"c{part}-{id_ % 4}" for id_ in ids]}, schema=schema))
     people = {
         "number": list(range(10)),
-        "name": [f"name{one}" for one in range(10)],
-        "tier": [one % 3 for one in range(10)],
+        "name": [f"name{number}" for number in range(10)],
+        "tier": [number % 3 for number in range(10)],
     }
     table = pa.table(people, schema=pa.schema([("number", number), ("name", text), ("tier", number)]))
     catalog.create_table("ruled.customers", schema=table.schema).append(table)
@@ -70,7 +70,7 @@ def fill(seamark: Seamark) -> None:
 @pytest.fixture(scope="module")
 def rig(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RulesRig]:
     seamark, coordinator = trino_lake.seamark, trino_lake.trino
-    fill(seamark)
+    create_orders(seamark)
     with run_trino_proxy(
         tmp_path_factory.mktemp("ruled"),
         *(
@@ -130,7 +130,7 @@ def count_rewritten(rig: RulesRig, sql: str, user: str) -> tuple[int, int]:
     )
 
 
-def load(rig: RulesRig, name: str, header: str | None = PLANS) -> dict[str, Any] | int:
+def load_table(rig: RulesRig, name: str, header: str | None = PLANS) -> dict[str, Any] | int:
     headers = {} if header is None else {"X-Seamark-Plans": header}
     request = urllib.request.Request(f"{rig.seamark.base_url}/v1/namespaces/ruled/tables/{name}", headers=headers)
     try:
@@ -143,7 +143,7 @@ def load(rig: RulesRig, name: str, header: str | None = PLANS) -> dict[str, Any]
 
 def list_snapshot_ids(rig: RulesRig, header: str | None = PLANS) -> list[int]:
     """Return the snapshots of `orders` that a catalog with this header loads."""
-    loaded_table = load(rig, "orders", header)
+    loaded_table = load_table(rig, "orders", header)
     assert isinstance(loaded_table, dict)
     return [snapshot["snapshot-id"] for snapshot in loaded_table["metadata"]["snapshots"]]
 
@@ -217,8 +217,8 @@ def test_files_are_not_pruned_by_hidden_rows_of_another_table(rig: RulesRig) -> 
 
 def test_plan_name_of_one_user_is_unknown_to_another_user(rig: RulesRig) -> None:
     name = plan_name(rig, "id = 5")
-    assert load(rig, name) == 404
-    assert isinstance(load(rig, name, None), dict)
+    assert load_table(rig, name) == 404
+    assert isinstance(load_table(rig, name, None), dict)
     for user in ("rita", "dan", "sue"):
         actual = run_both(rig, f'SELECT * FROM "{name}"', user)
         assert "TABLE_NOT_FOUND" in actual
@@ -270,7 +270,7 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: Rules
         query_rows(
             rig.trino.port, f"INSERT INTO kept VALUES ({1000 + number}, 1, 'FR', 'c')", user="anna", schema="ruled"
         )
-    plans = [post_json(rig, "tables/ruled/kept/plan-tables", {"predicate": f"id = {one}"}) for one in (1000, 1001)]
+    plans = [post_json(rig, "tables/ruled/kept/plan-tables", {"predicate": f"id = {id_}"}) for id_ in (1000, 1001)]
     session = {
         "seamark.expire_snapshots_min_retention": "0s",
         "seamark.remove_orphan_files_min_retention": "0s",
@@ -284,7 +284,7 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: Rules
                 schema="ruled",
                 session_properties=session,
             )
-    loaded_table = load(rig, "kept")
+    loaded_table = load_table(rig, "kept")
     assert isinstance(loaded_table, dict)
     assert len(loaded_table["metadata"]["snapshots"]) == 1
     assert plans[0]["plan-snapshot-id"] not in [
@@ -389,7 +389,7 @@ class RuleStatements:
 def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: RulesRig, seed: int, queries: int) -> None:
     statements = RuleStatements(random.Random(seed))
     counts: Counter[str] = Counter()
-    before = {one: rig.proxy.count_statements(one) for one in ("rewritten", "original", "unchanged")}
+    before = {outcome: rig.proxy.count_statements(outcome) for outcome in ("rewritten", "original", "unchanged")}
     rewritten: Counter[str] = Counter()
     for number in range(queries):
         user = ("rita", "dan", "sue")[number % 3]
@@ -400,7 +400,9 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: Rules
             counts["refused" if "Access Denied" in result else "failed"] += 1
         else:
             counts["rows" if result else "empty"] += 1
-    new_counts = {one: rig.proxy.count_statements(one) - rewritten_before for one, rewritten_before in before.items()}
+    new_counts = {
+        outcome: rig.proxy.count_statements(outcome) - rewritten_before for outcome, rewritten_before in before.items()
+    }
     print(dict(counts), new_counts, dict(rewritten))
     assert counts["failed"] == 0
     assert counts["rows"] > 0.25 * queries
@@ -449,7 +451,7 @@ def list_reported_columns(rig: RulesRig) -> list[list[str]]:
     proxy_reports = [
         report for report in reports if report.get("metadata", {}).get("engine-name") == "seamark-trino-proxy"
     ]
-    return sorted(sorted(one["projected-field-names"]) for one in proxy_reports)
+    return sorted(sorted(report["projected-field-names"]) for report in proxy_reports)
 
 
 @pytest.mark.slow

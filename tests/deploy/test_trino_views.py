@@ -191,7 +191,7 @@ def draw_statement(rng: random.Random) -> str:
     }
 
     def draw_condition(name: str, alias: str) -> str:
-        key, text, other = (f"{alias}.{one}" for one in columns[name])
+        key, text, other = (f"{alias}.{column}" for column in columns[name])
         number = rng.randrange(10_050)
         choices = [
             f"{key} = {number}",
@@ -260,7 +260,7 @@ def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: p
         text = f"SELECT note, id FROM shop.orders WHERE id <> {4711 + number}"
         query_rows(direct, f"CREATE OR REPLACE VIEW {below} AS {text}")
         query_rows(direct, f"CREATE OR REPLACE VIEW views.above AS SELECT a.id, a.note FROM {below} a")
-        assert [row[0] - 4711 for row in check_same(views, sql)] == [one for one in range(3) if one != number]
+        assert [row[0] - 4711 for row in check_same(views, sql)] == [id_ for id_ in range(3) if id_ != number]
         assert read_outcome(views, sql).endswith("; views=views.above")
     query_rows(direct, f"DROP VIEW {below}")
     assert answer_query(direct, sql) == answer_query(port, sql)

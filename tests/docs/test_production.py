@@ -140,7 +140,7 @@ def production(
     shutil.rmtree(tmp_path, ignore_errors=True)
 
 
-def append(production: Production, name: str, *numbers: int) -> None:
+def append_numbers(production: Production, name: str, *numbers: int) -> None:
     properties = {"header.X-Iceberg-Access-Delegation": "remote-signing"}
     token = production.environment["SEAMARK_TOKEN"]
     trusted: Any = {"ssl": {"cabundle": production.environment["SEAMARK_CA"]}}
@@ -160,7 +160,7 @@ def test_production_servers_index_and_maintain_tables(production: Production) ->
     """There are two servers. When the server that runs table services ends, the other server takes over."""
     production.start()
     url = production.start()
-    append(production, "db.t", 1, 2, 3)
+    append_numbers(production, "db.t", 1, 2, 3)
     token = production.environment["SEAMARK_TOKEN"]
     with closing(IndexClient(url, token=token)) as client:
 
@@ -191,5 +191,5 @@ def test_production_servers_index_and_maintain_tables(production: Production) ->
 
         before = count_compactions()
         production.servers[0].stop()
-        append(production, "db.t", 4, 5)
+        append_numbers(production, "db.t", 4, 5)
         block_until(lambda: is_maintained(5) and count_compactions() > before, within_s=150)

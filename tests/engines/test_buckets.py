@@ -83,7 +83,7 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: BucketL
         model |= dict.fromkeys(some_numbers, 10 * step)
         assert lake.list_specs(name) == {step}
         updated_ids = rng.sample(range(100), 20)
-        text = ", ".join(f"({one}L, {10 * step + 1}L)" for one in updated_ids)
+        text = ", ".join(f"({id_}L, {10 * step + 1}L)" for id_ in updated_ids)
         lake.run_sql(
             f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {text} AS g(id, v)) s ON t.id = s.id "
             "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
@@ -92,7 +92,7 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: BucketL
         assert lake.list_specs(name) == {step}
         removed_numbers = rng.sample(range(100), 5)
         delete(lake.client, f"db.{name}", keys=pa.table({"id": removed_numbers}), mode=rng.choice(MODES))
-        model = {one: value for one, value in model.items() if one not in removed_numbers}
+        model = {id_: value for id_, value in model.items() if id_ not in removed_numbers}
         assert lake.read_rows(name) == model, f"version {version}, {count} buckets"
         for number in rng.sample(range(100), 3):
             expected = [(model[number],)] if number in model else []

@@ -83,17 +83,17 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
             where = {"type": "in", "term": "id", "values": expected}
             reported_residuals = list_residuals(server, table, where, {**JAVA, **SHORT_RESIDUALS})
             assert reported_residuals
-            assert all(one["type"] == "and" for one in reported_residuals)
+            assert all(residual["type"] == "and" for residual in reported_residuals)
             assert read_by_generics(spark, server.base_url, table, "id", expected) == expected
             assert len(request_plan(server, table, where, JAVA).get("plan-tasks", [])) > 1
             assert set(list_residuals(server, table, where, {})) == {None}
             text = ", ".join(map(str, expected))
             read = spark.sql(f"SELECT id FROM {catalog}.db.{table} WHERE id IN ({text}) ORDER BY id")
-            assert [one for (one,) in collect_rows(read)] == expected
+            assert [id_ for (id_,) in collect_rows(read)] == expected
             count_query = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE id IN ({text})")
             assert collect_rows(count_query) == [(len(expected),)]
             narrowed = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE p = 1 AND id IN ({text})")
-            assert collect_rows(narrowed) == [(len([one for one in expected if one % 3 == 1]),)]
+            assert collect_rows(narrowed) == [(len([id_ for id_ in expected if id_ % 3 == 1]),)]
             scan = python.load_table(f"db.{table}").scan(row_filter=In("id", expected))
             assert sorted(scan.to_arrow()["id"].to_pylist()) == expected
             assert scan.count() == len(expected)

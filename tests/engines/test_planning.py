@@ -62,7 +62,7 @@ class PlanningEngines:
             answer,
             *(self._post(f"{path}/tasks", {"plan-task": plan_task}) for plan_task in answer.get("plan-tasks", [])),
         ]
-        return [task["data-file"]["file-path"] for one in answers for task in one["file-scan-tasks"]]
+        return [task["data-file"]["file-path"] for answer in answers for task in answer["file-scan-tasks"]]
 
     def _post(self, path: str, body: Any) -> Any:
         request = urllib.request.Request(self.server.base_url + path, json.dumps(body).encode())
@@ -247,7 +247,7 @@ PyIceberg runs all cases.
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(one, id=one.name, marks=[] if one.name in SPARK_CASES else pytest.mark.slow) for one in CASES],
+    [pytest.param(case, id=case.name, marks=[] if case.name in SPARK_CASES else pytest.mark.slow) for case in CASES],
 )
 def test_spark_reads_only_the_files_that_the_server_returns(engines: PlanningEngines, case: FilterForms) -> None:
     query = f"SELECT * FROM {{db}}.{case.table} WHERE {case.sql} ORDER BY id"

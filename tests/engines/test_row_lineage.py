@@ -23,9 +23,9 @@ class LineageTables(SparkTables):
         """
         actual = self.run_sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
         actual_rows = scan(self.client, f"db.{name}", ["id", "land", "v", *NAMES]).to_arrow().to_pylist()
-        assert sorted(tuple(one.values()) for one in actual_rows) == sorted(actual)
+        assert sorted(tuple(row.values()) for row in actual_rows) == sorted(actual)
         assert len({row[3] for row in actual}) == len(actual), "two rows have the same id"
-        return {one[0]: one[1:] for one in actual}
+        return {row[0]: row[1:] for row in actual}
 
 
 @pytest.fixture(scope="module")

@@ -292,7 +292,7 @@ class StatementCampaign:
     def play(self, statements: int) -> int:
         """Run random statements, and return their number."""
         rng, table = self.rng, self.table
-        modes = {f"write.{one}.mode": rng.choice(MODES) for one in ("delete", "update", "merge")}
+        modes = {f"write.{operation}.mode": rng.choice(MODES) for operation in ("delete", "update", "merge")}
         spec = rng.choice(SPECS)
         table.create(spec, **modes)
         self._insert()

@@ -55,7 +55,7 @@ def build_peer(texts: list[str]) -> Any:
     return sketch
 
 
-def read(sketch: ThetaSketch) -> Any:
+def read_peer_sketch(sketch: ThetaSketch) -> Any:
     return datasketches.compact_theta_sketch.deserialize(sketch.encode())
 
 
@@ -82,8 +82,12 @@ def test_datasketches_reads_a_sketch_of_many_values_within_its_error(count: int)
     texts = [f"v{number}" for number in range(count)]
     seamark_sketch, peer = build_sketch(texts), build_peer(texts)
     assert len(seamark_sketch.hashes) == NOMINAL_ENTRIES
-    assert read(seamark_sketch).get_estimate() == pytest.approx(seamark_sketch.estimate)
-    assert read(seamark_sketch).get_lower_bound(3) <= count <= read(seamark_sketch).get_upper_bound(3)
+    assert read_peer_sketch(seamark_sketch).get_estimate() == pytest.approx(seamark_sketch.estimate)
+    assert (
+        read_peer_sketch(seamark_sketch).get_lower_bound(3)
+        <= count
+        <= read_peer_sketch(seamark_sketch).get_upper_bound(3)
+    )
     # A sketch of DataSketches, which keeps more hashes, becomes the same sketch.
     assert ThetaSketch.decode(peer.compact().serialize()).encode() == seamark_sketch.encode()
 

@@ -31,13 +31,13 @@ USES = {
 def run_command(*command: str | Path, cwd: Path, **env: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     completed = subprocess.run(
-        [str(one) for one in command], cwd=cwd, env=environment | env, capture_output=True, text=True, check=False
+        [str(word) for word in command], cwd=cwd, env=environment | env, capture_output=True, text=True, check=False
     )
     assert completed.returncode == 0, f"{command}: {completed.stdout[-2000:]}{completed.stderr[-2000:]}"
     return completed.stdout
 
 
-def build(source: Path, folder: Path, name: str) -> Path:
+def build_wheel(source: Path, folder: Path, name: str) -> Path:
     pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation")
     run_command(*pip, "-w", folder, source, cwd=folder)
     (built,) = folder.glob(f"{name}-*.whl")
@@ -47,7 +47,7 @@ def build(source: Path, folder: Path, name: str) -> Path:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    return build(REPO, folder, "seamark")
+    return build_wheel(REPO, folder, "seamark")
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,10 @@ def build_scan(
     """Return a scan plan of every file, whatever the filter; `view` may be an existing view."""
     deletes = deletes or []
     view = view or TableView(
-        [one for one, _ in data], [one for _, one in data], [one for one, _ in deletes], [one for _, one in deletes]
+        [manifest for manifest, _ in data],
+        [block for _, block in data],
+        [manifest for manifest, _ in deletes],
+        [block for _, block in deletes],
     )
     bound = bind(parse_expression(where), table.current_schema, table.schemas, case_sensitive=True)
     return ScanPlan(

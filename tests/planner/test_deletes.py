@@ -234,7 +234,10 @@ class Situation:
 
     def view(self) -> TableView:
         def build_blocks(listeds: list[ListedManifest]) -> list[Block]:
-            return [encode_as_block(f"m{number}.avro", self.encode_manifest(one)) for number, one in enumerate(listeds)]
+            return [
+                encode_as_block(f"m{number}.avro", self.encode_manifest(manifest))
+                for number, manifest in enumerate(listeds)
+            ]
 
         def build_manifest_files(listeds: list[ListedManifest]) -> list[ManifestFile]:
             return [build_manifest_file(item.content, item.spec_id, item.sequence) for item in listeds]

@@ -147,7 +147,7 @@ async def draw_table(
             kinds[f"g{number}"] = other.table.columns[1].kind
             pools[f"g{number}"] = other.pools["also"] + draw_pool(rng, kinds[f"g{number}"], 2)
             random_table.also[lead] = f"g{number}"
-    columns = [Col(number, one, kind) for number, (one, kind) in enumerate(kinds.items(), 1)]
+    columns = [Col(number, name, kind) for number, (name, kind) in enumerate(kinds.items(), 1)]
     parts = []
     if fact and random_table.leads and rng.random() < 0.4:
         source = next(column for column in columns if column.name == "f0")

@@ -96,7 +96,9 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "d.parquet"
 
 
-async def read(data: Path, limit_bytes: int, columns: list[int], rows: list[int], records: int = 10_000) -> list[int]:
+async def read_rows(
+    data: Path, limit_bytes: int, columns: list[int], rows: list[int], records: int = 10_000
+) -> list[int]:
     settings = Settings(home=data.parent, warehouse=data.parent.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
         reader = DataRows(objects, asyncio.get_running_loop(), None, limit_bytes, 64 << 20)
@@ -111,23 +113,23 @@ async def read(data: Path, limit_bytes: int, columns: list[int], rows: list[int]
 
 async def test_only_the_chunks_with_the_rows_are_read_from_a_data_file(data: Path) -> None:
     size = data.stat().st_size
-    assert await read(data, size // 2, [2], [5, 999, 7003]) == [15, 2997, 21009]
+    assert await read_rows(data, size // 2, [2], [5, 999, 7003]) == [15, 2997, 21009]
     with pytest.raises(Unreadable, match="one request would fetch more than"):
-        await read(data, size // 20, [2], list(range(0, 10_000, 500)))
+        await read_rows(data, size // 20, [2], list(range(0, 10_000, 500)))
 
 
 async def test_data_file_that_differs_from_its_manifest_entry_is_not_read(data: Path) -> None:
     with pytest.raises(Unreadable, match="10000 rows; its manifest states 9999"):
-        await read(data, 1 << 20, [2], [5], records=9999)
+        await read_rows(data, 1 << 20, [2], [5], records=9999)
     with pytest.raises(Unreadable, match="no column with field id 3"):
-        await read(data, 1 << 20, [3], [5])
+        await read_rows(data, 1 << 20, [3], [5])
 
 
 async def test_columns_with_ambiguous_names_in_a_data_file_are_not_used(data: Path) -> None:
     pq.write_table(pq.read_table(data).append_column(pq.read_table(data).field(1), [range(10_000)]), data)
     with pytest.raises(Unreadable, match="2 columns that may be column 2"):
-        await read(data, 1 << 20, [2], [5])
-    assert await read(data, 1 << 20, [1], [5]) == [5]
+        await read_rows(data, 1 << 20, [2], [5])
+    assert await read_rows(data, 1 << 20, [1], [5]) == [5]
 
 
 @pytest.fixture

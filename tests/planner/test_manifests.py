@@ -105,7 +105,7 @@ def test_manifest_with_a_file_that_satisfies_the_expression_is_kept(
 @given(data=st.data(), kind=st.sampled_from(sorted(kind for kind in VALUES if kind not in ("float", "double", "uuid"))))
 def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataObject, kind: str) -> None:
     """For each predicate on one field, the manifest is kept exactly if a value of its range matches."""
-    field = next(one for one, other in KINDS.items() if other == kind)
+    field = next(field_id for field_id, other in KINDS.items() if other == kind)
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=3))
     literal, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
     present_values = [value for value in values if value is not None]

@@ -153,5 +153,5 @@ def test_banned_phrase_is_found_across_lines_but_not_in_code() -> None:
 
 @pytest.mark.parametrize("line", [r"\bis told\b", "\\bis told\\b\t ", "\\bis told\\b receives"])
 def test_rule_without_a_replacement_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match="no tab"):
+    with pytest.raises(ValueError, match="a tab and a replacement"):
         read_rules(line)

@@ -99,7 +99,7 @@ def _run_statement(port: int, sql: str, parameters: Sequence[Any], **options: An
         cursor = connection.cursor()
         cursor.execute(sql, list(parameters) or None)
         rows = Counter(map(repr, cursor.fetchall()))
-        columns = [(one[0], one[1]) for one in cursor.description or []]
+        columns = [(column[0], column[1]) for column in cursor.description or []]
         changed_rows = cursor.rowcount if cursor.update_type else None
         return StatementResult(rows, columns, changed_rows)
     except trino.exceptions.TrinoQueryError as error:

@@ -280,7 +280,11 @@ def test_server_sets_the_properties_of_a_chosen_proposal(week: Week, monkeypatch
 @pytest.mark.slow
 def test_chosen_index_replaces_no_index_that_was_created_meanwhile(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:
     run_statements(week.client, BY_CODE)
-    best = next(one for one in load_advice(week.client, TABLE)["proposals"] if one["change"]["kind"] == "add-index")
+    best = next(
+        proposal
+        for proposal in load_advice(week.client, TABLE)["proposals"]
+        if proposal["change"]["kind"] == "add-index"
+    )
     index_name = best["change"]["index-name"]
     find_proposal = advice_application._find_proposal
 

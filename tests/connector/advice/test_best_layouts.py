@@ -88,8 +88,13 @@ def test_commands_quote_names(client: IndexClient) -> None:
     for _ in range(99):
         client._request_json("POST", f"{make_table_path(TABLE)}/plan-tables", {}, plan)
     proposals = load_advice(client, TABLE)["proposals"]
-    shells = [shlex.split(one) for proposal in proposals for one in proposal["commands"] if one.startswith("seamark")]
+    shells = [
+        shlex.split(command)
+        for proposal in proposals
+        for command in proposal["commands"]
+        if command.startswith("seamark")
+    ]
     assert shells
     assert all(";" not in words and "rm" not in words for words in shells)
-    statements = [one for proposal in proposals for one in proposal["commands"] if one.startswith("ALTER")]
-    assert all("`c'; rm -rf ~ ``x```" in one for one in statements)
+    statements = [command for proposal in proposals for command in proposal["commands"] if command.startswith("ALTER")]
+    assert all("`c'; rm -rf ~ ``x```" in statement for statement in statements)

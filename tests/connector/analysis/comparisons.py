@@ -150,7 +150,7 @@ class Comparisons:
     def spell(self, name: str) -> str:
         """Return the identifier in random case, with or without quotes."""
         if self.draw_chance(0.2):
-            name = "".join(self.rng.choice([one.upper(), one]) if one.isascii() else one for one in name)
+            name = "".join(self.rng.choice([letter.upper(), letter]) if letter.isascii() else letter for letter in name)
         if name.isascii() and name.isidentifier() and name.lower() not in WORDS and self.draw_chance(0.7):
             return name
         return quote(name)
@@ -166,12 +166,16 @@ class Comparisons:
 
     def can_name(self, column: ScopeColumn, scope: Scope) -> bool:
         """Return whether `scope` allows the column to be named without ambiguity."""
-        is_unambiguous = [one.name.lower() for one in scope].count(column.name.lower()) == 1
-        owned = [one for one in scope if one.owner == column.owner and one.name.lower() == column.name.lower()]
+        is_unambiguous = [candidate.name.lower() for candidate in scope].count(column.name.lower()) == 1
+        owned = [
+            candidate
+            for candidate in scope
+            if candidate.owner == column.owner and candidate.name.lower() == column.name.lower()
+        ]
         return (is_unambiguous and column.plain) or (column.owner is not None and len(owned) == 1)
 
     def write_reference(self, column: ScopeColumn, scope: Scope) -> str:
-        is_unambiguous = [one.name.lower() for one in scope].count(column.name.lower()) == 1
+        is_unambiguous = [candidate.name.lower() for candidate in scope].count(column.name.lower()) == 1
         if is_unambiguous and column.plain and (column.owner is None or self.draw_chance(0.5)):
             return self.spell(column.name)
         return f"{self.spell(str(column.owner))}.{self.spell(column.name)}"
@@ -187,7 +191,7 @@ class Comparisons:
         return f"({text})" if self.draw_chance(0.05) else text
 
     def choose_column(self, side: Scope, scope: Scope) -> ScopeColumn | None:
-        able = [one for one in side if self.can_name(one, scope)]
+        able = [column for column in side if self.can_name(column, scope)]
         return self.rng.choice(able) if able else None
 
     # Conditions on two columns
@@ -227,14 +231,17 @@ class Comparisons:
 
     def draw_cross_condition(self, scope: Scope) -> str:
         """Return a condition that equates columns of two tables."""
-        owner = self.rng.choice([one.owner for one in scope])
-        sides = ([one for one in scope if one.owner == owner], [one for one in scope if one.owner != owner])
+        owner = self.rng.choice([column.owner for column in scope])
+        sides = (
+            [column for column in scope if column.owner == owner],
+            [column for column in scope if column.owner != owner],
+        )
         return self.draw_inequality(*sides, scope) if self.draw_chance(0.35) else self.draw_equality(*sides, scope)
 
     def draw_inequality(self, left: Scope, right: Scope, scope: Scope) -> str:
         """Return a condition that compares a column with columns of another table by less or greater."""
         families = (("long",), ("date", "timestamp"), ("double", "decimal(9, 2)"), ("string",))
-        able = [[one for one in side if self.can_name(one, scope)] for side in (left, right)]
+        able = [[column for column in side if self.can_name(column, scope)] for side in (left, right)]
         pairs = [
             (column, other)
             for column in able[0]
@@ -261,7 +268,7 @@ class Comparisons:
     # Conditions on one column
 
     def draw_simple_condition(self, scope: Scope) -> str:
-        able = [one for one in scope if self.can_name(one, scope)]
+        able = [column for column in scope if self.can_name(column, scope)]
         if not able:
             return self.rng.choice(["1 = 1", "TRUE", "NOT FALSE"])
         text = self.draw_comparison(self.rng.choice(able), scope)
@@ -311,7 +318,7 @@ class Comparisons:
 
     def list_row_shapes(self, column: ScopeColumn, name: str, scope: Scope) -> Shapes:
         kind = column.kind
-        other = self.rng.choice([one for one in scope if self.can_name(one, scope)] or [column])
+        other = self.rng.choice([column for column in scope if self.can_name(column, scope)] or [column])
         pair = f"({name}, {self.write_reference(other, scope)})"
         # No row contains null: DuckDB compares rows as values, and Trino compares their fields.
         rows = [f"({self.draw_value(kind)}, {self.draw_value(other.kind)})" for _ in range(2)]
@@ -322,7 +329,7 @@ class Comparisons:
             lambda: f"{name} IN (SELECT v FROM UNNEST(ARRAY[{values}]) AS w (v))",
             lambda: f"{self.rng.choice(['', 'NOT '])}contains(ARRAY[{values}], {name})",
         ]
-        same = [one for one in scope if one.kind == kind and self.can_name(one, scope)]
+        same = [column for column in scope if column.kind == kind and self.can_name(column, scope)]
         shapes.append(
             lambda: (
                 f"{name} {self.rng.choice(['=', '<', '<=', '<>'])} {self.write_reference(self.rng.choice(same), scope)}"
@@ -341,7 +348,9 @@ class Comparisons:
             literals[0] = self.rng.choice(SHARP[column.kind])
             literals[1] = "1e300" if numbers else MIXED_TIMES[-2]
         family = NUMBERS if numbers else ("date", "timestamp")
-        other_columns = [one for one in scope if one.kind in family and self.can_name(one, scope)] or [column]
+        other_columns = [column for column in scope if column.kind in family and self.can_name(column, scope)] or [
+            column
+        ]
         other = self.write_reference(self.rng.choice(other_columns), scope)
         negated = self.rng.choice(["", "NOT "])
         size = self.rng.randint(2, 3)
@@ -349,7 +358,9 @@ class Comparisons:
         values = [value for value in literals if "NULL" not in value]
         rows = ", ".join(f"({value})" for value in literals[:size])
         # DuckDB compares nulls in rows as values, and Trino does not.
-        pairs = ", ".join(f"({value}, {one})" for value, one in zip(values or ["1"], ("1", "1.0", "1e0"), strict=False))
+        pairs = ", ".join(
+            f"({value}, {number})" for value, number in zip(values or ["1"], ("1", "1.0", "1e0"), strict=False)
+        )
         shapes: Shapes = [
             lambda: f"{name} {negated}IN ({text})",
             lambda: f"{name} {negated}BETWEEN {literals[0]} AND {literals[1]}",

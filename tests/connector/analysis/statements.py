@@ -46,9 +46,9 @@ class RandomStatements(Comparisons):
         statements = []
         for name in self.rng.sample(TABLE_NAMES, self.rng.randint(2, 4)):
             names = self.rng.sample(COLUMN_NAMES, self.rng.randint(1, 4))
-            columns = {one: self.rng.choice([*KINDS, *["long"] * 8, *["string"] * 2]) for one in names}
+            columns = {name: self.rng.choice([*KINDS, *["long"] * 8, *["string"] * 2]) for name in names}
             self.tables.append(StoredRelation(name, columns))
-            typed = ", ".join(f"{quote(one)} {KINDS[kind]}" for one, kind in columns.items())
+            typed = ", ".join(f"{quote(column)} {KINDS[kind]}" for column, kind in columns.items())
             statements.append(f"CREATE TABLE {quote(name)} ({typed})")
             for _ in range(self.rng.choice([0, *[self.rng.randint(4, ROWS_MAX)] * 9])):
                 row = ", ".join(
@@ -78,9 +78,9 @@ class RandomStatements(Comparisons):
                     words, renamed = "WITH RECURSIVE", " (rn)"
                 elif self.draw_chance(0.3):
                     columns = [(f"w{number}", kind) for number, (_, kind) in enumerate(columns)]
-                    renamed = f" ({', '.join(self.spell(one) for one, _ in columns)})"
+                    renamed = f" ({', '.join(self.spell(column) for column, _ in columns)})"
                 clauses.append(f"{self.spell(name)}{renamed} AS{self.draw_space()}({text})")
-                visible_tables = [one for one in visible_tables if one.name.lower() != name.lower()]
+                visible_tables = [table for table in visible_tables if table.name.lower() != name.lower()]
                 visible_tables.append(StoredRelation(name, dict(columns)))
         text, columns = self.draw_body(visible_tables, depth, outer)
         return (f"{self.draw_word(words)} {', '.join(clauses)}{self.draw_space()}" if clauses else "") + text, columns
@@ -146,20 +146,20 @@ class RandomStatements(Comparisons):
         *,
         window: bool,
     ) -> tuple[list[str], list[tuple[str, str]]]:
-        names = [one.name.lower() for one in scope]
-        owners = {one.owner for one in scope if one.owner is not None}
+        names = [column.name.lower() for column in scope]
+        owners = {column.owner for column in scope if column.owner is not None}
         if (
             kinds is None
             and self.draw_chance(0.2)
             and len(set(names)) == len(names)
-            and all(one.plain for one in scope)
+            and all(column.plain for column in scope)
         ):
-            return ["*"], [(one.name, one.kind) for one in scope]
-        if kinds is None and owners and self.draw_chance(0.1) and all(one.plain for one in scope):
+            return ["*"], [(column.name, column.kind) for column in scope]
+        if kinds is None and owners and self.draw_chance(0.1) and all(column.plain for column in scope):
             owner = self.rng.choice(sorted(owners))
-            owner_columns = [one for one in scope if one.owner == owner]
+            owner_columns = [column for column in scope if column.owner == owner]
             return [f"{self.spell(owner)}.*", "1 AS one"], [
-                *((one.name, one.kind) for one in owner_columns),
+                *((column.name, column.kind) for column in owner_columns),
                 ("one", "long"),
             ]
         items, columns = [], []
@@ -167,7 +167,7 @@ class RandomStatements(Comparisons):
             text, result, name = self.draw_projection(scope, relations, depth, outer, kind)
             if window and kind is None and number == 0:
                 text, result, name = self.draw_window(scope), "long", None
-            used_names = {one.lower() for one, _ in columns}
+            used_names = {column.lower() for column, _ in columns}
             if name is None or name.lower() in used_names or self.draw_chance(0.3):
                 name = self.rng.choice([f"p{number}", *COLUMN_NAMES])
                 name = f"p{number}" if name.lower() in used_names else name
@@ -179,7 +179,7 @@ class RandomStatements(Comparisons):
     def draw_projection(
         self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope, kind: str | None
     ) -> tuple[str, str, str | None]:
-        fitting = [one for one in scope if kind in (None, one.kind) and self.can_name(one, scope)]
+        fitting = [column for column in scope if kind in (None, column.kind) and self.can_name(column, scope)]
         if fitting and self.draw_chance(0.75):
             column = self.rng.choice(fitting)
             text = self.write_reference(column, scope)
@@ -192,7 +192,7 @@ class RandomStatements(Comparisons):
         if kind == "long" and depth > 1 and self.draw_chance(0.4):
             inner, _ = self.draw_with_query(relations, depth - 1, [*outer, *scope])
             return f"(SELECT count(*) FROM ({inner}) AS n)", "long", None
-        same = [one for one in scope if one.kind == kind and self.can_name(one, scope)]
+        same = [column for column in scope if column.kind == kind and self.can_name(column, scope)]
         if same and self.draw_chance(0.6):
             return (
                 f"coalesce({self.write_reference(self.rng.choice(same), scope)}, {self.draw_literal(kind)})",
@@ -206,7 +206,7 @@ class RandomStatements(Comparisons):
         return ""
 
     def draw_window(self, scope: Scope) -> str:
-        keys = [self.write_reference(one, scope) for one in scope if self.can_name(one, scope)]
+        keys = [self.write_reference(column, scope) for column in scope if self.can_name(column, scope)]
         if not keys:
             return "count(*) OVER ()"
         return self.rng.choice(
@@ -216,7 +216,7 @@ class RandomStatements(Comparisons):
     def draw_grouped_query(
         self, source: str, where: str, scope: Scope, relations: list[StoredRelation], depth: int
     ) -> tuple[str, list[tuple[str, str]]]:
-        able = [one for one in scope if self.can_name(one, scope)]
+        able = [column for column in scope if self.can_name(column, scope)]
         keys = self.rng.sample(able, min(len(able), self.rng.randint(0, 2)))
         named_keys = [self.write_reference(key, scope) for key in keys]
         items = [f"{text} AS g{number}" for number, text in enumerate(named_keys)]
@@ -248,7 +248,7 @@ class RandomStatements(Comparisons):
 
         In most cases each aggregate has a FILTER and counts only the rows that pass it.
         """
-        able = [one for one in scope if self.can_name(one, scope)]
+        able = [column for column in scope if self.can_name(column, scope)]
         items = []
         for number in range(self.rng.randint(1, 2)):
             column = self.write_reference(self.rng.choice(able), scope) if able else "1"
@@ -296,13 +296,13 @@ class RandomStatements(Comparisons):
 
         Each step selects the rows whose first column has a value of the previous step, and returns their other column.
         """
-        hidden = {one.name.lower() for one in relations} | {name.lower()}
-        able = [one for one in self.tables if one.name.lower() not in hidden and "long" in one.columns.values()]
+        hidden = {relation.name.lower() for relation in relations} | {name.lower()}
+        able = [table for table in self.tables if table.name.lower() not in hidden and "long" in table.columns.values()]
         if not able:
             return None
         table = self.rng.choice(able)
         scope = [ScopeColumn(column, kind, "step") for column, kind in table.columns.items()]
-        long = [one for one in scope if one.kind == "long"]
+        long = [column for column in scope if column.kind == "long"]
         start, before, after = (self.rng.choice(long) for _ in range(3))
         from_table = f"{self.spell(table.name)} AS step"
         first = (
@@ -317,7 +317,7 @@ class RandomStatements(Comparisons):
     def draw_source_list(self, relations: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, Scope]:
         text, scope = self.draw_source(relations, depth, outer, set())
         for _ in range(self.rng.choice([0, 0, 0, 1, 1, 1, 2]) if depth < 3 else self.rng.choice([0, 1, 1])):
-            used_names = {one.owner.lower() for one in scope if one.owner is not None}
+            used_names = {column.owner.lower() for column in scope if column.owner is not None}
             if self.draw_chance(0.2):
                 right, right_scope = (
                     self.draw_unnest(used_names)
@@ -335,7 +335,7 @@ class RandomStatements(Comparisons):
 
     def draw_unnest(self, used_names: set[str]) -> tuple[str, Scope]:
         """Return a list of literals as a source after a comma, because Trino does not join UNNEST with a condition."""
-        alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
+        alias = self.rng.choice([alias for alias in ALIASES if alias.lower() not in used_names])
         column = self.rng.choice(COLUMN_NAMES)
         text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spell(alias)} ({quote(column)})"
         return text, [ScopeColumn(column, "long", alias)]
@@ -343,7 +343,7 @@ class RandomStatements(Comparisons):
     def draw_lateral(
         self, text: str, scope: Scope, relations: list[StoredRelation], used_names: set[str]
     ) -> tuple[str, Scope]:
-        alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
+        alias = self.rng.choice([alias for alias in ALIASES if alias.lower() not in used_names])
         query = self.draw_lateral_query(scope, relations) if self.draw_chance(0.6) else None
         if query is not None:
             inner, columns = query
@@ -376,8 +376,8 @@ class RandomStatements(Comparisons):
         table_columns = [ScopeColumn(column, kind, "qq") for column, kind in table.columns.items()]
         source, inner = f"{self.spell(table.name)} AS qq", table_columns
         if self.draw_chance(0.4):
-            hidden = {one.name.lower() for one in relations}
-            other = self.rng.choice([one for one in self.tables if one.name.lower() not in hidden])
+            hidden = {relation.name.lower() for relation in relations}
+            other = self.rng.choice([table for table in self.tables if table.name.lower() not in hidden])
             other_columns = [ScopeColumn(column, kind, "rr") for column, kind in other.columns.items()]
             inner = [*table_columns, *other_columns]
             join_condition = self.draw_equality(table_columns, other_columns, inner)
@@ -389,10 +389,10 @@ class RandomStatements(Comparisons):
             f"qq.{self.spell(name)} ="
             f" {away}{f' AND {self.draw_simple_condition(inner)}' if self.draw_chance(0.4) else ''}"
         )
-        able = [one for one in inner if self.can_name(one, inner)]
+        able = [column for column in inner if self.can_name(column, inner)]
         grouped = self.rng.sample(able, min(len(able), self.rng.randint(1, 2)))
-        columns = [(f"l{number}", one.kind) for number, one in enumerate(grouped)]
-        items = [f"{self.write_reference(one, inner)} AS l{number}" for number, one in enumerate(grouped)]
+        columns = [(f"l{number}", column.kind) for number, column in enumerate(grouped)]
+        items = [f"{self.write_reference(column, inner)} AS l{number}" for number, column in enumerate(grouped)]
         if self.draw_chance(0.3):
             keys = ", ".join(str(number) for number in range(1, len(items) + 1))
             text = f"SELECT {', '.join([*items, 'count(*) AS ln'])} FROM {source} WHERE {where} GROUP BY {keys}"
@@ -416,7 +416,7 @@ class RandomStatements(Comparisons):
         self, scope: Scope, relations: list[StoredRelation]
     ) -> tuple[StoredRelation, str, str] | None:
         """Return a table, one of its columns, and a column of the outer row with the same type."""
-        hidden = {one.name.lower() for one in relations}
+        hidden = {relation.name.lower() for relation in relations}
         pairs = [
             (table, name, column)
             for table in self.tables
@@ -435,7 +435,7 @@ class RandomStatements(Comparisons):
     ) -> tuple[str, Scope]:
         text, scope = self.draw_source(relations, depth, outer, used_names)
         if self.draw_chance(0.12):
-            inner = {one.owner.lower() for one in scope if one.owner is not None} | used_names
+            inner = {column.owner.lower() for column in scope if column.owner is not None} | used_names
             other, other_scope = self.draw_source(relations, depth, outer, inner)
             text, scope = self.draw_join(text, scope, other, other_scope, relations, depth, outer)
             return f"({text})", scope
@@ -528,7 +528,7 @@ class RandomStatements(Comparisons):
     def draw_condition(self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope) -> str:
         parts = []
         for _ in range(self.rng.choice([1, 1, 1, 1, 2])):
-            able = [one for one in scope if self.can_name(one, scope)]
+            able = [column for column in scope if self.can_name(column, scope)]
             column = self.rng.choice(able) if able and self.draw_chance(0.1) else None
             extreme = (
                 None
@@ -544,8 +544,8 @@ class RandomStatements(Comparisons):
             elif self.draw_chance(0.2):
                 parts.append(self.draw_cross_condition(scope))
             elif self.draw_chance(0.25):
-                owners = sorted({str(one.owner) for one in scope if one.owner is not None})
-                sides = [[one for one in scope if one.owner == owner] for owner in owners]
+                owners = sorted({str(column.owner) for column in scope if column.owner is not None})
+                sides = [[column for column in scope if column.owner == owner] for owner in owners]
                 either = [
                     self.draw_comparison(column, scope)
                     for side in sides
@@ -561,9 +561,11 @@ class RandomStatements(Comparisons):
     def draw_subquery(self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope) -> str:
         negated = self.rng.choice(["", "NOT "])
         if self.draw_chance(0.5):
-            inner, _ = self.draw_with_query(relations, depth - 1, [one for one in scope if one.owner is not None])
+            inner, _ = self.draw_with_query(
+                relations, depth - 1, [column for column in scope if column.owner is not None]
+            )
             return f"{negated}EXISTS ({inner})"
-        able = [one for one in scope if self.can_name(one, scope)]
+        able = [column for column in scope if self.can_name(column, scope)]
         if not able:
             return self.draw_simple_condition(scope)
         column = self.rng.choice(able)
@@ -615,8 +617,8 @@ class RandomStatements(Comparisons):
 
         Return None if no column fits.
         """
-        hidden = {one.name.lower() for one in relations}
-        tables = [*relations, *(one for one in self.tables if one.name.lower() not in hidden)]
+        hidden = {relation.name.lower() for relation in relations}
+        tables = [*relations, *(table for table in self.tables if table.name.lower() not in hidden)]
         columns = [(table, name) for table in tables for name, each in table.columns.items() if each == kind]
         if not columns:
             return None
@@ -675,7 +677,7 @@ class RandomStatements(Comparisons):
 
         The column is qualified by an alias that the inner scope does not have.
         """
-        owners = {one.owner.lower() for one in scope if one.owner is not None}
+        owners = {column.owner.lower() for column in scope if column.owner is not None}
         pairs = [
             (column, other)
             for column in scope

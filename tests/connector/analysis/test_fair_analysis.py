@@ -50,9 +50,9 @@ async def test_short_statements_are_analysed_while_one_long_statement_is_analyse
         ]
         rewrite = await rewriter.rewrite(build_statement(7), SESSION)
         assert rewrite.statement is not None
-        assert not any(one.done() for one in long)
+        assert not any(task.done() for task in long)
         go.set()
-        assert all([(await one).statement is not None for one in long])
+        assert all([(await task).statement is not None for task in long])
     assert at_once == [0, 1]
 
 

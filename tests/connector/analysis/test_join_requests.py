@@ -107,10 +107,10 @@ async def test_snowflake_is_planned_with_nested_joins_and_all_its_tables_are_pin
     rewrite, plan_request = await run_rewrite(sql)
     ((join,),) = [request.joins for request in filter_requests("sales", plan_request)]
     assert (join.table, join.filter) == (("db", "items"), None)
-    assert [(one.table, one.on, one.filter) for one in join.joins] == [
+    assert [(nested_join.table, nested_join.on, nested_join.filter) for nested_join in join.joins] == [
         (("db", "brands"), (("brand", "b_key"),), parse_filter("name = 'x'"))
     ]
-    assert [(one.table[-1], one.snapshot_id) for one in plan_request if one.table[-1] != "sales"] == [
+    assert [(request.table[-1], request.snapshot_id) for request in plan_request if request.table[-1] != "sales"] == [
         ("items", 20),
         ("brands", 30),
     ]
@@ -285,7 +285,7 @@ async def test_request_for_many_tables_with_a_common_key_has_at_most_32_joins() 
     names = ", ".join(tables)
     equal = " AND ".join(f"k0 = k{number}" for number in range(1, 30))
     _, requests = await run_rewrite(f"SELECT 1 FROM {names} WHERE {equal} AND x7 = 1", tables=tables)
-    assert all(_count_joins(one.joins) <= 32 for one in requests)
+    assert all(_count_joins(request.joins) <= 32 for request in requests)
 
 
 def _count_joins(joins: tuple[JoinRequest, ...]) -> int:

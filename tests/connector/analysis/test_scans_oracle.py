@@ -148,7 +148,10 @@ def format_extreme(join: Join, depth: int, table: str) -> str:
 
 def format_equality(join: Join, depth: int) -> str:
     """Return the condition that a row of `j{depth}` matches a row of the next table."""
-    pairs = [(f"j{depth}.{quote(one)}", f"j{depth + 1}.{quote(two)}") for one, two in join.on]
+    pairs = [
+        (f"j{depth}.{quote(left_column)}", f"j{depth + 1}.{quote(right_column)}")
+        for left_column, right_column in join.on
+    ]
     if join.transform in ("identity", "range"):
         ops = join.ops or ["="] * len(pairs)
         return " AND ".join(f"{own_column} {op} {other}" for (own_column, other), op in zip(pairs, ops, strict=True))
@@ -180,7 +183,7 @@ def check_bound(statements: RandomStatements, scan: Scan) -> None:
     assert scan.filter is not None
     sent_filter = json.loads(json.dumps(encode_expression(scan.filter)))
     of_filter = resolve_literals(parse_expression(sent_filter, typed=True, functions=True), schema, ())
-    bound = [bind(one, schema, (), case_sensitive=False) for one in (of_filter, bound_text.expression)]
+    bound = [bind(expression, schema, (), case_sensitive=False) for expression in (of_filter, bound_text.expression)]
     assert bound[0] == bound[1], (scan.predicate, sent_filter)
 
 
@@ -199,12 +202,12 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
             counts["with rows"] += bool(expected)
             counts["understood"] += bool(scans)
             counts["scans"] += len(scans)
-            counts["predicates"] += sum(one.predicate is not None for one in scans)
-            counts["likes"] += sum(len(one.likes) for one in scans)
-            counts["joins"] += sum(len(one.joins) for one in scans)
-            counts += Counter(join.transform for one in scans for join in one.joins)
-            counts["exact"] += sum(join.exact and join.where is not None for one in scans for join in one.joins)
-            counts["alternatives"] += sum(join.any_of is not None for one in scans for join in one.joins)
+            counts["predicates"] += sum(scan.predicate is not None for scan in scans)
+            counts["likes"] += sum(len(scan.likes) for scan in scans)
+            counts["joins"] += sum(len(scan.joins) for scan in scans)
+            counts += Counter(join.transform for scan in scans for join in scan.joins)
+            counts["exact"] += sum(join.exact and join.where is not None for scan in scans for join in scan.joins)
+            counts["alternatives"] += sum(join.any_of is not None for scan in scans for join in scan.joins)
             counts["rows left out by joins"] += check_same(rng, connection, text, scans, expected, f"seed {seed}")
             for scan in scans:
                 if scan.predicate is not None:

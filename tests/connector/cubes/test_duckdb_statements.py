@@ -80,7 +80,7 @@ class RandomDuckDBAggregates(RandomAggregates):
         return dimensions, measures
 
     def query(self, dimensions: list[str], measures: list[str], source: str) -> str:
-        plain_dimensions = [one for one in dimensions if one != "s.f"]
+        plain_dimensions = [dimension for dimension in dimensions if dimension != "s.f"]
         text, table = super().query(plain_dimensions, measures, source), f" FROM {source} a"
         if "s.f" in dimensions and self._rng.random() < 0.5:
             text = text.replace(table, f", {self._rng.choice(('min(s.f)', 'count(DISTINCT a.s.f)'))}{table}")
@@ -105,7 +105,7 @@ def build_entry(rng: random.Random, cube: IndexDefinition, file: pa.Table) -> pa
         return None
 
 
-def store(con: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
+def store_rows(con: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
     """Store rows in DuckDB, because DuckDB compares NaN in an Arrow table differently."""
     con.register("arrow", rows)
     con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS SELECT * FROM arrow")
@@ -116,7 +116,7 @@ def are_certain(con: duckdb.DuckDBPyConnection, file: pa.Table, query: DuckDBCub
     condition, doubt = query.statement.row_condition, query.statement.doubt
     if not condition:
         return True
-    store(con, "f", file)
+    store_rows(con, "f", file)
     counts = con.sql(
         f"SELECT count(*), count(*) FILTER (WHERE ({doubt}) IS NOT TRUE) FROM f a WHERE ({condition}) IS NOT TRUE"
     ).fetchone()
@@ -141,7 +141,7 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
     cube = define("cube", "cube", dimensions, SCHEMA, measures=measures)
     files = [draw_file(rng) for _ in range(rng.randint(1, 4))]
     entries = [build_entry(rng, cube, file) for file in files]
-    store(con, "t", pa.concat_tables(files))
+    store_rows(con, "t", pa.concat_tables(files))
     for _ in range(queries):
         text = aggregates.query(dimensions, measures, "t")
         statement = DuckDBStatement(text)
@@ -162,7 +162,7 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
             continue
         rows = [file for file, entry in zip(files, covered, strict=True) if entry is None]
         con.register(GROUPS, pa.Table.from_batches(groups))
-        store(con, "rest", pa.concat_tables(rows or [files[0].slice(0, 0)]))
+        store_rows(con, "rest", pa.concat_tables(rows or [files[0].slice(0, 0)]))
         expected = con.sql(text)
         actual = con.sql(query.write("rest" if rows else None))
         where = f"seed {seed}: {text}\n{query.write('rest')}"

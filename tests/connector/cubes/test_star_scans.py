@@ -51,7 +51,7 @@ async def load_tables(*tables: TableMetadata) -> list[KnownTable]:
     return [table for table in loaded if table is not None]
 
 
-def translate(tables: Sequence[KnownTable]) -> str:
+def translate_to_cube(tables: Sequence[KnownTable]) -> str:
     """Return the statement that reads groups of a cube of the first table."""
     scans = []
     for name, table in zip(("facts", "shops"), tables, strict=True):
@@ -65,7 +65,7 @@ def translate(tables: Sequence[KnownTable]) -> str:
 
 async def test_renamed_columns_of_a_dimension_table_are_not_read_with_the_schema_of_its_snapshot() -> None:
     shops = add_snapshots(build_table(schema=build_schema(*SHOPS)), 7)
-    statement = translate(await load_tables(build_facts(2), shops))
+    statement = translate_to_cube(await load_tables(build_facts(2), shops))
     assert 'LEFT JOIN db.shops FOR VERSION AS OF 7 AS "d" ON' in statement
     renamed = apply_json_updates(
         shops,
@@ -74,4 +74,4 @@ async def test_renamed_columns_of_a_dimension_table_are_not_read_with_the_schema
     )
     # The snapshot 7 has the name `region` for the field 2, and the cube has the field 3.
     with pytest.raises(NotFromCube, match="columns of a dimension table have changed since its current snapshot"):
-        translate(await load_tables(build_facts(3), renamed))
+        translate_to_cube(await load_tables(build_facts(3), renamed))

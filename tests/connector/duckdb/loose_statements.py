@@ -99,7 +99,7 @@ class LooseStatements(RandomStatements):
 
     def draw_unnest(self, used_names: set[str]) -> tuple[str, Scope]:
         """Return a list of literals as a source, with or without column names."""
-        alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
+        alias = self.rng.choice([alias for alias in ALIASES if alias.lower() not in used_names])
         kinds = [self.rng.choice(["long", "long", "string", "date"]) for _ in range(self.rng.randint(1, 2))]
         names = self.rng.sample(COLUMN_NAMES, self.rng.randint(0, len(kinds)))
         text = f" ({', '.join(map(quote, names))})" if names else ""
@@ -127,7 +127,7 @@ class LooseStatements(RandomStatements):
 
         In some cases the column has no qualifier, and its name can also be the name of an output of the subquery.
         """
-        column_names = {one.name.lower() for one in scope}
+        column_names = {column.name.lower() for column in scope}
         pairs = [
             (column, other)
             for column in scope

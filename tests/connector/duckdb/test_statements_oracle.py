@@ -72,7 +72,9 @@ class MarkedTables:
         known_joins = [
             join for join in joins if all(self.is_known(o.scan) for o in joins if o.any_of == join.any_of is not None)
         ]
-        yield from format_joins(rng, tuple(one for one in known_joins if self.is_known(one.scan)), path, format_partner)
+        yield from format_joins(
+            rng, tuple(join for join in known_joins if self.is_known(join.scan)), path, format_partner
+        )
 
 
 def find_statement_scans(
@@ -102,7 +104,7 @@ def find_statement_scans(
     return tables_by_mark, scans
 
 
-def prune(
+def prune_tables(
     rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: MarkedTables
 ) -> str:
     replacements = []
@@ -164,7 +166,7 @@ def check_one(
     counts["predicates"] += sum(reference.predicate is not None for reference in result if reference.table in stored)
     counts["joins"] += sum(len(reference.joins) for reference in result)
     counts["periods"] += any(join.transform != "identity" for reference in result for join in reference.joins)
-    replacements = prune(rng, connection, statement, MarkedTables(result, stored))
+    replacements = prune_tables(rng, connection, statement, MarkedTables(result, stored))
     note = f"{seed}\n{text}\n-- became\n{replacements}\n-- by\n" + "\n".join(
         f"{reference.table}: {reference.predicate} {reference.joins}" for reference in result
     )

@@ -158,7 +158,7 @@ class RandomColumn:
                 return tuple(map(self.children[0].freeze, value))
             case "map":
                 key, other = self.children
-                return frozenset((key.freeze(one), other.freeze(two)) for one, two in value)
+                return frozenset((key.freeze(map_key), other.freeze(map_value)) for map_key, map_value in value)
         if isinstance(value, float):
             return "NaN" if value != value else struct.pack("<d", value)
         return type(value).__name__, value
@@ -172,7 +172,7 @@ class RandomColumn:
             case "map":
                 key, value = self.children
                 keys = {key.draw_value(rng) for _ in range(rng.choice((0, 1, 2)))}
-                return [(one, value.draw_or_null(rng)) for one in sorted(keys)]
+                return [(item, value.draw_or_null(rng)) for item in sorted(keys)]
         return draw_value(rng, self.kind)
 
     def draw_or_null(self, rng: random.Random) -> Any:

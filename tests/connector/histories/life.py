@@ -86,7 +86,7 @@ class TableHistory:
         return f"db.{self._name}"
 
     def _draw_column(self, kind: str, children: Sequence[RandomColumn] = ()) -> RandomColumn:
-        free = [one for one in NAMES if one.lower() not in {column.name.lower() for column in self._columns}]
+        free = [name for name in NAMES if name.lower() not in {column.name.lower() for column in self._columns}]
         self._last_id += 1
         return RandomColumn(self._last_id, self._rng.choice(free), kind, list(children))
 
@@ -95,7 +95,7 @@ class TableHistory:
         names = {STRUCT: self._rng.sample(("a", "b", "C c"), self._rng.choice((1, 2))), LIST: ["element"]}.get(kind, [])
         self._last_id += 1
         column = RandomColumn(self._last_id, name, kind or self._rng.choice(list_kinds(self._version)))
-        column.children = [self._draw_inner(one, depth - 1) for one in names]
+        column.children = [self._draw_inner(name, depth - 1) for name in names]
         return column
 
     def _draw_new_column(self, *, default: bool = False) -> RandomColumn:
@@ -103,7 +103,7 @@ class TableHistory:
         match rng.choice((STRUCT, LIST, MAP, *[""] * 7)):
             case "struct":
                 return self._draw_column(
-                    STRUCT, [self._draw_inner(one, 1) for one in rng.sample(("a", "b"), rng.choice((1, 2)))]
+                    STRUCT, [self._draw_inner(name, 1) for name in rng.sample(("a", "b"), rng.choice((1, 2)))]
                 )
             case "list":
                 return self._draw_column(LIST, [self._draw_inner("element", 1)])
@@ -410,7 +410,9 @@ class TableHistory:
         elif operator == "move":
             rng.shuffle(columns)
         elif operator == "extend":
-            structs = [one for column in columns for one in column.walk() if one.kind == STRUCT]
+            structs = [
+                inner_column for column in columns for inner_column in column.walk() if inner_column.kind == STRUCT
+            ]
             for first in rng.sample(structs, min(1, len(structs))):
                 first.children.append(self._draw_inner(f"n{self._last_id}", 1))
         elif operator == "promote":
@@ -486,7 +488,7 @@ class TableHistory:
             strict=True,
         )
         id_pairs = zip(ids.to_pylist(), numbers.to_pylist(), strict=True)
-        now = {tuple(map(compute_key, key)): one for key, one in zip(keys, id_pairs, strict=True)}
+        now = {tuple(map(compute_key, key)): id_pair for key, id_pair in zip(keys, id_pairs, strict=True)}
         assert len({number for number, _ in now.values()}) == rows.num_rows
         for key in self._row_ids.keys() & now.keys() if self._touched is not None else ():
             assert key in (self._touched or ()) or now[key] == self._row_ids[key], key

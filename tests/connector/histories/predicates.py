@@ -21,7 +21,7 @@ _NEGATED = {
     **{"eq": "not-eq", "lt": "gt-eq", "lt-eq": "gt", "is-null": "not-null"},
     **{"in": "not-in", "starts-with": "not-starts-with", "is-nan": "not-nan"},
 }
-_NEGATED |= {other: one for one, other in _NEGATED.items()}
+_NEGATED |= {other: op for op, other in _NEGATED.items()}
 _ORDERED = {"lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt, "gt-eq": operator.ge, "eq": operator.eq}
 
 

@@ -78,7 +78,7 @@ def test_build_reports_its_progress_and_builds_only_missing_entries(client: Inde
     workers = RecordingWorkers()
     report = build(client, "db.t", "b", workers, limits=SMALL_GROUPS, on_progress=progress.append)
     assert [len(group) for group in workers.groups] == [2, 2, 2]
-    assert [one.files_done for one in progress] == [2, 4, 6]
+    assert [report.files_done for report in progress] == [2, 4, 6]
     assert progress[0].eta_ms is not None
     assert (report.json["state"], report.progress.rows_done, report.files_not_indexed) == ("completed", 120, 0)
     index = client.index("db.t", "b")
@@ -157,7 +157,7 @@ def test_build_ends_while_writers_keep_committing(client: IndexClient) -> None:
 def test_interrupted_build_is_rolled_back_and_the_next_build_continues_it(client: IndexClient) -> None:
     with pytest.raises(BuildInterrupted):
         build(client, "db.t", "b", RecordingWorkers(None, interrupt_build), limits=SMALL_GROUPS)
-    (instant,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
+    (instant,) = [instant for instant in client.timeline("db.t", action="indexing") if instant.state == "rolled_back"]
     assert instant.summary["reason"] == "BuildInterrupted"
     assert client.index("db.t", "b").files == 2
     workers = RecordingWorkers()
@@ -198,7 +198,7 @@ def test_sigterm_rolls_a_build_back_and_is_recorded_as_the_reason(client: IndexC
             RecordingWorkers(None, lambda: os.kill(os.getpid(), signal.SIGTERM)),
             limits=SMALL_GROUPS,
         )
-    (instant,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
+    (instant,) = [instant for instant in client.timeline("db.t", action="indexing") if instant.state == "rolled_back"]
     assert instant.summary["reason"] == "KeyboardInterrupt: SIGTERM"
     assert client.index("db.t", "b").files == 2
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

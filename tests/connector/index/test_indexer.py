@@ -105,7 +105,7 @@ def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
     assert (before[7], after[7]) == (0, 0)  # Bounds alone leave these files out.
     assert after == before
     assert client.explain("db.t", "country = 'c15'").files == 0
-    assert [one.state for one in client.timeline(action="indexing")] == ["completed", "completed"]
+    assert [instant.state for instant in client.timeline(action="indexing")] == ["completed", "completed"]
 
 
 def test_merge_leaves_out_index_files_of_an_unknown_version(client: IndexClient, server: ServerThread) -> None:
@@ -181,7 +181,10 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: S
     Indexer(
         client, open_in_process_workers
     ).round()  # Each of two concurrent indexers may have left work to the other, so a third round builds the rest.
-    assert (sum(one.failed for one in rounds), set(read_health(client, "db.t0", "db.t1", "db.t2").values())) == (
+    assert (
+        sum(round_report.failed for round_report in rounds),
+        set(read_health(client, "db.t0", "db.t1", "db.t2").values()),
+    ) == (
         0,
         {"ok"},
     )
@@ -234,8 +237,8 @@ def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexCli
     fourth = keeper.round()
     assert (fourth.builds, fourth.files) == (1, 1)
     assert client.index("db.t", "i").health == "ok"
-    summaries = [one.summary for one in client.timeline(action="auditing")]
-    assert [(one["index-files"], one["damaged"]) for one in summaries] == [(3, 0), (3, 1)]
+    summaries = [instant.summary for instant in client.timeline(action="auditing")]
+    assert [(summary["index-files"], summary["damaged"]) for summary in summaries] == [(3, 0), (3, 1)]
 
 
 @pytest.mark.slow
@@ -248,8 +251,8 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
     keeper = Indexer(client, open_in_process_workers, limits=one_each, now=clock, audit=AuditLimits(size_bytes=1))
     flip(client, "db.b", "i", 2)
     rounds = [keeper.round() for _ in range(7)]
-    assert [one.verified for one in rounds] == [1, 1, 1, 1, 1, 1, 0]
-    assert sum(one.damaged for one in rounds) == 1
+    assert [round_report.verified for round_report in rounds] == [1, 1, 1, 1, 1, 1, 0]
+    assert sum(round_report.damaged for round_report in rounds) == 1
     assert len(list(client.timeline(action="auditing"))) == 2
 
     def advance_clock() -> float:
@@ -383,12 +386,14 @@ def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexCl
         wait_until(lambda: client.index("db.t", "i").health == "ok")
         append(client.url, "db.t", [[1000]])
         reports = []
-        while [one["event"] for one in reports].count("index built") < 2:
+        while [report["event"] for report in reports].count("index built") < 2:
             reports.append(json.loads(process.stderr.readline()))
         process.send_signal(signal.SIGTERM)
         _, remaining_output = process.communicate(timeout=60)
     assert process.returncode == 0, remaining_output
-    assert [(one["table"], one["index"], one["files"]) for one in reports if one["event"] == "index built"] == [
+    assert [
+        (report["table"], report["index"], report["files"]) for report in reports if report["event"] == "index built"
+    ] == [
         ("db.t", "i", 3),
         ("db.t", "i", 1),
     ]

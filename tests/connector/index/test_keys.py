@@ -35,7 +35,11 @@ NAN = float("nan")
 
 
 def create_with_identifier_fields(client: IndexClient, *ids: int) -> None:
-    schema = {"type": "struct", "fields": [{**one, "required": True} for one in FIELDS], "identifier-field-ids": [*ids]}
+    schema = {
+        "type": "struct",
+        "fields": [{**field, "required": True} for field in FIELDS],
+        "identifier-field-ids": [*ids],
+    }
     body = {"name": "t", "schema": schema}
     client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
 

@@ -152,7 +152,7 @@ def test_lowest_full_level_is_merged_first() -> None:
     few_rows = register_files(*[(0, 10)] * 3, *[(1, 100)] * 3)
     assert select_merge(few_rows, fanout=4) == []
     mixed_files = register_files(*[(1, 100)] * 4, *[(0, 10)] * 5)
-    assert [one.level for one in select_merge(mixed_files, fanout=4)] == [0] * 5
+    assert [file.level for file in select_merge(mixed_files, fanout=4)] == [0] * 5
 
 
 def test_merge_has_a_maximum_size_and_skips_large_files() -> None:
@@ -175,7 +175,7 @@ def test_number_of_index_files_stays_small_after_many_builds() -> None:
     for number in range(4000):
         files.append(RegisteredFile(f"n{number}", 0, 10, number))
         while chosen_merge := select_merge(files, fanout=8, size_max_bytes=10**6):
-            size = sum(one.size_bytes for one in chosen_merge)
+            size = sum(file.size_bytes for file in chosen_merge)
             copied += size
             files = [file for file in files if file not in chosen_merge]
             files.append(RegisteredFile(f"m{number}-{len(files)}", chosen_merge[0].level + 1, size, number))

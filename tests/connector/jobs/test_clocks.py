@@ -31,7 +31,7 @@ from seamark.metaserver.commit.changes.change_application import ChangeApplicati
 from seamark.metaserver.commit.removed_files import check_stored
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.objects.port import ObjectInfo
-from tests.connector.jobs.test_expiration import read, to_path
+from tests.connector.jobs.test_expiration import read_snapshot, to_path
 from tests.connector.jobs.test_orphan_files import age_file, put_file
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
@@ -142,7 +142,7 @@ def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: M
             for path, written_ms in list(written_times.items()):
                 assert path.exists() or real_ms - written_ms > 2 * DAY_MS, path
                 if real_ms - written_ms > DAY_MS and path.exists():
-                    assert machine.run(_commit(machine, _make_change(path))).status == 200
+                    assert machine.run(_commit_change(machine, _make_change(path))).status == 200
                     expected.add(1000 + int(path.stem.rpartition("-")[2]))
                     del written_times[path]
             table = catalog.load_table("db.t")
@@ -241,12 +241,12 @@ def test_commit_of_removed_files_is_refused(server: ServerThread, client: IndexC
         late_path.unlink()
         with pytest.raises(BadRequestError, match="does not exist: a removal of orphan files"):
             transaction.commit_transaction()
-        answer = server.run(_commit(server, staged))
+        answer = server.run(_commit_change(server, staged))
         assert answer.error[:2] == (400, "BadRequestException")
         assert "a removal of orphan files of this table deleted" in answer.error[2]
-        assert len(read(client, catalog.load_table("db.t").current_snapshot().snapshot_id)) == 2
+        assert len(read_snapshot(client, catalog.load_table("db.t").current_snapshot().snapshot_id)) == 2
         late_path.write_bytes(kept_path.read_bytes())
-        assert server.run(_commit(server, staged)).status == 200
+        assert server.run(_commit_change(server, staged)).status == 200
 
 
 def test_removal_of_a_file_during_its_commit_is_detected(
@@ -279,7 +279,7 @@ def test_removal_of_a_file_during_its_commit_is_detected(
             removal = asyncio.create_task(asyncio.to_thread(remove_orphan_files, client, "db.t"))
             await has_started.wait()
             add = [file for path in (late_path, *other_paths) for file in _make_change(path)["add"]]
-            answer = await _commit(server, {"add": add})
+            answer = await _commit_change(server, {"add": add})
             assert (await removal).files == 1
             return answer
 
@@ -331,5 +331,5 @@ def _make_change(path: Path) -> dict[str, Any]:
     return {"add": [file]}
 
 
-async def _commit(server: ServerThread, body: dict[str, Any]) -> Any:
+async def _commit_change(server: ServerThread, body: dict[str, Any]) -> Any:
     return await server.api("POST", "/api/v1/tables/db/t/commit", body)

@@ -75,7 +75,7 @@ def to_comparable_row(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(repr(value) for value in row.values())
 
 
-def read(client: IndexClient, columns: list[str] | None = None) -> Counter[tuple[Any, ...]]:
+def count_scanned_rows(client: IndexClient, columns: list[str] | None = None) -> Counter[tuple[Any, ...]]:
     return Counter(map(to_comparable_row, scan(client, "db.t", columns).to_arrow().to_pylist()))
 
 
@@ -170,7 +170,7 @@ def test_random_histories_with_clusterings_keep_the_rows(
                 report = cluster_incrementally(client, "db.t", full=rng.random() < 0.2)
                 assert not report.errors
                 commits += report.commits
-                assert read(client) == Counter(map(to_comparable_row, model.values()))
+                assert count_scanned_rows(client) == Counter(map(to_comparable_row, model.values()))
     assert commits > 1
 
 
@@ -200,10 +200,10 @@ def test_query_on_a_clustered_table_opens_few_files(
             table.append(input_spread_rows.slice(2500 * number, 2500))
         sizes = client.files("db.t")["file_size_in_bytes"].to_pylist()
         monkeypatch.setattr(clustering, "RANGE_BYTES", sum(sizes) // ranges + 1)
-        before = read(client)
+        before = count_scanned_rows(client)
         report = cluster_incrementally(client, "db.t")
         assert (report.commits, report.files_before, report.rows) == (1, len(sizes), 20_000)
-        assert read(client) == before
+        assert count_scanned_rows(client) == before
         files = report.files_after
         assert files >= 16
         assert sum(count_files_by_layer(client).values()) == files
@@ -245,9 +245,9 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
             table.append(
                 input_spread_rows.set_column(1, "part", pa.array((input_spread_rows["id"].to_numpy() * 37) % 200))
             )
-        before = read(client)
+        before = count_scanned_rows(client)
         report = cluster_incrementally(client, "db.t")
-        assert read(client) == before
+        assert count_scanned_rows(client) == before
         of_city = {number for number, city in enumerate(cities) if city == "city 07"}
         assert count_files_with(of_city) <= report.files_after / 20 + 2
         # The next layer places the rows of the customers of a new city together.
@@ -257,9 +257,9 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
             table.append(
                 input_spread_rows.set_column(1, "part", pa.array((input_spread_rows["id"].to_numpy() * 37) % 220))
             )
-        before = read(client)
+        before = count_scanned_rows(client)
         report = cluster_incrementally(client, "db.t")
-        assert read(client) == before
+        assert count_scanned_rows(client) == before
         assert count_files_with(set(range(200, 220))) <= report.files_after / 20 + 2
 
 
@@ -299,11 +299,11 @@ def test_files_clustered_by_previous_columns_stay_until_a_full_run(client: Index
             transaction.set_properties({"seamark.clustering.columns": '["id"]', "seamark.clustering.curve": "linear"})
         assert run_clustering(client, ("db", "t")) == {}
         assert list(count_files_by_layer(client)) == [first]
-        before = read(client, ["id", "_row_id"])
+        before = count_scanned_rows(client, ["id", "_row_id"])
         assert cluster_incrementally(client, "db.t", full=True).commits == 1
         (path,) = client.files("db.t")["file_path"].to_pylist()
         assert parse_layer(path) == (ClusteringLayout(("id",), "linear").digest, path[-20:-8])
-        assert read(client, ["id", "_row_id"]) == before
+        assert count_scanned_rows(client, ["id", "_row_id"]) == before
         assert scan(client, "db.t", ["id"]).to_arrow()["id"].to_pylist() == list(range(500))
         assert cluster_incrementally(client, "db.t", full=True).commits == 0
 

@@ -68,7 +68,7 @@ def list_stored_files(table: Table) -> set[Path]:
     return {path for path in folder.rglob("*") if path.suffix in (".parquet", ".avro", ".puffin")}
 
 
-def read(client: IndexClient, snapshot_id: int, table: str = "db.t") -> Rows:
+def read_snapshot(client: IndexClient, snapshot_id: int, table: str = "db.t") -> Rows:
     return Counter(tuple(row.values()) for row in scan(client, table, at=At(snapshot_id)).to_arrow().to_pylist())
 
 
@@ -107,7 +107,7 @@ def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, 
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         before = list_stored_files(table)
-        rows_before = read(client, list_snapshot_ids(table)[-1])
+        rows_before = read_snapshot(client, list_snapshot_ids(table)[-1])
         dry_report = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2, dry_run=True)
         assert list_stored_files(table) == before
         totals = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2)
@@ -118,7 +118,7 @@ def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, 
         assert totals.content_files + totals.manifests + totals.other_files == len(before) - len(
             list_stored_files(table)
         )
-        assert read(client, list_snapshot_ids(table)[-1]) == rows_before
+        assert read_snapshot(client, list_snapshot_ids(table)[-1]) == rows_before
         (instant,) = list_instants(server)
         assert instant.state is InstantState.COMPLETED
         assert instant.summary["removed-snapshots"] == 3
@@ -160,7 +160,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
             paths.update(list_needed_files(table))
             for snapshot_id in list_snapshot_ids(table):
                 if snapshot_id not in contents:
-                    contents[snapshot_id] = read(client, snapshot_id)
+                    contents[snapshot_id] = read_snapshot(client, snapshot_id)
 
         def step(number: int) -> None:
             ids, kind = rng.sample(range(40), rng.randint(1, 6)), rng.random()
@@ -197,7 +197,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
                 assert list_stored_files(table) & paths == list_needed_files(table) & paths
                 assert list_needed_files(table) <= list_stored_files(table)
                 for snapshot_id in list_snapshot_ids(table):
-                    assert read(client, snapshot_id) == contents[snapshot_id]
+                    assert read_snapshot(client, snapshot_id) == contents[snapshot_id]
         expire(client, "db.t", older_than_ms=1 << 60)
         table.refresh()
         assert list_stored_files(table) & paths == list_needed_files(table)
@@ -210,7 +210,7 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         first = list_snapshot_ids(table)[0]
-        rows_of_first = read(client, first)
+        rows_of_first = read_snapshot(client, first)
         commit, calls = expiration_service.Expiration._commit, []
 
         async def answer_late(self: expiration_service.Expiration, *arguments: Any) -> Any:
@@ -227,7 +227,7 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
         table.refresh()
         assert table.refs()["kept"].snapshot_id == first
-        assert read(client, first) == rows_of_first
+        assert read_snapshot(client, first) == rows_of_first
         assert list_stored_files(table) == list_needed_files(table)
 
 

@@ -90,7 +90,7 @@ def create_table(server: ServerThread, version: int) -> None:
         catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=properties)
 
 
-def read(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, Any]]:
+def read_rows_by_id(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, Any]]:
     names = [field.name for field in ARROW]
     values = scan(client, "db.t", [*names, *NAMES] if lineage else names).to_arrow().to_pylist()
     assert len({row["id"] for row in values}) == len(values)
@@ -127,10 +127,10 @@ def test_merge_copies_row_groups_with_required_columns(client: IndexClient, serv
         *("id", "price", "fixed")
     ]
     append(client, "db.t", build_rows(rng, range(2700, 3600)))
-    before = read(client)
+    before = read_rows_by_id(client)
     report = merge_files(client, "db.t", where="part = 1")
     assert (report.row_groups_copied, sum(report.row_groups_encoded.values())) == (1, 3)
-    assert read(client) == before
+    assert read_rows_by_id(client) == before
 
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
@@ -154,7 +154,7 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
         if rng.random() < 0.7:
             removed_numbers = rng.sample(range(next_id), rng.choice([3, 60]))
             delete(client, "db.t", keys=pa.table({"id": removed_numbers}), mode=MERGE_ON_READ)
-        before = read(client, lineage=lineage)
+        before = read_rows_by_id(client, lineage=lineage)
         choice = rng.choice(["merge", "compact", "drop", "drop nested"])
         part = rng.choice([0, 1])
         if choice == "merge":
@@ -173,7 +173,7 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
         assert not report.errors, (seed, report.errors)
         copied += report.row_groups_copied
         paths_before = _list_paths(client)
-        assert read(client, lineage=lineage) == before, (seed, choice)
+        assert read_rows_by_id(client, lineage=lineage) == before, (seed, choice)
     assert copied > 0, seed
     files = client.files("db.t", content="data").to_pylist()
     for file in files:
@@ -206,7 +206,7 @@ def test_rows_that_are_deleted_during_a_rewrite_stay_deleted(
     create_table(server, 3)
     for number in range(3):
         append(client, "db.t", build_rows(random.Random(number), range(number * 500, number * 500 + 500)))
-    before = read(client)
+    before = read_rows_by_id(client)
     rewrite = compaction.rewrite_rows
 
     def rewrite_and_change(*arguments: Any) -> Any:
@@ -218,7 +218,7 @@ def test_rows_that_are_deleted_during_a_rewrite_stay_deleted(
     monkeypatch.setattr(file_merges, "rewrite_rows", rewrite_and_change)
     report = drop_columns(client, "db.t", ["payload"])
     assert (report.commits, report.rows_deleted, report.errors) == (1, 3, [])
-    after = read(client)
+    after = read_rows_by_id(client)
     assert after.keys() == (before.keys() - {1, 501, 777}) | set(range(5000, 5010))
     assert all(row["payload"] is None for number, row in after.items() if number < 5000)
     assert any(row["payload"] is not None for number, row in after.items() if number >= 5000)
@@ -232,7 +232,7 @@ def test_failed_merge_leaves_the_table_unchanged_without_a_new_file(
     create_table(server, 2)
     for part in range(3):
         append(client, "db.t", build_rows(random.Random(part), range(part * 500, part * 500 + 500)))
-    before, files = read(client), _list_paths(client)
+    before, files = read_rows_by_id(client), _list_paths(client)
     folder = Path(min(files).removeprefix("file://")).parent.parent
     on_disk = Counter(folder.rglob("*.parquet"))
     add, calls = FileAssembler.add, list[int]()
@@ -246,7 +246,7 @@ def test_failed_merge_leaves_the_table_unchanged_without_a_new_file(
     monkeypatch.setattr(FileAssembler, "add", fail_after_number)
     with pytest.raises(OSError, match="disk is full"):
         merge_files(client, "db.t")
-    assert (read(client), _list_paths(client)) == (before, files)
+    assert (read_rows_by_id(client), _list_paths(client)) == (before, files)
     assert Counter(folder.rglob("*.parquet")) == on_disk
 
 
@@ -260,7 +260,7 @@ def test_partitions_that_are_copied_together_share_an_index_file_and_fail_togeth
         change.set_properties({"seamark.index.ids": "bitmap(id)"})
     for part in range(3):
         append(client, "db.t", build_rows(random.Random(part), range(part * 900, part * 900 + 900)))
-    before, files = read(client), _list_paths(client)
+    before, files = read_rows_by_id(client), _list_paths(client)
     folder = Path(min(files).removeprefix("file://")).parents[2]
     (damaged_path, content), on_disk = (
         _damage_footer(max(files)),
@@ -274,7 +274,7 @@ def test_partitions_that_are_copied_together_share_an_index_file_and_fail_togeth
     count_before = len(client.index("db.t", "ids").json["index-files"])
     report = merge_files(client, "db.t")
     assert (report.commits, report.files_before, report.files_after, report.row_groups_copied) == (1, 6, 2, 6)
-    assert read(client) == before
+    assert read_rows_by_id(client) == before
     after = client.index("db.t", "ids")
     assert (after.lag_files, len(after.json["index-files"]) - count_before) == (0, 1)
     assert client.explain("db.t", "id = 1203").files == 1

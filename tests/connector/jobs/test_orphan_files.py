@@ -34,7 +34,7 @@ from tests.connector.jobs.test_expiration import (
     list_needed_files,
     list_snapshot_ids,
     list_stored_files,
-    read,
+    read_snapshot,
     to_path,
 )
 from tests.connector.lake import open_catalog
@@ -154,7 +154,7 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
                 table.manage_snapshots().set_current_snapshot(rng.choice(sorted(ancestors))).commit()
             table.refresh()
             for snapshot_id in list_snapshot_ids(table):
-                contents.setdefault(snapshot_id, read(client, snapshot_id))
+                contents.setdefault(snapshot_id, read_snapshot(client, snapshot_id))
             if rng.random() < 0.25 or number == 29:
                 age_all_files(table)
                 # The newest file of a table confirms the ages of the other files.
@@ -169,7 +169,7 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
                 assert before - list_stored_files(table) == expected
                 assert keep <= list_all_files(table)
                 for snapshot_id in list_snapshot_ids(table):
-                    assert read(client, snapshot_id) == contents[snapshot_id]
+                    assert read_snapshot(client, snapshot_id) == contents[snapshot_id]
     assert removed_count > 0
 
 
@@ -249,7 +249,7 @@ def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
         actual = remove_orphan_files(client, "db.one")
         assert [to_path(location) for location in actual.locations] == [own_file]
         assert orphan.exists()
-        assert read(client, catalog.load_table("db.two").current_snapshot().snapshot_id, "db.two")
+        assert read_snapshot(client, catalog.load_table("db.two").current_snapshot().snapshot_id, "db.two")
 
 
 def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, server: ServerThread) -> None:

@@ -200,7 +200,9 @@ def test_policy_and_health_show_that_a_forbidden_launcher_is_ignored(nested_clie
         ]
         assert shown_policy["ignored"] == "the server permits worker (setting services_launchers)"
         assert "ignored: the" in " ".join(run_policy_command(nested_client, "a.b.t").output.split())
-        (problem,) = [one for one in nested_client.health("a.b.t")["problems"] if one["problem"] == "ignored property"]
+        (problem,) = [
+            problem for problem in nested_client.health("a.b.t")["problems"] if problem["problem"] == "ignored property"
+        ]
         assert problem["detail"].startswith("seamark.services.launcher is 'local'; the server permits worker")
     run_policy_command(nested_client, "a.b.t", "--set", "seamark.services.launcher=worker")
     assert "ignored" not in run_policy_command(nested_client, "a.b.t").output

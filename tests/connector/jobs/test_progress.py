@@ -52,7 +52,7 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(
         list_jobs()[name](client)
     assert seen_progress[0] == WorkProgress(0, 6, 0, size_bytes)
     assert seen_progress[-1] == WorkProgress(6, 6, size_bytes, size_bytes)
-    bytes_done = [one.bytes_done for one in seen_progress]
+    bytes_done = [progress.bytes_done for progress in seen_progress]
     assert bytes_done == sorted(bytes_done)
     if name != "compaction":  # Compaction copies the files of a partition together.
         assert len(set(bytes_done)) > 3

@@ -33,7 +33,7 @@ from seamark.formats.protocol.wire import RECHECK_AFTER
 from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, create, read, read_with_pyiceberg
+from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create, read_with_pyiceberg
 from tests.seeds import first_seed, quick
 
 SMALL_FILES_POLICY = CompactionPolicy(1 << 20, 2)
@@ -149,7 +149,7 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
             with monkeypatch.context() as patch:
                 patch.setattr(replacements, "commit", run_after_writer)
                 report = compact(client, "db.t", policy=SMALL_FILES_POLICY)
-            actual = {row[0]: row[2] for row in read(client)}
+            actual = {row[0]: row[2] for row in count_scanned_rows(client)}
             assert actual == model, f"seed {first_seed()}, round {number}"
             assert report.bytes_wasted == sum(report.wasted_by.values()) <= report.bytes_read
             assert report.commits + report.conflicts == 1
@@ -195,6 +195,8 @@ def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClien
             summary = catalog.load_table("db.t").current_snapshot().summary  # type: ignore[union-attr]
             assert summary is not None
             undone += overtaken and "seamark.replacements-undone" in summary.additional_properties
-            assert {row[0]: row[2] for row in read(client)} == model, f"seed {first_seed()}, round {number}"
+            assert {row[0]: row[2] for row in count_scanned_rows(client)} == model, (
+                f"seed {first_seed()}, round {number}"
+            )
             assert {row[0]: row[2] for row in read_with_pyiceberg(catalog)} == model
     assert undone > 1

@@ -28,7 +28,7 @@ from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
 from tests.connector.jobs.test_manifests import NO_MERGE, count_entries
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, create, read
+from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create
 from tests.seeds import examples, first_seed, quick
 from tests.server.rig import OffsetClock
 
@@ -97,10 +97,10 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                     )
                     assert list_paths(client) == (before - (compacted - now)) | (now - compacted)
                 assert not kept_lineage or read_lineage(client) == kept_lineage
-                assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
+                assert count_scanned_rows(client) == Counter((id_, id_ % 3, text) for id_, text in model.items())
                 change("then:")
                 compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
-                assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
+                assert count_scanned_rows(client) == Counter((id_, id_ % 3, text) for id_, text in model.items())
             catalog.drop_table("db.t")
     assert min(outcomes["undone"], outcomes["refused"]) > 0, outcomes
 
@@ -137,7 +137,7 @@ def test_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient, s
     expire(client, "db.t", older_than_ms=1 << 45, retain_last=1)
     with pytest.raises(InvalidRequest, match="expired"):
         undo_job(client, "db.t")
-    assert read(client).total() == 3
+    assert count_scanned_rows(client).total() == 3
 
 
 def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
         assert len(live_snapshots) == 2
         clock.ahead_ms = UNDONE_KEPT_MS
         assert expire(client, "db.t", older_than_ms=1 << 45, retain_last=1).snapshots == 1
-        assert read(client).total() == 4
+        assert count_scanned_rows(client).total() == 4
     server.stop()
 
 
@@ -191,7 +191,7 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
             elif later_change == "delete":
                 delete(client, "db.t", keys=pa.table({"id": list(range(0, 12))}), mode=MODES[0])
             now = catalog.load_table("db.t")
-            kept_entries, rows_before = count_entries(now), read(client)
+            kept_entries, rows_before = count_entries(now), count_scanned_rows(client)
             lived = read_lineage(client) if version == 3 else set()
             try:
                 report = undo_job(client, "db.t")
@@ -208,10 +208,10 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
                 with pytest.raises(Conflict, match="replaced"):
                     undo_job(client, "db.t", rewritten)
             assert count_entries(catalog.load_table("db.t")) == kept_entries
-            assert read(client) == rows_before
+            assert count_scanned_rows(client) == rows_before
             assert not lived or read_lineage(client) == lived
             append(client, "db.t", build_rows(range(200, 203)))  # The table accepts commits after the undo.
-            assert read(client).total() == rows_before.total() + 3
+            assert count_scanned_rows(client).total() == rows_before.total() + 3
             catalog.drop_table("db.t")
     assert outcomes["undone after nothing"], outcomes
     assert outcomes["undone after append"], outcomes

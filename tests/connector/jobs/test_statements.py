@@ -30,7 +30,7 @@ from seamark.connector.jobs.statements import (
     parse_statement,
 )
 from seamark.connector.write.appends import append
-from tests.connector.jobs.test_file_merges import build_rows, create_table, read
+from tests.connector.jobs.test_file_merges import build_rows, create_table, read_rows_by_id
 from tests.connector.server_thread import ServerThread
 from tests.faults.rigs.mortal_statement import run_killed_at
 from tests.seeds import first_seed
@@ -133,12 +133,12 @@ def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient
     rng = random.Random(1)
     for first in range(0, 1200, 400):
         append(client, "db.t", build_rows(rng, range(first, first + 400)))
-    before = read(client)
+    before = read_rows_by_id(client)
     merge = parse_statement("ALTER TABLE db.t PARTITION (part = 0) MERGE FILES TARGET SIZE '1MB'")
     assert merge is not None
     report = run_statement(client, merge, utc=False)
     assert (report.files_before, report.files_after, report.commits) == (3, 1, 1)
-    assert read(client) == before
+    assert read_rows_by_id(client) == before
     drop = parse_statement("ALTER TABLE db.t PARTITION (part = 0) DROP COLUMNS (PAYLOAD, place.note)")
     assert drop is not None
     # The Trino proxy runs the statement with these arguments.
@@ -154,7 +154,7 @@ def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient
             row["payload"] = None
             if row["place"] is not None:
                 row["place"]["note"] = None
-    assert read(client) == before
+    assert read_rows_by_id(client) == before
 
 
 def test_statement_that_the_table_refuses_reports_the_reason(client: IndexClient, server: ServerThread) -> None:
@@ -184,7 +184,7 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     rng = random.Random(first_seed())
     for first in range(0, 2400, 800):
         append(client, "db.t", build_rows(rng, range(first, first + 800)))
-    before, after = read(client), read(client)
+    before, after = read_rows_by_id(client), read_rows_by_id(client)
     if "DROP" in statement:
         for row in after.values():
             row["payload"] = None
@@ -194,7 +194,7 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     killed, number, answer = 0, rng.randint(1, step), None
     while answer is None:
         answer = run_killed_at(number, job)
-        actual = read(client)
+        actual = read_rows_by_id(client)
         if answer is None:
             killed += 1
             assert actual in (before, after), number
@@ -209,7 +209,7 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     assert remove_orphan_files(client, "db.t", older_than_ms=day_ago_ms).is_complete
     known_paths = {path for snapshot in list_snapshot_ids(client) for path in list_paths_at(client, snapshot)}
     assert {str(path) for path in location.rglob("*.parquet")} == known_paths
-    assert read(client) == after
+    assert read_rows_by_id(client) == after
 
 
 def list_snapshot_ids(client: IndexClient) -> list[int]:

@@ -57,7 +57,7 @@ def record_reads(
 
 
 def list_advised_ages(client: IndexClient, days: int = 30) -> dict[str, int]:
-    return {one["column"]: one["older-than-days"] for one in advise_ttl(client, "db.t", days)["advice"]}
+    return {advice["column"]: advice["older-than-days"] for advice in advise_ttl(client, "db.t", days)["advice"]}
 
 
 def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient, server: ServerThread) -> None:
@@ -75,7 +75,7 @@ def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient
     compact(client, "db.t")  # The reads of a job do not count as reads of a query.
     actual = advise_ttl(client, "db.t")
     assert (actual["reads"], actual["reads-with-columns"], actual["confidence"]) == (4, 4, 1.0)
-    payload = next(one for one in actual["advice"] if one["column"] == "payload")
+    payload = next(advice for advice in actual["advice"] if advice["column"] == "payload")
     assert payload["partitions"] == payload["files"] == 36
     environment = {"SEAMARK_URL": client.url}
     output = CliRunner().invoke(cli, ["advise", "ttl", "db.t"], env=environment)
@@ -182,7 +182,7 @@ def test_counters_are_limited_and_further_reads_count_for_every_column(
     actual = server.run(usage.list_table_reads(uuid))
     # Rita has half of the limit. Her further reads count as reads of every column, in partitions of
     # every age.
-    assert {(one.column_id, one.oldest_age_d): one.reads for one in actual} == {
+    assert {(count.column_id, count.oldest_age_d): count.reads for count in actual} == {
         (1, 0): 2,
         (2, 0): 2,
         (3, 0): 2,

@@ -21,7 +21,7 @@ from seamark.connector.read.tables import ScanTask, open_table
 from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, append, open_destination
 from seamark.connector.write.replacements import Batches
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
-from tests.connector.jobs.test_file_merges import build_rows, create_table, read
+from tests.connector.jobs.test_file_merges import build_rows, create_table, read_rows_by_id
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
@@ -53,7 +53,7 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     if rng.random() < 0.5:
         client.put_index("db.t", "ids", kind="bloom", columns=["id"])
     append(client, "db.t", build_rows(rng, range(1_000_000, 1_000_100)))
-    before, first, tables = read(client), 0, []
+    before, first, tables = read_rows_by_id(client), 0, []
     for size in rng.choices([3, 200, 700, 4000], k=rng.randint(2, 6)):
         tables.append(build_rows(rng, range(first, first + size)))
         first += size
@@ -78,7 +78,7 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
         replaced = mode == OVERWRITE_PARTITIONS or (mode == OVERWRITE and row["part"] == int(where[-1]))
         if not replaced:
             expected[number_before] = row
-    assert read(client) == expected, seed
+    assert read_rows_by_id(client) == expected, seed
     if version == 3:  # Each row has its own id, and was last changed by this commit or the previous commit.
         ids = scan(client, "db.t", [NAMES[0]]).to_arrow()[NAMES[0]].to_pylist()
         assert None not in ids
@@ -129,7 +129,7 @@ def test_failed_merge_keeps_the_files_that_the_tasks_wrote(
     report = merge_written(client, "db.t", destination.target, parts, runner=runner)
     assert report == WrittenFiles.join(parts)
     destination.commit(client, report)
-    assert sorted(read(client)) == list(range(27))
+    assert sorted(read_rows_by_id(client)) == list(range(27))
 
 
 def test_interrupted_merge_leaves_no_file(client: IndexClient, server: ServerThread, tmp_path: Path) -> None:

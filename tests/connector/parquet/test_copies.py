@@ -76,7 +76,7 @@ def draw_rows(rng: random.Random, schema: pa.Schema, rows: int) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def write(rng: random.Random, path: Path, rows: pa.Table, encryption: Any = None) -> None:
+def write_randomly(rng: random.Random, path: Path, rows: pa.Table, encryption: Any = None) -> None:
     """Write the rows with random settings of the writer.
 
     Args:
@@ -125,7 +125,7 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
     for part in range(rng.randint(1, 5)):
         rows = draw_rows(rng, schema, rng.choice([1, 50, 500]))
         columns = rng.sample(names, len(names))  # Each file has a different order of columns.
-        write(rng, tmp_path / f"{part}.parquet", rows.select(columns))
+        write_randomly(rng, tmp_path / f"{part}.parquet", rows.select(columns))
         parts.append(rows)
         paths.append(tmp_path / f"{part}.parquet")
     selected_names = rng.sample(names, rng.randint(1, len(names)))
@@ -212,7 +212,7 @@ def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
     for number in range(20):
         names = rng.sample(list(KINDS), rng.randint(1, len(KINDS)))
         path = tmp_path / f"{number}.parquet"
-        write(rng, path, draw_rows(rng, pa.schema([(name, KINDS[name][0]) for name in names]), 50))
+        write_randomly(rng, path, draw_rows(rng, pa.schema([(name, KINDS[name][0]) for name in names]), 50))
         raw = _read_footer(path)
         footer = read_footer(raw)
         groups = [_check_same_encoding(footer, group) for group in footer.groups]
@@ -244,7 +244,7 @@ def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> Non
     schema = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
     rows = draw_rows(rng, schema, 300)
     good = tmp_path / "good.parquet"
-    write(rng, good, rows)
+    write_randomly(rng, good, rows)
     data = good.read_bytes()
     length = int.from_bytes(data[-8:-4], "little")
     refused_count, count = 0, examples(150, 45)
@@ -329,7 +329,7 @@ def test_copy_of_objects_in_blocks_equals_the_copy_of_local_files(
     for part in range(4):
         parts.append(draw_rows(rng, schema, 400))
         paths.append(tmp_path / f"{part}.parquet")
-        write(rng, paths[-1], parts[-1])
+        write_randomly(rng, paths[-1], parts[-1])
     merge(paths, tmp_path / "local.parquet", schema)
     merge(paths, tmp_path / "object.parquet", schema, Objects())
     assert (tmp_path / "object.parquet").read_bytes() == (tmp_path / "local.parquet").read_bytes()

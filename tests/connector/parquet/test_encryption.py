@@ -39,7 +39,7 @@ from seamark.formats.iceberg.files import _footer
 from seamark.formats.iceberg.files.parquet import Unreadable
 from tests.connector.parquet import encrypted
 from tests.connector.parquet.copied import add_field_ids, merge
-from tests.connector.parquet.test_copies import KINDS, Objects, draw_rows, list_leaf_columns, write
+from tests.connector.parquet.test_copies import KINDS, Objects, draw_rows, list_leaf_columns, write_randomly
 from tests.seeds import first_seed, quick
 
 KEY = b"0123456789abcdef"
@@ -107,7 +107,7 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
         is_encrypted = part == 0 or rng.random() < 0.7
         columns = rng.sample(names, len(names))
         properties = encrypted.build_encryption(draw_configuration(rng, schema)) if is_encrypted else None
-        write(rng, paths[-1], parts[-1].select(columns), properties)
+        write_randomly(rng, paths[-1], parts[-1].select(columns), properties)
         if is_encrypted:
             schemes.append(read_scheme(paths[-1], target))
     out = tmp_path / "out.parquet"

@@ -138,7 +138,7 @@ async def commit_random_files(stored_table: StoredTable, rng: random.Random, com
             )
             for _ in range(rng.randint(0 if before.data else 1, 2))
         ]
-        partition_files = [one for one in before.data if not stored_table.partitioned or one.partition == (part,)]
+        partition_files = [file for file in before.data if not stored_table.partitioned or file.partition == (part,)]
         deletes = []
         if partition_files and rng.random() < 0.7:
             spots = {
@@ -149,7 +149,9 @@ async def commit_random_files(stored_table: StoredTable, rng: random.Random, com
             paths = {path for path, _ in spots}
             vector_paths = {delete.referenced for delete in before.deletes if delete.format == "PUFFIN"}
             if stored_table.version > 2:
-                new_deletes = {path: {at for one, at in spots if one == path} for path in paths - vector_paths}
+                new_deletes = {
+                    path: {at for file_path, at in spots if file_path == path} for path in paths - vector_paths
+                }
                 deletes += stored_table.write_vectors(new_deletes, part) if new_deletes else []
             elif spots:
                 deletes.append(stored_table.write_position_deletes(spots, part))
@@ -162,7 +164,7 @@ async def commit_random_files(stored_table: StoredTable, rng: random.Random, com
 
 def to_comparable_row(row: Any) -> tuple[Any, ...]:
     """Return a comparable form of the row, in which NaN equals NaN, and -0.0 differs from 0.0."""
-    return tuple(repr(one) if isinstance(one, float) else one for one in row)
+    return tuple(repr(value) if isinstance(value, float) else value for value in row)
 
 
 @pytest.mark.few_cases(1)
@@ -248,7 +250,9 @@ def overwrite_column_chunks(path: Path, keep: Any) -> None:
         for number in range(file.num_columns):
             chunk = file.row_group(group).column(number)
             if not keep(group, chunk.path_in_schema):
-                first = min(one for one in (chunk.dictionary_page_offset, chunk.data_page_offset) if one is not None)
+                first = min(
+                    offset for offset in (chunk.dictionary_page_offset, chunk.data_page_offset) if offset is not None
+                )
                 data[first : first + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
     path.write_bytes(data)
 
@@ -323,7 +327,7 @@ def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: Sea
         values.append(
             [value for batch in read_task(part, expected, opened_table.storage) for value in batch["id"].to_pylist()]
         )
-    assert [one for part in values for one in part] == list(range(500))
+    assert [value for part in values for value in part] == list(range(500))
     assert [bool(part) for part in values] == [False, True, True, False]
     footer = pq.read_metadata(Path(task.path.removeprefix("file://")))
     chunks = [footer.row_group(number).column(0) for number in range(footer.num_row_groups)]

@@ -68,7 +68,7 @@ class LineageModel:
             assert row_id is not None, note
             assert row_id not in self.used, f"{note}: row {id_} has an id that another row had"
             self.used.add(row_id)
-        self.ids = {one: (row_id or 0, number or 0) for one, (row_id, number) in lineage_rows.items()}
+        self.ids = {id_: (row_id or 0, number or 0) for id_, (row_id, number) in lineage_rows.items()}
         assert len({row_id for row_id, _ in lineage_rows.values()}) == len(lineage_rows), note
         actual_rows = scan(client, "db.t", COLUMNS).to_arrow().to_pylist()
         assert {row["id"]: tuple(row.values()) for row in actual_rows} == self.rows, note
@@ -111,10 +111,10 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
                     number: (number, lands[number], rng.choice((step - 3, step + 1)), "later")
                     for number in some_numbers
                 }
-                stale = {one for one in live_numbers if model.rows[one][2] > new_rows[one][2]}
+                stale = {id_ for id_ in live_numbers if model.rows[id_][2] > new_rows[id_][2]}
                 upsert(client, "db.t", build_rows(*new_rows.values()), keys=["id"], precombine="ts", mode=mode)
                 remaining_rows = set(model.rows) - live_numbers | stale
-                model.rows |= {one: row for one, row in new_rows.items() if one not in stale}
+                model.rows |= {id_: row for id_, row in new_rows.items() if id_ not in stale}
                 if len(stale) < len(new_rows):
                     model.check(
                         client,
@@ -133,7 +133,7 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
                 model.check(client, remaining_rows, live_numbers, inserted_numbers, f"{note}, partial, {mode}")
             case "delete":
                 delete(client, "db.t", keys=pa.table({"id": some_numbers}), mode=mode)
-                model.rows = {one: row for one, row in model.rows.items() if one not in live_numbers}
+                model.rows = {id_: row for id_, row in model.rows.items() if id_ not in live_numbers}
                 if live_numbers:
                     model.check(client, set(model.rows), set(), set(), f"{note}, delete, {mode}")
 
@@ -171,7 +171,7 @@ def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, 
         schema = pq.read_schema(copied)
         assert set(schema.names) == {*COLUMNS, *expected}
         if expected:
-            ids = [int(schema.field(one).metadata[b"PARQUET:field_id"]) for one in NAMES]
+            ids = [int(schema.field(name).metadata[b"PARQUET:field_id"]) for name in NAMES]
             assert ids == [2147483540, 2147483539]
             row_ids = sorted((value["id"], value["_row_id"]) for value in pq.read_table(copied).to_pylist())
             assert row_ids == [(1, 0), (2, 1), (3, None)]
@@ -194,7 +194,7 @@ def test_column_with_a_reserved_name_is_upserted_by_merge_on_read(client: IndexC
     create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}], version=version)
 
     def build_rows_with_ids(*rows: tuple[int, int, int]) -> pa.Table:
-        expected_rows = [{"id": one, "ts": ts, "_row_id": own} for one, ts, own in rows]
+        expected_rows = [{"id": id_, "ts": ts, "_row_id": own} for id_, ts, own in rows]
         return pa.Table.from_pylist(
             expected_rows, pa.schema([("id", pa.int64()), ("ts", pa.int32()), ("_row_id", pa.int64())])
         )

@@ -16,7 +16,7 @@ from tests.connector.write.test_upserts import build_rows, create, read_rows
 
 def count_rows_and_deletes(client: IndexClient) -> list[tuple[int, int]]:
     """Return the number of rows and of delete files of each data file."""
-    return sorted((one.records, len(one.deletes)) for one in plan(client, open_table(client, "db.t", CURRENT)))
+    return sorted((task.records, len(task.deletes)) for task in plan(client, open_table(client, "db.t", CURRENT)))
 
 
 @pytest.mark.few_cases(1)

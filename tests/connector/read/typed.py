@@ -34,7 +34,7 @@ SAMPLES: dict[str, Sequence[Any]] = {
     "boolean": [True, False],
     "int": INTS,
     "long": LONGS,
-    "float": [_narrow(one) for one in FLOATS],
+    "float": [_narrow(number) for number in FLOATS],
     "double": FLOATS,
     "decimal(9, 2)": [0, 1, -1, 999_999_999, -999_999_999, 12_345],
     "decimal(18, 0)": [0, 10**18 - 1, -(10**18) + 1, 42],

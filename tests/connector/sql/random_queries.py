@@ -61,7 +61,7 @@ def draw_rows(rng: random.Random, rows: int) -> pa.Table:
     arrays = []
     for name, kind in COLUMNS.items():
         if pa.types.is_decimal(kind):
-            scaled = [None if one is None else Decimal(str(one)).scaleb(-kind.scale) for one in values[name]]
+            scaled = [None if value is None else Decimal(str(value)).scaleb(-kind.scale) for value in values[name]]
             arrays.append(pa.array(scaled, kind))
         elif pa.types.is_timestamp(kind):
             arrays.append(pa.array(values[name], pa.int64()).cast(kind))

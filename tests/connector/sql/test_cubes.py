@@ -103,7 +103,7 @@ class RandomAggregates:
 
     def query(self, dimensions: list[str], measures: list[str], source: str) -> str:
         rng = self._rng
-        expressions = [one for dimension in dimensions for one in DIMENSIONS[dimension]]
+        expressions = [term for dimension in dimensions for term in DIMENSIONS[dimension]]
         keys = rng.sample(expressions, rng.randint(0, min(3, len(expressions))))
         aggregates = [self._aggregate(measures, dimensions) for _ in range(rng.randint(0 if keys else 1, 3))]
         outputs = [self._name(value) for value in (*keys, *aggregates)]
@@ -130,7 +130,9 @@ class RandomAggregates:
         rng = self._rng
         measure = rng.choice(measures)
         draw = rng.random()
-        plain_dimensions = [one for one in dimensions if "(" not in one and one not in ("ok", "x", "y")]
+        plain_dimensions = [
+            dimension for dimension in dimensions if "(" not in dimension and dimension not in ("ok", "x", "y")
+        ]
         if draw < 0.15 and plain_dimensions:
             return rng.choice(("min({})", "max({})", "count(DISTINCT {})")).format(rng.choice(plain_dimensions))
         if draw < 0.3:
@@ -276,11 +278,11 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
                 if world.tags and rng.random() < 0.2:
                     source += f" FOR VERSION AS OF '{rng.choice(world.tags)}'"
                 text = aggregates.query(*rng.choice(world.cubes), source)
-                counts[_compare(session, plain_session, text, seed)] += 1
+                counts[_compare_sessions(session, plain_session, text, seed)] += 1
     return counts
 
 
-def _compare(session: SqlSession, plain_session: SqlSession, text: str, seed: int) -> str:
+def _compare_sessions(session: SqlSession, plain_session: SqlSession, text: str, seed: int) -> str:
     """Compare the answers of both sessions, and return how the session with cubes computed its answer."""
     try:
         expected = plain_session.sql(text)

@@ -79,7 +79,7 @@ def to_comparable(value: Any) -> Any:
 
 
 def count_rows(table: pa.Table) -> Counter[str]:
-    columns = [[to_comparable(one) for one in column.to_pylist()] for column in table.columns]
+    columns = [[to_comparable(value) for value in column.to_pylist()] for column in table.columns]
     return Counter(map(repr, zip(*columns, strict=True)))
 
 

@@ -177,7 +177,7 @@ class StarSchema:
         """Return a random query, which mostly follows from a cube."""
         rng = self._rng
         aliases = rng.sample(list(JOINED), rng.choice((1, 1, 2, 3)))
-        keys = [one for alias in aliases for one in rng.sample(ATTRIBUTES[alias], rng.randint(0, 2))]
+        keys = [attribute for alias in aliases for attribute in rng.sample(ATTRIBUTES[alias], rng.randint(0, 2))]
         keys += rng.sample(["f.shop_id", "discount", "date_trunc('month', f.day)"], rng.choice((0, 0, 1)))
         aggregates = rng.sample(MEASURES, rng.randint(1, 3))
         if rng.random() < 0.3:
@@ -252,7 +252,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
             # The session has translated the first queries before the tables changed.
             texts[:] = [*texts[-3:], *(star.draw_query() for _ in range(queries))]
             for text in texts:
-                counts[_compare(server, session, text, seed)] += 1
+                counts[_compare_sessions(server, session, text, seed)] += 1
 
         for _ in range(2):
             compare_queries()
@@ -271,7 +271,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
     return counts
 
 
-def _compare(server: ServerThread, session: SqlSession, text: str, seed: int) -> str:
+def _compare_sessions(server: ServerThread, session: SqlSession, text: str, seed: int) -> str:
     """Compare the answer with that of a new session without cubes, and return how the answer was computed.
 
     The new session has translated no statement and opened no table before.

@@ -170,10 +170,12 @@ def test_upper_converts_character_by_character_and_repeats_no_expression() -> No
     """Trino's `upper` keeps a character whose capital form has several letters."""
     texts = [None, "", "ß", "ßß", "aßbßc", "ßa", "ẞß", "é", "a part", "Straße"]
     expected = [
-        None if text is None else "".join(one.upper() if len(one.upper()) == 1 else one for one in text)
+        None if text is None else "".join(letter.upper() if len(letter.upper()) == 1 else letter for letter in text)
         for text in texts
     ]
-    actual, twice = (translate_text(f"SELECT {one} FROM s.t") for one in ("upper(name)", "upper(upper(name))"))
+    actual, twice = (
+        translate_text(f"SELECT {expression} FROM s.t") for expression in ("upper(name)", "upper(upper(name))")
+    )
     with duckdb.connect() as db:
         db.execute("CREATE TABLE t0 (c2 VARCHAR)")
         db.executemany("INSERT INTO t0 VALUES (?)", [(text,) for text in texts])

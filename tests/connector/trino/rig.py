@@ -27,7 +27,7 @@ class FakeServer:
     requests: list[tuple[str, str, Any, bytes]] = field(default_factory=list)
 
     def list_bodies(self, method: str = "POST") -> list[str]:
-        return [body.decode() for one, _, _, body in self.requests if one == method]
+        return [body.decode() for request_method, _, _, body in self.requests if request_method == method]
 
 
 @asynccontextmanager

@@ -83,15 +83,17 @@ async def test_connection_headers_are_not_forwarded() -> None:
 
 
 async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -> None:
-    lies = {
+    forged_headers = {
         **{"Forwarded": "proto=https", "X-Forwarded-For": "1.1.1.1", "X-Forwarded-Proto": "https"},
         **{"X-Forwarded-Host": "evil", "X-Forwarded-Port": "1", "X-Forwarded-Prefix": "/x", "X-Proxied-Https": "on"},
         **{"X-Forwarded-Server": "x", "Proxy-Ssl-Id": "x", "Proxy-Auth-Cert": "x"},
     }
     async with run_fake_server(echo) as trino, run_proxy(trino.url) as rig:
-        await rig.ask("GET", "/v1/info", headers={**lies, "Host": "trino.example:8443"})
+        await rig.ask("GET", "/v1/info", headers={**forged_headers, "Host": "trino.example:8443"})
         heard = {
-            name: value for name, value in trino.requests[0][2].items() if name.lower() in {one.lower() for one in lies}
+            name: value
+            for name, value in trino.requests[0][2].items()
+            if name.lower() in {header.lower() for header in forged_headers}
         }
         assert heard == {
             "X-Forwarded-For": "127.0.0.1",

@@ -202,7 +202,7 @@ async def test_requests_of_the_proxy_have_the_clients_headers_without_body_heade
         assert posted["Content-Type"] == request_headers["Content-Type"]
         assert "Content-Type" not in actual
         assert "Content-Length" not in actual
-        for headers in (posted, *(one for _, _, one, _ in followed)):
+        for headers in (posted, *(request_headers for _, _, request_headers, _ in followed)):
             assert (headers["Authorization"], headers["X-Trino-User"]) == ("Basic x", "u")
             assert headers["Accept-Encoding"] == "identity"
 

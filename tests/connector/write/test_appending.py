@@ -92,8 +92,8 @@ def test_append_with_too_many_index_files_commits_only_some_of_them(
     puffins = [written_file for written_file in server.list_written_files() if written_file.suffix == ".puffin"]
     assert len(puffins) == limit, "index files that no commit names are deleted"
     index_reports = client.indexes("db.t")
-    assert sum(one.files for one in index_reports) == limit
-    assert sum(one.lag_files for one in index_reports) == tasks * len(INDEX_PROPERTIES) - limit
+    assert sum(report.files for report in index_reports) == limit
+    assert sum(report.lag_files for report in index_reports) == tasks * len(INDEX_PROPERTIES) - limit
 
 
 def test_appends_to_the_same_table_all_succeed(client: IndexClient) -> None:

@@ -184,7 +184,7 @@ def check_plans(client: IndexClient, note: str) -> None:
     for key in (1, 77, 299, 10_003):
         original = client.explain("db.t", f"id = {key}", files=True).kept_files
         assert original is not None
-        pairs = {pair for one in original for pair in one["partition"].items()}
+        pairs = {pair for file in original for pair in file["partition"].items()}
         assert pairs <= {(name, compute_bucket(count, key)) for name, count in names.items()}, f"{note}: {key}"
 
 
@@ -215,7 +215,7 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
             writers.wait_for_both(4)
         finally:
             writers.stop.set()
-        counts = [one.result(60) for one in running_commits]
+        counts = [commit.result(60) for commit in running_commits]
     assert min(counts) > 3, note
     assert {value.attempts for value in writers.committed_steps.values()} == {1}, (
         f"{note}: a resize must not cause a second attempt"
@@ -243,7 +243,7 @@ def test_write_that_began_before_a_resize_is_committed_with_the_old_spec(
     second_report = upsert(client, "db.t", build_rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)
     assert (second_report.attempts, second_report.updated) == (1, 10)
     assert 1 in client.files("db.t", content="data")["spec_id"].to_pylist()
-    lands = [one[1] for one in read_rows(client)]
+    lands = [row[1] for row in read_rows(client)]
     assert lands == ["newer"] * 10 + ["new"] * 10 + ["old"] * 20
 
 
@@ -264,7 +264,7 @@ def test_concurrent_upserts_of_a_key_in_an_old_and_a_new_bucket_conflict(
     run_before_commits(monkeypatch, overtake)
     report = upsert(client, "db.t", build_rows((5, "ours")), keys=["id"], columns=["land"], mode=mode)
     assert (report.attempts, report.updated) == (2, 1)
-    assert [one for one in read_rows(client) if one[0] == 5] == [(5, "ours", 1, None)]
+    assert [row for row in read_rows(client) if row[0] == 5] == [(5, "ours", 1, None)]
 
     def upsert_other_keys() -> None:
         resize(client, "db.t", buckets=32)
@@ -273,7 +273,7 @@ def test_concurrent_upserts_of_a_key_in_an_old_and_a_new_bucket_conflict(
     run_before_commits(monkeypatch, upsert_other_keys)
     report = upsert(client, "db.t", build_rows((5, "again")), keys=["id"], mode=mode)
     assert (report.attempts, report.updated) == (1, 1)  # Writers of different buckets do not conflict.
-    assert {one[0]: one[1] for one in read_rows(client)} == dict.fromkeys(range(40), "old") | {
+    assert {row[0]: row[1] for row in read_rows(client)} == dict.fromkeys(range(40), "old") | {
         5: "again",
         other: "theirs",
     }

@@ -42,7 +42,7 @@ def build_grid(axes: int, bits: int) -> Any:
 
 def order_points(points: Any, bits: int, curve: str) -> Any:
     """Return the points in the order of their keys."""
-    keys = [bytes(one) for one in compute_curve_keys(points, bits, curve)]
+    keys = [bytes(key) for key in compute_curve_keys(points, bits, curve)]
     assert len(set(keys)) == len(points)
     return points[sorted(range(len(keys)), key=keys.__getitem__)].astype(int)
 
@@ -58,7 +58,7 @@ def test_hilbert_curve_visits_every_point_once_in_steps_to_neighbours(axes: int,
 @pytest.mark.parametrize(("axes", "bits"), GRIDS)
 def test_z_order_interleaves_the_bits_of_all_attributes(axes: int, bits: int) -> None:
     def interleave(point: Any) -> int:
-        digits = "".join(format(int(one) >> bit & 1, "b") for bit in range(bits - 1, -1, -1) for one in point)
+        digits = "".join(format(int(axis) >> bit & 1, "b") for bit in range(bits - 1, -1, -1) for axis in point)
         return int(digits, 2)
 
     points = build_grid(axes, bits)
@@ -110,9 +110,9 @@ def test_rank_of_a_value_follows_its_position_with_nulls_first(kind: str) -> Non
     rows = [rng.choice([*values, None]) for _ in range(400)]
     places = Ranks.of(pa.array(rows, arrow)).places(pa.array(rows, arrow)).tolist()
     for row, place in zip(rows, places, strict=True):
-        below = sum(one is None if row is not None else 0 for one in rows)
-        below += sum(one is not None and row is not None and one < row for one in rows)
-        equal = sum(one == row for one in rows)
+        below = sum(value is None if row is not None else 0 for value in rows)
+        below += sum(value is not None and row is not None and value < row for value in rows)
+        equal = sum(value == row for value in rows)
         assert place == ((2 * below + equal) << RANK_BITS) // (2 * len(rows)) or row is None
         assert row is not None or place < min(p for r, p in zip(rows, places, strict=True) if r is not None)
     assert max(places) < 1 << RANK_BITS
@@ -136,10 +136,10 @@ def test_values_outside_the_sample_rank_as_if_they_were_in_the_sample(kind: str,
     sample = [rng.choice(values_with_nulls) for _ in range(50)] if values_with_nulls else []
     rows = [rng.choice([*values, None]) for _ in range(30)]
     places = Ranks.of(pa.array(sample, arrow)).places(pa.array(rows, arrow)).tolist()
-    nulls = sum(one is None for one in sample)
+    nulls = sum(value is None for value in sample)
     for row, place in zip(rows, places, strict=True):
-        below = nulls + sum(one is not None and row is not None and one < row for one in sample)
-        equal = sum(one is not None and one == row for one in sample)
+        below = nulls + sum(value is not None and row is not None and value < row for value in sample)
+        equal = sum(value is not None and value == row for value in sample)
         doubled = nulls if row is None else 2 * below + equal
         assert place == min((doubled << RANK_BITS) // max(1, 2 * len(sample)), (1 << RANK_BITS) - 1)
 
@@ -207,9 +207,9 @@ def test_curve_keys_do_not_depend_on_the_batches_of_the_rows(curve: str) -> None
     customers = {10: ("P", 2), 20: ("B", 1), 30: (None, None)}
     reached = [customers.get(value, (None, None)) for value in facts["customer"].to_pylist()]
     columns = [
-        pa.array([one[1] for one in reached], pa.int64()),
+        pa.array([attributes[1] for attributes in reached], pa.int64()),
         facts["day"].combine_chunks(),
-        pa.array([one[0] for one in reached], pa.string()),
+        pa.array([attributes[0] for attributes in reached], pa.string()),
     ]
     points = np.stack([Ranks.of(column).places(column) for column in columns], axis=1)
     expected = compute_curve_keys(points, RANK_BITS, curve)

@@ -44,7 +44,7 @@ def build_positions(*positions: int) -> Any:
 
 
 def list_files(folder: Path) -> list[Path]:
-    return [one for one in folder.rglob("*") if one.is_file()]
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def to_path(file: dict[str, Any]) -> Path:
@@ -117,7 +117,7 @@ def test_new_vector_includes_earlier_deletes_and_names_what_it_replaces(tmp_path
     reader = Deletes(Storage(), metadata)
     a, b, c = "file:///a.parquet", "file:///b.parquet", "file:///c.parquet"
     position_deletes = write_deletes(
-        build_target(older), [DeletedRows(one, 0, [], build_positions(7)) for one in (a, b)], reader
+        build_target(older), [DeletedRows(path, 0, [], build_positions(7)) for path in (a, b)], reader
     ).files
     written_deletes = write_deletes(build_target(older), [DeletedRows(b, 0, [], build_positions(8))], reader).files
     first = write_deletes(build_target(metadata), [DeletedRows(c, 0, [], build_positions(1, 2))], reader).files
@@ -315,7 +315,9 @@ def test_data_file_without_remaining_rows_is_removed(tmp_path: Path, version: in
         reader,
     )
     assert first.removed == ()
-    before = {one: [file for file in first.files if file.get("referenced-data-file") in (one, None)] for one in (a, b)}
+    before = {
+        path: [file for file in first.files if file.get("referenced-data-file") in (path, None)] for path in (a, b)
+    }
     files_before = list_files(tmp_path)
     second = write_deletes(new_target, [DeletedRows(a, 0, [], build_positions(1, 3), before[a], 4)], reader)
     assert (second.files, second.removed) == ((), ({"file-path": a},)), (

@@ -95,7 +95,7 @@ def test_equality_upsert_requires_a_spec_without_fields_or_with_key_fields(clien
 
 def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(client: IndexClient) -> None:
     """In a truncation of the smallest int the result overflows, but not in a truncation of the same long."""
-    ints = [{**one, "type": "int"} if one["name"] == "id" else one for one in FIELDS]
+    ints = [{**field, "type": "int"} if field["name"] == "id" else field for field in FIELDS]
     create(client, spec=[("truncate[10]", 1)], fields=ints)
     minimum = -(2**31)
     append(client, "db.t", build_rows((minimum, "de"), (5, "de")))

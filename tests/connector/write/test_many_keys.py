@@ -34,7 +34,7 @@ def test_plan_names_more_keys_than_ranges_if_they_are_short_enough(
     destination = open_destination(client, "db.t")
     parts = [range(ROWS * number, ROWS * (number + 1)) for number in range(FILES)]
     written_files = [
-        write_batches(destination.target, build_rows(*((one, "de", 1, "n") for one in part)).to_batches())
+        write_batches(destination.target, build_rows(*((key, "de", 1, "n") for key in part)).to_batches())
         for part in parts
     ]
     destination.commit(client, WrittenFiles.join(written_files))

@@ -21,7 +21,7 @@ from tests.connector.write.test_upserts_at_once import run_before_commits
 from tests.seeds import quick
 
 
-def read(client: IndexClient, key: int) -> tuple[int | None, int | None]:
+def read_counter(client: IndexClient, key: int) -> tuple[int | None, int | None]:
     """Return the snapshot, and the counter of a key."""
     timestamps = scan(client, "db.t", ["ts"], where=f"id = {key}")
     values = timestamps.to_arrow()["ts"].to_pylist()
@@ -54,7 +54,7 @@ def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
 ) -> None:
     create(client, version=version, properties=BY_ID if during else {})
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1), (3, "a", 1)))
-    snapshot, _ = read(client, 1)
+    snapshot, _ = read_counter(client, 1)
     if during:
         run_before_commits(monkeypatch, lambda: CONCURRENT_CHANGES[other](client))
     else:
@@ -74,7 +74,7 @@ def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
 def test_changes_of_unread_rows_and_rewrites_do_not_conflict(client: IndexClient, mode: str) -> None:
     create(client)
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)))
-    snapshot, _ = read(client, 1)
+    snapshot, _ = read_counter(client, 1)
     upsert(
         client, "db.t", build_rows((2, "b", 2), (5, "b", 2)), keys=["id"], mode="copy-on-write"
     )  # This also moves row 1.
@@ -85,11 +85,11 @@ def test_changes_of_unread_rows_and_rewrites_do_not_conflict(client: IndexClient
 
 def test_insert_is_refused_if_its_row_was_inserted_since_the_read(client: IndexClient) -> None:
     create(client)
-    assert read(client, 1) == (None, None)
+    assert read_counter(client, 1) == (None, None)
     upsert(client, "db.t", build_rows((1, "a", 1)), keys=["id"], read_snapshot_id=None)
     with pytest.raises(Conflict):
         upsert(client, "db.t", build_rows((1, "b", 1)), keys=["id"], read_snapshot_id=None)
-    snapshot, _ = read(client, 2)
+    snapshot, _ = read_counter(client, 2)
     upsert(client, "db.t", build_rows((2, "a", 1)), keys=["id"], read_snapshot_id=snapshot)
     with pytest.raises(Conflict):
         upsert(client, "db.t", build_rows((2, "b", 1)), keys=["id"], read_snapshot_id=snapshot)
@@ -123,7 +123,7 @@ def test_concurrent_increments_of_counters_are_not_lost(
             for step in range(4):
                 key = (number + step) % 2
                 while True:
-                    snapshot, value = read(own_client, key)
+                    snapshot, value = read_counter(own_client, key)
                     assert value is not None
                     try:
                         new_rows = build_rows((key, "counter", value + 1))
@@ -164,7 +164,7 @@ def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_ro
     """After a lost reply, the producer does not know that its change was committed."""
     create(client)
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)))
-    snapshot, _ = read(client, 1)
+    snapshot, _ = read_counter(client, 1)
     how: dict[str, Any] = {"mode": mode, "read_snapshot_id": snapshot}
     first = REPEATABLE_CHANGES[name](client, **how, producer=("counter", 3))
     if since:
@@ -177,7 +177,7 @@ def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_ro
         REPEATABLE_CHANGES[name](client, **how, producer=("counter", 4))
     with pytest.raises(Conflict, match="changed since snapshot"):
         REPEATABLE_CHANGES[name](client, **how)
-    current_rows, _ = read(client, 1)
+    current_rows, _ = read_counter(client, 1)
     assert not REPEATABLE_CHANGES[name](
         client, mode=mode, read_snapshot_id=current_rows, producer=("counter", 4)
     ).duplicate

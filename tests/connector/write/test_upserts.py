@@ -58,7 +58,7 @@ def create(
 
 def build_rows(*arguments: tuple[Any, ...]) -> pa.Table:
     """Return rows of (id, land, ts, note); trailing values may be missing."""
-    return pa.Table.from_pylist([dict(zip(COLUMNS, one, strict=False)) for one in arguments], ARROW)
+    return pa.Table.from_pylist([dict(zip(COLUMNS, row, strict=False)) for row in arguments], ARROW)
 
 
 def read_rows(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list[tuple[Any, ...]]:

@@ -133,7 +133,7 @@ def draw_steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unloca
         yield Step(
             number,
             kind,
-            [draw_row(one, number) for one in ids],
+            [draw_row(id_, number) for id_ in ids],
             None if kind == "unlocated" else rng.choice((None, "ts", "ts", "note")),
             rng.choice(modes),
             "scan" if rng.random() < 0.3 else None,
@@ -142,7 +142,7 @@ def draw_steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unloca
 
 
 def list_model_rows(model: dict[int, Row]) -> list[tuple[Any, ...]]:
-    return [tuple(model[one][column] for column in COLUMNS) for one in sorted(model)]
+    return [tuple(model[id_][column] for column in COLUMNS) for id_ in sorted(model)]
 
 
 def evolve(client: IndexClient, name: str, transform: str, source: int, number: int) -> None:
@@ -206,7 +206,8 @@ class Shape:
         return self.version == 3 and not any(name == "identity" for name, _ in self.specs)
 
     def __str__(self) -> str:
-        return f"v{self.version} {' then '.join(f'{name}({one})' for name, one in self.specs)} {dict(self.properties)}"
+        specs = " then ".join(f"{name}({source})" for name, source in self.specs)
+        return f"v{self.version} {specs} {dict(self.properties)}"
 
 
 ATTEMPTS_MAX = 12

@@ -66,7 +66,7 @@ def check_files(metadata: TableMetadata, written_files: WrittenFiles, input_tabl
     """Check that each row is written once, in its partition, and that the files match their description."""
     assert sort_rows_by_id(read_by_pyiceberg(metadata, written_files.files)) == sort_rows_by_id(input_table)
     assert written_files.rows == input_table.num_rows
-    values = {one["id"]: one for one in input_table.to_pylist()}
+    values = {row["id"]: row for row in input_table.to_pylist()}
     for json in written_files.files:
         file = decode_content_file(json, metadata)
         path = Path(file.file_path.removeprefix("file://"))
@@ -252,7 +252,9 @@ def test_zeros_of_two_signs_are_two_partitions_and_nan_is_one(tmp_path: Path) ->
     written_files = write_batches(build_target(metadata), batches)
     assert sorted(str(file["partition"]) for file in written_files.files) == ["['NaN']", "[-0.0]", "[0.0]", "[None]"]
     for file in written_files.files:
-        assert {str(one) for one in _read_column(file, "ratio")} == {str(file["partition"][0]).replace("NaN", "nan")}
+        assert {str(value) for value in _read_column(file, "ratio")} == {
+            str(file["partition"][0]).replace("NaN", "nan")
+        }
 
 
 def test_failed_write_of_an_invalid_row_leaves_no_file(tmp_path: Path) -> None:
@@ -264,7 +266,7 @@ def test_failed_write_of_an_invalid_row_leaves_no_file(tmp_path: Path) -> None:
             [*build_rows(2000).to_batches(), bad],
             limits=WriteLimits(buffered_bytes=1000, open_files=3),
         )
-    assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_storage_failure_during_a_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +284,7 @@ def test_storage_failure_during_a_write_leaves_no_file(tmp_path: Path, monkeypat
     monkeypatch.setattr(FileWriter, "write", write_and_fail)
     with pytest.raises(OSError, match="full"):
         write_batches(build_target(metadata), build_rows(2000).to_batches(), limits=WriteLimits(buffered_bytes=5000))
-    assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 @pytest.mark.slow
@@ -332,10 +334,10 @@ def test_table_with_required_encryption_is_not_written(tmp_path: Path) -> None:
 def test_written_files_can_be_discarded_twice(tmp_path: Path) -> None:
     metadata = build_metadata(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
     written_files = write_batches(build_target(metadata), build_rows(10).to_batches())
-    assert len([one for one in tmp_path.rglob("*") if one.is_file()]) == 4
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 4
     for _ in range(2):
         written_files.discard(Storage())
-        assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_write_succeeds_if_the_index_keys_of_a_column_cannot_be_computed(
@@ -390,7 +392,7 @@ def test_rows_are_accepted_in_every_form_of_arrow() -> None:
         ([batch, input_rows], 20),
     ]
     for form, count in forms:
-        assert sum(one.num_rows for one in to_batches(form)) == count
+        assert sum(batch.num_rows for batch in to_batches(form)) == count
     for invalid_value in ({"id": [1]}, "rows", 7):
         with pytest.raises(Unwritable, match=type(invalid_value).__name__):
             list(to_batches(invalid_value))

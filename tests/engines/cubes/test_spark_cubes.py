@@ -72,7 +72,7 @@ def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp
             world.build()
             world.append()
             with open_catalog(server.base_url) as tables:
-                snapshots = [one.snapshot_id for one in tables.load_table(world.name).metadata.snapshots]
+                snapshots = [snapshot.snapshot_id for snapshot in tables.load_table(world.name).metadata.snapshots]
             for _ in range(15):
                 source = f"{catalog}.{world.name}"
                 source += f" VERSION AS OF {rng.choice(snapshots)}" if rng.random() < 0.2 else ""

@@ -92,7 +92,7 @@ def check_conditions(rig: StarRig, conditions: Sequence[str], note: str) -> list
         if not wrong_queries or rig.spark.sql(judging).collect() == expected:
             break  # Otherwise the date has changed between the two queries.
     assert wrong_queries == []
-    return [(one.files, one.considered_files) for one in reports]
+    return [(report.files, report.considered_files) for report in reports]
 
 
 def run_campaign(rig: StarRig, seed: int, count: int, zone: str) -> Counter[str]:

@@ -89,8 +89,8 @@ def test_daemon_has_no_other_threads_when_it_forks(spark: SparkSession) -> None:
         import os
         from pathlib import Path
 
-        names = [one.read_text().strip() for one in Path(f"/proc/{os.getppid()}/task").glob("*/comm")]
-        links = [os.readlink(one) for one in Path(f"/proc/{os.getppid()}/fd").glob("*")]
+        names = [path.read_text().strip() for path in Path(f"/proc/{os.getppid()}/task").glob("*/comm")]
+        links = [os.readlink(path) for path in Path(f"/proc/{os.getppid()}/fd").glob("*")]
         return names, [link for link in links if link.startswith(("socket:", "anon_inode:"))]
 
     threads, sockets = run_in_worker(spark, inspect_daemon)
@@ -164,7 +164,8 @@ def test_session_with_a_custom_daemon_keeps_the_daemon_and_reads_the_same_rows(
     argv = [sys.executable, str(tmp_path / "script.py"), server.base_url, module, str(tmp_path / "local")]
     completed = subprocess.run(argv, env=env, capture_output=True, text=True)
     line = next(
-        (one for one in completed.stdout.splitlines() if one.startswith("told:")), completed.stdout + completed.stderr
+        (line for line in completed.stdout.splitlines() if line.startswith("told:")),
+        completed.stdout + completed.stderr,
     )
     own_texts, loaded_modules, actual = json.loads(line.removeprefix("told:"))
     assert own_texts == ("yes" if module == "own_daemon" else None)

@@ -189,7 +189,9 @@ def _read_statistics(
     assert jvm is not None
     table = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, f"{tables.db}.t")
     current = table.currentSnapshot().snapshotId()
-    (file,) = [one for one in table.statisticsFiles() if one.snapshotId() == current]
+    (file,) = [
+        statistics_file for statistics_file in table.statisticsFiles() if statistics_file.snapshotId() == current
+    ]
     stated = {blob.fields()[0]: int(blob.properties()["ndv"]) for blob in file.blobMetadata()}
     reader = jvm.org.apache.iceberg.puffin.Puffin.read(table.io().newInputFile(file.path())).build()
     sketches = {}

@@ -83,7 +83,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield new_rig
 
 
-def fill(rig: ReaderSession, table: str, version: int) -> None:
+def create_typed_table(rig: ReaderSession, table: str, version: int) -> None:
     """Create a table with all types, two schemas, two specs, nulls, NaN, both zeros, and changed rows."""
     rig.run_sql(
         f"CREATE TABLE {{db}}.{table} (id bigint NOT NULL, n int, f float, d double, p decimal(9,2), s string, "
@@ -131,7 +131,7 @@ def fill(rig: ReaderSession, table: str, version: int) -> None:
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def table(request: pytest.FixtureRequest, rig: ReaderSession) -> str:
     name = f"v{request.param}"
-    fill(rig, name, request.param)
+    create_typed_table(rig, name, request.param)
     return name
 
 

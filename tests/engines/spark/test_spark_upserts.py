@@ -154,7 +154,7 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
     assert rig.count_live_files(table) == 16
     expected = dict.fromkeys((3, 5, 7, 399), ("fr", 1, 1))
     report = rig.upsert(rig.frame(expected), table, row_mode=row_mode, **TASKS)
-    (plan,) = [read_executed_plan(one) for one in record_results]
+    (plan,) = [read_executed_plan(frame) for frame in record_results]
     assert "MapInArrow" in plan
     assert plan.count("Exchange ") == 1, plan
     assert "Join" not in plan
@@ -172,7 +172,7 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "row_mode"),
-    [*(pytest.param(one, MERGE_ON_READ, marks=pytest.mark.slow) for one in (2, 3)), (3, COPY_ON_WRITE)],
+    [*(pytest.param(version, MERGE_ON_READ, marks=pytest.mark.slow) for version in (2, 3)), (3, COPY_ON_WRITE)],
 )
 def test_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
     rig: UpsertTables, version: int, row_mode: str, monkeypatch: pytest.MonkeyPatch
@@ -208,8 +208,8 @@ def test_tasks_write_one_delete_file_or_vector_for_each_of_many_files(
             row_mode=MERGE_ON_READ,
             **TASKS,
         )
-        assert report.deleted == len([one for one in removed_ids if one in model])
-        model = {one: row for one, row in model.items() if one not in removed_ids}
+        assert report.deleted == len([id_ for id_ in removed_ids if id_ in model])
+        model = {id_: row for id_, row in model.items() if id_ not in removed_ids}
         assert rig.read_model(f"many_{version}") == model
     if version == 3:
         vectors = rig.run_sql("SELECT referenced_data_file FROM {db}.many_3.delete_files")

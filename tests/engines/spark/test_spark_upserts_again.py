@@ -77,9 +77,9 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     assert (report.attempts, report.updated, report.inserted) == (2, 15, 5)
     assert accumulator.value == 20
     rows_before = rig.read_model(table)
-    assert len({row[0] for one, row in rows_before.items() if one >= 5}) == 20
+    assert len({row[0] for id_, row in rows_before.items() if id_ >= 5}) == 20
     assert rows_before[7][1:] == (9, 9)
-    assert {one: row[1:] for one, row in rows_before.items() if one not in (7, *range(20, 25))} == {
+    assert {id_: row[1:] for id_, row in rows_before.items() if id_ not in (7, *range(20, 25))} == {
         number: (0, 0) for number in range(20) if number != 7
     }
     assert len(rig.list_files(table) - before - new_files) == report.files_written
@@ -121,7 +121,7 @@ def test_only_one_result_of_a_repeated_task_counts(
         for number in range(work.distribution.tasks):
             own_batches = input_table.filter(pa.array(places == number)).to_batches()
             list(upserting.change_task(work, own_batches))
-            results += [SparkRow(result=one[0][0].as_py()) for one in upserting.change_task(work, own_batches)]
+            results += [SparkRow(result=batch[0][0].as_py()) for batch in upserting.change_task(work, own_batches)]
             ran.append(number)
         return SimpleNamespace(collect=lambda: results)
 

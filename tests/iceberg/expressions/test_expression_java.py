@@ -140,7 +140,7 @@ def bind_as_json(filter_json: Any) -> Any:
     return encode_expression(bind(parse_expression(filter_json), OURS, (OURS,), case_sensitive=True))
 
 
-def normalize(kind: str, answer: Any) -> Any:
+def normalize_answer(kind: str, answer: Any) -> Any:
     """Return Java's JSON with the digits of fractions and floats, and the order of sets, as in Seamark's JSON."""
 
     def normalize_value(json_value: Any) -> Any:
@@ -177,8 +177,8 @@ def test_java_binds_every_literal_to_the_same_value_and_reads_our_json(java: Jav
     for (kind, filter_json), seamark_text, first, second in zip(
         filters, seamark_texts, answers, second_java, strict=True
     ):
-        assert seamark_text == normalize(kind, first), filter_json
-        assert seamark_text == normalize(kind, second), filter_json
+        assert seamark_text == normalize_answer(kind, first), filter_json
+        assert seamark_text == normalize_answer(kind, second), filter_json
 
 
 def test_java_binds_every_set_to_the_same_values_and_reads_our_json(java: Java) -> None:
@@ -190,7 +190,7 @@ def test_java_binds_every_set_to_the_same_values_and_reads_our_json(java: Java) 
     for kind, seamark_text, first, second in zip(
         [kind for kind in kinds for _ in range(2)], seamark_texts, java(filters), java(seamark_texts), strict=True
     ):
-        assert normalize(kind, seamark_text) == normalize(kind, first) == normalize(kind, second)
+        assert normalize_answer(kind, seamark_text) == normalize_answer(kind, first) == normalize_answer(kind, second)
 
 
 def test_java_rejects_the_same_literals(java: Java) -> None:

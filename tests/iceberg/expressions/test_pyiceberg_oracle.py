@@ -74,7 +74,7 @@ def evolve_order(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     return results
 
 
-def append(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
+def append_snapshot(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     number = len(m.snapshots) + m.last_sequence_number + len(m.snapshot_log) + 1
     snapshot_id = 1000 + number
     while snapshot_id in m.snapshots_by_id:
@@ -112,8 +112,8 @@ def draw_commit(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
         lambda: evolve_schema(draw, m),
         lambda: evolve_spec(draw, m),
         lambda: evolve_order(draw, m),
-        lambda: append(draw, m),
-        lambda: append(draw, m),
+        lambda: append_snapshot(draw, m),
+        lambda: append_snapshot(draw, m),
         lambda: [{"action": "set-properties", "updates": {name: draw(st.text(max_size=5))}}],
         lambda: [{"action": "set-location", "location": f"s3://lake/{name}"}],
         lambda: [{"action": "set-current-schema", "schema-id": draw(st.sampled_from([s.id for s in m.schemas]))}],

@@ -86,7 +86,7 @@ def _compute_rank(point: int) -> tuple[bool, bool, int]:
     return not (text.isascii() and text.islower()), unicodedata.category(text) != "Ll", point
 
 
-def solve(mappings: Iterable[dict[int, set[str]]], unassigned: set[int]) -> dict[int, str]:
+def solve_equations(mappings: Iterable[dict[int, set[str]]], unassigned: set[int]) -> dict[int, str]:
     """Return the folded text of each code point that differs from its own folded text."""
     equations = Equations()
     for engine in mappings:
@@ -150,7 +150,7 @@ def _find_ranges(points: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def main(java: str) -> None:
     of_java, unassigned = read_java_mappings(java)
-    folded = solve([of_java, read_python_mappings(), read_duckdb_mappings()], unassigned)
+    folded = solve_equations([of_java, read_python_mappings(), read_duckdb_mappings()], unassigned)
     _TABLE.write_text(format_table_source(folded, unassigned))
 
 

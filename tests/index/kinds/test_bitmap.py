@@ -107,7 +107,7 @@ def test_merge_equals_an_index_built_from_the_kept_files(kind: Kind, layout: str
         keep = np.array([rng.random() < 0.6 for _ in drawn_columns])
         parts.append((open_bitmap(entries), keep))
         kept_entries += [entry for entry, is_kept in zip(entries, keep, strict=True) if is_kept]
-        columns += [one for one, is_kept in zip(drawn_columns, keep, strict=True) if is_kept]
+        columns += [column for column, is_kept in zip(drawn_columns, keep, strict=True) if is_kept]
     merged_blob = b"".join(bitmap.merge(parts))
     assert merged_blob == b"".join(bitmap.encode(kept_entries))
     check_predicates(Bitmap(memoryview(merged_blob)), kind, columns, rng, 10)

@@ -126,6 +126,6 @@ def test_filter_transforms_the_values_of_a_column_once(monkeypatch: pytest.Monke
     )
     days = pa.array([date(2026, 1, 1), date(2025, 1, 1), date(2024, 1, 1)])
     predicates = collect_predicates(where)
-    assert {one.transform for one in predicates} == {"year"}
+    assert {predicate.transform for predicate in predicates} == {"year"}
     assert evaluate_filter(Or(tuple(predicates) * 2), {2: days}, 3).tolist() == [True, False, True]
     assert transformed == ["date"]

@@ -84,7 +84,7 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
         if column is None:  # Columns with few values have a bitmap for each value.
             continue
         columns.append(column)
-        matching = [one and value in expected for one, value in zip(matching, values, strict=True)]
+        matching = [is_match and value in expected for is_match, value in zip(matching, values, strict=True)]
     if not columns:
         return
     assert any_row(columns, rows, None) == any(matching)

@@ -46,7 +46,7 @@ DRAWS: dict[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
 }
 
 
-def normalize(value: Any) -> Any:
+def to_comparable(value: Any) -> Any:
     """Return a value in the form that the dict distinguishes: NaN is one value, and the zeros are two."""
     return repr(value) if isinstance(value, float) else value
 
@@ -82,19 +82,19 @@ class KeyFiles:
         positions_by_key = defaultdict(list)
         for key_number, number in enumerate(numbers):
             for position, row in enumerate(self.files[number]):
-                positions_by_key[tuple(map(normalize, row))].append((key_number, position))
+                positions_by_key[tuple(map(to_comparable, row))].append((key_number, position))
         all_keys = [*itertools.chain.from_iterable(self.files), *self.others]
         columns = self.convert_rows(all_keys)
         hi, lo = hash_rows(columns, 0), hash_rows(columns, 1)
         expected = [
-            (q, *place) for q, row in enumerate(all_keys) for place in positions_by_key[tuple(map(normalize, row))]
+            (q, *place) for q, row in enumerate(all_keys) for place in positions_by_key[tuple(map(to_comparable, row))]
         ]
-        assert matches(record.lookup(hi, lo)) == expected
-        assert matches(look_up_remotely(record, hi, lo)) == expected
+        assert list_positions(record.lookup(hi, lo)) == expected
+        assert list_positions(look_up_remotely(record, hi, lo)) == expected
         for key_number in range(0, len(all_keys), 17):
             assert (
                 record.find(int(hi[key_number]), int(lo[key_number]))
-                == positions_by_key[tuple(map(normalize, all_keys[key_number]))]
+                == positions_by_key[tuple(map(to_comparable, all_keys[key_number]))]
             )
         assert record.count == sum(len(self.files[number]) for number in numbers)
         assert record.counts.tolist() == [len(self.files[number]) for number in numbers]
@@ -109,7 +109,7 @@ def encode_blob(record: RecordBlob) -> bytes:
     return b"".join(merge([(record, np.ones(record.files, bool))]))
 
 
-def matches(positions: tuple[Any, Any, Any]) -> list[tuple[int, int, int]]:
+def list_positions(positions: tuple[Any, Any, Any]) -> list[tuple[int, int, int]]:
     assert [array.dtype for array in positions] == [np.int64, np.int32, np.int64]
     return list(zip(*(array.tolist() for array in positions), strict=True))
 
@@ -202,12 +202,13 @@ def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) ->
     draw.shuffle(pairs)
     hi, lo = build_hashes([hi for hi, _ in pairs]), build_hashes([lo for _, lo in pairs])
     expected = [(query, *place) for query, pair in enumerate(pairs) for place in positions_by_key[pair]]
-    assert matches(record.lookup(hi, lo)) == expected
-    assert matches(look_up_remotely(record, hi, lo)) == expected
+    assert list_positions(record.lookup(hi, lo)) == expected
+    assert list_positions(look_up_remotely(record, hi, lo)) == expected
     assert [record.find(*pair) for pair in pairs] == [positions_by_key[pair] for pair in pairs]
     for index in range(len(pairs)):
         assert [
-            match[1:] for match in matches(look_up_remotely(record, hi[index : index + 1], lo[index : index + 1]))
+            match[1:]
+            for match in list_positions(look_up_remotely(record, hi[index : index + 1], lo[index : index + 1]))
         ] == positions_by_key[pairs[index]]
 
 
@@ -238,8 +239,8 @@ def test_index_without_entries_finds_no_file() -> None:
         open_record(encode([])),
         open_record(encode([build([convert_to_keys(pa.array([], pa.int64()), "long")])] * 3)),
     ):
-        assert (record.count, record.find(1, 2), matches(record.lookup(*draw_uniform_hashes(5)))) == (0, [], [])
-        assert matches(look_up_remotely(record, *draw_uniform_hashes(5))) == []
+        assert (record.count, record.find(1, 2), list_positions(record.lookup(*draw_uniform_hashes(5)))) == (0, [], [])
+        assert list_positions(look_up_remotely(record, *draw_uniform_hashes(5))) == []
         record.verify()
 
 
@@ -327,13 +328,13 @@ def test_index_of_50_million_keys_has_an_entry_for_each_key(tmp_path: Path) -> N
         file = seed // 10 * 5 + seed % 10 if seed % 10 < 5 else None
         hi, lo = (part[:1000] for part in draw_uniform_hashes(1_000_000, seed))
         everywhere = [] if file is None else [(file, position) for position in range(1000)]
-        assert [place for _, *place in matches(merged_record.lookup(hi, lo))] == list(map(list, everywhere))
+        assert [place for _, *place in list_positions(merged_record.lookup(hi, lo))] == list(map(list, everywhere))
 
 
 def test_damage_at_any_byte_is_detected() -> None:
     hi, lo = draw_uniform_hashes(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi[:200], lo[:200])), FileRecords(sorted_run(hi[200:], lo[200:]))]))
-    expected, draw = matches(RecordBlob(memoryview(blob)).lookup(hi, lo)), random.Random(3)
+    expected, draw = list_positions(RecordBlob(memoryview(blob)).lookup(hi, lo)), random.Random(3)
     assert len(expected) == 400
     for offset in range(0, len(blob), 1):
         damaged_bytes = bytearray(blob)
@@ -341,7 +342,7 @@ def test_damage_at_any_byte_is_detected() -> None:
         with pytest.raises(ValueError):
             RecordBlob(memoryview(damaged_bytes)).verify()
         try:
-            assert matches(RecordBlob(memoryview(damaged_bytes)).lookup(hi[:40], lo[:40])) == expected[:40]
+            assert list_positions(RecordBlob(memoryview(damaged_bytes)).lookup(hi[:40], lo[:40])) == expected[:40]
         except ValueError:
             continue
     for size in range(0, len(blob), 97):

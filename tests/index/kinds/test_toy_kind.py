@@ -52,7 +52,7 @@ def client(server: ServerThread) -> Iterator[IndexClient]:
         yield new_client
 
 
-def build(client: IndexClient) -> None:
+def build_index(client: IndexClient) -> None:
     round_report = Indexer(client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=1)).round()
     assert (round_report.builds, round_report.merges, round_report.failed) == (1, 1, 0)
 
@@ -70,7 +70,7 @@ def list_live_paths(client: IndexClient) -> list[Path]:
 def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) -> None:
     assert client.explain("db.t", "id = 40").files == FILES
     assert client.index("db.t", INDEX).health == "behind"
-    build(client)
+    build_index(client)
     index_report = client.index("db.t", INDEX)
     assert (index_report.health, index_report.files, index_report.json["kind"], index_report.json["levels"]) == (
         "ok",
@@ -90,7 +90,7 @@ def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) 
 
 @pytest.mark.few_cases(1)
 def test_plan_with_the_toy_index_keeps_every_matching_row(client: IndexClient) -> None:
-    build(client)
+    build_index(client)
     with open_catalog(client.url) as catalog:
         for expected in (0, 40, FILES * ROWS - 1, FILES * ROWS):
             rows = catalog.load_table("db.t").scan(row_filter=f"id = {expected}").to_arrow()
@@ -112,7 +112,7 @@ def test_server_checks_the_parameters_and_columns_of_the_toy_kind(client: IndexC
 
 @pytest.mark.slow
 def test_audit_finds_a_signature_of_another_file(client: IndexClient) -> None:
-    build(client)
+    build_index(client)
     assert audit_index(client, "db.t", INDEX, sample=FILES).problems == ()
     (path,) = list_live_paths(client)
     index_file = open_index_file(path.read_bytes(), path.as_uri())
@@ -138,7 +138,7 @@ def test_audit_finds_a_signature_of_another_file(client: IndexClient) -> None:
 
 @pytest.mark.few_cases(1)
 def test_damaged_toy_blob_is_quarantined_and_widens_the_plan(client: IndexClient) -> None:
-    build(client)
+    build_index(client)
     (path,) = list_live_paths(client)
     data = bytearray(path.read_bytes())
     offset = open_index_file(bytes(data), path.as_uri()).header.offset
@@ -151,7 +151,7 @@ def test_damaged_toy_blob_is_quarantined_and_widens_the_plan(client: IndexClient
 
 @pytest.mark.slow
 def test_toy_index_files_are_deleted_with_their_definition(client: IndexClient, server: ServerThread) -> None:
-    build(client)
+    build_index(client)
     paths = list_live_paths(client)
     client.drop_index("db.t", INDEX)
     for _ in range(3):  # The first rounds delete superseded files, the later rounds unused files.

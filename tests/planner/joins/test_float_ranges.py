@@ -31,7 +31,7 @@ OPERATORS: dict[str, Callable[[object, object], bool]] = {
 _OPS = {Op.LT_EQ: "<=", Op.GT_EQ: ">=", Op.EQ: "="}
 
 
-def compare(value: float, op: str, other: float) -> bool:
+def compare_floats(value: float, op: str, other: float) -> bool:
     """Compare two values as DuckDB and Spark do: NaN is equal to NaN and greater than all numbers."""
     keys = [(item != item, 0.0 if item != item else item) for item in (value, other)]
     return OPERATORS[op](keys[0], keys[1])
@@ -60,7 +60,7 @@ def test_range_of_special_floats_contains_each_value_that_an_engine_finds(operat
         spans = compute_spans([(*column, "double") for column in columns], operators, "double")
         condition = make_range_condition(LimitedColumn(1, "x", "double"), *to_key_sets(*spans, "double"))
         for value in SPECIAL:
-            is_found = all(compare(value, op, limit) for op, limit in zip(operators, limits, strict=True))
+            is_found = all(compare_floats(value, op, limit) for op, limit in zip(operators, limits, strict=True))
             assert is_met(condition, value) or not is_found, (value, operators, limits, condition)
         if all(map(math.isfinite, limits)) and (">" in operators or ">=" in operators) and len(operators) > 1:
             assert not is_met(condition, math.nan), (operators, limits)

@@ -135,7 +135,7 @@ def store_in_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable)
     con.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM arrow")
 
 
-def join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
+def draw_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
     """Return a random join as JSON of a plan request, and as a condition in DuckDB."""
     request: dict[str, Any]
     shape = rng.random()
@@ -201,11 +201,11 @@ def draw_range_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str
 def draw_joins(rng: random.Random, names: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
     request, expected_answers = [], []
     for number in range(rng.randint(1, 2)):
-        alternatives = [join(rng, names) for _ in range(rng.choice([1, 1, 2, 3]))]
+        alternatives = [draw_join(rng, names) for _ in range(rng.choice([1, 1, 2, 3]))]
         if len(alternatives) > 1:
-            request += [{**one, "any-of": number} for one, _ in alternatives]
+            request += [{**join, "any-of": number} for join, _ in alternatives]
         else:
-            request += [one for one, _ in alternatives]
+            request += [join for join, _ in alternatives]
         expected_answers.append("(" + " OR ".join(condition for _, condition in alternatives) + ")")
     return request, " AND ".join(expected_answers)
 
@@ -277,7 +277,9 @@ async def test_extreme_of_some_rows_is_bounded_by_files_in_which_all_rows_match(
     async with run_server(tmp_path) as server:
         api = Api(server)
         facts = [{**dict.fromkeys(FACT), "c": number} for number in range(10)]
-        fact = await StarTable.create(api, "fact", [Col(number, *one) for number, one in enumerate(FACT.items(), 1)])
+        fact = await StarTable.create(
+            api, "fact", [Col(number, *column) for number, column in enumerate(FACT.items(), 1)]
+        )
         await fact.commit([fact.make_file([item]) for item in facts])
         lake = await StarTable.create(
             api, "one", [Col(number, *each) for number, each in enumerate(DIMENSIONS["one"].items(), 1)]

@@ -101,14 +101,14 @@ def draw_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
     columns = [column for column in lake.all_columns.values() if column.kind != "struct"]
     document: dict[str, str] = {}
     for number in range(rng.choice([1, 3, 5, 8])):
-        kind = rng.choice([name for name, one in KINDS.items() if not one.aggregates])
+        kind = rng.choice([name for name, index_kind in KINDS.items() if not index_kind.aggregates])
         count = rng.choice([1, 1, 2, 3]) if kind == "record" else 1
         chosen_columns = rng.sample(columns, min(count, len(columns)))
         terms = [
             (rng.choice(draw_terms(rng, item.kind)) if rng.random() < 0.5 else "identity", item)
             for item in chosen_columns
         ]
-        texts = [format_term(transform, one.name) for transform, one in terms]
+        texts = [format_term(transform, column.name) for transform, column in terms]
         fpp = rng.choice([None, 0.001, 0.3]) if kind == "bloom" else None
         if rng.random() < 0.3 and all(item.id in lake.schema.list_columns() for item in chosen_columns):
             options = [] if fpp is None else [f"fpp={fpp}"]
@@ -244,13 +244,13 @@ class IndexedLake:
             encode_index_file(
                 self.metadata.table_uuid,
                 definition,
-                [one for one, _ in listed_files],
+                [file for file, _ in listed_files],
                 [made for _, made in listed_files],
             )
         )
         path.write_bytes(data)
-        self.described.setdefault(definition.id, set()).update(one.path for one, _ in listed_files)
-        rows = sum(one.records for one, _ in listed_files)
+        self.described.setdefault(definition.id, set()).update(file.path for file, _ in listed_files)
+        rows = sum(file.records for file, _ in listed_files)
         await self.register(definition, path.as_uri(), len(listed_files), rows, len(data), remove=remove)
         return path.as_uri()
 
@@ -488,7 +488,7 @@ class IndexedTable:
         path.parent.mkdir(parents=True, exist_ok=True)
         data = b"".join(
             encode_index_file(
-                self.metadata.table_uuid, definition, [one for one, _ in entries], [made for _, made in entries]
+                self.metadata.table_uuid, definition, [file for file, _ in entries], [made for _, made in entries]
             )
         )
         path.write_bytes(data)

@@ -155,9 +155,9 @@ def judge(case: ScanCase, tasks: dict[str, JudgedTask], java: JavaPlan, unfilter
     trusted = java.error is None and not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
     for path, file in live.items():
         equal, ordered, sparks = (case.match_rows(file, case.filter, meaning) for meaning in CLIENTS)
-        expected = [one or other for one, other in zip(equal, ordered, strict=True)]
+        expected = [is_match or other for is_match, other in zip(equal, ordered, strict=True)]
         if case.nan_above:
-            expected = [one or other for one, other in zip(expected, sparks, strict=True)]
+            expected = [is_match or other for is_match, other in zip(expected, sparks, strict=True)]
         if path not in tasks:
             assert not any(expected), f"{_describe_file(file)} has a matching row and is not planned\n{case}"
             counts["dropped"] += 1

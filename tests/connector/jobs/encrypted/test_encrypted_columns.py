@@ -57,7 +57,7 @@ SECRET_IDS = {3, 4, 7}
 """The ids of the encrypted columns of CONFIGURATIONS[2]: payload, price and place.city."""
 
 
-def fill(client: IndexClient, files: int = 3, size: int = 60) -> None:
+def fill_with_encrypted_files(client: IndexClient, files: int = 3, size: int = 60) -> None:
     for number in range(files):
         append(
             client, "db.t", build_rows(random.Random(first_seed() + number), range(number * size, number * size + size))
@@ -88,7 +88,7 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
 ) -> None:
     """A bucket would publish a hash of the value. A merge only copies partition values that the files already have."""
     create_table(server, 2)
-    fill(client)
+    fill_with_encrypted_files(client)
     before, files = read(client), sorted(list_paths(client))
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", transform, "leak")
@@ -116,7 +116,7 @@ def test_void_partition_field_of_an_encrypted_column_is_accepted(client: IndexCl
     with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", SCHEMA, properties=PROPERTIES)
-    fill(client)
+    fill_with_encrypted_files(client)
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", VoidTransform(), "nothing")
     set_properties_as_attacker(server, seamark_clustering_columns="fixed")
@@ -130,7 +130,7 @@ def test_void_partition_field_of_an_encrypted_column_is_accepted(client: IndexCl
 def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, server: ServerThread, columns: str) -> None:
     """Attributes of a table that is joined by an encrypted column are also refused."""
     create_table(server, 2)
-    fill(client)
+    fill_with_encrypted_files(client)
     with open_catalog(server.url) as catalog:
         catalog.create_table("db.customers", pa.schema([("name", pa.string()), ("city", pa.string())]))
     append(client, "db.customers", pa.table({"name": ["a"], "city": ["b"]}))
@@ -148,7 +148,7 @@ def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, server
 
 def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, server: ServerThread) -> None:
     create_table(server, 2)
-    fill(client)
+    fill_with_encrypted_files(client)
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.asc("price", IdentityTransform(), NullOrder.NULLS_FIRST)
     set_properties_as_attacker(server, seamark_clustering_columns="fixed")
@@ -168,7 +168,7 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
     A reader with the keys still sees the rows.
     """
     create_table(server, 3)
-    fill(client)
+    fill_with_encrypted_files(client)
     before = read(client)
     guess = next(row["payload"] for row in before.values() if row["payload"])
     guessed = pa.table({"payload": [guess], "part": [1], "id": [1]})
@@ -193,7 +193,7 @@ def test_statistics_and_dropped_columns_publish_no_metrics_of_encrypted_columns(
     client: IndexClient, server: ServerThread
 ) -> None:
     create_table(server, 2)
-    fill(client)
+    fill_with_encrypted_files(client)
     with pytest.raises(Unreadable, match="encrypted"):
         compute_statistics(client, "db.t")
     assert drop_columns(client, "db.t", ["id"], where="TRUE").commits == 1
@@ -208,7 +208,7 @@ def test_copied_file_of_another_namespace_is_not_decrypted(
 ) -> None:
     """The attacker copies the bytes of the file into a table of their own namespace."""
     create_table(server, 2)
-    fill(client)
+    fill_with_encrypted_files(client)
     with open_catalog(server.url) as catalog:
         catalog.create_namespace("mine")
         properties = {**PROPERTIES, "seamark.clustering.columns": "fixed"}
@@ -323,7 +323,7 @@ def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
 def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, server: ServerThread) -> None:
     """The other table is in the same namespace, and a job rewrites it."""
     create_table(server, 2)
-    fill(client, files=1, size=700)
+    fill_with_encrypted_files(client, files=1, size=700)
     with open_catalog(server.url) as catalog:
         catalog.create_table("db.other", SCHEMA, properties=PROPERTIES)
     for number in range(2):
