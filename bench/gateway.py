@@ -151,10 +151,10 @@ def build_reader(client: Any, keys: Keys, size: int, name: str = "o") -> Callabl
 
     def read(number: int) -> float:
         start = number * size % (OBJECT_BYTES - size + 1)
-        begun = time.perf_counter()
+        began_s = time.perf_counter()
         connection.request("GET", f"{url.path}?{url.query}", headers={"Range": f"bytes={start}-{start + size - 1}"})
         data = connection.getresponse().read()
-        elapsed = time.perf_counter() - begun
+        elapsed = time.perf_counter() - began_s
         assert len(data) == size, data[:300]
         return elapsed
 
@@ -204,10 +204,10 @@ def measure(report: Report, case: str, rig: GatewayRig, s3: S3, rounds: int) -> 
                 ("seamark", rig.seamark.pid, read_range),
                 (peer, s3.process.pid, build_reader(store_client, at_store, size)),
             ):
-                before = _read_cpu_ms(pid)
+                cpu_ms_before = _read_cpu_ms(pid)
                 for number in range(rounds):
                     work(number)
-                cpu_ms[server] = (_read_cpu_ms(pid) - before) / rounds
+                cpu_ms[server] = (_read_cpu_ms(pid) - cpu_ms_before) / rounds
             report.rows.append(Row(f"{case}, {label}", "CPU of the server", "ms", cpu_ms, peer=peer))
             for name, aggregate in (("median", statistics.median), ("mean", statistics.fmean)):
                 values = {"seamark": aggregate(seamark_ms) * 1000, peer: aggregate(peer_ms) * 1000}
@@ -226,13 +226,13 @@ def main() -> None:
         slow = stack.enter_context(run_delaying_store(s3.endpoint, 1))
         with open_rig(Path(folder) / "near", s3) as rig:
             measure(report, "store on this machine", rig, s3, rounds)
-            before = psutil.Process(rig.seamark.pid).memory_info().rss
+            bytes_before = psutil.Process(rig.seamark.pid).memory_info().rss
         slow_store = S3(slow, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
         with open_rig(Path(folder) / "far", s3, SEAMARK_S3_ENDPOINT=slow) as rig:
             measure(report, "store with 15 ms", rig, slow_store, rounds)
         with open_rig(Path(folder) / "folder", None) as rig:
             measure(report, "folder", rig, s3, rounds)
-    report.bounds["memory of the server after all reads of a store"] = f"{before >> 20} MiB"
+    report.bounds["memory of the server after all reads of a store"] = f"{bytes_before >> 20} MiB"
     report.notes.append(
         "`direct` is versitygw over a folder of the same disk, with connections that stay open. One connection,"
         " presigned requests, and objects that the gateway does not cache."

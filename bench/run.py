@@ -108,11 +108,11 @@ def show(report: Report, console: Console) -> None:
     servers = report.list_servers()
     for number, name in enumerate(["case", "measure", "ratio", *servers, "goal"]):
         table.add_column(name, justify="left" if number < 2 else "right", no_wrap=True)
-    before = ""
+    previous_case = ""
     for row in report.rows:
         case, *values = format_cells(row, servers)
-        table.add_row("" if case == before else case, *values)
-        before = case
+        table.add_row("" if case == previous_case else case, *values)
+        previous_case = case
     console.print(table)
     for name, value in report.bounds.items():
         console.print(f"  bound: {name}: {value}", highlight=False)

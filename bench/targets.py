@@ -100,23 +100,23 @@ class BenchTarget:
 @contextlib.contextmanager
 def pin_to_core(core: int) -> Iterator[None]:
     """Pin processes that start inside the block to `core`."""
-    before = os.sched_getaffinity(0)
+    old_cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, old_cores)
 
 
 @contextlib.contextmanager
 def _change_environment(values: dict[str, str]) -> Iterator[None]:
     """Set environment variables inside the block."""
-    before = {key: os.environ.get(key) for key in values}
+    old_values = {key: os.environ.get(key) for key in values}
     os.environ.update(values)
     try:
         yield
     finally:
-        for key, value in before.items():
+        for key, value in old_values.items():
             if value is None:
                 del os.environ[key]
             else:
@@ -150,10 +150,10 @@ def _run_fixture(name: str, folder: Path, jdbc: str) -> Iterator[BenchTarget]:
     warehouse.mkdir(parents=True)
     # There is one JDBC client: a second client would open another database in memory, or find the file locked.
     with contextlib.ExitStack() as stack:
-        before = {child.pid for child in psutil.Process().children()}
+        old_pids = {child.pid for child in psutil.Process().children()}
         with pin_to_core(SERVER_CORE), _change_environment({"CATALOG_URI": jdbc, "CATALOG_CLIENTS": "1"}):
             base_url = stack.enter_context(run_java_fixture(warehouse, log=folder / f"{name}.log"))
-        (pid,) = {child.pid for child in psutil.Process().children()} - before
+        (pid,) = {child.pid for child in psutil.Process().children()} - old_pids
         yield BenchTarget(name, base_url, (pid,), warehouse, separator="%2E")
 
 

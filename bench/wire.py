@@ -169,12 +169,12 @@ class Connection(asyncio.BufferedProtocol):
             return bytes(memoryview(self._buffer)[self._body_start : end]) if self._filled >= end else None
         while (line_end := self._buffer.find(b"\r\n", self._chunk_at, self._filled)) >= 0:
             size = self._parse_chunk_size(self._chunk_at, line_end)
-            after = line_end + 2 + size + 2
-            if self._filled < after:
+            chunk_end = line_end + 2 + size + 2
+            if self._filled < chunk_end:
                 return None
             if size == 0:
                 return self._join_chunks()
-            self._chunk_at = after
+            self._chunk_at = chunk_end
         return None
 
     def _parse_chunk_size(self, start: int, end: int) -> int:

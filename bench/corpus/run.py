@@ -79,7 +79,7 @@ def _strip_comments(part: str) -> str:
 
 @dataclass(frozen=True)
 class CorpusMeasurement:
-    """The numbers of data files that a query reads: all files, with DuckDB alone, with Seamark, and the needed files."""
+    """The numbers of files that a query reads: all files, with DuckDB alone, with Seamark, and the needed files."""
 
     query: CorpusQuery
     every: int

@@ -106,7 +106,12 @@ def measure_analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
         }
         marks = {mark_name(number): number for number in columns_by_table}
         marked_text = statement.to_marked_text(columns_by_table, utc=True)
-        find_scans(marked_text, columns_of=lambda names, at=marks, of=columns_by_table: of.get(at.get(names[2], -1)))
+        find_scans(
+            marked_text,
+            columns_of=lambda names, at=marks, columns_by_name=columns_by_table: columns_by_name.get(
+                at.get(names[2], -1)
+            ),
+        )
         best = min(best, time.thread_time() - begin)
     return 1000 * best
 

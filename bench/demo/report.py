@@ -55,17 +55,21 @@ def read_ranges(paths: Sequence[str], data: Path) -> dict[str, Bars]:
 
 
 def write_report(
-    comparisons: Sequence[Comparison], before: Mapping[str, Bars], after: Mapping[str, Bars], scale: float
+    comparisons: Sequence[Comparison],
+    written_ranges: Mapping[str, Bars],
+    clustered_ranges: Mapping[str, Bars],
+    scale: float,
 ) -> str:
     """Return the page as text.
 
     Args:
-        before, after: The ranges (`read_ranges`) of the facts' files as written, and in Seamark's layout.
+        written_ranges, clustered_ranges: The ranges (`read_ranges`) of the facts' files as written, and in Seamark's
+            layout.
     """
     pictures = "".join(
         '<div class="pair">'
-        + _format_layout(name, "as written", before[name], _COLOURS[ICEBERG])
-        + _format_layout(name, "in Seamark's layout", after[name], _COLOURS[CLUSTERED])
+        + _format_layout(name, "as written", written_ranges[name], _COLOURS[ICEBERG])
+        + _format_layout(name, "in Seamark's layout", clustered_ranges[name], _COLOURS[CLUSTERED])
         + "</div>"
         for name in ATTRIBUTES
     )

@@ -64,10 +64,10 @@ def compute_shares(fleet: FleetSize, keys: int) -> Shares:
     rng = random.Random(SEED)
     folder = "s3://lake/w/t{}/metadata/{:032x}-m0.avro"
     located = [folder.format(rng.randrange(fleet.tables), rng.getrandbits(128)) for _ in range(keys)]
-    before, after = Rendezvous(dict.fromkeys(names[:-1], 1.0)), Rendezvous(dict.fromkeys(names, 1.0))
-    owners = [before.rank(key, 1)[0] for key in located]
+    old_ring, new_ring = Rendezvous(dict.fromkeys(names[:-1], 1.0)), Rendezvous(dict.fromkeys(names, 1.0))
+    owners = [old_ring.rank(key, 1)[0] for key in located]
     owned = Counter(owners)
-    moved_keys = sum(after.rank(key, 1)[0] != owner for key, owner in zip(located, owners, strict=True))
+    moved_keys = sum(new_ring.rank(key, 1)[0] != owner for key, owner in zip(located, owners, strict=True))
     mean = keys / fleet.replicas
     return Shares(
         least=min(owned.values()) / mean,
@@ -210,11 +210,11 @@ def replace_figures(page: str, text: str) -> str:
     Raises:
         ValueError: The page does not contain the marks.
     """
-    before, begin, text_after = page.partition(BEGIN + "\n")
-    _, end, after = text_after.partition(END)
+    text_before, begin, text_after = page.partition(BEGIN + "\n")
+    _, end, text_after_end = text_after.partition(END)
     if not begin or not end:
         raise ValueError(f"{PAGE.name} does not contain the marks {BEGIN!r} and {END!r}")
-    return f"{before}{begin}{text}\n{end}{after}"
+    return f"{text_before}{begin}{text}\n{end}{text_after_end}"
 
 
 def main() -> None:

@@ -112,21 +112,21 @@ def compare(report: Report, engine: str, ways: Mapping[str, Ask], oracle: Oracle
         for round_number, (name, sql) in enumerate(QUERIES.items()):
             order = list(ways.items())[:: 1 if (round_number + number) % 2 else -1]
             for way, ask in order:
-                begun = time.perf_counter()
+                began_s = time.perf_counter()
                 answer = ask(sql, LAKE)
-                times[way][number].append(time.perf_counter() - begun)
+                times[way][number].append(time.perf_counter() - began_s)
                 difference = oracle.describe_difference(sql, answer)
                 if difference:
                     raise AnswersDiffer(f"{engine}, {way}, {name}: {difference}")
 
     def add_row(measure: str, value: Callable[[list[list[float]]], float]) -> None:
-        values = {way: value(of) for way, of in times.items()}
+        values = {way: value(durations) for way, durations in times.items()}
         report.rows.append(Row(f"{engine}: {len(QUERIES)} queries", measure, "s", values, peer=DIRECT))
 
-    add_row("first round", lambda of: sum(of[0]))
-    add_row("later rounds, median", lambda of: statistics.median(map(sum, of[1:])))
+    add_row("first round", lambda durations: sum(durations[0]))
+    add_row("later rounds, median", lambda durations: statistics.median(map(sum, durations[1:])))
     for number, name in enumerate(QUERIES):
-        values = {way: statistics.median(of[number] for of in time[1:]) for way, time in times.items()}
+        values = {way: statistics.median(durations[number] for durations in time[1:]) for way, time in times.items()}
         report.rows.append(Row(f"{engine}: {name}", "later rounds, median", "s", values, peer=DIRECT))
 
 

@@ -66,9 +66,9 @@ def build_reader(client: Any, keys: Keys, size: int, name: str) -> Read:
     def read(number: int) -> float:
         start = number * size % (OBJECT_BYTES - size + 1)
         request = _get(url, start, size)
-        begun = time.perf_counter()
+        began_s = time.perf_counter()
         _receive(connection, request, size, buffer)
-        return time.perf_counter() - begun
+        return time.perf_counter() - began_s
 
     return read
 
@@ -209,9 +209,9 @@ def measure_sequential_reads(report: Report, rig: GatewayRig, near: S3, slow_sto
     keys, store_keys, names = upload(rig, near, 3)
     durations: dict[str, list[float]] = {"seamark": [], "direct": []}
     for name in names:
-        for server, used in (("seamark", keys), ("direct", replace(store_keys, endpoint=slow_store.endpoint))):
-            with closing(used.make_client()) as client:
-                read_range = build_reader(client, used, MEBIBYTE, name)
+        for server, tested_keys in (("seamark", keys), ("direct", replace(store_keys, endpoint=slow_store.endpoint))):
+            with closing(tested_keys.make_client()) as client:
+                read_range = build_reader(client, tested_keys, MEBIBYTE, name)
                 durations[server].append(sum(read_range(number) for number in range(OBJECT_BYTES // MEBIBYTE)) * 1000)
     values = {server: statistics.median(times) for server, times in durations.items()}
     report.rows.append(Row("64 MiB, one MiB after another, first read", "median", "ms", values, peer="direct"))
@@ -274,8 +274,8 @@ def measure_throughput(requests: Callable[[int], bytes], port: int, size: int, s
     with socket.create_connection(("127.0.0.1", port)) as connection:
         for number in range(8):
             _receive(connection, requests(number), size, buffer)
-        count, begun = 0, time.perf_counter()
-        while (elapsed_s := time.perf_counter() - begun) < seconds:
+        count, began_s = 0, time.perf_counter()
+        while (elapsed_s := time.perf_counter() - began_s) < seconds:
             _receive(connection, requests(count), size, buffer)
             count += 1
     return count * size / elapsed_s
@@ -286,9 +286,9 @@ def open_sendfile_reader(port: int, size: int) -> Read:
     connection, buffer = socket.create_connection(("127.0.0.1", port)), memoryview(bytearray(2 * MEBIBYTE))
 
     def read(number: int) -> float:
-        begun = time.perf_counter()
+        began_s = time.perf_counter()
         _receive(connection, b"%d %d" % (size, number * size % (OBJECT_BYTES // 2)), size, buffer)
-        return time.perf_counter() - begun
+        return time.perf_counter() - began_s
 
     return read
 
@@ -354,11 +354,11 @@ def measure_concurrent_readers(
         url = _presign(client, keys, name)
         client.get_object(Bucket=keys.bucket, Key=keys.prefix + name)["Body"].read()  # Fills the cache.
     process, stop, peak = psutil.Process(rig.seamark.pid), threading.Event(), [0]
-    before, kernel_before = process.memory_info().rss, _read_kernel_bytes()
+    bytes_before, kernel_before = process.memory_info().rss, _read_kernel_bytes()
 
     def watch() -> None:
         while not stop.wait(0.05):
-            peak[0] = max(peak[0], process.memory_info().rss - before)
+            peak[0] = max(peak[0], process.memory_info().rss - bytes_before)
 
     watcher = threading.Thread(target=watch)
     watcher.start()

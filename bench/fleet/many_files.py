@@ -78,23 +78,23 @@ def measure(table: GeneratedTable, home: Path, memory_bytes: int) -> ProcessMeas
 
 async def _measure_plans(table: GeneratedTable, home: Path, memory_bytes: int) -> ProcessMeasurement:
     async with open_our_planner(home, table, disk=True, memory_bytes=memory_bytes) as seamark_planner:
-        before, private = _read_resident_bytes(), _read_resident_bytes(private=True)
+        bytes_before, private_bytes_before = _read_resident_bytes(), _read_resident_bytes(private=True)
         first = await seamark_planner.plan(FILTERS[RANGES[0]].build_expression(table))
         measurement = ProcessMeasurement(first.ms)
         await _wait_until_settled()
-        measurement.resident["after one plan"] = (_read_resident_bytes() - before) / table.files
+        measurement.resident["after one plan"] = (_read_resident_bytes() - bytes_before) / table.files
         for name, expected in FILTERS.items():
             measurement.retained_bytes[name] = len(
                 (await seamark_planner.scan(expected.build_expression(table)))[1].entry_ids
             )
             times = [
-                (await seamark_planner.scan(expected.build_expression(table, turn)))[0]
-                for turn in range(1, PLANS_PER_CASE + 1)
+                (await seamark_planner.scan(expected.build_expression(table, number)))[0]
+                for number in range(1, PLANS_PER_CASE + 1)
             ]
             measurement.plans_ms[name] = statistics.median(times)
         await _wait_until_settled()
-        measurement.resident["after ten filters"] = (_read_resident_bytes() - before) / table.files
-        measurement.private = (_read_resident_bytes(private=True) - private) / table.files
+        measurement.resident["after ten filters"] = (_read_resident_bytes() - bytes_before) / table.files
+        measurement.private = (_read_resident_bytes(private=True) - private_bytes_before) / table.files
         stats = seamark_planner.planner.read_stats()
         measurement.reported = (stats.live_bytes + stats.added_bytes + stats.lists_bytes) / table.files
         measurement.views = stats.views
@@ -105,9 +105,9 @@ async def _measure_plans(table: GeneratedTable, home: Path, memory_bytes: int) -
 
 async def _wait_until_settled() -> None:
     """Wait until the processor is idle; then the decoded manifests are on the disk."""
-    process, before = psutil.Process(), 0.0
-    while (spent := sum(process.cpu_times()[:2])) - before > 0.02:
-        before = spent
+    process, previous_s = psutil.Process(), 0.0
+    while (spent := sum(process.cpu_times()[:2])) - previous_s > 0.02:
+        previous_s = spent
         await asyncio.sleep(0.5)
 
 

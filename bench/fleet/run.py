@@ -68,14 +68,14 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
             locations = await _choose_files_of_other(node, warehouse, size, rng)
             for location in locations:
                 await node.read(location)  # The owner reads the storage.
-            before = node.peers.counts()
+            counts_before = node.peers.counts()
             seamark_ms, peer_ms = [], []
             for number in range(rounds):
                 location = locations[number % len(locations)]
                 pair = [(seamark_ms, node.read), (peer_ms, node.stored.read)]
                 for times, read in pair if number % 2 else pair[::-1]:
                     times.append(await _measure_read_s(read, location, size))
-            after = node.peers.counts()
+            counts_after = node.peers.counts()
             for name, aggregate in (("median", statistics.median), ("mean", statistics.fmean)):
                 values = {OURS: aggregate(seamark_ms) * 1000, STORAGE: aggregate(peer_ms) * 1000}
                 report.rows.append(Row(f"peer hit, {label}", name, "ms", values, peer=STORAGE))
@@ -84,7 +84,7 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
                 STORAGE: compute_percentile(peer_ms, 0.99) * 1000,
             }
             report.rows.append(Row(f"peer hit, {label}", "p99", "ms", tail, peer=STORAGE))
-            hedged, failed = (after[name] - before[name] for name in ("hedged", "failed"))
+            hedged, failed = (counts_after[name] - counts_before[name] for name in ("hedged", "failed"))
             report.notes.append(f"{label}: of {rounds} reads {hedged} were hedged, {failed} failed over.")
 
 
@@ -129,7 +129,7 @@ def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: flo
         times[name] = {"plan": [], "loadTable": []}
         busy[name] = {"plan": [], "loadTable": []}
     pids = {OURS: jittery.replicas[0].pid, STEADY: steady.replicas[0].pid}
-    before = jittery.storage.requests.total()
+    requests_before = jittery.storage.requests.total()
     end, number = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         number += 1
@@ -169,7 +169,7 @@ def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: flo
             for name, cpu_times in busy.items()
         }
         report.rows.append(Row(case, "p99.9 / median, CPU of the event loop", "×", ratios, peer=STEADY, goal=3.0))
-    request_count = jittery.storage.requests.total() - before
+    request_count = jittery.storage.requests.total() - requests_before
     report.bounds["requests to the storage during all plans and loads"] = (
         f"{request_count}; all but the first are checks"
     )

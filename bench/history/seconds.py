@@ -35,10 +35,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("planning_advisor_seconds", "How near are the predicted seconds of the advisor?", peer="no peer")
     ratios = []
     for case in range(QUICK_CASES if quick else CASES):
-        title, before, predicted, recorded = await asyncio.to_thread(_apply_first, folder / str(case), SEED + case)
+        title, seconds_before, predicted, recorded = await asyncio.to_thread(
+            _apply_first, folder / str(case), SEED + case
+        )
         ratios.append(predicted / recorded)
         report.notes.append(
-            f"seed {SEED + case}: {title}: {before * 1000:.1f} ms before, {predicted * 1000:.1f} ms predicted, "
+            f"seed {SEED + case}: {title}: {seconds_before * 1000:.1f} ms before, {predicted * 1000:.1f} ms predicted, "
             f"{recorded * 1000:.1f} ms recorded"
         )
     near = sum(1 / FACTOR_MAX <= ratio <= FACTOR_MAX for ratio in ratios)

@@ -202,10 +202,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         "How long does the bitmap index take to say which rows match?",
         peer="the faster of pyarrow and DuckDB, reading Parquet",
     )
-    rows, turns = (50_000, 2) if quick else (1_000_000, 15)
+    rows, rounds = (50_000, 2) if quick else (1_000_000, 15)
     for cardinality in CARDINALITIES:
-        _measure_cardinality(report, folder, rows, min(cardinality, rows), turns)
-    _measure_many_files(report, turns)
+        _measure_cardinality(report, folder, rows, min(cardinality, rows), rounds)
+    _measure_many_files(report, rounds)
     report.notes += [
         f"{rows:,} rows a file, two columns of longs in any order; Parquet as pyarrow writes it, with dictionary and"
         " snappy, in the page cache. Every answer is an array of row positions, and all agree, or this bench fails.",
@@ -215,7 +215,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _measure_cardinality(report: Report, folder: Path, rows: int, cardinality: int, turns: int) -> None:
+def _measure_cardinality(report: Report, folder: Path, rows: int, cardinality: int, rounds: int) -> None:
     rng = np.random.default_rng(cardinality)
     columns = {name: _draw_column(rng, rows, cardinality) for name in COLUMNS}
     path = folder / f"{cardinality}.parquet"
@@ -224,7 +224,7 @@ def _measure_cardinality(report: Report, folder: Path, rows: int, cardinality: i
     answerers: list[RangeAnswerer] = [seamark_bitmap, PyArrowRanges(path), DuckDBRanges(path), roaring]
     case = f"cardinality {cardinality:,}"
     for question in _list_questions(rng, cardinality):
-        durations = _measure_in_turns(answerers, question, turns)
+        durations = _measure_in_turns(answerers, question, rounds)
         best = min((PYARROW, DUCKDB), key=lambda name: durations[name])
         report.rows.append(
             Row(f"{case}, {question.name}", "row positions", "ms", durations, peer=best, goal=durations[best] / GOAL)
@@ -232,19 +232,19 @@ def _measure_cardinality(report: Report, folder: Path, rows: int, cardinality: i
     conjunction = Question("AND", COLUMNS, below=max(1, cardinality * 3 // 10))
     per_million = 1e6 / rows
     bits_ms = (
-        statistics.median(_measure_ms(lambda: seamark_bitmap.compute_bits(conjunction)) for _ in range(20 * turns))
+        statistics.median(_measure_ms(lambda: seamark_bitmap.compute_bits(conjunction)) for _ in range(20 * rounds))
         * per_million
     )
     report.rows.append(Row(f"{case}, two-column AND", "bits", "ms", {OURS: bits_ms}, goal=AND_GOAL_MS))
     first: list[float] = []
-    for _ in range(turns):
+    for _ in range(rounds):
         seamark_bitmap.reopen()
         first.append(_measure_ms(lambda: seamark_bitmap.answer(conjunction)))
     report.notes.append(
         f"{case}: the first question to an index just opened, checksums and all, takes"
         f" {statistics.median(first):.2f} ms, both columns."
     )
-    _measure_building(report, case, columns["a"], turns)
+    _measure_building(report, case, columns["a"], rounds)
     _measure_size(report, case, seamark_bitmap, roaring, path, rows)
 
 
@@ -265,14 +265,14 @@ def _list_questions(rng: np.random.Generator, cardinality: int) -> list[Question
     ]
 
 
-def _measure_in_turns(answerers: list[RangeAnswerer], question: Question, turns: int) -> dict[str, float]:
+def _measure_in_turns(answerers: list[RangeAnswerer], question: Question, rounds: int) -> dict[str, float]:
     """Return the median ms of each system by name. The first question of each system is not counted."""
     expected = answerers[0].answer(question)
     for answerer in answerers[1:]:
         if not np.array_equal(answerer.answer(question), expected):
             raise AnswersDiffer(f"{answerer.name} and {OURS} find other rows: {question}")
     durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
-    for round_number in range(turns):
+    for round_number in range(rounds):
         for answerer in answerers if round_number % 2 else reversed(answerers):
             durations[answerer.name].append(_measure_ms(lambda answerer=answerer: answerer.answer(question)))
     return {name: statistics.median(times) for name, times in durations.items()}
@@ -284,7 +284,7 @@ def _measure_ms(work: Callable[[], Any]) -> float:
     return (time.perf_counter() - started_s) * 1000
 
 
-def _measure_building(report: Report, case: str, values: Values, turns: int) -> None:
+def _measure_building(report: Report, case: str, values: Values, rounds: int) -> None:
     """Measure the CPU time from a NumPy array to stored bytes on one thread, the best of several alternating runs."""
     keys = _build_keys(values)
     spread = _build_keys(np.sort(values))
@@ -294,7 +294,7 @@ def _measure_building(report: Report, case: str, values: Values, turns: int) -> 
         ROARING: lambda: [item.serialize() for item in Roaring.build(values)],
     }
     durations: dict[str, list[float]] = {name: [] for name in operations}
-    for round_number in range(max(2, turns // 3)):
+    for round_number in range(max(2, rounds // 3)):
         for name, work in operations.items():
             if name == ROARING and round_number > 1:
                 continue
@@ -324,7 +324,7 @@ def _measure_size(
     )
 
 
-def _measure_many_files(report: Report, turns: int) -> None:
+def _measure_many_files(report: Report, rounds: int) -> None:
     """Measure how long it takes to find which of a thousand files contain a value.
 
     One column has keys that files share, the other has keys that occur in one file only.
@@ -342,7 +342,9 @@ def _measure_many_files(report: Report, turns: int) -> None:
         expected = [bool(np.isin(values, sorted_values).any()) for values in files]
         if index.mark_files(ranges).astype(bool).tolist() != expected:
             raise AnswersDiffer(f"files_with of {name}")
-        durations = statistics.median(_measure_ms(lambda i=index, r=ranges: i.mark_files(r)) for _ in range(20 * turns))
+        durations = statistics.median(
+            _measure_ms(lambda i=index, r=ranges: i.mark_files(r)) for _ in range(20 * rounds)
+        )
         share = 1 - sum(entry.size_bytes for entry in entries) / len(blob)
         report.rows.append(Row(f"{FILES:,} files, {name}", "files of IN (10)", "ms", {OURS: durations}))
         report.notes.append(

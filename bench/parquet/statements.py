@@ -113,7 +113,7 @@ def _measure_s(
     After each round the tables are rolled back.
     """
     seconds: dict[str, list[float]] = {name: [] for name in operations}
-    before = {name: _read_snapshot_id(spark, table) for name, table in tables.items()}
+    snapshot_ids = {name: _read_snapshot_id(spark, table) for name, table in tables.items()}
     for number in range(rounds + 1):
         results = {}
         for name in operations if number % 2 else reversed(operations):
@@ -121,9 +121,8 @@ def _measure_s(
             operations[name]()
             seconds[name].append(time.perf_counter() - started_s)
             results[name] = _sum_rows(spark, tables[name])
-            spark.sql(
-                f"CALL {CATALOG}.system.rollback_to_snapshot(table => '{tables[name]}', snapshot_id => {before[name]})"
-            )
+            arguments = f"table => '{tables[name]}', snapshot_id => {snapshot_ids[name]}"
+            spark.sql(f"CALL {CATALOG}.system.rollback_to_snapshot({arguments})")
         if len(set(results.values())) != 1:
             raise AnswersDiffer(f"the tables have other rows: {results}")
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}

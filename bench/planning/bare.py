@@ -82,8 +82,8 @@ def main() -> None:
     process = [
         spawn.Process(target=serve, args=(arguments.port, body), daemon=True) for _ in range(arguments.workers - 1)
     ]
-    for other in process:
-        other.start()
+    for child in process:
+        child.start()
     serve(arguments.port, body)
 
 

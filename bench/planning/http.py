@@ -206,11 +206,11 @@ async def _watch_pauses() -> AsyncIterator[_Pause]:
 
     async def measure_pauses() -> None:
         while True:
-            before, used = time.perf_counter(), time.process_time()
+            started_s, cpu_s_before = time.perf_counter(), time.process_time()
             await asyncio.sleep(0.001)
-            late_ms = (time.perf_counter() - before) * 1000 - 1
+            late_ms = (time.perf_counter() - started_s) * 1000 - 1
             longest.late_ms = max(longest.late_ms, late_ms)
-            longest.own_ms = max(longest.own_ms, min(late_ms, (time.process_time() - used) * 1000))
+            longest.own_ms = max(longest.own_ms, min(late_ms, (time.process_time() - cpu_s_before) * 1000))
 
     task = asyncio.create_task(measure_pauses())
     try:

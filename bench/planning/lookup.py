@@ -102,7 +102,7 @@ async def _measure_before_encoding(
     column = RequestedColumn(column_id, "int")
 
     def look_up(day: int, slashes: int = 0) -> dict[str, Any]:
-        """Return the answer for the prefix of a day. The prefix gets trailing slashes, so that it differs from all previous prefixes."""
+        """Return the answer for the prefix of a day. Trailing slashes make each prefix differ."""
         lookup_result = lookup(view, parse_prefix(f"day={format_day(day)}" + "/" * slashes, seamark_planner.metadata))
         return _read_statistics(lookup_result, column, names=names)
 
@@ -137,10 +137,10 @@ async def _measure_before_encoding(
 
 
 async def _measure_over_http(
-    report: Report, table: GeneratedTable, target: BenchTarget, before: Row, seconds: float
+    report: Report, table: GeneratedTable, target: BenchTarget, peer_row: Row, seconds: float
 ) -> None:
-    """Add a row for Seamark over HTTP to the report. `before` has the figures of the peers for the same question."""
-    fields = ("file-path" if before.case.endswith("names") else "file", *FIELDS)
+    """Add a row for Seamark over HTTP to the report. `peer_row` has the figures of the peers for the same question."""
+    fields = ("file-path" if peer_row.case.endswith("names") else "file", *FIELDS)
     days = [START_DAY + number for number in range(table.files // table.files_per_day)]
     expected = [request_stats(table, COLUMN, f"day={format_day(day)}", fields) for day in days]
     answer = await target.call(expected[0])
@@ -148,11 +148,11 @@ async def _measure_over_http(
     if rows != table.files_per_day:
         raise PlansDiffer(f"over HTTP {rows} entries came, {table.files_per_day} match")
     sample = await drive(target, [_repeat_forever(expected)], seconds=seconds)
-    values = {**before.values, OURS: sample.compute_quantile(0.5)}
-    goal = None if before.goal is None else values[before.peer] / HTTP_GOAL
-    report.rows.append(Row(before.case, "Arrow over HTTP, p50", "ms", values, peer=before.peer, goal=goal))
+    values = {**peer_row.values, OURS: sample.compute_quantile(0.5)}
+    goal = None if peer_row.goal is None else values[peer_row.peer] / HTTP_GOAL
+    report.rows.append(Row(peer_row.case, "Arrow over HTTP, p50", "ms", values, peer=peer_row.peer, goal=goal))
     report.notes.append(
-        f"{before.case} over HTTP: {len(answer.body):,} bytes, server CPU {sample.server_cpu_us:.0f} µs,"
+        f"{peer_row.case} over HTTP: {len(answer.body):,} bytes, server CPU {sample.server_cpu_us:.0f} µs,"
         f" p99 {sample.compute_quantile(0.99):.2f} ms; the bytes alone take"
         f" {await transfer_ms(answer.body):.3f} ms from a bare"
         " socket."

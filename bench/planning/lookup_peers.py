@@ -112,8 +112,8 @@ def stack_cells(parts: list[Cells]) -> Cells:
     """Return the rows of all parts. Narrower parts are padded with bytes that are marked as unused."""
     width = max(part.matrix.shape[1] for part in parts)
     matrix = [np.pad(part.matrix, ((0, 0), (0, width - part.matrix.shape[1]))) for part in parts]
-    used = [np.pad(part.mask(), ((0, 0), (0, width - part.matrix.shape[1]))) for part in parts]
-    return Cells(np.concatenate(matrix), np.concatenate(used))
+    masks = [np.pad(part.mask(), ((0, 0), (0, width - part.matrix.shape[1]))) for part in parts]
+    return Cells(np.concatenate(matrix), np.concatenate(masks))
 
 
 def take_cells(part: Cells, order: Ints) -> Cells:

@@ -62,11 +62,11 @@ async def _measure_memory(table: GeneratedTable, home: Path) -> MemoryMeasuremen
     process = psutil.Process()
     async with open_our_planner(home, table) as seamark_planner:
         gc.collect()
-        before = process.memory_info().rss
+        bytes_before = process.memory_info().rss
         scans = [(await seamark_planner.scan(expected.build_expression(table)))[1] for expected in FILTERS.values()]
         view = scans[-1].view
         scans.clear()
         gc.collect()
         return MemoryMeasurement(
-            seamark_planner.planner.read_stats().live_bytes + view.size_bytes, process.memory_info().rss - before
+            seamark_planner.planner.read_stats().live_bytes + view.size_bytes, process.memory_info().rss - bytes_before
         )

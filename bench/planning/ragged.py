@@ -69,9 +69,9 @@ def encode_varints(values: Ints) -> Cells:
     has_carry = np.zeros(shifted.shape, np.bool_)
     has_carry[:, :-1] = shifted[:, 1:] > 0
     matrix = (shifted & np.uint64(0x7F)).astype(np.uint8) | has_carry.astype(np.uint8) * np.uint8(0x80)
-    used = shifted > 0
-    used[:, 0] = True
-    return Cells(matrix, used)
+    mask = shifted > 0
+    mask[:, 0] = True
+    return Cells(matrix, mask)
 
 
 def encode_varint(value: int) -> bytes:
@@ -84,10 +84,10 @@ def encode_unscaled_decimal(values: Ints) -> Cells:
     """Encode Iceberg's decimal bounds: two's complement, big-endian, in the fewest bytes (spec, appendix D)."""
     matrix: Bytes = np.ascontiguousarray(values, ">i8").view(np.uint8).reshape(len(values), 8)
     magnitude = np.where(values < 0, ~values, values)
-    used = np.ones(matrix.shape, np.bool_)
+    mask = np.ones(matrix.shape, np.bool_)
     for dropped in range(7):  # The byte is redundant if the bytes after it hold the value and the sign.
-        used[:, dropped] = magnitude >= 1 << (8 * (7 - dropped) - 1)
-    return Cells(matrix, used)
+        mask[:, dropped] = magnitude >= 1 << (8 * (7 - dropped) - 1)
+    return Cells(matrix, mask)
 
 
 def format_digits(values: Ints, width: int) -> Cells:
@@ -105,17 +105,17 @@ def format_digits(values: Ints, width: int) -> Cells:
 def format_decimal(values: Ints) -> Cells:
     """Return non-negative numbers as text, without leading zeros."""
     width = len(str(int(values.max(initial=0))))
-    used = values[:, None] >= 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)
-    used[:, -1] = True
-    return Cells(format_digits(values, width).matrix, used)
+    mask = values[:, None] >= 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)
+    mask[:, -1] = True
+    return Cells(format_digits(values, width).matrix, mask)
 
 
 def choose_words(words: list[bytes], index: Ints) -> Cells:
     """Return `words[index]` for each row. `index` is int64[rows]."""
     width = max(map(len, words))
     table = np.frombuffer(b"".join(word.ljust(width, b"\0") for word in words), np.uint8).reshape(-1, width)
-    used = np.arange(width) < np.array([len(word) for word in words])[:, None]
-    return Cells(table[index], used[index])
+    mask = np.arange(width) < np.array([len(word) for word in words])[:, None]
+    return Cells(table[index], mask[index])
 
 
 def add_lengths(part: Cells) -> Cells:

@@ -202,8 +202,8 @@ def _draw_statistics(plan: _Plan, first: int) -> FileStatistics:
     records = chance.integers(50_000, 4_000_000, len(number), dtype=np.int64)
     batch = FileBatch(number, plan.files, plan.files_per_day, records, chance)
     size = records * 40 + batch.draw_numbers(1 << 20)
-    of = build_columns(plan.columns)
-    return FileStatistics(batch, size, of, [column.make(batch) for column in of])
+    columns = build_columns(plan.columns)
+    return FileStatistics(batch, size, columns, [column.make(batch) for column in columns])
 
 
 def _write_table(plan: _Plan, workers: int | None, progress: Callable[[int, int], None]) -> int:

@@ -40,11 +40,11 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
         generated_table = generate_table(files)
         async with open_our_planner(folder / f"home-{files}", generated_table) as seamark_planner:
             with run_java_planner(generated_table.metadata_location, files, folder / "java.log") as java:
-                turns = 1 if quick else 2 if files >= 1_000_000 else 5
+                rounds = 1 if quick else 2 if files >= 1_000_000 else 5
                 for _ in range(1 if files >= 1_000_000 else 3):  # The JVM compiles while it runs.
                     java.plan(True)
                 for expected in FILTERS.values():
-                    filter_row = await _measure_filter(report, generated_table, expected, seamark_planner, java, turns)
+                    filter_row = await _measure_filter(report, generated_table, expected, seamark_planner, java, rounds)
                     if expected.name == ORDERED_COLUMN:
                         ordered[files] = filter_row
             if files <= 100_000:

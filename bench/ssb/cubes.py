@@ -130,8 +130,8 @@ def _compare_queries(client: IndexClient, data: Path, repeats: int, case: str = 
         closing(open_facts(paths, data)) as db,
     ):
         for name, text in QUERIES.items():
-            used = session.explain(text).cube
-            cube = used.index if used is not None else None
+            used_cube = session.explain(text).cube
+            cube = used_cube.index if used_cube is not None else None
             engines: dict[str, Callable[[str], list[Any]]] = {
                 OURS: lambda sql: _read_rows(session, sql),
                 WITHOUT: lambda sql: _read_rows(plain_session, sql),
@@ -191,8 +191,8 @@ def _compare_in_trino(url: str, folder: Path, data: Path, repeats: int) -> list[
                     if difference := oracle.describe_difference(text, answer.rows):
                         raise AnswersDiffer(f"{name} in Trino, {label}: {difference}")
                     wall_ms[label].append(answer.wall_ms)
-                    if used := _CUBE_IN_HEADER.search(answer.proxy_plan):
-                        cube, runs = used[1], _GROUP_REPEATS
+                    if cube_match := _CUBE_IN_HEADER.search(answer.proxy_plan):
+                        cube, runs = cube_match[1], _GROUP_REPEATS
                 del wall_ms[label][0]  # The first run fills caches.
             medians = {label: statistics.median(times) for label, times in wall_ms.items()}
             goal = medians[WITHOUT] / SPEEDUP_GOAL

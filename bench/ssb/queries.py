@@ -123,13 +123,13 @@ class Oracle:
         """Return a description of how `answer` differs from the correct rows, in any order, or an empty text if it does
         not.
         """
-        right = self._answer(sql)
+        expected_answer = self._answer(sql)
         actual = sorted(map(_to_comparable, answer))
-        if actual == right:
+        if actual == expected_answer:
             return ""
-        wrong_rows = [row for row in actual if row not in right][:3]
-        missing_rows = [row for row in right if row not in actual][:3]
-        return f"{len(actual)} rows, {len(right)} expected; wrong: {wrong_rows}; missing: {missing_rows}"
+        wrong_rows = [row for row in actual if row not in expected_answer][:3]
+        missing_rows = [row for row in expected_answer if row not in actual][:3]
+        return f"{len(actual)} rows, {len(expected_answer)} expected; wrong: {wrong_rows}; missing: {missing_rows}"
 
 
 def _to_comparable(row: Sequence[object]) -> tuple[str, ...]:

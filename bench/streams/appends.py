@@ -122,9 +122,9 @@ async def _measure_requests(
                 await asyncio.sleep(_PAUSE_S)
 
         async def write() -> None:
-            while (before := time.perf_counter()) - started_s < seconds:
+            while (call_began_s := time.perf_counter()) - started_s < seconds:
                 await append()
-                latencies.append(time.perf_counter() - before)
+                latencies.append(time.perf_counter() - call_began_s)
 
         await append()
         started_s, cpu_s = time.perf_counter(), read_cpu_s(server.pid)

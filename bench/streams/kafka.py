@@ -94,22 +94,22 @@ async def _measure_appends(kafka: Kafka, rows: int, row_bytes: int, writers: int
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
         shards = [Shard("table", number) for number in range(PARTITIONS)]
         await log.append(dict.fromkeys(shards, batch))  # creates the topic
-        before, started_s, cpu = log.groups, time.perf_counter(), time.process_time()
+        groups_before, started_s, cpu_s_before = log.groups, time.perf_counter(), time.process_time()
         await asyncio.gather(
             *(
                 _append_repeatedly(log, shards[number % PARTITIONS], batch, started_s + seconds, latencies)
                 for number in range(writers)
             )
         )
-        seconds, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu
-        return AppendMeasurements(latencies, seconds, cpu_s, log.groups - before)
+        seconds, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s_before
+        return AppendMeasurements(latencies, seconds, cpu_s, log.groups - groups_before)
 
 
 async def _append_repeatedly(log: KafkaLog, shard: Shard, batch: Batch, until_s: float, latencies: list[float]) -> None:
     """Append the same batch again and again until the time `until_s`, and record the latencies in seconds."""
-    while (before := time.perf_counter()) < until_s:
+    while (call_began_s := time.perf_counter()) < until_s:
         await log.append({shard: batch})
-        latencies.append(time.perf_counter() - before)
+        latencies.append(time.perf_counter() - call_began_s)
 
 
 async def measure_producer(
@@ -144,9 +144,9 @@ async def measure_producer(
         await answer
 
     async def write(partition: int) -> None:
-        while (before := time.perf_counter()) - started_s < seconds:
+        while (call_began_s := time.perf_counter()) - started_s < seconds:
             await asyncio.gather(*(produce(partition) for _ in range(records)))
-            latencies.append(time.perf_counter() - before)
+            latencies.append(time.perf_counter() - call_began_s)
 
     try:
         await asyncio.gather(*map(produce, range(PARTITIONS)))  # The producer connects, as the log has done.

@@ -128,10 +128,10 @@ def measure_bare_log(folder: Path, size_bytes: int, seconds: float) -> AppendMea
         os.fsync(descriptor)
         data, position, latencies = os.urandom(size_bytes), 0, []
         started_s, cpu = time.perf_counter(), time.process_time()
-        while (before := time.perf_counter()) - started_s < seconds:
+        while (call_began_s := time.perf_counter()) - started_s < seconds:
             os.pwrite(descriptor, data, position)
             os.fdatasync(descriptor)
-            latencies.append(time.perf_counter() - before)
+            latencies.append(time.perf_counter() - call_began_s)
             position = position + size_bytes if position + 2 * size_bytes <= LIMITS.segment_bytes else 0
         return AppendMeasurements(latencies, time.perf_counter() - started_s, time.process_time() - cpu, len(latencies))
     finally:
@@ -147,14 +147,14 @@ async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int,
         started_s, cpu = time.perf_counter(), time.process_time()
 
         async def write(shard: Shard) -> None:
-            while (before := time.perf_counter()) - started_s < seconds:
+            while (call_began_s := time.perf_counter()) - started_s < seconds:
                 while True:
                     try:
                         await log.append({shard: batch})
                         break
                     except TooManyRequests:
                         await asyncio.sleep(0.01)
-                latencies.append(time.perf_counter() - before)
+                latencies.append(time.perf_counter() - call_began_s)
 
         await asyncio.gather(*(write(Shard(f"table-{number}", 0)) for number in range(writers)))
         measured = AppendMeasurements(latencies, time.perf_counter() - started_s, time.process_time() - cpu, log.syncs)

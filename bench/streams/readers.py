@@ -81,16 +81,16 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 async def _add_cases(report: Report, cases: Sequence[Servers], seconds: float) -> None:
     """Measure the first case without readers, then each case with each number of readers."""
-    alone, _ = await _measure_readers(cases[0], 0, seconds)
+    without_readers, _ = await _measure_readers(cases[0], 0, seconds)
     for servers in cases:
         for readers in READERS:
             beside, scans = await _measure_readers(servers, readers, seconds)
             case = f"{readers} readers at full speed, {servers.label}"
-            rates = {OURS: beside.rate * BATCH_ROWS, ALONE: alone.rate * BATCH_ROWS}
+            rates = {OURS: beside.rate * BATCH_ROWS, ALONE: without_readers.rate * BATCH_ROWS}
             goal = GOAL_SHARE * rates[ALONE]
             report.rows.append(Row(case, "acknowledged", "rows/s", rates, False, ALONE, goal))
             for name, share in (("p50", 0.5), ("p99", 0.99)):
-                values = {OURS: beside.compute_quantile_ms(share), ALONE: alone.compute_quantile_ms(share)}
+                values = {OURS: beside.compute_quantile_ms(share), ALONE: without_readers.compute_quantile_ms(share)}
                 report.rows.append(Row(case, name, "ms", values, peer=ALONE))
             report.notes.append(f"{case}: {scans:,} scans in {seconds:g} s")
 
@@ -111,9 +111,9 @@ async def _measure_readers(servers: Servers, readers: int, seconds: float) -> tu
     try:
         if readers:
             await asyncio.to_thread(is_ready.wait)
-        before = scans.value
+        scans_before = scans.value
         measured = await _write_steadily(f"{servers.writer_url}/api/v1/tables/bench/{name}/rows", seconds)
-        return measured, scans.value - before
+        return measured, scans.value - scans_before
     finally:
         is_ending.set()
         for process in processes:
@@ -129,11 +129,11 @@ async def _write_steadily(url: str, seconds: float) -> AppendMeasurements:
         async def append(first_id: int) -> None:
             read_time_s = time.time()
             rows = [{"id": first_id + place, "at": read_time_s, "payload": PAYLOAD} for place in range(BATCH_ROWS)]
-            before = time.perf_counter()
+            call_began_s = time.perf_counter()
             async with http.post(url, json=rows) as answer:
                 assert answer.status == 200, await answer.text()
                 await answer.read()
-            latencies.append(time.perf_counter() - before)
+            latencies.append(time.perf_counter() - call_began_s)
 
         async def write(first: int) -> None:
             for number in range(1, int(seconds / every_s) + 1):

@@ -93,13 +93,13 @@ def _measure_admission() -> None:
         seconds, hits = [], 0
         for _ in range(ROUNDS):
             get, put = make()
-            hits, before = 0, time.process_time()
+            hits, cpu_s_before = 0, time.process_time()
             for key in keys:
                 if get(key) is None:
                     put(key)
                 else:
                     hits += 1
-            seconds.append(time.process_time() - before)
+            seconds.append(time.process_time() - cpu_s_before)
         share = f"{hits / len(keys):.1%} hits"
         _print_figure("get, and put on a miss", name, f"{min(seconds) / len(keys) * 1e6:.2f} µs, {share}")
 
@@ -139,9 +139,9 @@ def _measure_minimum(work: Callable[[], object]) -> float:
     """Return the least CPU seconds of all rounds."""
     seconds = []
     for _ in range(ROUNDS):
-        before = time.process_time()
+        cpu_s_before = time.process_time()
         work()
-        seconds.append(time.process_time() - before)
+        seconds.append(time.process_time() - cpu_s_before)
     return min(seconds)
 
 

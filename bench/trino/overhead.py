@@ -257,7 +257,7 @@ async def _read_chunks(reader: asyncio.StreamReader, head: bytes) -> AsyncIterat
 @asynccontextmanager
 async def _watch_peak_mb(target: BenchTarget) -> AsyncIterator[Callable[[], float]]:
     """Yield a function that returns the largest growth of the memory in MB."""
-    before = peak = target.read_rss_mb()
+    first_mb = peak = target.read_rss_mb()
 
     async def watch() -> None:
         nonlocal peak
@@ -267,6 +267,6 @@ async def _watch_peak_mb(target: BenchTarget) -> AsyncIterator[Callable[[], floa
 
     watching = asyncio.create_task(watch())
     try:
-        yield lambda: peak - before
+        yield lambda: peak - first_mb
     finally:
         watching.cancel()

@@ -123,15 +123,15 @@ def _run_queries(
         bounds = {layout.name: compute_bounds(client, layout, data) for layout in layouts if layout.of is None}
         cases = []
         for layout in (layout for layout in layouts if layout.of is None):
-            same = [item for item in layouts if layout.name in (item.name, item.of)]
+            similar_layouts = [item for item in layouts if layout.name in (item.name, item.of)]
             for number in range(-WARM_ROUNDS, rounds):
                 for query, sql in QUERIES.items():
                     if number == -WARM_ROUNDS:
                         total, bound = bounds[layout.name][0], bounds[layout.name][1][query]
-                        cases += [LayoutMeasurement(item, query, total, bound) for item in same]
-                    query_cases = [case for case in cases if case.query == query and case.layout in same]
+                        cases += [LayoutMeasurement(item, query, total, bound) for item in similar_layouts]
+                    query_cases = [case for case in cases if case.query == query and case.layout in similar_layouts]
                     _run_in_turns(query_cases, sql, clients, oracle, backwards=number % 2 == 1, is_counted=number >= 0)
-            doubtful = [case for case in cases if case.layout in same and case.slower_ms > 0]
+            doubtful = [case for case in cases if case.layout in similar_layouts and case.slower_ms > 0]
             for number in range(0 if rounds == 1 else DOUBTFUL_ROUNDS):
                 for query in dict.fromkeys(item.query for item in doubtful):
                     query_cases = [item for item in doubtful if item.query == query]

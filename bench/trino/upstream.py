@@ -75,21 +75,21 @@ class _Exchange(asyncio.Protocol):
             _, _, _, _, id_, _, last_part = path.split(b"/")
             step = int(last_part)
         pages, size = map(int, id_.split(b"_"))
-        before, after = _encode_page(base, id_, step, pages)
+        page_head, tail = _encode_page(base, id_, step, pages)
         if 2 <= step < 2 + pages and size > _PIECE:
-            self._talking = asyncio.get_running_loop().create_task(self._write_rows(before, size, after))
+            self._talking = asyncio.get_running_loop().create_task(self._write_rows(page_head, size, tail))
         else:
             rows = b"x" * size if 2 <= step < 2 + pages else b""
-            self._transport.write(_HEAD + _encode_chunk(before + rows + after)[:-2])
+            self._transport.write(_HEAD + _encode_chunk(page_head + rows + tail)[:-2])
             asyncio.get_running_loop().call_soon(self._transport.write, b"\r\n0\r\n\r\n")
 
-    async def _write_rows(self, before: bytes, size: int, after: bytes) -> None:
-        self._transport.write(_HEAD + _encode_chunk(before))
+    async def _write_rows(self, head: bytes, size: int, tail: bytes) -> None:
+        self._transport.write(_HEAD + _encode_chunk(head))
         piece = _encode_chunk(b"x" * _PIECE)
         for _ in range(size // _PIECE):
             self._transport.write(piece)
             await self._writable.wait()
-        self._transport.write(_encode_chunk(after) + b"0\r\n\r\n")
+        self._transport.write(_encode_chunk(tail) + b"0\r\n\r\n")
 
 
 def _encode_chunk(data: bytes) -> bytes:

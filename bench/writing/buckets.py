@@ -42,12 +42,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         spark = new_lake.spark
         for name, layout in (("left", BUCKETED), ("right", BUCKETED), ("flat", FLAT)):
             new_lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, is_indexed=False)
-        left, right, flat_table = (f"{CATALOG}.{NAMESPACE}.{name}" for name in ("left", "right", "flat"))
-        _measure_equalities(report, spark, rows, {OURS: left, UNBUCKETED: flat_table}, equals)
+        left_table, right_table, flat_table = (f"{CATALOG}.{NAMESPACE}.{name}" for name in ("left", "right", "flat"))
+        _measure_equalities(report, spark, rows, {OURS: left_table, UNBUCKETED: flat_table}, equals)
         for case, query in (
-            ("join of two bucketed tables", JOIN.format(left, right)),
-            ("join of a bucketed and an unbucketed table", JOIN.format(left, flat_table)),
-            ("grouping by the key", GROUPING_QUERY.format(left)),
+            ("join of two bucketed tables", JOIN.format(left_table, right_table)),
+            ("join of a bucketed and an unbucketed table", JOIN.format(left_table, flat_table)),
+            ("grouping by the key", GROUPING_QUERY.format(left_table)),
         ):
             _compare_with_exchange(report, spark, case, query, rounds)
     report.notes += [

@@ -146,12 +146,12 @@ def _measure_statistics(
 
 
 def _measure_ms(
-    operations: dict[str, Callable[[], object]], rounds: int, before: Callable[[], None]
+    operations: dict[str, Callable[[], object]], rounds: int, prepare: Callable[[], None]
 ) -> dict[str, float]:
-    """Return the median milliseconds of each operation. `before` runs before each round."""
+    """Return the median milliseconds of each operation. `prepare` runs before each round."""
     durations: dict[str, list[float]] = {name: [] for name in operations}
     for number in range(rounds + 1):
-        before()
+        prepare()
         for name, work in operations.items():
             began_s = time.perf_counter()
             work()

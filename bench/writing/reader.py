@@ -202,9 +202,9 @@ def _compare_readers(
     case = size.label + case
     for round_number in range(size.rounds + 1):
         for name in ways if round_number % 2 else reversed(ways):
-            before, started_s = count_read_bytes(), time.perf_counter()
+            bytes_before, started_s = count_read_bytes(), time.perf_counter()
             answers.add(_collect_answer(ways[name]().select(*READ)))
-            seconds, bytes_read = time.perf_counter() - started_s, read_since(before)
+            seconds, bytes_read = time.perf_counter() - started_s, read_since(bytes_before)
             if round_number:
                 durations[name].append(seconds)
                 actual[name].append(bytes_read / 1e6)

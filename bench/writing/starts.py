@@ -27,17 +27,17 @@ REWRITE = "CALL {}.system.rewrite_data_files(table => '{}', options => map('min-
 
 
 def compact_with_start(
-    url: str, spark: SparkSession, tables: Mapping[str, str], before: Mapping[str, int], folder: Path
+    url: str, spark: SparkSession, tables: Mapping[str, str], snapshot_ids: Mapping[str, int], folder: Path
 ) -> dict[str, float]:
     """Return the milliseconds until the process of each engine has ended.
 
     Args:
         tables: The table of each engine.
-        before: The snapshot with the small files, by engine. The tables are first rolled back to it.
+        snapshot_ids: The snapshot with the small files, by engine. The tables are first rolled back to it.
     """
     for name, table in tables.items():
         spark.sql(
-            f"CALL {CATALOG}.system.rollback_to_snapshot(table => '{table}', snapshot_id => {before[name]})"
+            f"CALL {CATALOG}.system.rollback_to_snapshot(table => '{table}', snapshot_id => {snapshot_ids[name]})"
         ).collect()
     commands = {
         name: [str(Path(sys.executable).parent / "seamark"), "run", "compact", table, "--url", url]

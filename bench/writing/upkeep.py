@@ -65,7 +65,7 @@ def measure_upkeep(
         IN_TRINO: lambda table: trino.rows(f"ALTER TABLE {table} EXECUTE optimize", catalog=in_trino),
     }
     of_two = {name: tables[name] for name in (OURS, IN_SPARK)}
-    before = {
+    snapshot_ids = {
         name: int(json.loads(client.load_table(table).metadata)["current-snapshot-id"])
         for name, table in of_two.items()
     }
@@ -74,7 +74,9 @@ def measure_upkeep(
         tables, lambda table: _measure_files(client, table)[0]
     )
     measured["size of the data files (bytes)"] = _measure_tables(tables, lambda table: _measure_files(client, table)[1])
-    measured["compaction with the start of its process (ms)"] = compact_with_start(url, spark, of_two, before, folder)
+    measured["compaction with the start of its process (ms)"] = compact_with_start(
+        url, spark, of_two, snapshot_ids, folder
+    )
     for name, table in of_two.items():
         if _measure_files(client, table)[0] != files[name]:
             raise AnswersDiffer(

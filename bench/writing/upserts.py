@@ -96,11 +96,15 @@ class WriterMeasurements:
 
     def take(self, batch: RowBatch) -> None:
         """Write a batch, and record its measurements unless it is a warm-up."""
-        before, read_before, started_s = list_file_sizes(self.writer.folder), count_read_bytes(), time.perf_counter()
+        sizes_before, read_before, started_s = (
+            list_file_sizes(self.writer.folder),
+            count_read_bytes(),
+            time.perf_counter(),
+        )
         upsert = self.writer.upsert(batch)
         elapsed_s = time.perf_counter() - started_s if upsert is None else upsert
         read_bytes = read_since(read_before)
-        after = list_file_sizes(self.writer.folder)
+        sizes_after = list_file_sizes(self.writer.folder)
         self.applied.append(batch.number)
         self.last = elapsed_s
         self.writer.tidy()
@@ -110,11 +114,11 @@ class WriterMeasurements:
             if len(self.applied) == self.warm and elapsed_s > SLOW_S:
                 self.rounds = min(self.rounds, SLOW_ROUNDS)
             return
-        new_files = after.keys() - before.keys()
+        new_files = sizes_after.keys() - sizes_before.keys()
         self.seconds.append(elapsed_s)
         self.read.append(read_bytes)
         self.files.append(len(new_files))
-        self.written.append(sum(after[path] for path in new_files))
+        self.written.append(sum(sizes_after[path] for path in new_files))
 
     def check(self, batches: Batches) -> None:
         """Check that the table has the rows of the applied batches."""
@@ -223,22 +227,23 @@ def _measure_merge(
             _open_merge_writer(spark, tried_tuning, rows, number, warehouse, plan.bases)
             for number, tried_tuning in enumerate(tried)
         ]
-        turns = [WriterMeasurements(writer, mode, MERGE, warm=1, rounds=1) for writer in writers]
-        if len(turns) > 1:
+        measurements = [WriterMeasurements(writer, mode, MERGE, warm=1, rounds=1) for writer in writers]
+        if len(measurements) > 1:
             for _ in range(2):
                 batch = batches.draw_batch()
-                for item in turns:
+                for item in measurements:
                     item.take(batch)
-                if min(turn.last for turn in turns) > VERY_SLOW_S:
+                if min(measurement.last for measurement in measurements) > VERY_SLOW_S:
                     break
             tried_times = ", ".join(
-                f"{tried_tuning.name} {turn.last:.2f} s" for tried_tuning, turn in zip(tried, turns, strict=True)
+                f"{tried_tuning.name} {measurement.last:.2f} s"
+                for tried_tuning, measurement in zip(tried, measurements, strict=True)
             )
             report.notes.append(f"MERGE's tunings, {rows:,} rows, {mode}, tried: {tried_times}.")
-            turns.sort(key=lambda turn: turn.last)
-            for item in turns[1:]:
+            measurements.sort(key=lambda measurement: measurement.last)
+            for item in measurements[1:]:
                 shutil.rmtree(item.writer.folder)
-        best = turns[0]
+        best = measurements[0]
         tuned[mode] = next(writer.tuning for writer in writers if writer is best.writer)
         # The writer keeps its table and is already warm.
         rounds = min(plan.rounds, SLOW_ROUNDS) if best.last > SLOW_S else plan.rounds
@@ -268,10 +273,10 @@ def _prepare_hudi_writers(
 def _run_rounds(tables: dict[int, list[WriterMeasurements]], batches: dict[int, Batches]) -> None:
     """Run the writers in alternating order until each writer has written all its batches."""
     number = 0
-    while any(turn.is_due for turns in tables.values() for turn in turns):
+    while any(measurement.is_due for measurements in tables.values() for measurement in measurements):
         number += 1
-        for rows, turns in tables.items():
-            due = [turn for turn in turns if turn.is_due]
+        for rows, measurements in tables.items():
+            due = [measurement for measurement in measurements if measurement.is_due]
             batch = batches[rows].draw_batch() if due else None
             for item in due if number % 2 else reversed(due):
                 assert batch is not None

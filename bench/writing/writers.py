@@ -144,13 +144,13 @@ def forget(folder: Path, live: set[str]) -> None:
 @contextmanager
 def configure(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
     """Change the settings of the session within the block."""
-    before = {name: spark.conf.get(name, None) for name in conf}
+    old_settings = {name: spark.conf.get(name, None) for name in conf}
     for name, value in conf.items():
         spark.conf.set(name, value)
     try:
         yield
     finally:
-        for name, size_bytes in before.items():
+        for name, size_bytes in old_settings.items():
             if size_bytes is None:
                 spark.conf.unset(name)
             else:
@@ -172,12 +172,12 @@ def _list_read_bytes(processes: Iterable[psutil.Process]) -> Iterator[tuple[int,
             yield process.pid, int(process.io_counters().read_chars)
 
 
-def read_since(before: Mapping[int, int]) -> int:
-    """Return the bytes that the running processes have read since `before` was taken.
+def read_since(bytes_before: Mapping[int, int]) -> int:
+    """Return the bytes that the running processes have read since `bytes_before` was measured.
 
     Reads of processes that have ended meanwhile are unknown.
     """
-    return sum(size - before.get(pid, 0) for pid, size in count_read_bytes().items())
+    return sum(size - bytes_before.get(pid, 0) for pid, size in count_read_bytes().items())
 
 
 def list_file_sizes(folder: Path) -> dict[Path, int]:

@@ -42,10 +42,10 @@ def test_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
         name.strip(): int(files.replace(",", ""))
         for name, files in re.findall(r"^  (.+?) +█+ +([\d,]+)", completed.stdout, re.M)
     }
-    before, after, minimum = actual.values()
-    assert before == 60
-    assert minimum <= after < 30
-    assert re.search(rf"rows: 60 → {after} files, [\d,]+× sooner", completed.stdout)
+    files_before, files_after, minimum = actual.values()
+    assert files_before == 60
+    assert minimum <= files_after < 30
+    assert re.search(rf"rows: 60 → {files_after} files, [\d,]+× sooner", completed.stdout)
     streamed = " ".join(completed.stdout.split())
     assert re.search(
         r"5,000 rows posted .* each once and after 0 commits. Then one commit added them as 1 file", streamed

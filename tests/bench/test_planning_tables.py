@@ -191,11 +191,11 @@ def test_spec_buckets_a_long_like_other_implementations(generated_table: Generat
 def test_existing_table_is_reused_unless_it_was_moved(
     generated_table: GeneratedTable, cache: Path, tmp_path: Path
 ) -> None:
-    before = {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")}
+    files_before = {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")}
     steps: list[int] = []
     assert generate_table(FILES, cache=cache, progress=lambda done, of: steps.append(done)) == generated_table
     assert steps == []
-    assert {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")} == files_before
     moved_folder = tmp_path / generated_table.folder.name
     moved_folder.mkdir()
     (moved_folder / "made.json").write_text((generated_table.folder / "made.json").read_text())

@@ -93,8 +93,8 @@ def test_explanation_has_the_remaining_files_and_the_unused_conditions(client: S
     assert [column["name"] for column in explanation.columns] == ["id"]
     assert explanation.kept_files is not None
     assert [file["file-path"] for file in explanation.kept_files] == ["file:///t/002.parquet"]
-    same = client.explain("db.t", filter={"type": "eq", "term": "id", "value": 5})
-    assert (same.files, same.kept_files) == (1, None)
+    equal_explanation = client.explain("db.t", filter={"type": "eq", "term": "id", "value": 5})
+    assert (equal_explanation.files, equal_explanation.kept_files) == (1, None)
 
 
 def test_timeline_is_read_to_its_end(client: SeamarkClient) -> None:
@@ -224,10 +224,10 @@ def test_invalid_answer_raises_the_error_of_its_kind(
 ) -> None:
     with serve_answers(answer) as (url, requests):
         client = SeamarkClient(url, retries=2)
-        with pytest.raises(expected) as raised:
+        with pytest.raises(expected) as error:
             list(client.timeline())
         client.close()
-    assert type(raised.value) is expected
+    assert type(error.value) is expected
     assert len(requests) == (3 if expected is Unavailable else 1)
 
 
@@ -255,13 +255,13 @@ def test_as_of_time_is_parsed_to_the_millisecond() -> None:
 def test_answer_of_a_server_without_an_iceberg_catalog_is_reported() -> None:
     page = b"<!DOCTYPE html>\n<html><title>404 Not\nFound</title></html>"
     with serve_answers((404, {}, page)) as (url, _):
-        with SqlSession(url) as session, pytest.raises(NoSuchResource) as raised:
+        with SqlSession(url) as session, pytest.raises(NoSuchResource) as error:
             session.sql("SELECT 1 FROM a.b")
         client = SeamarkClient(url.replace("http:", "https:"), retries=0)
         with pytest.raises(Unreachable, match="does not answer by TLS; a server without TLS has an http:// URL"):
             list(client.timeline())
         client.close()
-    assert raised.value.message == "HTTP 404, in the form of another server or of a proxy: 404 Not Found"
+    assert error.value.message == "HTTP 404, in the form of another server or of a proxy: 404 Not Found"
 
 
 def test_listing_that_is_not_arrow_is_a_server_failure() -> None:

@@ -51,10 +51,10 @@ def test_unchanged_archive_is_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "modules.zip"
     write_archive(path, ["one"])
     finder, python_importer = ArchiveFinder(str(path)), zipimporter(str(path))
-    before = path.stat()
+    stat_before = path.stat()
     with path.open("r+b") as file:  # The new content has the same size and time.
-        file.write(b"\0" * before.st_size)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        file.write(b"\0" * stat_before.st_size)
+    os.utime(path, ns=(stat_before.st_atime_ns, stat_before.st_mtime_ns))
     finder.invalidate_caches()
     assert finder.find_spec("one") is not None
     if sys.version_info < (3, 12):  # A finder that reads the archive again finds no modules.

@@ -171,7 +171,7 @@ def test_trino_reads_a_plan_table_like_the_table(lake: TrinoCatalog, version: in
     rows(f"DELETE FROM {schema}.t WHERE id IN (25, 26, 57)")
     rows(f"UPDATE {schema}.t SET day = DATE '2027-01-01' WHERE id IN (21, 51)")
     files = {path for (path,) in rows(f'SELECT file_path FROM {schema}."t$files" WHERE content = 0')}
-    before = rows(f'SELECT snapshot_id FROM {schema}."t$snapshots" ORDER BY committed_at')[-2][0]
+    old_snapshot_id = rows(f'SELECT snapshot_id FROM {schema}."t$snapshots" ORDER BY committed_at')[-2][0]
     for predicate in ("id BETWEEN 18 AND 31", "land = 'l1' AND id > 45", "day = DATE '2027-01-01'", "id < 0", "true"):
         name = make_plan(lake, f"plans{version}.t", predicate)
         plan = f'{schema}."{name}"'
@@ -184,10 +184,10 @@ def test_trino_reads_a_plan_table_like_the_table(lake: TrinoCatalog, version: in
         assert {path for *_, path, _ in expected} <= live_paths
         join = f"SELECT count(*) FROM {plan} a JOIN {schema}.t b ON a.id = b.id JOIN {plan} c ON b.id = c.id"
         assert rows(join) == rows(f"SELECT count(*) FROM {plan}")
-    old_plan = make_plan(lake, f"plans{version}.t", "id = 21", at=At(snapshot_id=before))
-    expected = rows(f"SELECT day FROM {schema}.t FOR VERSION AS OF {before} WHERE id = 21")
+    old_plan = make_plan(lake, f"plans{version}.t", "id = 21", at=At(snapshot_id=old_snapshot_id))
+    expected = rows(f"SELECT day FROM {schema}.t FOR VERSION AS OF {old_snapshot_id} WHERE id = 21")
     assert rows(f'SELECT day FROM {schema}."{old_plan}" WHERE id = 21') == expected
-    assert rows(f'SELECT day FROM {schema}."{old_plan}" FOR VERSION AS OF {before} WHERE id = 21') == expected
+    assert rows(f'SELECT day FROM {schema}."{old_plan}" FOR VERSION AS OF {old_snapshot_id} WHERE id = 21') == expected
     assert expected != rows(f"SELECT day FROM {schema}.t WHERE id = 21")
     assert rows(f"SHOW TABLES FROM {schema}") == [["t"]]
 

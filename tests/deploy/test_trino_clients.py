@@ -67,9 +67,9 @@ def test_trino_command_line_gets_equal_results_through_the_proxy(shop: Shop) -> 
     direct = run_command_line(shop.trino.base_url, *statements)
     assert {"id": 4711, "note": "n4711"} in direct
     assert {"note": "n77"} in direct
-    before = shop.proxy.count_statements("rewritten")
+    count_before = shop.proxy.count_statements("rewritten")
     assert run_command_line(shop.proxy.url, *statements) == direct
-    assert shop.proxy.count_statements("rewritten") == before + 3
+    assert shop.proxy.count_statements("rewritten") == count_before + 3
 
 
 @pytest.mark.slow
@@ -81,13 +81,13 @@ def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: s
     request = [ONE_ROW_QUERY, "0", prepared, "2", "bigint:4712", "varchar:it's", MANY_ROWS_QUERY, "0"]
     request += [among, "3", "bigint:5", "bigint:8", "varchar:Z", prepared, "2", "bigint:4713", "varchar:n4713"]
     driver = ["-cp", find_client_jar("trino-jdbc-*"), str(JDBC)]
-    before = shop.proxy.count_statements("rewritten")
+    count_before = shop.proxy.count_statements("rewritten")
     direct, proxied = (
         run_java(*driver, f"jdbc:trino://127.0.0.1:{port}/{CATALOG}/shop{options}", *request)
         for port in (shop.trino.port, shop.proxy.port)
     )
     assert proxied == direct
-    assert shop.proxy.count_statements("rewritten") == before + 5
+    assert shop.proxy.count_statements("rewritten") == count_before + 5
     results = direct.split("\n\n")
     assert results[0] == "id bigint\tnote varchar\t\n4711\tn4711\t"
     assert results[1].splitlines()[1:] == ["4712\tn4712\t"]
@@ -98,7 +98,7 @@ def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: s
 
 @pytest.mark.slow
 def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
-    before, actual = shop.proxy.count_statements("rewritten"), []
+    count_before, actual = shop.proxy.count_statements("rewritten"), []
     for port in (shop.trino.port, shop.proxy.port):
         engine = sqlalchemy.create_engine(f"trino://tests@127.0.0.1:{port}/{CATALOG}/shop")
         try:
@@ -122,7 +122,7 @@ def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
             engine.dispose()
     assert actual[0] == actual[1]
     assert actual[0][0] == [(12, "n12", "France"), (4711, "n4711", "Germany")]
-    assert shop.proxy.count_statements("rewritten") == before + 1
+    assert shop.proxy.count_statements("rewritten") == count_before + 1
 
 
 @pytest.mark.slow
@@ -130,10 +130,10 @@ def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
     "encoding", ["json+zstd", *(pytest.param(encoding, marks=pytest.mark.slow) for encoding in ("json", "json+lz4"))]
 )
 def test_spooled_results_are_fetched_through_the_proxy(shop: Shop, encoding: str) -> None:
-    before = shop.proxy.count_statements("rewritten")
+    count_before = shop.proxy.count_statements("rewritten")
     rows = run_both_ways(shop, MANY_ROWS_QUERY, encoding=encoding)
     assert len(rows) == 8000
-    assert shop.proxy.count_statements("rewritten") == before + 1
+    assert shop.proxy.count_statements("rewritten") == count_before + 1
     assert rows == query_rows(shop.trino.port, MANY_ROWS_QUERY)
     assert run_both_ways(shop, ONE_ROW_QUERY, encoding=encoding) == [[4711, "n4711"]]
 

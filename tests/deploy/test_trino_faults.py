@@ -160,9 +160,9 @@ def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: Br
         running_queries = [threads.submit(run_until_cancelled, cursor, LONG_QUERY) for cursor in cursors]
         try:
             wait_for_result(lambda: are_running(lake, cursors, running_queries), within_s=200)
-            before = lake.proxy.count_statements("rewritten")
+            count_before = lake.proxy.count_statements("rewritten")
             waiting = threads.submit(query_rows, lake.proxy.port, ONE_ROW_QUERY)
-            wait_for_result(lambda: lake.proxy.count_statements("rewritten") > before, within_s=200)
+            wait_for_result(lambda: lake.proxy.count_statements("rewritten") > count_before, within_s=200)
             with pytest.raises(TimeoutError):
                 waiting.result(3 * LEASE_S)
         finally:

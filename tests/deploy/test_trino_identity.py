@@ -48,15 +48,15 @@ def test_queries_of_tpc_h_and_the_star_schema_benchmark_are_equal_through_the_pr
 ) -> None:
     """`every` is the step between tested queries: every seventh query, every third query, or all queries."""
     tpch, ssb = TPCH[::every], list(QUERIES.values())[::every]
-    before = trino_and_proxy.proxy.count_statements("rewritten")
+    count_before = trino_and_proxy.proxy.count_statements("rewritten")
     for sql in tpch:
         assert trino_and_proxy.ask(sql, schemas=("tpch", "tpch")).rows
-    of_tpch = trino_and_proxy.proxy.count_statements("rewritten") - before
+    of_tpch = trino_and_proxy.proxy.count_statements("rewritten") - count_before
     for sql in ssb:
         assert trino_and_proxy.ask(sql, schemas=("ssb", "ssb")).columns
     assert len(TPCH) == 22
     assert of_tpch >= {1: 14, 3: 4, 7: 1}[every]
-    assert trino_and_proxy.proxy.count_statements("rewritten") - before - of_tpch == len(ssb)
+    assert trino_and_proxy.proxy.count_statements("rewritten") - count_before - of_tpch == len(ssb)
     assert trino_and_proxy.proxy.count_statements("original") == 0
 
 
@@ -139,11 +139,11 @@ def test_random_queries_are_equal_through_the_proxy(
     """The queries have joins, subqueries, set operations, grouping sets, windows, quoted names, comments and
     parameters.
     """
-    counts_before, before = trino_and_proxy.counts.copy(), trino_and_proxy.proxy.count_statements("rewritten")
+    counts_before, rewritten_before = trino_and_proxy.counts.copy(), trino_and_proxy.proxy.count_statements("rewritten")
     run_campaign(trino_and_proxy, trino_lake, f"{seed}", queries)
     counts_before, rewritten = (
         trino_and_proxy.counts - counts_before,
-        trino_and_proxy.proxy.count_statements("rewritten") - before,
+        trino_and_proxy.proxy.count_statements("rewritten") - rewritten_before,
     )
     print(f"{dict(counts_before)}, {rewritten} rewritten")
     assert counts_before["asked"] == queries
@@ -161,7 +161,7 @@ def test_statements_that_write_are_equal_through_the_proxy(
     schemas = ("written", "written_through")
     for schema in schemas:
         trino_lake.trino.rows(f"CREATE SCHEMA {schema}")
-    before = trino_and_proxy.proxy.count_statements("rewritten")
+    count_before = trino_and_proxy.proxy.count_statements("rewritten")
     for text in WRITING:
         trino_and_proxy.ask(text, schemas=schemas)
         for table in ("t", "u", "copy", "view"):
@@ -169,7 +169,7 @@ def test_statements_that_write_are_equal_through_the_proxy(
     for table in ("t", "u"):
         trino_and_proxy.ask(f"SELECT * FROM {table}", schemas=schemas)
     assert trino_and_proxy.counts["failed"] > 0
-    assert trino_and_proxy.proxy.count_statements("rewritten") - before > len(WRITING)
+    assert trino_and_proxy.proxy.count_statements("rewritten") - count_before > len(WRITING)
 
 
 WRITING = [

@@ -80,9 +80,9 @@ def test_parameters_are_bound_and_used_in_plans(shop: Shop, legacy: bool) -> Non
     options = {"legacy_prepared_statements": legacy}
     sql = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
     assert run_both_ways(shop, sql, (4711, "it's"), **options) == [[4711, "n4711"]]
-    before = shop.proxy.count_statements("rewritten")
+    count_before = shop.proxy.count_statements("rewritten")
     query_rows(shop.proxy.port, sql, (4712, "it's"), **options)
-    assert shop.proxy.count_statements("rewritten") == before + 1
+    assert shop.proxy.count_statements("rewritten") == count_before + 1
 
 
 @pytest.mark.slow
@@ -103,11 +103,11 @@ def test_session_belongs_to_the_client(shop: Shop) -> None:
 def test_transactions_pass_unchanged(shop: Shop) -> None:
     level = trino.dbapi.IsolationLevel.READ_COMMITTED  # type: ignore[attr-defined]
     connection = connect(shop.proxy.port, isolation_level=level)
-    before = shop.proxy.count_statements("rewritten")
+    count_before = shop.proxy.count_statements("rewritten")
     assert connection.cursor().execute("SELECT note FROM orders WHERE id = 42").fetchall() == [["n42"]]
     connection.commit()
     connection.close()
-    assert shop.proxy.count_statements("rewritten") == before
+    assert shop.proxy.count_statements("rewritten") == count_before
 
 
 # The purpose of the proxy
@@ -217,12 +217,12 @@ def test_branch_and_tag_are_read_at_their_snapshots(shop: Shop) -> None:
         assert run_both_ways(shop, sql) == [["old"]]
         assert post(port, sql)[0].startswith("rewritten"), sql
     table.refresh()
-    now = table.current_snapshot()
-    assert now is not None
+    latest_snapshot = table.current_snapshot()
+    assert latest_snapshot is not None
     with table.manage_snapshots() as refs:
         refs.remove_branch("audit")
     with table.manage_snapshots() as refs:
-        refs.create_branch(now.snapshot_id, "audit")
+        refs.create_branch(latest_snapshot.snapshot_id, "audit")
     catalog.close()
     assert run_both_ways(shop, f"{statements['audit']} ORDER BY note") == [["new"], ["old"]]
     assert run_both_ways(shop, statements["v1"]) == [["old"]]

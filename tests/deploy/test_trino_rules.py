@@ -122,11 +122,11 @@ def count_rewritten(rig: RulesRig, sql: str, user: str) -> tuple[int, int]:
 
     A statement is restarted if its rewritten text fails; then its original text runs.
     """
-    before = [rig.proxy.count_statements(kind) for kind in ("rewritten", "original")]
+    counts_before = [rig.proxy.count_statements(kind) for kind in ("rewritten", "original")]
     run_both(rig, sql, user)
     return tuple(  # type: ignore[return-value]
         rig.proxy.count_statements(kind) - count_before
-        for kind, count_before in zip(("rewritten", "original"), before, strict=True)
+        for kind, count_before in zip(("rewritten", "original"), counts_before, strict=True)
     )
 
 
@@ -299,11 +299,11 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: Rules
 @pytest.mark.slow
 def test_statement_runs_unchanged_when_trino_requires_partition_filters(rig: RulesRig) -> None:
     session = {"seamark.query_partition_filter_required": "true"}
-    before = rig.proxy.count_statements("rewritten")
+    count_before = rig.proxy.count_statements("rewritten")
     query_rows(
         rig.proxy.port, "SELECT id FROM orders WHERE id = 5", user="anna", schema="ruled", session_properties=session
     )
-    assert rig.proxy.count_statements("rewritten") == before
+    assert rig.proxy.count_statements("rewritten") == count_before
 
 
 # Random statements of users with different rules
@@ -389,7 +389,7 @@ class RuleStatements:
 def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: RulesRig, seed: int, queries: int) -> None:
     statements = RuleStatements(random.Random(seed))
     counts: Counter[str] = Counter()
-    before = {outcome: rig.proxy.count_statements(outcome) for outcome in ("rewritten", "original", "unchanged")}
+    count_before = {outcome: rig.proxy.count_statements(outcome) for outcome in ("rewritten", "original", "unchanged")}
     rewritten: Counter[str] = Counter()
     for number in range(queries):
         user = ("rita", "dan", "sue")[number % 3]
@@ -401,7 +401,8 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: Rules
         else:
             counts["rows" if result else "empty"] += 1
     new_counts = {
-        outcome: rig.proxy.count_statements(outcome) - rewritten_before for outcome, rewritten_before in before.items()
+        outcome: rig.proxy.count_statements(outcome) - rewritten_before
+        for outcome, rewritten_before in count_before.items()
     }
     print(dict(counts), new_counts, dict(rewritten))
     assert counts["failed"] == 0
@@ -456,7 +457,7 @@ def list_reported_columns(rig: RulesRig) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_columns_that_trino_resolves_through_stars_and_views_are_reported(rig: RulesRig) -> None:
-    before = len(list_reported_columns(rig))
+    count_before = len(list_reported_columns(rig))
     for sql in (
         "SELECT * FROM (SELECT id, country FROM orders) WHERE id = 17",
         "SELECT count(*) FROM orders WHERE customer = 3",
@@ -464,5 +465,5 @@ def test_columns_that_trino_resolves_through_stars_and_views_are_reported(rig: R
     ):
         assert count_rewritten(rig, sql, "anna") == (1, 0)
     expected = [["customer"], ["card", "country", "customer", "id"], ["country", "id"]]
-    assert wait_for_result(lambda: len(list_reported_columns(rig)) >= before + 3)
+    assert wait_for_result(lambda: len(list_reported_columns(rig)) >= count_before + 3)
     assert all(columns in list_reported_columns(rig) for columns in expected), list_reported_columns(rig)

@@ -81,7 +81,7 @@ def compare_engines(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int)
     rng = random.Random(seed)
     random_queries = RandomQueries(rng, NAMESPACE)
     mixed = MixedPredicates(rng)
-    before = proxy.count_statements("rewritten")
+    count_before = proxy.count_statements("rewritten")
     with (
         open_session(lake, DUCKDB) as duckdb_session,
         open_session(lake, TRINO) as trino_session,
@@ -91,7 +91,7 @@ def compare_engines(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int)
             text = random_queries.draw_query()
             if number % 3 == 0:
                 text = f"SELECT * FROM {NAMESPACE}.{rng.choice(TABLES)} WHERE {mixed.draw_trino_predicate()}"
-            where = f"seed {seed}, query {number}: {text}"
+            note = f"seed {seed}, query {number}: {text}"
             counts["queries"] += 1
             try:
                 expected = trino_session.sql(text)
@@ -99,7 +99,7 @@ def compare_engines(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int)
             except InvalidRequest as error:
                 counts[f"refused: {str(error)[:60]}"] += 1
                 continue
-            assert count_rows(proxied.sql(text)) == rows, f"the proxy, {where}"
+            assert count_rows(proxied.sql(text)) == rows, f"the proxy, {note}"
             try:
                 actual = duckdb_session.sql(text)
                 rows_read = count_rows(actual)
@@ -108,13 +108,13 @@ def compare_engines(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int)
                     raise
                 counts["not translated"] += 1
                 continue
-            assert rows_read == rows, where
+            assert rows_read == rows, note
             assert [to_dialect_type(kind) for kind in actual.types] == [
                 to_dialect_type(kind) for kind in expected.types
-            ], where
+            ], note
             counts["translated"] += 1
             counts["files left out"] += sum(table.considered_files - table.files for table in actual.explanation.tables)
-    counts["rewritten"] = proxy.count_statements("rewritten") - before
+    counts["rewritten"] = proxy.count_statements("rewritten") - count_before
     return counts
 
 

@@ -71,8 +71,8 @@ def test_random_texts_are_found_in_any_case_through_the_proxy(trino_lake: TrinoL
         assert proxy.count_statements("rewritten") == FILES
         for _ in range(100):
             function = rng.choice(["lower", "upper"])
-            sought = change_case(rng, rng.choice(rng.choice(texts))).replace("'", "''")
-            text = f"SELECT id FROM text_functions.people WHERE {function}(email) = '{sought}'"
+            substring = change_case(rng, rng.choice(rng.choice(texts))).replace("'", "''")
+            text = f"SELECT id FROM text_functions.people WHERE {function}(email) = '{substring}'"
             assert count_rows(proxied.sql(text)) == count_rows(trino.sql(text)), f"seed {seed}: {text}"
         assert proxy.count_statements("rewritten") > FILES + 50
     with open_catalog(lake) as catalog:

@@ -68,11 +68,11 @@ def test_definer_view_runs_with_the_privileges_of_its_owner(guarded_shop: Shop) 
 
 
 def test_invoker_view_is_refused_with_the_same_message(guarded_shop: Shop) -> None:
-    sql, before = "SELECT * FROM invoker WHERE id = 4711", guarded_shop.proxy.count_statements("original")
+    sql, count_before = "SELECT * FROM invoker WHERE id = 4711", guarded_shop.proxy.count_statements("original")
     direct, proxied = read_both_answers(guarded_shop, sql, "rita")
     assert direct == proxied
     assert "Access Denied" in direct
-    assert guarded_shop.proxy.count_statements("original") == before + 1
+    assert guarded_shop.proxy.count_statements("original") == count_before + 1
     direct, proxied = read_both_answers(guarded_shop, sql, "anna")
     assert direct == proxied == [[4711, "n4711"]]
 
@@ -83,7 +83,7 @@ def test_nested_views_run_with_the_same_privileges_as_without_the_proxy(
 ) -> None:
     """An INVOKER view in a DEFINER view is read with the privileges of the owner of the DEFINER view."""
     sql = f"SELECT * FROM {view} WHERE id IN (4711, 4712, 4713) ORDER BY 1"
-    before = guarded_shop.proxy.count_statements("original")
+    count_before = guarded_shop.proxy.count_statements("original")
     direct, proxied = read_both_answers(guarded_shop, sql, "rita")
     assert direct == proxied
     if is_allowed:
@@ -92,14 +92,14 @@ def test_nested_views_run_with_the_same_privileges_as_without_the_proxy(
         assert "~plan~" in rewrite_view(guarded_shop, sql)
     else:
         assert "Access Denied" in proxied
-        assert guarded_shop.proxy.count_statements("original") == before + 1
+        assert guarded_shop.proxy.count_statements("original") == count_before + 1
 
 
 def test_statement_runs_unchanged_when_no_rule_covers_plan_views(guarded_shop: Shop) -> None:
-    sql, before = "SELECT * FROM definer WHERE id = 4711", guarded_shop.proxy.count_statements("original")
+    sql, count_before = "SELECT * FROM definer WHERE id = 4711", guarded_shop.proxy.count_statements("original")
     direct, proxied = read_both_answers(guarded_shop, sql, "rolf")
     assert direct == proxied == [[4711, "n4711"]]
-    assert guarded_shop.proxy.count_statements("original") == before + 1
+    assert guarded_shop.proxy.count_statements("original") == count_before + 1
 
 
 def test_row_filter_on_a_view_applies_to_its_plans(guarded_shop: Shop) -> None:

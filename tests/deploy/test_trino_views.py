@@ -159,11 +159,11 @@ def test_view_that_cannot_be_analysed_passes_unchanged(views: Shop, sql: str) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("queries", [4, 50])
 def test_random_statements_over_views_give_equal_rows(views: Shop, queries: int) -> None:
-    rng, before = random.Random(5), count_plan_views(views)
+    rng, count_before = random.Random(5), count_plan_views(views)
     for _ in range(queries):
         sql = draw_statement(rng)
         check_same(views, sql)
-    assert count_plan_views(views) - before > 0.4 * queries
+    assert count_plan_views(views) - count_before > 0.4 * queries
 
 
 def count_plan_views(shop: Shop) -> int:

@@ -110,26 +110,26 @@ class Run:
         return text
 
     def _run_bash(self, text: str) -> str:
-        after = self.folder / ".environment"
-        script = f"set -euo pipefail\n{text}\nenv -0 > {shlex.quote(str(after))}\n"
+        environment_path = self.folder / ".environment"
+        script = f"set -euo pipefail\n{text}\nenv -0 > {shlex.quote(str(environment_path))}\n"
         completed = subprocess.run(
             ["bash", "-c", script], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60
         )
         if completed.returncode:
             raise AssertionError(f"ended with {completed.returncode}\n{completed.stdout}{completed.stderr}")
-        self.environment = dict(line.split("=", 1) for line in after.read_text().split("\0") if "=" in line)
+        self.environment = dict(line.split("=", 1) for line in environment_path.read_text().split("\0") if "=" in line)
         return completed.stdout
 
     def _run_python(self, text: str) -> str:
         out = io.StringIO()
-        before = dict(os.environ)
+        old_environment = dict(os.environ)
         os.environ.update(self.environment)
         try:
             with contextlib.chdir(self.folder), contextlib.redirect_stdout(out):
                 exec(compile(text, str(self.page), "exec"), self.names)
         finally:
             os.environ.clear()
-            os.environ.update(before)
+            os.environ.update(old_environment)
         return out.getvalue()
 
     def _server(self, text: str) -> str:

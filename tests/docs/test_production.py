@@ -189,7 +189,7 @@ def test_production_servers_index_and_maintain_tables(production: Production) ->
         code, text = production.run_seamark("doctor", "--url", url, url=url)
         assert (code, "table services: a server runs them" in text) == (0, True), text
 
-        before = count_compactions()
+        count_before = count_compactions()
         production.servers[0].stop()
         append_numbers(production, "db.t", 4, 5)
-        block_until(lambda: is_maintained(5) and count_compactions() > before, within_s=150)
+        block_until(lambda: is_maintained(5) and count_compactions() > count_before, within_s=150)

@@ -95,15 +95,15 @@ def test_duckdb_reads_rows_of_an_evolved_schema(con: duckdb.DuckDBPyConnection) 
 def test_duckdb_reads_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
     table = create_people(con, "travel")
     with RestCatalog("sea", uri=server.base_url) as catalog:
-        before = catalog.load_table("shop.travel").current_snapshot()
-    assert before is not None
+        snapshot_before = catalog.load_table("shop.travel").current_snapshot()
+    assert snapshot_before is not None
     con.execute(f"DELETE FROM {table} WHERE id = 3")
-    table_at_version = f"{table} AT (VERSION => {before.snapshot_id})"
+    table_at_version = f"{table} AT (VERSION => {snapshot_before.snapshot_id})"
     count_query = f"SELECT count(*) FROM {table_at_version} WHERE id = 3"
     assert read_with_both_plans(con, count_query) == [(1,)]
     assert seamark.duckdb.rewrite_query(con, count_query).files == 1
     assert read_with_both_plans(con, f"SELECT count(*) FROM {table} WHERE id = 3") == [(0,)]
-    table_at_version = f"{table} AS a at(version => {before.snapshot_id} )"
+    table_at_version = f"{table} AS a at(version => {snapshot_before.snapshot_id} )"
     join = f"SELECT a.id, b.id FROM {table_at_version} LEFT JOIN {table} AS b ON a.id = b.id WHERE a.id > 1"
     assert read_with_both_plans(con, join) == [(2, 2), (3, None)]
     assert seamark.duckdb.rewrite_query(con, join).files < seamark.duckdb.rewrite_query(con, join).considered_files

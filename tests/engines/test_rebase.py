@@ -97,18 +97,18 @@ def _check_files(metadata: Row, appends: int) -> int:
     """
     snapshots = sorted(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
     assert len(snapshots) == appends
-    before: set[str] = set()
+    previous_files: set[str] = set()
     for parent, snapshot in zip([None, *snapshots], snapshots, strict=False):
         assert snapshot.get("parent-snapshot-id") == (parent and parent["snapshot-id"])
         files = read_snapshot(snapshot)
-        assert before < set(files)
+        assert previous_files < set(files)
         assert all(to_local_path(path).is_file() for path in files)
         assert snapshot["summary"]["total-data-files"] == str(len(files))
         assert snapshot["summary"]["total-records"] == str(sum(file.records for file in files.values()))
-        assert {file.sequence_number for path, file in files.items() if path not in before} == {
+        assert {file.sequence_number for path, file in files.items() if path not in previous_files} == {
             snapshot["sequence-number"]
         }
-        before = set(files)
+        previous_files = set(files)
     return sum(map(_is_rebased, snapshots))
 
 

@@ -147,8 +147,8 @@ def test_month_begins_on_its_first_day_in_any_year(month: int) -> None:
 
 
 def test_calendar_continues_after_the_year_9999() -> None:
-    after = date(9999, 12, 31) - date(1970, 1, 1) + timedelta(days=1)
-    assert apply("year", "date", after.days) == 10000 - 1970
+    days_after = date(9999, 12, 31) - date(1970, 1, 1) + timedelta(days=1)
+    assert apply("year", "date", days_after.days) == 10000 - 1970
     assert apply("year", "timestamp", 2**63 - 1) == 294247 - 1970
 
 

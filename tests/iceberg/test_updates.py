@@ -409,8 +409,8 @@ def test_action_names_are_read_in_any_case() -> None:
 
 def test_updates_never_change_the_base_metadata() -> None:
     m = add_snapshots(build_table(3), 1)
-    before = encode_table(m)
+    metadata_before = encode_table(m)
     apply_json_updates(m, set_ref(1, "b"), {"action": "set-properties", "updates": {"z": "1"}}, build_statistics(1))
     with pytest.raises(BadRequest):
         apply_json_updates(m, {"action": "set-location", "location": "s3://x"}, set_ref(9))
-    assert encode_table(m) == before
+    assert encode_table(m) == metadata_before

@@ -58,8 +58,8 @@ def decoders() -> Iterator[Decoders]:
 async def decode_until_asked(decoders: Decoders) -> None:
     """Decode manifests until the helper processes have decoded some of them."""
     async with asyncio.timeout(60):
-        before = decoders.by_processes
-        while decoders.by_processes < before + THREADS:
+        count_before = decoders.by_processes
+        while decoders.by_processes < count_before + THREADS:
             results = await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
             assert [bytes(result) for result in results] == BLOCKS
 
@@ -102,13 +102,13 @@ async def test_broken_manifest_has_the_same_error_and_ends_no_process(decoders: 
         decode_block_memory(data[:-9], location)
     with decoders.expecting(1000):
         await decode_until_asked(decoders)
-        before = {helper.pid for helper in list_helpers()}
+        pids_before = {helper.pid for helper in list_helpers()}
         for _ in range(20):
             with pytest.raises(Corrupt) as error:
                 await decoders.decode(data[:-9], location)
             assert error.value.message == first_error.value.message
         await decode_until_asked(decoders)
-        assert before <= {helper.pid for helper in list_helpers()}
+        assert pids_before <= {helper.pid for helper in list_helpers()}
 
 
 async def test_every_block_is_right_when_a_process_is_killed(decoders: Decoders) -> None:

@@ -156,9 +156,9 @@ def test_definitions_beyond_the_limit_of_a_table_are_not_read() -> None:
 
 def test_definition_follows_a_renamed_column() -> None:
     definition = define("n", "bitmap", ["id"], FIRST_SCHEMA)
-    after = define_index(definition.property_text, schemas=(FIRST_SCHEMA, RENAMED_SCHEMA))
-    assert after.id == definition.id
-    assert (after.terms[0].column_id, after.terms[0].name) == (1, "key")
+    renamed_definition = define_index(definition.property_text, schemas=(FIRST_SCHEMA, RENAMED_SCHEMA))
+    assert renamed_definition.id == definition.id
+    assert (renamed_definition.terms[0].column_id, renamed_definition.terms[0].name) == (1, "key")
     # A name in a property that a user writes refers to the column that has the name now.
     assert define_index("bitmap(id)", schemas=(FIRST_SCHEMA, RENAMED_SCHEMA)).terms[0].column_id == 3
 
@@ -198,10 +198,10 @@ def test_definition_id_depends_on_the_indexed_content_and_not_on_name_or_state()
     ],
 )
 def test_index_is_kept_after_a_promotion_that_does_not_change_its_keys(kind: str, promoted: str, same: bool) -> None:
-    before, after = (
+    old_definition, new_definition = (
         define("i", "bitmap", ["c"], Schema((Field(1, "c", False, item),), schema_id=0)) for item in (kind, promoted)
     )
-    assert (before.id == after.id) == same
+    assert (old_definition.id == new_definition.id) == same
 
 
 @pytest.mark.parametrize(
@@ -214,11 +214,11 @@ def test_index_is_kept_after_a_promotion_that_does_not_change_its_keys(kind: str
 def test_index_on_a_function_is_dropped_when_the_functions_type_changes(
     transform: str, kind: str, promoted: str
 ) -> None:
-    before, after = (
+    old_definition, new_definition = (
         define("i", "bitmap", [f"{transform}(c)"], Schema((Field(1, "c", False, item),), schema_id=0))
         for item in (kind, promoted)
     )
-    assert before.id != after.id
+    assert old_definition.id != new_definition.id
 
 
 def test_definition_can_be_read_from_its_id() -> None:

@@ -151,11 +151,11 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
     assume((op, key) not in ((3, 2**63 - 1), (1, -(2**63))))  # No value is beyond these keys, so no row must be kept.
     rows = sum(map(len, blocks))
     pattern = data.draw(st.lists(st.booleans(), min_size=1, max_size=100))
-    before = np.resize(np.array(pattern, dtype=np.uint8), rows)
+    old_mask = np.resize(np.array(pattern, dtype=np.uint8), rows)
     state = np.array(
         data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=len(blocks), max_size=len(blocks))), np.uint8
     )
-    mask = before.copy()
+    mask = old_mask.copy()
     were = select_rows(state, mask, blocks)
     sides.run(op, key, state, mask, uuid=False)
     expected = [
@@ -199,13 +199,13 @@ def test_comparison_with_a_sketch_keeps_matching_values(round_number: int) -> No
     literals = [*rng.choice(codes, 4).tolist(), *rng.integers(0, 2**40, 3).tolist(), span - 1, span]
     for literal in {min(int(literal), 2**63 - 1) for literal in literals}:
         for op, passes in OPS.items():
-            before = rng.integers(0, 2, rows, dtype=np.uint8)
+            old_mask = rng.integers(0, 2, rows, dtype=np.uint8)
             for state_before in (1, 2):
-                state, mask = np.array([state_before], dtype=np.uint8), before.copy()
+                state, mask = np.array([state_before], dtype=np.uint8), old_mask.copy()
                 _scan.narrow_all([(layout, *summary, op, literal)], layout, state, mask)
                 expected = [
                     passes(code, literal) and (state_before == 1 or previous_state == 1)
-                    for code, previous_state in zip(codes.tolist(), before.tolist(), strict=True)
+                    for code, previous_state in zip(codes.tolist(), old_mask.tolist(), strict=True)
                 ]
                 assert select_rows(state, mask, [expected]) == expected, (literal, op, state_before)
 

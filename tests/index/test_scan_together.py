@@ -74,13 +74,13 @@ def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dt
     values = codes.astype(np.float64).tolist()
     for literal in literals:
         for op in OPS:
-            before = rng.integers(0, 2, len(codes), dtype=np.uint8)
+            old_mask = rng.integers(0, 2, len(codes), dtype=np.uint8)
             for state_before in (1, 2):
-                state, mask = np.array([state_before], dtype=np.uint8), before.copy()
+                state, mask = np.array([state_before], dtype=np.uint8), old_mask.copy()
                 _scan.narrow_all([(layout, *summary, op, float(literal))], layout, state, mask)
                 expected = [
                     is_passing(op, value, literal) and (state_before == 1 or previous_state == 1)
-                    for value, previous_state in zip(values, before.tolist(), strict=True)
+                    for value, previous_state in zip(values, old_mask.tolist(), strict=True)
                 ]
                 assert select_rows(state, mask, [values]) == expected, (literal, op, state_before)
 
@@ -132,12 +132,12 @@ def test_combined_comparisons_keep_the_rows_that_each_comparison_keeps(round_num
         np.array(truths, dtype=bool).reshape(len(comparisons), rows).all(axis=0) if comparisons else np.ones(rows)
     )
     ids = [(number << 32) + row for number, size in enumerate(sizes) for row in range(size)]
-    before = (rng.random(rows) < rng.choice([0.02, 0.5, 1.0])).astype(np.uint8)
+    old_mask = (rng.random(rows) < rng.choice([0.02, 0.5, 1.0])).astype(np.uint8)
     for states in (2, 3):
         began = rng.integers(0, states, len(sizes)).astype(np.uint8)
         were = [
             began[name >> 32] == 1 or bool(began[name >> 32] and state_before)
-            for name, state_before in zip(ids, before, strict=True)
+            for name, state_before in zip(ids, old_mask, strict=True)
         ]
         expected = [
             name
@@ -146,10 +146,10 @@ def test_combined_comparisons_keep_the_rows_that_each_comparison_keeps(round_num
         ]
         if states == 2:
             assert _scan.collect_all(comparisons, extents, began).tolist() == expected
-        state, mask = began.copy(), before.copy()
+        state, mask = began.copy(), old_mask.copy()
         assert _scan.collect_all(comparisons, extents, state, mask).tolist() == expected
         assert (state == began).all()
-        assert (mask == before).all()
+        assert (mask == old_mask).all()
         _scan.narrow_all(comparisons, extents, state, mask)
         assert _scan.collect(extents, state, mask).tolist() == expected
         assert _scan.collect_all([], extents, state, mask).tolist() == expected

@@ -117,11 +117,11 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
         Op.EQ: lambda: min(present_values) <= literal <= max(present_values),
         Op.IN: lambda: any(min(present_values) <= item <= max(present_values) for item in (literal, other)),
     }
-    before = [FieldSummary(None, None, None, None)] * (field - 1000)
+    other_summaries = [FieldSummary(None, None, None, None)] * (field - 1000)
     for op, allowed in kept_files.items():
         literals = tuple(sorted({literal, other})) if op is Op.IN else (literal,)
         bound = Bound(op, field, f"p{field}", kind, "identity", kind, literals)
-        is_kept = is_needed(bound, *before, compute_summary(kind, values, javas=True, terse=False))
+        is_kept = is_needed(bound, *other_summaries, compute_summary(kind, values, javas=True, terse=False))
         assert is_kept == (bool(present_values) and allowed()), op
 
 

@@ -377,13 +377,15 @@ async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -
             return count_mappings()
 
     await run_planner_cycle()
-    before = count_resources()
+    resources_before = count_resources()
     mapping_counts = [await run_planner_cycle() for _ in range(50)]
     assert min(mapping_counts) >= 1, "blocks from the folder must be mapped"
-    after = count_resources()
-    assert after[0] < before[0] + 25  # A leak grows in each cycle, but memory of other tests may be released meanwhile.
-    assert after[1] <= before[1]
-    assert after[2] == before[2]
+    resources_after = count_resources()
+    assert (
+        resources_after[0] < resources_before[0] + 25
+    )  # A leak grows in each cycle, but memory of other tests may be released meanwhile.
+    assert resources_after[1] <= resources_before[1]
+    assert resources_after[2] == resources_before[2]
 
 
 # The time limit
@@ -447,7 +449,7 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
         gc.collect()
         tracemalloc.start()
         try:
-            before = planner.read_stats()
+            stats_before = planner.read_stats()
             scan = await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(True)))
             tasks = sum(len(task) for task in ScanTaskWriter(scan).write_tasks(scan.entry_ids))
             lookup(scan.view)
@@ -461,8 +463,10 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
             held_bytes = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
-        after = planner.read_stats()
-        byte_growth = after.live_bytes + after.added_bytes - before.live_bytes - before.added_bytes
+        stats_after = planner.read_stats()
+        byte_growth = (
+            stats_after.live_bytes + stats_after.added_bytes - stats_before.live_bytes - stats_before.added_bytes
+        )
         assert tasks > 60_000 * 100
         assert abs(byte_growth - held_bytes) < held_bytes / 10, (
             f"the planner counts {byte_growth:,} bytes, but {held_bytes:,} bytes are allocated"

@@ -86,12 +86,12 @@ class DurationRecorder:
                 self._close_file(item.nodeid.partition("::")[0])
 
     def _close_file(self, place: str) -> None:
-        before = self.found.get(place, Duration(place, 0, 0.0, 0.0))
+        total = self.found.get(place, Duration(place, 0, 0.0, 0.0))
         cpu_s = _read_tree_cpu_s()
-        wall_s = before.wall_s + sum(test.wall_s for test in self._open)
+        wall_s = total.wall_s + sum(test.wall_s for test in self._open)
         # The CPU time of a child process is lost if nothing waits for the child.
-        used_s = before.cpu_s + max(0.0, cpu_s - self._cpu_s)
-        self.found[place] = Duration(place, before.tests + len(self._open), wall_s, used_s)
+        used_s = total.cpu_s + max(0.0, cpu_s - self._cpu_s)
+        self.found[place] = Duration(place, total.tests + len(self._open), wall_s, used_s)
         self._cpu_s, self._open = cpu_s, []
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -94,13 +94,13 @@ def test_auto_follows_a_workload_that_changes_on_day_3(week: Week) -> None:
     assert week.list_states() == [("day", "measuring")]
     run_auto_advice(week.client, ("db", "t"))
     assert week.list_states()[0] == ("day", "kept")
-    before = measure_planned_bytes(week.client, BY_CODE)
+    bytes_before = measure_planned_bytes(week.client, BY_CODE)
     for _ in range(4):
         week.run_day(BY_CODE)
     run_auto_advice(week.client, ("db", "t"))
     assert ("day", "undone") in week.list_states()
     assert ("code", "kept") in week.list_states()
-    assert measure_planned_bytes(week.client, BY_CODE) < 0.5 * before
+    assert measure_planned_bytes(week.client, BY_CODE) < 0.5 * bytes_before
     # The properties of the undone change are removed, and prediction and measurement are stored.
     assert week.properties.get(COLUMNS) in (None, "code")
     kept_trial = next(trial for trial in week.trials if trial["trial"]["state"] == "kept")

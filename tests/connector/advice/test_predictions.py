@@ -29,22 +29,22 @@ def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
     make_table(client, rng)
     wheres = draw_workload(rng).draw(rng, examples(120, 25))
     run_statements(client, wheres)
-    before = measure_planned_bytes(client, wheres)
+    bytes_before = measure_planned_bytes(client, wheres)
     advice = load_advice(client, TABLE)
-    assert advice["before"]["bytes"] == pytest.approx(before, rel=0.1)
+    assert advice["before"]["bytes"] == pytest.approx(bytes_before, rel=0.1)
     best = advice["proposals"][0]
     applied = apply_proposal(client, TABLE, best, wait_s=10)
     assert load_advice(client, TABLE)["applied"][0]["proposal"] == best
-    after = measure_planned_bytes(client, wheres)
-    assert applied["measured"]["bytes"] == pytest.approx(after, rel=0.35)
-    return before, best["predicted"]["bytes"], after
+    bytes_after = measure_planned_bytes(client, wheres)
+    assert applied["measured"]["bytes"] == pytest.approx(bytes_after, rel=0.35)
+    return bytes_before, best["predicted"]["bytes"], bytes_after
 
 
 @pytest.mark.parametrize("case", quick(range(4), 0))
 def test_first_proposal_saves_about_as_many_bytes_as_predicted(client: IndexClient, case: int) -> None:
-    before, predicted, after = apply_best(client, case)
-    assert after < before
-    assert predicted == pytest.approx(after, rel=0.4)
+    bytes_before, predicted, bytes_after = apply_best(client, case)
+    assert bytes_after < bytes_before
+    assert predicted == pytest.approx(bytes_after, rel=0.4)
 
 
 @pytest.mark.slow
@@ -58,10 +58,10 @@ def test_most_predictions_are_within_a_fifth_of_the_result(tmp_path: Path) -> No
         server.start()
         try:
             with closing(IndexClient(server.url)) as client:
-                _, predicted, after = apply_best(client, 100 + case)
+                _, predicted, bytes_after = apply_best(client, 100 + case)
         finally:
             server.stop()
-        ratios.append(predicted / after)
+        ratios.append(predicted / bytes_after)
     near = [ratio for ratio in ratios if 0.8 <= ratio <= 1.2]
     assert len(near) >= 0.9 * len(ratios), sorted(round(ratio, 2) for ratio in ratios)
 

@@ -191,8 +191,8 @@ class Comparisons:
         return f"({text})" if self.draw_chance(0.05) else text
 
     def choose_column(self, side: Scope, scope: Scope) -> ScopeColumn | None:
-        able = [column for column in side if self.can_name(column, scope)]
-        return self.rng.choice(able) if able else None
+        candidates = [column for column in side if self.can_name(column, scope)]
+        return self.rng.choice(candidates) if candidates else None
 
     # Conditions on two columns
 
@@ -241,11 +241,11 @@ class Comparisons:
     def draw_inequality(self, left: Scope, right: Scope, scope: Scope) -> str:
         """Return a condition that compares a column with columns of another table by less or greater."""
         families = (("long",), ("date", "timestamp"), ("double", "decimal(9, 2)"), ("string",))
-        able = [[column for column in side if self.can_name(column, scope)] for side in (left, right)]
+        candidates = [[column for column in side if self.can_name(column, scope)] for side in (left, right)]
         pairs = [
             (column, other)
-            for column in able[0]
-            for other in able[1]
+            for column in candidates[0]
+            for other in candidates[1]
             if any({column.kind, other.kind} <= {*f} for f in families)
         ]
         if not pairs:
@@ -268,15 +268,17 @@ class Comparisons:
     # Conditions on one column
 
     def draw_simple_condition(self, scope: Scope) -> str:
-        able = [column for column in scope if self.can_name(column, scope)]
-        if not able:
+        candidates = [column for column in scope if self.can_name(column, scope)]
+        if not candidates:
             return self.rng.choice(["1 = 1", "TRUE", "NOT FALSE"])
-        text = self.draw_comparison(self.rng.choice(able), scope)
+        text = self.draw_comparison(self.rng.choice(candidates), scope)
         shape = self.rng.random()
         if shape < 0.12:
             return f"NOT {text}" if self.draw_chance(0.5) else f"NOT ({text})"
         if shape < 0.3:
-            return f"({text} {self.rng.choice(['AND', 'OR'])} {self.draw_comparison(self.rng.choice(able), scope)})"
+            return (
+                f"({text} {self.rng.choice(['AND', 'OR'])} {self.draw_comparison(self.rng.choice(candidates), scope)})"
+            )
         return text
 
     def draw_comparison(self, column: ScopeColumn, scope: Scope) -> str:
@@ -329,10 +331,11 @@ class Comparisons:
             lambda: f"{name} IN (SELECT v FROM UNNEST(ARRAY[{values}]) AS w (v))",
             lambda: f"{self.rng.choice(['', 'NOT '])}contains(ARRAY[{values}], {name})",
         ]
-        same = [column for column in scope if column.kind == kind and self.can_name(column, scope)]
+        candidates = [column for column in scope if column.kind == kind and self.can_name(column, scope)]
         shapes.append(
             lambda: (
-                f"{name} {self.rng.choice(['=', '<', '<=', '<>'])} {self.write_reference(self.rng.choice(same), scope)}"
+                f"{name} {self.rng.choice(['=', '<', '<=', '<>'])} "
+                f"{self.write_reference(self.rng.choice(candidates), scope)}"
             )
         )
         return shapes

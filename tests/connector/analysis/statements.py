@@ -192,10 +192,10 @@ class RandomStatements(Comparisons):
         if kind == "long" and depth > 1 and self.draw_chance(0.4):
             inner, _ = self.draw_with_query(relations, depth - 1, [*outer, *scope])
             return f"(SELECT count(*) FROM ({inner}) AS n)", "long", None
-        same = [column for column in scope if column.kind == kind and self.can_name(column, scope)]
-        if same and self.draw_chance(0.6):
+        candidates = [column for column in scope if column.kind == kind and self.can_name(column, scope)]
+        if candidates and self.draw_chance(0.6):
             return (
-                f"coalesce({self.write_reference(self.rng.choice(same), scope)}, {self.draw_literal(kind)})",
+                f"coalesce({self.write_reference(self.rng.choice(candidates), scope)}, {self.draw_literal(kind)})",
                 kind,
                 None,
             )
@@ -216,15 +216,15 @@ class RandomStatements(Comparisons):
     def draw_grouped_query(
         self, source: str, where: str, scope: Scope, relations: list[StoredRelation], depth: int
     ) -> tuple[str, list[tuple[str, str]]]:
-        able = [column for column in scope if self.can_name(column, scope)]
-        keys = self.rng.sample(able, min(len(able), self.rng.randint(0, 2)))
+        candidates = [column for column in scope if self.can_name(column, scope)]
+        keys = self.rng.sample(candidates, min(len(candidates), self.rng.randint(0, 2)))
         named_keys = [self.write_reference(key, scope) for key in keys]
         items = [f"{text} AS g{number}" for number, text in enumerate(named_keys)]
         columns = [(f"g{number}", key.kind) for number, key in enumerate(keys)]
         items.append("count(*) AS n")
         columns.append(("n", "long"))
-        if able and self.draw_chance(0.5):
-            column = self.rng.choice(able)
+        if candidates and self.draw_chance(0.5):
+            column = self.rng.choice(candidates)
             items.append(f"{self.rng.choice(['min', 'max'])}({self.write_reference(column, scope)}) AS m")
             columns.append(("m", column.kind))
         text = f"SELECT {', '.join(items)} FROM {source}{where}"
@@ -248,11 +248,11 @@ class RandomStatements(Comparisons):
 
         In most cases each aggregate has a FILTER and counts only the rows that pass it.
         """
-        able = [column for column in scope if self.can_name(column, scope)]
+        candidates = [column for column in scope if self.can_name(column, scope)]
         items = []
         for number in range(self.rng.randint(1, 2)):
-            column = self.write_reference(self.rng.choice(able), scope) if able else "1"
-            aggregate = f"count({column})" if able else "count(*)"
+            column = self.write_reference(self.rng.choice(candidates), scope) if candidates else "1"
+            aggregate = f"count({column})" if candidates else "count(*)"
             filter_clause = f" FILTER (WHERE {self.draw_simple_condition(scope)})" if self.draw_chance(0.9) else ""
             aggregates = [
                 f"sum(CASE WHEN {self.draw_simple_condition(scope)} THEN 2 WHEN"
@@ -297,19 +297,23 @@ class RandomStatements(Comparisons):
         Each step selects the rows whose first column has a value of the previous step, and returns their other column.
         """
         hidden = {relation.name.lower() for relation in relations} | {name.lower()}
-        able = [table for table in self.tables if table.name.lower() not in hidden and "long" in table.columns.values()]
-        if not able:
+        candidates = [
+            table for table in self.tables if table.name.lower() not in hidden and "long" in table.columns.values()
+        ]
+        if not candidates:
             return None
-        table = self.rng.choice(able)
+        table = self.rng.choice(candidates)
         scope = [ScopeColumn(column, kind, "step") for column, kind in table.columns.items()]
-        long = [column for column in scope if column.kind == "long"]
-        start, before, after = (self.rng.choice(long) for _ in range(3))
+        long_columns = [column for column in scope if column.kind == "long"]
+        start, previous_column, next_column = (self.rng.choice(long_columns) for _ in range(3))
         from_table = f"{self.spell(table.name)} AS step"
         first = (
             f"SELECT {self.write_reference(start, scope)} FROM {from_table} WHERE {self.draw_simple_condition(scope)}"
         )
-        step_condition = f"{self.draw_simple_condition(scope)} AND step.{quote(before.name)} = {self.spell(name)}.rn"
-        text = f"SELECT step.{quote(after.name)} FROM {from_table}, {self.spell(name)} WHERE {step_condition}"
+        step_condition = (
+            f"{self.draw_simple_condition(scope)} AND step.{quote(previous_column.name)} = {self.spell(name)}.rn"
+        )
+        text = f"SELECT step.{quote(next_column.name)} FROM {from_table}, {self.spell(name)} WHERE {step_condition}"
         return f"{first} UNION {text}", [("rn", "long")]
 
     # FROM
@@ -389,8 +393,8 @@ class RandomStatements(Comparisons):
             f"qq.{self.spell(name)} ="
             f" {away}{f' AND {self.draw_simple_condition(inner)}' if self.draw_chance(0.4) else ''}"
         )
-        able = [column for column in inner if self.can_name(column, inner)]
-        grouped = self.rng.sample(able, min(len(able), self.rng.randint(1, 2)))
+        candidates = [column for column in inner if self.can_name(column, inner)]
+        grouped = self.rng.sample(candidates, min(len(candidates), self.rng.randint(1, 2)))
         columns = [(f"l{number}", column.kind) for number, column in enumerate(grouped)]
         items = [f"{self.write_reference(column, inner)} AS l{number}" for number, column in enumerate(grouped)]
         if self.draw_chance(0.3):
@@ -509,8 +513,8 @@ class RandomStatements(Comparisons):
             text = f"({text}) {self.rng.choice(['AS ', ''])}{self.spell(alias)}"
         else:
             hidden = {relation.name.lower() for relation in relations}
-            able = [*relations, *(table for table in self.tables if table.name.lower() not in hidden)]
-            relation = self.rng.choice([*able, *self.rng.sample(relations, min(len(relations), 1))])
+            candidates = [*relations, *(table for table in self.tables if table.name.lower() not in hidden)]
+            relation = self.rng.choice([*candidates, *self.rng.sample(relations, min(len(relations), 1))])
             columns = list(relation.columns.items())
             text = self.spell(relation.name)
             if relation.name.lower() not in hidden and self.draw_chance(0.2):
@@ -528,8 +532,8 @@ class RandomStatements(Comparisons):
     def draw_condition(self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope) -> str:
         parts = []
         for _ in range(self.rng.choice([1, 1, 1, 1, 2])):
-            able = [column for column in scope if self.can_name(column, scope)]
-            column = self.rng.choice(able) if able and self.draw_chance(0.1) else None
+            candidates = [column for column in scope if self.can_name(column, scope)]
+            column = self.rng.choice(candidates) if candidates and self.draw_chance(0.1) else None
             extreme = (
                 None
                 if column is None
@@ -565,16 +569,16 @@ class RandomStatements(Comparisons):
                 relations, depth - 1, [column for column in scope if column.owner is not None]
             )
             return f"{negated}EXISTS ({inner})"
-        able = [column for column in scope if self.can_name(column, scope)]
-        if not able:
+        candidates = [column for column in scope if self.can_name(column, scope)]
+        if not candidates:
             return self.draw_simple_condition(scope)
-        column = self.rng.choice(able)
+        column = self.rng.choice(candidates)
         aggregate = self.aggregate(scope, relations, "count(*)")
         if aggregate is not None and self.draw_chance(0.2):
             return f"({aggregate}) {self.rng.choice(['=', '>', '<'])} 1"
         if self.draw_chance(0.2):
-            inner, _ = self.select(relations, depth - 1, [], set_part=True, kinds=[column.kind, able[0].kind])
-            pair = [self.write_reference(column, scope), self.write_reference(able[0], scope)]
+            inner, _ = self.select(relations, depth - 1, [], set_part=True, kinds=[column.kind, candidates[0].kind])
+            pair = [self.write_reference(column, scope), self.write_reference(candidates[0], scope)]
             text = " AND ".join(f"{name} IS NOT NULL" for name in pair)
             return f"({', '.join(pair)}) {negated}IN ({inner}) AND {text}"
         inner, _ = self.select(relations, depth - 1, [], set_part=True, kinds=[column.kind])

@@ -196,13 +196,13 @@ async def test_known_nested_views_are_requested_without_asking_for_tables() -> N
     server = NumberedPlans(views=dict(NESTED_VIEWS))
     async with open_rewriter(server) as rewriter:
         await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
-        before = len(server.requests), len(server.views_read)
+        counts_before = len(server.requests), len(server.views_read)
         rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
     assert rewrite.statement is not None
-    assert [request.table[-1] for request in server.requests[before[0] :]] == ["u", "t"], (
+    assert [request.table[-1] for request in server.requests[counts_before[0] :]] == ["u", "t"], (
         "no view is requested as a table"
     )
-    assert sorted(server.views_read[before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
+    assert sorted(server.views_read[counts_before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
 
 
 async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
@@ -300,11 +300,11 @@ async def test_changed_nested_view_is_read_again() -> None:
         assert (await rewriter.rewrite(statement, SESSION)).statement is not None
         assert [view_request[0][-1] for view_request in server.views_asked[-3:]] == ["new", "mid", "top"]
         del server.views["new"]
-        before = len(server.views_asked)
+        count_before = len(server.views_asked)
         assert (await rewriter.rewrite(statement, SESSION)).statement is None, (
             "the column of the deleted view is unknown"
         )
-        assert len(server.views_asked) == before
+        assert len(server.views_asked) == count_before
 
 
 async def test_removed_columns_of_a_view_do_not_resolve_names_of_other_tables() -> None:

@@ -282,9 +282,9 @@ def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Sea
                     f"SELECT y.id FROM facts y WHERE EXISTS (SELECT 1 FROM {facts} WHERE id = y.zone AND {where})",
                 ]
             )
-            before = counts["rewritten"]
+            count_before = counts["rewritten"]
             check_planned_rows(con, text, counts, f"seed {first_seed() + 2}")
-            counts["rewritten in the past"] += bool(past) and counts["rewritten"] > before
+            counts["rewritten in the past"] += bool(past) and counts["rewritten"] > count_before
     assert counts["invalid"] < 0.3 * counts["queries"], counts
     assert counts["rewritten"] > 0.1 * counts["queries"], counts
     assert counts["rewritten in the past"] > 0, counts

@@ -296,8 +296,8 @@ class TableHistory:
                 stored_keys[key] = row
                 continue
             names = {column.id for column in (*columns, *self._keys, *([] if sort_column is None else [sort_column]))}
-            before = {column.id: column.initial for column in self._columns} if old_row is None else old_row
-            stored_keys[key] = before | {number: row[number] for number in names}
+            old_values = {column.id: column.initial for column in self._columns} if old_row is None else old_row
+            stored_keys[key] = old_values | {number: row[number] for number in names}
         self.rows = list(stored_keys.values())
 
     def _delete(self) -> str:
@@ -427,7 +427,7 @@ class TableHistory:
             for nested_column in column.walk()
             if nested_column.kind == MAP
         }
-        able = [
+        candidates = [
             (nested_column, kind)
             for column in columns
             for nested_column in column.walk()
@@ -440,9 +440,9 @@ class TableHistory:
                 or (self._version >= 3 and nested_column is column and nested_column.id not in used)
             )
         ]
-        if not able:
+        if not candidates:
             return
-        column, kind = self._rng.choice(able)
+        column, kind = self._rng.choice(candidates)
         stored_rows = [{column.id: value} for value in self._stored_dates[column.id]]
         if column.can_promote([*self.rows, *stored_rows], kind):
             for row in self.rows:
@@ -488,11 +488,11 @@ class TableHistory:
             strict=True,
         )
         id_pairs = zip(ids.to_pylist(), numbers.to_pylist(), strict=True)
-        now = {tuple(map(compute_key, key)): id_pair for key, id_pair in zip(keys, id_pairs, strict=True)}
-        assert len({number for number, _ in now.values()}) == rows.num_rows
-        for key in self._row_ids.keys() & now.keys() if self._touched is not None else ():
-            assert key in (self._touched or ()) or now[key] == self._row_ids[key], key
-        self._row_ids = now
+        stored_ids = {tuple(map(compute_key, key)): id_pair for key, id_pair in zip(keys, id_pairs, strict=True)}
+        assert len({number for number, _ in stored_ids.values()}) == rows.num_rows
+        for key in self._row_ids.keys() & stored_ids.keys() if self._touched is not None else ():
+            assert key in (self._touched or ()) or stored_ids[key] == self._row_ids[key], key
+        self._row_ids = stored_ids
 
 
 def _quote(name: str) -> str:

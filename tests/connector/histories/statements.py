@@ -117,8 +117,10 @@ def _draw_condition(rng: random.Random, column: RandomColumn, rows: Sequence[Row
             low, high = draw_value(), draw_value()
             text = f"{name} BETWEEN {format_literal(column.kind, low)} AND {format_literal(column.kind, high)}"
             return text, _test_value(column, lambda value: bool(low <= value <= high))
-    same = draw_value()
-    return f"{name} = {format_literal(column.kind, same)}", _test_value(column, lambda value: bool(value == same))
+    equal_value = draw_value()
+    return f"{name} = {format_literal(column.kind, equal_value)}", _test_value(
+        column, lambda value: bool(value == equal_value)
+    )
 
 
 def _test_value(column: RandomColumn, test: Callable[[Any], bool]) -> Callable[[Row], bool]:

@@ -55,11 +55,11 @@ class BuildInterrupted(Exception):
 
 
 class RecordingWorkers(InProcessWorkers):
-    """Workers that call one of the functions `before` before each group, and record the groups."""
+    """Workers that call one of the functions `actions` before each group, and record the groups."""
 
-    def __init__(self, *before: object) -> None:
+    def __init__(self, *actions: object) -> None:
         self.groups: list[Sequence[DataFile]] = []
-        self._before = list(before)
+        self._before = list(actions)
 
     def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
         for group in groups:

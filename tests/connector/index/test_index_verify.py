@@ -129,13 +129,13 @@ def test_damaged_index_file_is_quarantined_and_built_again(client: IndexClient, 
     header = open_index_file(whole_file, str(path)).header
     place = header.offset + 4
     path.write_bytes(whole_file[:place] + bytes([whole_file[place] ^ 255]) + whole_file[place + 1 :])
-    before = read_states(client, kind)
+    states_before = read_states(client, kind)
     code, text = run_index_command(client.url, "verify", "db.t", kind, "--dry-run")
-    assert (code, read_states(client, kind)) == (1, before), text
+    assert (code, read_states(client, kind)) == (1, states_before), text
     code, text = run_index_command(client.url, "verify", "db.t", kind)
     assert (code, "invalid: quarantined" in text, path.name in text) == (1, True, True), text
     assert "1 of 1 indexes are not correct" in text
-    assert read_states(client, kind) == before | {path.name: "quarantined"}
+    assert read_states(client, kind) == states_before | {path.name: "quarantined"}
     assert client.index("db.t", kind).lag_files == 2
     code, text = run_index_command(client.url, "verify", "db.t", kind)
     assert (code, "quarantined before; 2 data files have to be indexed again" in " ".join(text.split())) == (1, True), (
@@ -152,10 +152,10 @@ def test_index_file_that_does_not_match_the_data_is_quarantined(client: IndexCli
     swap_blobs(first, second)
     audit = audit_index(client, "db.t", kind, sample=2, seed=7)
     assert audit.problems, "the file is well-formed, but its content is wrong"
-    wrong = {Path(location).name for location, state in audit.states.items() if state == "quarantined"}
-    assert wrong
-    assert wrong <= {first.name, second.name}
-    assert {name for name, state in read_states(client, kind).items() if state == "quarantined"} == wrong
+    quarantined_names = {Path(location).name for location, state in audit.states.items() if state == "quarantined"}
+    assert quarantined_names
+    assert quarantined_names <= {first.name, second.name}
+    assert {name for name, state in read_states(client, kind).items() if state == "quarantined"} == quarantined_names
 
 
 def test_missing_index_file_is_quarantined_if_the_server_confirms_it(client: IndexClient) -> None:
@@ -259,8 +259,8 @@ def test_verify_refuses_invalid_arguments_with_an_exit_code(
 def test_rebuild_registry_registers_index_files_that_the_server_forgot(
     client: IndexClient, server: ServerThread
 ) -> None:
-    before = {where: client.explain("db.t", where).files for where in ("id = 13", "country = 'c3' AND id = 24")}
-    assert before["id = 13"] == 1
+    files_before = {where: client.explain("db.t", where).files for where in ("id = 13", "country = 'c3' AND id = 24")}
+    assert files_before["id = 13"] == 1
     table = client.load_table("db.t")
     location = server.run(server.api("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
     other = ServerThread(server.home / "other", warehouse=server.home.as_uri())
@@ -269,12 +269,14 @@ def test_rebuild_registry_registers_index_files_that_the_server_forgot(
         body = {"name": "t", "metadata-location": location}
         assert other.run(other.api("POST", "/v1/namespaces/db/register", body)).status == 200
         other_client = IndexClient(other.url)
-        assert {where: other_client.explain("db.t", where).files for where in before} == dict.fromkeys(before, 6)
+        assert {where: other_client.explain("db.t", where).files for where in files_before} == dict.fromkeys(
+            files_before, 6
+        )
         code, text = run_index_command(other.url, "rebuild-registry", "db.t")
         assert code == 0, text
         for name in COLUMNS:
             assert f"Index {name}: 3 index files registered, of 6 data files and 120 rows" in text, text
-        assert {where: other_client.explain("db.t", where).files for where in before} == before
+        assert {where: other_client.explain("db.t", where).files for where in files_before} == files_before
         assert run_index_command(other.url, "verify", "db.t")[0] == 0
         scrap = Path(table.location.removeprefix("file://")) / "_seamark" / "index" / "scrap"
         scrap.write_text("nothing")
@@ -292,7 +294,7 @@ def test_rebuild_registry_registers_index_files_that_the_server_forgot(
 
 @pytest.mark.slow
 def test_rebuild_registers_tables_with_their_index_files(client: IndexClient, tmp_path: Path) -> None:
-    before = client.explain("db.t", "id = 13").files
+    files_before = client.explain("db.t", "id = 13").files
     home, warehouse = tmp_path / "home", client.load_table("db.t").location.rpartition("/db/")[0]
     code, text = invoke_seamark("rebuild", "--home", str(home), "--warehouse", warehouse, "--json")
     assert code == 0, text
@@ -307,7 +309,7 @@ def test_rebuild_registers_tables_with_their_index_files(client: IndexClient, tm
     other.start()
     try:
         other_client = IndexClient(other.url)
-        assert other_client.explain("db.t", "id = 13").files == before == 1
+        assert other_client.explain("db.t", "id = 13").files == files_before == 1
         assert run_index_command(other.url, "verify", "db.t")[0] == 0
         other_client.close()
     finally:

@@ -80,7 +80,7 @@ def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, m
         earlier.setattr("seamark.metaserver.api.indexes.builds.INDEX_FOLDER", FORMER_INDEX_FOLDER)
         create_table(client, "db.t", files=3, i=("bitmap", "country"), j=("record", "id"))
         Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
-    before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
+    files_before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     assert [client.index("db.t", name).json["misplaced"] for name in "ij"] == [1, 1]
     indexer = Indexer(client, open_in_process_workers)
     assert indexer.round() == Round(tables=1, indexes=2, merges=2)
@@ -90,27 +90,27 @@ def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, m
         live = [file["location"] for file in index.json["index-files"] if file["state"] == "live"]
         assert (index.json["misplaced"], index.health, len(live)) == (0, "ok", 1)
         assert f"/{INDEX_FOLDER}/" in live[0]
-    assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == before
+    assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == files_before
 
 
 def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
     create_table(client, "db.t", files=9, i=("bitmap", "country"))
-    before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
+    files_before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     report = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
     assert (report.builds, report.merges, report.failed) == (1, 1, 0)
     index = client.index("db.t", "i")
     assert index.json["levels"] == {"1": 1}
     assert (index.health, index.files) == ("ok", 9)
-    after = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
-    assert (before[7], after[7]) == (0, 0)  # Bounds alone leave these files out.
-    assert after == before
+    files_after = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
+    assert (files_before[7], files_after[7]) == (0, 0)  # Bounds alone leave these files out.
+    assert files_after == files_before
     assert client.explain("db.t", "country = 'c15'").files == 0
     assert [instant.state for instant in client.timeline(action="indexing")] == ["completed", "completed"]
 
 
 def test_merge_leaves_out_index_files_of_an_unknown_version(client: IndexClient, server: ServerThread) -> None:
     create_table(client, "db.t", files=7, i=("bitmap", "country"))
-    before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
+    files_before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     one_each = GroupLimits(files=1)
     assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
     location = client.index("db.t", "i").json["index-files"][3]["location"]
@@ -132,7 +132,10 @@ def test_merge_leaves_out_index_files_of_an_unknown_version(client: IndexClient,
     assert live.pop(later) == 0, "another program may still use the file"
     assert list(live.values()) == [1]
     assert (index.health, index.files) == ("ok", 8)
-    assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == [before[0] + 1, *before[1:]]
+    assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == [
+        files_before[0] + 1,
+        *files_before[1:],
+    ]
     assert indexer.round() == Round(tables=1, indexes=1)
 
 
@@ -291,9 +294,9 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other_index(
     seconds = []
     for second in range(0, 400, 10):
         clock.now_s = second
-        before = workers.calls
+        calls_before = workers.calls
         keeper.round()
-        if workers.calls > before:
+        if workers.calls > calls_before:
             seconds.append(second)
     assert seconds == [30, 90, 210]
     workers.kind = "none"

@@ -184,12 +184,12 @@ def test_row_changes_of_a_version_1_table_are_refused_before_a_file_is_written(
 ) -> None:
     create(client, version=1)
     append(client, "db.t", build_rows((1, "a")))
-    before = server.list_written_files()
-    begun: list[object] = []
-    monkeypatch.setattr(FileWriter, "__init__", lambda *_, **__: begun.append(1))
+    files_before = server.list_written_files()
+    started: list[object] = []
+    monkeypatch.setattr(FileWriter, "__init__", lambda *_, **__: started.append(1))
     with pytest.raises(Unwritable, match=r"version 1 supports .*appends.*upgrade it to version 2"):
         CHANGES[name](client)
-    assert (begun, server.list_written_files()) == ([], before)
+    assert (started, server.list_written_files()) == ([], files_before)
     assert read_rows(client) == [(1, "a", None, None)]
 
 

@@ -87,11 +87,11 @@ class GrowingTable:
         self.live[removed_keys] = False
 
     def merge(self) -> None:
-        before = sum(self.client.index("db.t", "keys").json["levels"].values())
+        count_before = sum(self.client.index("db.t", "keys").json["levels"].values())
         report = Indexer(self.client, lambda: closing(InProcessWorkers())).round()
         assert (report.failed, report.damaged) == (0, 0)
         assert report.merges > 0
-        assert sum(self.client.index("db.t", "keys").json["levels"].values()) < before
+        assert sum(self.client.index("db.t", "keys").json["levels"].values()) < count_before
 
     # Counts
 

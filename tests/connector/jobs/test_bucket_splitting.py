@@ -118,20 +118,20 @@ def test_split_can_be_undone_after_later_commits_and_repeated(
         create(catalog, version, BY_BUCKET)
         append(client, "db.t", build_rows(range(200)))
         resize(client, "db.t", buckets=8)
-        before = set(read_ids_by_file(client))
+        files_before = set(read_ids_by_file(client))
         split_buckets(client, "db.t")
-        assert not before & set(read_ids_by_file(client))
+        assert not files_before & set(read_ids_by_file(client))
         append(client, "db.t", build_rows(range(200, 230)))
         rows_before, ids = count_scanned_rows(client), count_lineage(client) if version == 3 else None
         report = undo_job(client, "db.t")
-        assert report.files_restored == len(before)
-        assert before < set(read_ids_by_file(client))
+        assert report.files_restored == len(files_before)
+        assert files_before < set(read_ids_by_file(client))
         assert count_scanned_rows(client) == rows_before
         assert ids is None or count_lineage(client) == ids
         with pytest.raises(InvalidRequest, match="not undone"):
             undo_job(client, "db.t")
-        assert compute_bucket_sizes(client, "db.t")[0].shared_files == len(before)
-        assert split_buckets(client, "db.t").files_before == len(before)
+        assert compute_bucket_sizes(client, "db.t")[0].shared_files == len(files_before)
+        assert split_buckets(client, "db.t").files_before == len(files_before)
         assert count_scanned_rows(client) == rows_before
         assert compute_bucket_sizes(client, "db.t")[0].shared_files == 0
 

@@ -200,10 +200,10 @@ def test_query_on_a_clustered_table_opens_few_files(
             table.append(input_spread_rows.slice(2500 * number, 2500))
         sizes = client.files("db.t")["file_size_in_bytes"].to_pylist()
         monkeypatch.setattr(clustering, "RANGE_BYTES", sum(sizes) // ranges + 1)
-        before = count_scanned_rows(client)
+        rows_before = count_scanned_rows(client)
         report = cluster_incrementally(client, "db.t")
         assert (report.commits, report.files_before, report.rows) == (1, len(sizes), 20_000)
-        assert count_scanned_rows(client) == before
+        assert count_scanned_rows(client) == rows_before
         files = report.files_after
         assert files >= 16
         assert sum(count_files_by_layer(client).values()) == files
@@ -245,9 +245,9 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
             table.append(
                 input_spread_rows.set_column(1, "part", pa.array((input_spread_rows["id"].to_numpy() * 37) % 200))
             )
-        before = count_scanned_rows(client)
+        rows_before = count_scanned_rows(client)
         report = cluster_incrementally(client, "db.t")
-        assert count_scanned_rows(client) == before
+        assert count_scanned_rows(client) == rows_before
         of_city = {number for number, city in enumerate(cities) if city == "city 07"}
         assert count_files_with(of_city) <= report.files_after / 20 + 2
         # The next layer places the rows of the customers of a new city together.
@@ -257,9 +257,9 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
             table.append(
                 input_spread_rows.set_column(1, "part", pa.array((input_spread_rows["id"].to_numpy() * 37) % 220))
             )
-        before = count_scanned_rows(client)
+        rows_before = count_scanned_rows(client)
         report = cluster_incrementally(client, "db.t")
-        assert count_scanned_rows(client) == before
+        assert count_scanned_rows(client) == rows_before
         assert count_files_with(set(range(200, 220))) <= report.files_after / 20 + 2
 
 
@@ -299,11 +299,11 @@ def test_files_clustered_by_previous_columns_stay_until_a_full_run(client: Index
             transaction.set_properties({"seamark.clustering.columns": '["id"]', "seamark.clustering.curve": "linear"})
         assert run_clustering(client, ("db", "t")) == {}
         assert list(count_files_by_layer(client)) == [first]
-        before = count_scanned_rows(client, ["id", "_row_id"])
+        rows_before = count_scanned_rows(client, ["id", "_row_id"])
         assert cluster_incrementally(client, "db.t", full=True).commits == 1
         (path,) = client.files("db.t")["file_path"].to_pylist()
         assert parse_layer(path) == (ClusteringLayout(("id",), "linear").digest, path[-20:-8])
-        assert count_scanned_rows(client, ["id", "_row_id"]) == before
+        assert count_scanned_rows(client, ["id", "_row_id"]) == rows_before
         assert scan(client, "db.t", ["id"]).to_arrow()["id"].to_pylist() == list(range(500))
         assert cluster_incrementally(client, "db.t", full=True).commits == 0
 
@@ -369,11 +369,11 @@ def test_clustering_with_too_large_temporary_files_is_refused(
         create_table(catalog, 2)
         for number in range(5):
             catalog.load_table("db.t").append(build_rows(range(number * 100, number * 100 + 100)))
-    before = client.files("db.t")["file_path"].to_pylist()
+    paths_before = client.files("db.t")["file_path"].to_pylist()
     report = cluster_incrementally(client, "db.t")
     assert (report.commits, len(report.errors)) == (0, 1)
     assert "use the Spark job" in report.errors[0]
-    assert client.files("db.t")["file_path"].to_pylist() == before
+    assert client.files("db.t")["file_path"].to_pylist() == paths_before
     with pytest.raises(RuntimeError, match="not rewritten"):
         run_clustering(client, ("db", "t"))
 

@@ -106,16 +106,16 @@ def create_history(client: IndexClient, catalog: RestCatalog, commits: int = 5) 
 def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
-        before = list_stored_files(table)
+        files_before = list_stored_files(table)
         rows_before = read_snapshot(client, list_snapshot_ids(table)[-1])
         dry_report = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2, dry_run=True)
-        assert list_stored_files(table) == before
+        assert list_stored_files(table) == files_before
         totals = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2)
         assert totals == dry_report
         assert (totals.snapshots, totals.files_failed) == (3, 0)
         table.refresh()
         assert list_stored_files(table) == list_needed_files(table)
-        assert totals.content_files + totals.manifests + totals.other_files == len(before) - len(
+        assert totals.content_files + totals.manifests + totals.other_files == len(files_before) - len(
             list_stored_files(table)
         )
         assert read_snapshot(client, list_snapshot_ids(table)[-1]) == rows_before
@@ -277,11 +277,11 @@ def test_unreadable_manifest_of_a_remaining_snapshot_stops_the_expiration(
         table = create_history(client, catalog)
         (manifest, *_) = table.metadata.snapshots[-1].manifests(table.io)
         to_path(manifest.manifest_path).unlink()
-        before = list_stored_files(table)
+        files_before = list_stored_files(table)
         with pytest.raises(Exception, match="missing in storage"):
             expire(client, "db.t", older_than_ms=1 << 60)
         table.refresh()
-        assert (list_stored_files(table), len(list_snapshot_ids(table))) == (before, 5)
+        assert (list_stored_files(table), len(list_snapshot_ids(table))) == (files_before, 5)
 
 
 def test_expiration_keeps_files_that_a_second_registered_table_may_need(
@@ -290,11 +290,11 @@ def test_expiration_keeps_files_that_a_second_registered_table_may_need(
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         catalog.register_table("db.again", table.metadata_location)
-        before = list_stored_files(table)
+        files_before = list_stored_files(table)
         totals = expire(client, "db.t", older_than_ms=1 << 60)
         assert (totals.snapshots, totals.content_files) == (4, 0)
         table.refresh()
-        assert (list_stored_files(table), len(list_snapshot_ids(table))) == (before, 1)
+        assert (list_stored_files(table), len(list_snapshot_ids(table))) == (files_before, 1)
 
 
 def test_expiration_keeps_a_snapshot_that_a_plan_reads(client: IndexClient, server: ServerThread) -> None:
@@ -337,13 +337,13 @@ def test_expiration_above_the_limits_is_refused_before_it_removes_anything(
 ) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 6)
-        before = list_stored_files(table)
+        files_before = list_stored_files(table)
         for limit in ("FILES_MAX", "MANIFESTS_MAX"):
             with monkeypatch.context() as context:
                 context.setattr(unused_files, limit, 0)
                 with pytest.raises(InvalidRequest, match="expire_snapshots"):
                     expire(client, "db.t", older_than_ms=1 << 60)
-        assert list_stored_files(table.refresh()) == before
+        assert list_stored_files(table.refresh()) == files_before
         assert len(list_snapshot_ids(table)) == 6
 
 
@@ -353,7 +353,7 @@ def test_table_that_is_registered_during_an_expiration_keeps_its_files(
 ) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
-        before, location = list_stored_files(table), table.metadata_location
+        files_before, location = list_stored_files(table), table.metadata_location
         commit = expiration_service.Expiration._commit
 
         async def answer_late(self: expiration_service.Expiration, *arguments: Any) -> Any:
@@ -366,7 +366,7 @@ def test_table_that_is_registered_during_an_expiration_keeps_its_files(
 
         monkeypatch.setattr(expiration_service.Expiration, "_commit", answer_late)
         expire(client, "db.t", older_than_ms=1 << 60)
-        assert list_stored_files(table) == before
+        assert list_stored_files(table) == files_before
         assert len(list_snapshot_ids(catalog.load_table("db.again"))) == 5
 
 
@@ -435,7 +435,7 @@ def test_continued_deletion_obeys_the_current_rules(
 ) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 6)
-        before = list_stored_files(table)
+        files_before = list_stored_files(table)
 
         async def refuse_deletion(*_: Any) -> None:
             raise StorageError("the storage refuses the deletion")
@@ -452,7 +452,7 @@ def test_continued_deletion_obeys_the_current_rules(
         monkeypatch.setattr(expiration_service, "_RESUMED_AFTER_MS", -1)
         assert server.run(server.components.housekeeping.round())["expirations_resumed"] == 3
         assert {instant.state for instant in list_instants(server)} == {InstantState.COMPLETED}
-        assert list_stored_files(table) == (before if obstacle == "gc.enabled" else list_needed_files(table))
+        assert list_stored_files(table) == (files_before if obstacle == "gc.enabled" else list_needed_files(table))
 
 
 @pytest.mark.few_cases(1)

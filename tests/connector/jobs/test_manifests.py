@@ -115,13 +115,13 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
             table = catalog.load_table("db.t")
             if rng.random() < 0.6 or table.current_snapshot() is None:
                 continue
-            before, rows_before = count_entries(table), count_scanned_rows(client)
+            entries_before, rows_before = count_entries(table), count_scanned_rows(client)
             ids_before = count_lineage(client) if version == 3 else None
             report = rewrite_manifests(client, "db.t", min_count=2)
             table = catalog.load_table("db.t")
             snapshot = table.current_snapshot()
             assert snapshot is not None
-            assert count_entries(table) == before
+            assert count_entries(table) == entries_before
             assert count_scanned_rows(client) == rows_before
             assert ids_before is None or count_lineage(client) == ids_before
             if report["snapshot-id"] is not None:

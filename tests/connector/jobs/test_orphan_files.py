@@ -164,9 +164,9 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
                 expected = {
                     path for path in list_stored_files(table) if path.name not in names and "_seamark" not in path.parts
                 }
-                before = list_stored_files(table)
+                files_before = list_stored_files(table)
                 removed_count += remove_orphan_files(client, "db.t").files
-                assert before - list_stored_files(table) == expected
+                assert files_before - list_stored_files(table) == expected
                 assert keep <= list_all_files(table)
                 for snapshot_id in list_snapshot_ids(table):
                     assert read_snapshot(client, snapshot_id) == contents[snapshot_id]
@@ -205,7 +205,7 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
         assert run_indexing(client, ("db", "t"))
         with table.transaction() as transaction:
             transaction.set_properties({"write.metadata.previous-versions-max": "1"})
-        before = to_path(catalog.load_table("db.t").metadata_location)
+        path_before = to_path(catalog.load_table("db.t").metadata_location)
 
         async def refuse_deletion(*arguments: Any) -> None:
             raise StorageError("the storage refuses the deletion")
@@ -216,18 +216,18 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
         for number in range(3):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
         table.refresh()
-        assert before not in list_metadata_files(table)
+        assert path_before not in list_metadata_files(table)
         indexed = {path for path in list_all_files(table) if "_seamark" in path.parts}
         assert indexed
         age_all_files(table)
-        age_file(before)  # The file becomes older than the minimum age, relative to the newest file.
+        age_file(path_before)  # The file becomes older than the minimum age, relative to the newest file.
         remove_orphan_files(client, "db.t")
-        assert before.exists()
+        assert path_before.exists()
         assert indexed <= list_all_files(table)
         monkeypatch.setattr(expiration, "_RESUMED_AFTER_MS", -1)
         assert server.run(server.components.expiration.resume()) == 1
         remove_orphan_files(client, "db.t")
-        assert not before.exists()
+        assert not path_before.exists()
         table.refresh()
         assert list_stored_files(table) - indexed == list_needed_files(table)
 

@@ -70,7 +70,7 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
 
             for number in range(rng.randint(3, 7)):
                 change(f"before {number}:")
-            before = list_paths(client)
+            paths_before = list_paths(client)
             if compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2)).commits:
                 compacted = list_paths(client)
                 snapshot_id = open_table(client, "db.t", CURRENT).snapshot_id
@@ -81,7 +81,7 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                         model.update((id_, f"new:{id_}") for id_ in ids)
                     else:
                         change(f"after {number}:")
-                now = list_paths(client)
+                paths_now = list_paths(client)
                 kept_lineage = read_lineage(client) if version == 3 else set()
                 history = read_contents(catalog.load_table("db.t"))
                 try:
@@ -95,7 +95,7 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                     assert not live & removed_files, (
                         "Iceberg's incremental clean-up would delete these files with their snapshots"
                     )
-                    assert list_paths(client) == (before - (compacted - now)) | (now - compacted)
+                    assert list_paths(client) == (paths_before - (compacted - paths_now)) | (paths_now - compacted)
                 assert not kept_lineage or read_lineage(client) == kept_lineage
                 assert count_scanned_rows(client) == Counter((id_, id_ % 3, text) for id_, text in model.items())
                 change("then:")
@@ -116,12 +116,12 @@ def test_undo_reverts_the_newest_job_and_refuses_invalid_requests_with_a_reason(
     with pytest.raises(InvalidRequest, match="only snapshots that replace files"):
         undo_job(client, "db.t", open_table(client, "db.t", CURRENT).snapshot_id)
     append(client, "db.t", build_rows(range(3, 6)))
-    before = list_paths(client)
+    paths_before = list_paths(client)
     compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
     job = open_table(client, "db.t", CURRENT).snapshot_id
     report = undo_job(client, "db.t")
     assert (report.undone_id, report.files_restored, report.files_removed) == (job, 2, 1)
-    assert list_paths(client) == before
+    assert list_paths(client) == paths_before
     with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
         undo_job(client, "db.t")
     with pytest.raises(Conflict, match="replaced or deleted"):
@@ -183,15 +183,15 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
                 append(client, "db.t", build_rows(range(9 * number, 9 * number + 9)))
                 if rng.random() < 0.3:
                     delete(client, "db.t", keys=pa.table({"id": [9 * number]}), mode=rng.choice(MODES))
-            before = list_manifests(catalog.load_table("db.t"))
+            manifests_before = list_manifests(catalog.load_table("db.t"))
             rewritten = rewrite_manifests(client, "db.t", min_count=2)["snapshot-id"]
             assert rewritten is not None
             if later_change == "append":
                 append(client, "db.t", build_rows(range(100, 103)))
             elif later_change == "delete":
                 delete(client, "db.t", keys=pa.table({"id": list(range(0, 12))}), mode=MODES[0])
-            now = catalog.load_table("db.t")
-            kept_entries, rows_before = count_entries(now), count_scanned_rows(client)
+            latest_table = catalog.load_table("db.t")
+            kept_entries, rows_before = count_entries(latest_table), count_scanned_rows(client)
             lived = read_lineage(client) if version == 3 else set()
             try:
                 report = undo_job(client, "db.t")
@@ -201,8 +201,8 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
                 assert report.undone_id == rewritten
                 outcomes[f"undone after {later_change}"] += 1
                 manifests = list_manifests(catalog.load_table("db.t"))
-                assert before <= manifests
-                assert (manifests == before) == (later_change == "nothing")
+                assert manifests_before <= manifests
+                assert (manifests == manifests_before) == (later_change == "nothing")
                 with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
                     undo_job(client, "db.t")
                 with pytest.raises(Conflict, match="replaced"):

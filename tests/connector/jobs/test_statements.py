@@ -133,12 +133,12 @@ def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient
     rng = random.Random(1)
     for first in range(0, 1200, 400):
         append(client, "db.t", build_rows(rng, range(first, first + 400)))
-    before = read_rows_by_id(client)
+    rows_before = read_rows_by_id(client)
     merge = parse_statement("ALTER TABLE db.t PARTITION (part = 0) MERGE FILES TARGET SIZE '1MB'")
     assert merge is not None
     report = run_statement(client, merge, utc=False)
     assert (report.files_before, report.files_after, report.commits) == (3, 1, 1)
-    assert read_rows_by_id(client) == before
+    assert read_rows_by_id(client) == rows_before
     drop = parse_statement("ALTER TABLE db.t PARTITION (part = 0) DROP COLUMNS (PAYLOAD, place.note)")
     assert drop is not None
     # The Trino proxy runs the statement with these arguments.
@@ -149,12 +149,12 @@ def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient
     assert answer.error == ""
     assert answer.result is not None
     assert answer.result.files_before == 1
-    for row in before.values():
+    for row in rows_before.values():
         if row["part"] == 0:
             row["payload"] = None
             if row["place"] is not None:
                 row["place"]["note"] = None
-    assert read_rows_by_id(client) == before
+    assert read_rows_by_id(client) == rows_before
 
 
 def test_statement_that_the_table_refuses_reports_the_reason(client: IndexClient, server: ServerThread) -> None:
@@ -184,9 +184,9 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     rng = random.Random(first_seed())
     for first in range(0, 2400, 800):
         append(client, "db.t", build_rows(rng, range(first, first + 800)))
-    before, after = read_rows_by_id(client), read_rows_by_id(client)
+    rows_before, rows_after = read_rows_by_id(client), read_rows_by_id(client)
     if "DROP" in statement:
-        for row in after.values():
+        for row in rows_after.values():
             row["payload"] = None
     parsed = parse_statement(statement)
     assert parsed is not None
@@ -197,11 +197,11 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
         actual = read_rows_by_id(client)
         if answer is None:
             killed += 1
-            assert actual in (before, after), number
+            assert actual in (rows_before, rows_after), number
         number += step
     assert killed > 1
     assert answer.error == ""
-    assert actual == after
+    assert actual == rows_after
     location = Path(json.loads(client.load_table("db.t").metadata)["location"].removeprefix("file://"))
     for path in location.rglob("*.parquet"):
         os.utime(path, (1, 1))
@@ -209,7 +209,7 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     assert remove_orphan_files(client, "db.t", older_than_ms=day_ago_ms).is_complete
     known_paths = {path for snapshot in list_snapshot_ids(client) for path in list_paths_at(client, snapshot)}
     assert {str(path) for path in location.rglob("*.parquet")} == known_paths
-    assert read_rows_by_id(client) == after
+    assert read_rows_by_id(client) == rows_after
 
 
 def list_snapshot_ids(client: IndexClient) -> list[int]:

@@ -225,11 +225,11 @@ def test_refused_statistics_commit_leaves_no_file(
         create(catalog, 2, BY_PART)
         append(client, "db.t", build_rows(range(10)))
         folder = Path(catalog.load_table("db.t").location().removeprefix("file://"))
-        before = set(folder.rglob("*"))
+        files_before = set(folder.rglob("*"))
         monkeypatch.setattr(statistics, "update_table", refuse)
         with pytest.raises(Conflict):
             compute_statistics(client, "db.t")
-        assert set(folder.rglob("*")) == before
+        assert set(folder.rglob("*")) == files_before
 
 
 @pytest.mark.few_cases(1)

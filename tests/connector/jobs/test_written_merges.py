@@ -53,7 +53,7 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     if rng.random() < 0.5:
         client.put_index("db.t", "ids", kind="bloom", columns=["id"])
     append(client, "db.t", build_rows(rng, range(1_000_000, 1_000_100)))
-    before, first, tables = read_rows_by_id(client), 0, []
+    rows_before, first, tables = read_rows_by_id(client), 0, []
     for size in rng.choices([3, 200, 700, 4000], k=rng.randint(2, 6)):
         tables.append(build_rows(rng, range(first, first + size)))
         first += size
@@ -74,7 +74,7 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     answer = destination.commit(client, merge_report)
     assert answer is not None
     expected = {row["id"]: row for table in tables for row in table.to_pylist()}
-    for number_before, row in before.items():
+    for number_before, row in rows_before.items():
         replaced = mode == OVERWRITE_PARTITIONS or (mode == OVERWRITE and row["part"] == int(where[-1]))
         if not replaced:
             expected[number_before] = row

@@ -149,8 +149,8 @@ def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]
 
             results = merged_file.reencrypt(copied, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
             ends = [begin for begin, _, _ in results[1:]] + [int(copied.ends[column])]
-            same = [(begin, begin, end - begin) for (begin, _, _), end in zip(results, ends, strict=True)]
-            table = reencryption.MovedPages(same).table()
+            equal_ranges = [(begin, begin, end - begin) for (begin, _, _), end in zip(results, ends, strict=True)]
+            table = reencryption.MovedPages(equal_ranges).table()
             assert _footer.move_pages(index, table) == index
 
 

@@ -326,9 +326,9 @@ LARGE = {"5,000 columns", "huge values"}
 def test_unusual_files_are_copied_unchanged(tmp_path: Path, name: str) -> None:
     path, out = tmp_path / "given.parquet", tmp_path / "out.parquet"
     ODD_FILES[name](path)
-    before = path.read_bytes()
+    bytes_before = path.read_bytes()
     concatenate([path, path], out)
-    assert path.read_bytes() == before
+    assert path.read_bytes() == bytes_before
     for engine, read_rows in READERS.items():
         if (name, engine) in LEFT_OUT:
             continue

@@ -97,7 +97,7 @@ FLAT_COLUMNS = ("number", "sorted", "few", "word", "text", "float", "flag", "at"
 def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
     seed = first_seed()
     rng, source = np.random.default_rng(seed), random.Random(seed)
-    of = draw_table(rng, ROWS)
+    table = draw_table(rng, ROWS)
     read_bytes = 0
     for round_number in range(3):
         how: dict[str, Any] = {
@@ -110,24 +110,26 @@ def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
             "write_statistics": source.random() < 0.5,
             "bloom_filter_options": {"number": True} if source.random() < 0.3 else None,
         }
-        data = write_parquet(of, **{name: value for name, value in how.items() if value is not None})
+        data = write_parquet(table, **{name: value for name, value in how.items() if value is not None})
         for names in (source.sample(FLAT_COLUMNS, 3), ["sorted"], list(FLAT_COLUMNS)):
             read_bytes += check_rows_from_pages(
-                data, of, names, rng, f"seed {seed}, turn {round_number}, {how}, {names}"
+                data, table, names, rng, f"seed {seed}, turn {round_number}, {how}, {names}"
             )
     assert read_bytes > 3, f"seed {seed}: pages were read {read_bytes} times only"
 
 
 def test_columns_with_different_page_boundaries_give_the_same_rows() -> None:
     rng = np.random.default_rng(3)
-    of = pa.table({"narrow": np.arange(ROWS, dtype=np.int32), "wide": [f"{number:0100d}" for number in range(ROWS)]})
-    data = write_parquet(of, max_rows_per_page=20_000, data_page_size=9_000, write_batch_size=100, use_dictionary=False)
-    assert sum(check_rows_from_pages(data, of, ["narrow", "wide"], rng, "") for _ in range(5)) > 5
+    table = pa.table({"narrow": np.arange(ROWS, dtype=np.int32), "wide": [f"{number:0100d}" for number in range(ROWS)]})
+    data = write_parquet(
+        table, max_rows_per_page=20_000, data_page_size=9_000, write_batch_size=100, use_dictionary=False
+    )
+    assert sum(check_rows_from_pages(data, table, ["narrow", "wide"], rng, "") for _ in range(5)) > 5
 
 
 def test_reading_few_rows_reads_a_small_part_of_the_column() -> None:
-    of = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, ROWS)})
-    data = write_parquet(of, row_group_size=ROWS, use_dictionary=False)
+    table = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, ROWS)})
+    data = write_parquet(table, row_group_size=ROWS, use_dictionary=False)
     reads: list[int] = []
 
     class Source:
@@ -138,7 +140,7 @@ def test_reading_few_rows_reads_a_small_part_of_the_column() -> None:
     pages = Pages(Source(), pq.ParquetFile(pa.BufferReader(data)), hole_bytes=0)
     actual = pages.read(0, ["n"], np.array([7, 31_000]))
     assert actual is not None
-    assert actual.column(0).to_pylist() == of.column(0).take([7, 31_000]).to_pylist()
+    assert actual.column(0).to_pylist() == table.column(0).take([7, 31_000]).to_pylist()
     assert sum(reads) < len(data) / 5
 
 
@@ -150,10 +152,10 @@ def test_pages_of_nested_columns_are_not_used(names: list[str]) -> None:
 
 
 def test_pages_are_not_used_for_rows_on_all_pages_or_without_a_page_index() -> None:
-    of = draw_table(np.random.default_rng(1), 20_000)
-    pages, _ = open_pages(write_parquet(of))
+    table = draw_table(np.random.default_rng(1), 20_000)
+    pages, _ = open_pages(write_parquet(table))
     assert pages.read(0, ["number"], np.arange(0, 20_000, 100)) is None
-    pages, _ = open_pages(write_parquet(of, write_page_index=False))
+    pages, _ = open_pages(write_parquet(table, write_page_index=False))
     assert pages.read(0, ["number"], np.array([3])) is None
 
 
@@ -167,8 +169,8 @@ def find_offset_index(data: bytes) -> tuple[int, int]:
 
 
 def test_corrupt_page_index_gives_the_right_rows_or_is_not_used() -> None:
-    of = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, 30_000)})
-    data = write_parquet(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
+    table = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, 30_000)})
+    data = write_parquet(table, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
     offset, size = find_offset_index(data)
     source, none = random.Random(11), 0
     for _ in range(600):
@@ -180,13 +182,13 @@ def test_corrupt_page_index_gives_the_right_rows_or_is_not_used() -> None:
         actual = pages.read(0, ["n"], expected)
         none += actual is None
         if actual is not None:
-            assert actual.column(0).to_pylist() == of.column(0).take(pa.array(expected)).to_pylist()
+            assert actual.column(0).to_pylist() == table.column(0).take(pa.array(expected)).to_pylist()
     assert none > 40
 
 
 def test_pages_that_contradict_the_page_index_are_not_used() -> None:
-    of = pa.table({"n": np.arange(30_000)})
-    data = write_parquet(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
+    table = pa.table({"n": np.arange(30_000)})
+    data = write_parquet(table, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
     offset, size = find_offset_index(data)
     index = thrift.read(data, offset)[0]
     locations = index[1][1][1]

@@ -126,7 +126,7 @@ def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
 async def commit_random_files(stored_table: StoredTable, rng: random.Random, commits: int) -> None:
     """Commit files with several row groups, and deletes of every kind that the format version has."""
     for _ in range(commits):
-        before = stored_table.snapshots[-1] if stored_table.snapshots else LiveSnapshot(0, [], [])
+        snapshot_before = stored_table.snapshots[-1] if stored_table.snapshots else LiveSnapshot(0, [], [])
         part = rng.choice([1, 2])
         data = [
             stored_table.write_data_file(
@@ -136,9 +136,11 @@ async def commit_random_files(stored_table: StoredTable, rng: random.Random, com
                 ],
                 group_rows=rng.choice([16, 1000]),
             )
-            for _ in range(rng.randint(0 if before.data else 1, 2))
+            for _ in range(rng.randint(0 if snapshot_before.data else 1, 2))
         ]
-        partition_files = [file for file in before.data if not stored_table.partitioned or file.partition == (part,)]
+        partition_files = [
+            file for file in snapshot_before.data if not stored_table.partitioned or file.partition == (part,)
+        ]
         deletes = []
         if partition_files and rng.random() < 0.7:
             spots = {
@@ -147,7 +149,7 @@ async def commit_random_files(stored_table: StoredTable, rng: random.Random, com
                 for _ in range(rng.randint(0, 12))
             }
             paths = {path for path, _ in spots}
-            vector_paths = {delete.referenced for delete in before.deletes if delete.format == "PUFFIN"}
+            vector_paths = {delete.referenced for delete in snapshot_before.deletes if delete.format == "PUFFIN"}
             if stored_table.version > 2:
                 new_deletes = {
                     path: {at for file_path, at in spots if file_path == path} for path in paths - vector_paths
@@ -367,12 +369,12 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
     stored_table = server.run(make())
     snapshot_count = len(stored_table.snapshots)
     for first in range(1, snapshot_count):
-        before, after = open_table(client, "db.t", At(snapshot_id=first)), open_table(client, "db.t", At())
-        now = {row_id.path: row_id for row_id in plan(client, after)}
-        reader = TaskReader(plan_read(before, [FILE, POSITION], TRUE), before.storage)
+        old_table, latest_table = open_table(client, "db.t", At(snapshot_id=first)), open_table(client, "db.t", At())
+        latest_tasks = {row_id.path: row_id for row_id in plan(client, latest_table)}
+        reader = TaskReader(plan_read(old_table, [FILE, POSITION], TRUE), old_table.storage)
         removed_paths = set()
-        for task in plan(client, before):
-            part = ScanTask(task.file, task.deletes, removed_by=now[task.path].deletes)
+        for task in plan(client, old_table):
+            part = ScanTask(task.file, task.deletes, removed_by=latest_tasks[task.path].deletes)
             for batch in reader.read(part):
                 removed_paths |= set(zip(*batch.to_pydict().values(), strict=True))
         rows = [
@@ -436,10 +438,10 @@ def test_error_names_the_file_that_cannot_be_read(server: ServerThread, client: 
 
     def read_error(**changed: Any) -> str:
         options = {name.replace("_", "-"): value for name, value in changed.items()}
-        with pytest.raises(Unreadable) as raised:
+        with pytest.raises(Unreadable) as error:
             list(read_task(ScanTask({**task.file, **options}, task.deletes), expected, opened_table.storage))
-        assert str(raised.value).startswith((task.path, str(options.get("file-path")), task.deletes[0]["file-path"]))
-        return str(raised.value)
+        assert str(error.value).startswith((task.path, str(options.get("file-path")), task.deletes[0]["file-path"]))
+        return str(error.value)
 
     assert "'orc' are not supported" in read_error(file_format="orc")
     assert "encrypted" in read_error(key_metadata="AABB")

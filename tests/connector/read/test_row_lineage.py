@@ -57,14 +57,14 @@ class LineageModel:
         """
         lineage_rows = read_lineage(client)
         assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed_numbers | new, note
-        now = read_sequence_number(client)
+        sequence_number = read_sequence_number(client)
         for id_ in kept_ids:
             assert lineage_rows[id_] == self.ids[id_], f"{note}: the lineage of the copied row {id_} has changed"
         for id_ in changed_numbers:
-            assert lineage_rows[id_] == (self.ids[id_][0], now), f"{note}: row {id_} was updated"
+            assert lineage_rows[id_] == (self.ids[id_][0], sequence_number), f"{note}: row {id_} was updated"
         for id_ in new:
             row_id, number = lineage_rows[id_]
-            assert number == now, f"{note}: row {id_} is new"
+            assert number == sequence_number, f"{note}: row {id_} is new"
             assert row_id is not None, note
             assert row_id not in self.used, f"{note}: row {id_} has an id that another row had"
             self.used.add(row_id)
@@ -157,17 +157,17 @@ def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, 
     """Files with only new rows, and files of tables without lineage, have no lineage columns."""
     for version, expected in ((2, set()), (3, set(NAMES))):
         create(client, f"t{version}", version=version)
-        before = set(server.home.rglob("*.parquet"))
+        files_before = set(server.home.rglob("*.parquet"))
         upsert(
             client, f"db.t{version}", build_rows((1, "de", 1, "a"), (2, "de", 1, "b")), keys=["id"], mode=COPY_ON_WRITE
         )
-        (added_path,) = set(server.home.rglob("*.parquet")) - before
+        (added_path,) = set(server.home.rglob("*.parquet")) - files_before
         assert pq.read_schema(added_path).names == list(COLUMNS)
-        before = set(server.home.rglob("*.parquet"))
+        files_before = set(server.home.rglob("*.parquet"))
         upsert(
             client, f"db.t{version}", build_rows((2, "fr", 2, "B"), (3, "x", 2, "c")), keys=["id"], mode=COPY_ON_WRITE
         )
-        (copied,) = set(server.home.rglob("*.parquet")) - before
+        (copied,) = set(server.home.rglob("*.parquet")) - files_before
         schema = pq.read_schema(copied)
         assert set(schema.names) == {*COLUMNS, *expected}
         if expected:

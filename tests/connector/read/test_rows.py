@@ -46,8 +46,8 @@ def test_keys_are_found_by_the_names_of_their_columns(client: SeamarkClient, sto
     assert lookup.rows.to_pylist() == [
         {"key": 0, "file_path": files[0], "position": 4, "undecided": False, "spec_id": 0, "partition": "{}"}
     ]
-    before = client.lookup("db.t", pa.table({"id": [5], "name": ["a"]}), index="keys", at=At(snapshot_id=1))
-    assert before.rows.column("position").to_pylist() == [5]
+    old_result = client.lookup("db.t", pa.table({"id": [5], "name": ["a"]}), index="keys", at=At(snapshot_id=1))
+    assert old_result.rows.column("position").to_pylist() == [5]
 
 
 def test_bitmap_returns_the_rows_of_a_predicate_file_by_file(client: SeamarkClient, stored_table: StoredTable) -> None:

@@ -86,13 +86,13 @@ def test_changed_rows_keep_their_other_columns_and_ids(
         rows = [{"id": n, "name": f"n{n}", "tags": ["é", None], "at": n} for n in range(start, start + 4)]
         append(client, "db.t", pa.Table.from_pylist(rows, kinds))
     columns_read = [*kinds.names, "_row_id"] if version == 3 else kinds.names
-    before = {row["id"]: row for row in scan(client, "db.t", columns_read).to_arrow().to_pylist()}
+    rows_before = {row["id"]: row for row in scan(client, "db.t", columns_read).to_arrow().to_pylist()}
     assert count_changed_rows(session, "UPDATE db.t SET name = upper(name) WHERE id IN (1, 5) OR name = 'n2'") == 3
     assert count_changed_rows(session, "DELETE FROM db.t WHERE id > 5") == 2
-    after = {row["id"]: row for row in scan(client, "db.t", columns_read).to_arrow().to_pylist()}
+    rows_after = {row["id"]: row for row in scan(client, "db.t", columns_read).to_arrow().to_pylist()}
     for changed_count in (1, 2, 5):
-        before[changed_count]["name"] = f"N{changed_count}"
-    assert after == {number: row for number, row in before.items() if number <= 5}
+        rows_before[changed_count]["name"] = f"N{changed_count}"
+    assert rows_after == {number: row for number, row in rows_before.items() if number <= 5}
     kind = str(client.files("db.t", content="all")["content"].to_pylist())
     assert ("position-deletes" in kind) == (mode != "copy-on-write"), kind
 

@@ -423,12 +423,12 @@ def test_attribute_is_not_used_after_its_dimension_table_has_changed(server: Ser
     shop = {"shop_id": 2, "region": "west", "amount": 7}
     with open_catalog(server.url) as catalog:
         shops = catalog.load_table(f"{sales}.shops")
-        before = shops.current_snapshot()
-        assert before is not None
+        snapshot_before = shops.current_snapshot()
+        assert snapshot_before is not None
         shops.append(pa.Table.from_pylist([shop], SHOPS))
     summary, rows = answer_query(server, REGIONS.format(sales))
     assert (summary.index, rows) == (None, [("north", 10), ("west", 10), (None, 20)])
-    text = REGIONS.format(sales).replace("shops s", f"shops FOR VERSION AS OF {before.snapshot_id} s")
+    text = REGIONS.format(sales).replace("shops s", f"shops FOR VERSION AS OF {snapshot_before.snapshot_id} s")
     summary, rows = answer_query(server, text)
     assert (summary.index, rows) == ("by_region", [("north", 10), (None, 20)])
 

@@ -122,8 +122,8 @@ def test_random_texts_of_all_scripts_are_found_in_any_case(server: ServerThread)
     with SqlSession(server.url) as session:
         for _ in range(count):
             function = rng.choice(["lower", "upper"])
-            sought = [change_case(rng, rng.choice(rng.choice(texts))) for _ in range(rng.choice([1, 1, 3]))]
-            values = ", ".join(f"'{text.replace(chr(39), chr(39) * 2)}'" for text in sought)
+            substrings = [change_case(rng, rng.choice(rng.choice(texts))) for _ in range(rng.choice([1, 1, 3]))]
+            values = ", ".join(f"'{text.replace(chr(39), chr(39) * 2)}'" for text in substrings)
             query = f"SELECT id FROM db.people WHERE {function}(email) IN ({values})"
             actual = session.sql(query)
             left_out += FILES - actual.explanation.tables[0].files

@@ -168,9 +168,9 @@ async def test_long_headers_of_prepared_statements_are_forwarded() -> None:
         return web.Response(text="x", headers={"X-Trino-Added-Prepare": request.headers["X-Trino-Prepared-Statement"]})
 
     async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
-        long = "p=" + "x" * 300_000
-        _, headers, _ = await rig.ask("GET", "/v1/statement/x", headers={"X-Trino-Prepared-Statement": long})
-        assert headers["X-Trino-Added-Prepare"] == long
+        long_query = "p=" + "x" * 300_000
+        _, headers, _ = await rig.ask("GET", "/v1/statement/x", headers={"X-Trino-Prepared-Statement": long_query})
+        assert headers["X-Trino-Added-Prepare"] == long_query
 
 
 # Size and time

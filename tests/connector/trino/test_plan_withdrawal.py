@@ -60,7 +60,10 @@ async def test_unneeded_plans_are_withdrawn_with_one_request_for_each_table() ->
         await withdrawal.take([(T, 1)])
         withdrawal.release(plans)
         await until(lambda: catalog.visible_plans == {(T, 1)})
-        assert sorted((of, sorted(ids), lease) for of, ids, lease in catalog.requests) == [(T, [2], 0), (U, [3], 0)]
+        assert sorted((table, sorted(ids), lease) for table, ids, lease in catalog.requests) == [
+            (T, [2], 0),
+            (U, [3], 0),
+        ]
         withdrawal.release([(T, 1)])
         await until(lambda: not catalog.visible_plans)
 

@@ -79,8 +79,8 @@ def test_append_with_too_many_index_files_commits_only_some_of_them(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 40  # The default limit of client and server is a thousand files.
-    for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
-        monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", limit)
+    for module_name in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
+        monkeypatch.setattr(f"{module_name}.INDEX_FILES_MAX", limit)
     destination = open_destination(client, "db.t")
     tasks = -(-(limit + 1) // len(INDEX_PROPERTIES))
     written_files = WrittenFiles.join(
@@ -111,9 +111,9 @@ def test_append_of_no_rows_commits_nothing(client: IndexClient, server: ServerTh
 
 def test_append_with_a_repeated_producer_sequence_is_committed_once(client: IndexClient, server: ServerThread) -> None:
     first = append(client, "db.t", build_rows(1), producer=("job", 1))
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     second_report = append(client, "db.t", build_rows(1), producer=("job", 1))
-    assert server.list_written_files() == before, "the repeated write leaves no file"
+    assert server.list_written_files() == files_before, "the repeated write leaves no file"
     assert first is not None
     assert second_report is not None
     assert (first["duplicate"], second_report["duplicate"]) == (False, True)
@@ -161,12 +161,12 @@ def test_overwrite_replaces_the_rows_that_its_predicate_matches(client: IndexCli
 
 def test_overwrite_that_splits_a_file_is_refused_and_leaves_no_file(client: IndexClient, server: ServerThread) -> None:
     append(client, "db.t", build_rows(1, 2))
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     with pytest.raises(InvalidRequest):
         overwrite(client, "db.t", build_rows(9), where="id = 1")
     with pytest.raises(InvalidRequest, match="exactly by all parts of this predicate: id"):
         overwrite(client, "db.t", build_rows(9), where="id + 1 = 2")
-    assert server.list_written_files() == before
+    assert server.list_written_files() == files_before
     assert read_ids_by_land(client) == {"de": [1, 2]}
 
 
@@ -237,12 +237,12 @@ def test_conflicting_overwrite_is_refused_and_leaves_no_file(
         kept_paths.update(server.list_written_files() - written_files)
         return commit(self, table, body)
 
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     monkeypatch.setattr(CommitClient, "commit", overtake)
     with pytest.raises(Refused) as error:
         overwrite(client, "db.t", build_rows(9), where="land = 'de'")
     assert error.value.status == 409
-    assert server.list_written_files() == before | kept_paths
+    assert server.list_written_files() == files_before | kept_paths
     assert read_ids_by_land(client) == {"de": [1, 2]}
 
 

@@ -171,15 +171,15 @@ def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> 
 def test_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexClient) -> None:
     create(client, spec=[("identity", 2), ("bucket[8]", 1), ("truncate[2]", 4)])
     append(client, "db.t", build_key_rows([1, 2, 3], "de"))
-    before = load_metadata(client)
+    metadata_before = load_metadata(client)
     assert resize(client, "db.t", buckets=16) == ResizeResult("id", 8, 16, 1)
     assert read_spec_fields(client) == [
         ("p0", "identity", 1000),
         ("id_bucket_16", "bucket[16]", 1003),
         ("p2", "truncate[2]", 1002),
     ]
-    after = load_metadata(client)
-    changed_files = {name for name in after if after[name] != before.get(name)}
+    metadata_after = load_metadata(client)
+    changed_files = {name for name in metadata_after if metadata_after[name] != metadata_before.get(name)}
     assert changed_files <= {
         "partition-specs",
         "default-spec-id",

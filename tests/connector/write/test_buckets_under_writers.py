@@ -65,11 +65,11 @@ class Writers:
             while not self.stop.is_set():
                 with self._lock:
                     number = next(self._numbers)
-                step, before, start_s = make_step(number), self.spec_id, time.monotonic()
+                step, spec_id_before, start_s = make_step(number), self.spec_id, time.monotonic()
                 report = write(client, step)
                 attempts = 1 if report is None else report.attempts
                 self.committed_steps[number] = CommittedStep(
-                    step, attempts, time.monotonic() - start_s, (before, self.spec_id)
+                    step, attempts, time.monotonic() - start_s, (spec_id_before, self.spec_id)
                 )
                 count += 1
         finally:
@@ -234,12 +234,12 @@ def test_write_that_began_before_a_resize_is_committed_with_the_old_spec(
 ) -> None:
     create(client, spec=[("bucket[8]", 1)])
     upsert(client, "db.t", build_rows(*((key, "old") for key in range(40))), keys=["id"])
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     attempts = run_before_commits(monkeypatch, lambda: resize(client, "db.t", buckets=16))
     report = upsert(client, "db.t", build_rows(*((key, "new") for key in range(20))), keys=["id"], mode=mode)
     assert (report.attempts, attempts[0]) == (1, 1)
     assert set(client.files("db.t", content="data")["spec_id"].to_pylist()) == {0}
-    assert len(server.list_written_files() - before) == report.files_written
+    assert len(server.list_written_files() - files_before) == report.files_written
     second_report = upsert(client, "db.t", build_rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)
     assert (second_report.attempts, second_report.updated) == (1, 10)
     assert 1 in client.files("db.t", content="data")["spec_id"].to_pylist()

@@ -84,20 +84,20 @@ def test_small_files_are_compacted_to_few_files_with_the_same_rows(
         create(catalog, version, spec)
         for number in range(12):
             upsert(client, "db.t", build_rows(range(number * 10, number * 10 + 10)), keys=["id"])
-        before = count_scanned_rows(client)
-        assert sum(before.values()) == 120
+        rows_before = count_scanned_rows(client)
+        assert sum(rows_before.values()) == 120
         dry_report = compact(client, "db.t", dry_run=True)
         assert (dry_report.commits, dry_report.files_after) == (0, 1)
         assert dry_report.files_before == (36 if spec.fields else 12)
-        assert count_scanned_rows(client) == before
+        assert count_scanned_rows(client) == rows_before
         report = compact(client, "db.t")
         partitions = 3 if spec.fields else 1
         assert (report.commits, report.conflicts, report.rows) == (1, 0, 120)
         assert (report.files_before, report.files_after) == (dry_report.files_before, partitions)
         assert client.files("db.t").num_rows == partitions
-        assert count_scanned_rows(client) == before
+        assert count_scanned_rows(client) == rows_before
         if version == 2:
-            assert read_with_pyiceberg(catalog) == before
+            assert read_with_pyiceberg(catalog) == rows_before
         assert compact(client, "db.t").commits == 0
 
 
@@ -127,9 +127,9 @@ def test_compacted_rows_keep_their_ids_and_sequence_numbers(client: IndexClient,
         def read_lineage() -> list[dict[str, Any]]:
             return sorted(scan(client, "db.t", columns).to_arrow().to_pylist(), key=lambda row: row["id"])
 
-        before = read_lineage()
+        lineage_before = read_lineage()
         assert compact(client, "db.t").commits == 1
-        assert read_lineage() == before
+        assert read_lineage() == lineage_before
 
 
 def test_concurrent_change_of_a_file_discards_only_its_batch(
@@ -311,14 +311,14 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
                 model.update((id_, str(id_)) for id_ in ids)
             change()
             touched.clear()
-            before = read_lineage() if version == 3 else {}
+            lineage_before = read_lineage() if version == 3 else {}
             report = compact(client, "db.t", policy=CompactionPolicy(rng.choice([3000, 1 << 20]), 2))
             rows_deleted += report.rows_deleted
             assert count_scanned_rows(client) == Counter((id_, id_ % 3, text) for id_, text in model.items())
             if version == 3:
-                after = read_lineage()
-                assert {id_: after[id_] for id_ in model.keys() & before.keys() - touched} == {
-                    record: before[record] for record in model.keys() & before.keys() - touched
+                lineage_after = read_lineage()
+                assert {id_: lineage_after[id_] for id_ in model.keys() & lineage_before.keys() - touched} == {
+                    record: lineage_before[record] for record in model.keys() & lineage_before.keys() - touched
                 }
             if rng.random() < 0.5:
                 evolve_spec(client)
@@ -333,7 +333,7 @@ def test_rows_that_a_rollback_restores_discard_the_batch(
         create(catalog, 2)
         for number in range(6):
             upsert(client, "db.t", build_rows(range(number * 50, number * 50 + 50)), keys=["id"])
-        before, snapshot = count_scanned_rows(client), catalog.load_table("db.t").metadata.current_snapshot_id
+        rows_before, snapshot = count_scanned_rows(client), catalog.load_table("db.t").metadata.current_snapshot_id
         delete(client, "db.t", keys=pa.table({"id": list(range(10, 20))}), mode=MERGE_ON_READ)
         write = compaction.rewrite_rows
 
@@ -349,7 +349,7 @@ def test_rows_that_a_rollback_restores_discard_the_batch(
             context.setattr(compaction, "rewrite_rows", write_and_roll_back)
             report = compact(client, "db.t")
         assert (report.commits, report.conflicts) == (0, 1)
-        assert count_scanned_rows(client) == before
+        assert count_scanned_rows(client) == rows_before
         assert set(server.home.rglob("*.parquet")) == disk
 
 
@@ -405,9 +405,9 @@ def test_upgrade_during_a_compaction_is_a_conflict(
             context.setattr(compaction, "rewrite_rows", write_and_upgrade)
             report = compact(client, "db.t")
         assert (report.commits, report.conflicts) == (0, 1)
-        before = sorted(map(str, scan(client, "db.t", columns).to_arrow().to_pylist()))
+        rows_before = sorted(map(str, scan(client, "db.t", columns).to_arrow().to_pylist()))
         assert compact(client, "db.t").commits == 1
-        assert sorted(map(str, scan(client, "db.t", columns).to_arrow().to_pylist())) == before
+        assert sorted(map(str, scan(client, "db.t", columns).to_arrow().to_pylist())) == rows_before
 
 
 def apply_updates(client: IndexClient, *updates: dict[str, Any]) -> None:
@@ -436,12 +436,12 @@ def test_compaction_that_would_not_reduce_files_is_discarded(
         create(catalog, 2)
         for number in range(6):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
-        before = set(client.files("db.t")["file_path"].to_pylist())
+        paths_before = set(client.files("db.t")["file_path"].to_pylist())
         disk = set(server.home.rglob("*.parquet"))
         monkeypatch.setattr(compaction, "NEW_BYTES_MAX_FRACTION", 0.1)
         report = compact(client, "db.t")
         assert (report.commits, report.given_up) == (0, 1)
-        assert set(client.files("db.t")["file_path"].to_pylist()) == before
+        assert set(client.files("db.t")["file_path"].to_pylist()) == paths_before
         assert set(server.home.rglob("*.parquet")) == disk
         assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small == SMALL
         field = {"source-id": 1, "transform": "identity", "direction": "asc", "null-order": "nulls-first"}

@@ -198,9 +198,9 @@ def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bo
         "write.delete.parquet.compression-codec": "gzip",
     }
     metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("identity", 2)), properties=properties, version=2)
-    long = "file:///" + "x" * 5000
-    partitions = [("file:///b", ["de"]), ("file:///a", ["de"]), ("file:///c", [None]), (long, ["fr"])]
-    rows = [DeletedRows(path, 0, where, build_positions(5, 1, 5, 2**40)) for path, where in partitions]
+    long_path = "file:///" + "x" * 5000
+    partitions = [("file:///b", ["de"]), ("file:///a", ["de"]), ("file:///c", [None]), (long_path, ["fr"])]
+    rows = [DeletedRows(path, 0, partition, build_positions(5, 1, 5, 2**40)) for path, partition in partitions]
     written_delete = write_deletes(build_target(metadata), rows, Deletes(Storage(), metadata))
     assert len(written_delete.files) == (4 if by_file else 3)
     written_files = []
@@ -315,18 +315,18 @@ def test_data_file_without_remaining_rows_is_removed(tmp_path: Path, version: in
         reader,
     )
     assert first.removed == ()
-    before = {
+    old_deletes = {
         path: [file for file in first.files if file.get("referenced-data-file") in (path, None)] for path in (a, b)
     }
     files_before = list_files(tmp_path)
-    second = write_deletes(new_target, [DeletedRows(a, 0, [], build_positions(1, 3), before[a], 4)], reader)
+    second = write_deletes(new_target, [DeletedRows(a, 0, [], build_positions(1, 3), old_deletes[a], 4)], reader)
     assert (second.files, second.removed) == ((), ({"file-path": a},)), (
         "the data file's own deletes are removed with it"
     )
     assert list_files(tmp_path) == files_before
     rows = [
-        DeletedRows(a, 0, [], build_positions(1), before[a], 4),
-        DeletedRows(b, 0, [], build_positions(0), before[b], 2),
+        DeletedRows(a, 0, [], build_positions(1), old_deletes[a], 4),
+        DeletedRows(b, 0, [], build_positions(0), old_deletes[b], 2),
     ]
     third = write_deletes(new_target, rows, reader)
     assert third.removed[0] == {"file-path": b}

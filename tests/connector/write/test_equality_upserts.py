@@ -217,18 +217,18 @@ def test_equality_upsert_replaces_rows_that_are_written_concurrently_with_a_new_
     new_keys: set[Any] = set()
 
     def resize_and_upsert() -> None:
-        before = server.list_written_files()
+        files_before = server.list_written_files()
         resize(client, "db.t", buckets=8)
         upsert(client, "db.t", build_rows((1, "theirs"), (3, "theirs")), keys=["id"], mode="merge-on-read")
-        new_keys.update(server.list_written_files() - before)
+        new_keys.update(server.list_written_files() - files_before)
 
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     run_before_commits(monkeypatch, resize_and_upsert)
     report = upsert(client, "db.t", build_rows((1, "ours"), (3, "ours")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
     assert read_lands(client) == {1: "ours", 2: "old", 3: "ours"}
     assert (
-        len(server.list_written_files() - before - new_keys) == report.files_written
+        len(server.list_written_files() - files_before - new_keys) == report.files_written
     )  # The first attempt left no file.
 
 

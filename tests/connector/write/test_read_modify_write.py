@@ -62,10 +62,10 @@ def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
     with pytest.raises(Conflict, match="changed since snapshot") as error:
         upsert(client, "db.t", build_rows((1, "c", 2), (2, "c", 2)), keys=["id"], mode=mode, read_snapshot_id=snapshot)
     assert (error.value.status, error.value.kind) == (409, "RowsChangedException")
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     with pytest.raises(Conflict, match="changed since snapshot"):
         delete(client, "db.t", keys=pa.table({"id": [1]}), mode=mode, read_snapshot_id=snapshot)
-    assert server.list_written_files() == before
+    assert server.list_written_files() == files_before
     assert (2, "a", 1, None) in read_rows(client)
 
 
@@ -169,10 +169,10 @@ def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_ro
     first = REPEATABLE_CHANGES[name](client, **how, producer=("counter", 3))
     if since:
         upsert(client, "db.t", build_rows((1, "d", 3)), keys=["id"])
-    before, written_files = read_rows(client), server.list_written_files()
+    files_before, written_files = read_rows(client), server.list_written_files()
     second_report = REPEATABLE_CHANGES[name](client, **how, producer=("counter", 3))
     assert (second_report.duplicate, second_report.snapshot_id) == (True, first.snapshot_id)
-    assert (read_rows(client), server.list_written_files()) == (before, written_files)
+    assert (read_rows(client), server.list_written_files()) == (files_before, written_files)
     with pytest.raises(Conflict, match="changed since snapshot"):
         REPEATABLE_CHANGES[name](client, **how, producer=("counter", 4))
     with pytest.raises(Conflict, match="changed since snapshot"):

@@ -288,12 +288,12 @@ def test_row_with_the_latest_precombine_value_wins(client: IndexClient, mode: st
 def test_upsert_without_effect_reports_the_matching_rows(client: IndexClient, mode: str) -> None:
     create(client)
     append(client, "db.t", build_rows((1, "a", 5), (3, "a", 5)))
-    before = client.load_table("db.t").location
+    location_before = client.load_table("db.t").location
     late_report = upsert(client, "db.t", build_rows((1, "b", 4), (3, "b", 4)), keys=["id"], precombine="ts", mode=mode)
     assert late_report == Report(stale=2, files_read=1)
     assert delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode) == Report(files_read=1)
     assert delete(client, "db.t", where="land > 'a' OR id = 2", mode=mode) == Report(files_read=1)
-    assert client.load_table("db.t").location == before, "nothing is committed"
+    assert client.load_table("db.t").location == location_before, "nothing is committed"
 
 
 @pytest.mark.few_cases(1)
@@ -393,7 +393,7 @@ def repeat_column(name: str) -> pa.Table:
 def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, server: ServerThread) -> None:
     create(client)
     append(client, "db.t", build_rows((1, "de")))
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (build_rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
         (build_rows((1, "de")), {"keys": ["nothing"]}, "no key column nothing"),
@@ -413,7 +413,7 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
     for value, how, message in cases:
         with pytest.raises(Unwritable, match=message):
             upsert(client, "db.t", value, **how)
-        assert server.list_written_files() == before, message
+        assert server.list_written_files() == files_before, message
         assert read_rows(client) == [(1, "de", None, None)], message
 
 
@@ -444,8 +444,8 @@ def test_mode_of_a_change_comes_from_the_tables_properties(client: IndexClient) 
 def test_change_with_too_many_index_files_commits_only_some_of_them(
     client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
-        monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", 1)
+    for module_name in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
+        monkeypatch.setattr(f"{module_name}.INDEX_FILES_MAX", 1)
     create(client, properties={**BY_ID, "seamark.index.notes": "bloom(note)"})
     append(client, "db.t", build_rows((1, "a"), (2, "a"), (3, "a")))
     if mode == "unlocated":

@@ -204,18 +204,18 @@ def test_memory_of_a_writer_is_limited(tmp_path: Path) -> None:
             names = pa.array([f"{number:0100d}" for number in range(20_000)])
             yield pa.RecordBatch.from_pydict({"id": ids, "name": names})
 
-    before = pa.total_allocated_bytes()
+    bytes_before = pa.total_allocated_bytes()
     maximum = 0
     with TableWriter(build_target(metadata), WriteLimits(buffered_bytes=4 << 20)) as writer:
         for batch in build_batches():
             writer.write(batch)
             del batch
-            maximum = max(maximum, pa.total_allocated_bytes() - before)
+            maximum = max(maximum, pa.total_allocated_bytes() - bytes_before)
         written_files = writer.close()
     assert written_files.rows == 600_000
     assert maximum < 40 << 20, "the input has 70 MB"
     del writer
-    assert pa.total_allocated_bytes() - before < 1 << 20
+    assert pa.total_allocated_bytes() - bytes_before < 1 << 20
 
 
 def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,11 +112,11 @@ def fill(rig: StarRig) -> None:
 
 @contextmanager
 def change_settings(spark: SparkSession, expected: dict[str, str]) -> Iterator[None]:
-    before = {name: spark.conf.get(name) or "" for name in expected}
+    old_settings = {name: spark.conf.get(name) or "" for name in expected}
     try:
         for name, value in expected.items():
             spark.conf.set(name, value)
         yield
     finally:
-        for name, value in before.items():
+        for name, value in old_settings.items():
             spark.conf.set(name, value)

@@ -41,13 +41,13 @@ def server(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @contextmanager
 def change_conf(spark: SparkSession, **settings: str) -> Iterator[None]:
-    before = [(name, spark.conf.get(name, None)) for name in settings]
+    old_settings = [(name, spark.conf.get(name, None)) for name in settings]
     for name, value in settings.items():
         spark.conf.set(name, value)
     try:
         yield
     finally:
-        for name, old_value in before:
+        for name, old_value in old_settings:
             spark.conf.unset(name) if old_value is None else spark.conf.set(name, old_value)
 
 

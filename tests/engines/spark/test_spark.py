@@ -188,15 +188,15 @@ def test_spark_renames_and_drops_a_table_that_is_then_restored_and_purged(sql: A
 def test_metadata_table_without_its_namespace_is_not_found(spark: SparkSession, sql: Any) -> None:
     """Spark parses `w.files` as a namespace and a table, and then requests the table `w` in the empty namespace."""
     sql("CREATE TABLE {db}.w USING iceberg AS SELECT 1 AS id")
-    before = (spark.catalog.currentCatalog(), spark.catalog.currentDatabase())
+    names_before = (spark.catalog.currentCatalog(), spark.catalog.currentDatabase())
     sql("USE {db}")
     try:
         assert sql("SELECT record_count FROM db.w.files") == [(1,)]
         with pytest.raises(Exception, match="TABLE_OR_VIEW_NOT_FOUND"):
             sql("SELECT count(*) FROM w.files")
     finally:
-        spark.catalog.setCurrentCatalog(before[0])
-        spark.catalog.setCurrentDatabase(before[1])
+        spark.catalog.setCurrentCatalog(names_before[0])
+        spark.catalog.setCurrentDatabase(names_before[1])
 
 
 @pytest.mark.slow

@@ -326,9 +326,9 @@ def test_writing_statements_run_once(rig: StarRig) -> None:
         "BEGIN INSERT INTO {db}.written VALUES (5); SELECT * FROM {db}.written WHERE id = 5; END",
         "EXECUTE IMMEDIATE 'INSERT INTO {db}.written VALUES (6)'",
     ):
-        before = int(rig.spark.table(f"{rig.db}.written").count())
+        count_before = int(rig.spark.table(f"{rig.db}.written").count())
         rig.run_with_plans(text)
-        assert rig.spark.table(f"{rig.db}.written").count() == before + 1, text
+        assert rig.spark.table(f"{rig.db}.written").count() == count_before + 1, text
     with pytest.raises(PySparkException, match="nowhere"):
         rig.run_with_plans("SELECT nowhere FROM {db}.sales WHERE id = 44")
     with pytest.raises(PySparkException, match="PARSE_SYNTAX_ERROR"):

@@ -425,7 +425,7 @@ def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
     rig: SparkStatementTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.create("lost", "by id", 3, "merge-on-read")
-    before = rig.read_rows("lost", 3)
+    rows_before = rig.read_rows("lost", 3)
 
     def lose_answer(*_: Any) -> Any:
         raise Unreachable("the answer was lost")
@@ -433,7 +433,7 @@ def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
     monkeypatch.setattr("seamark.connector.write.row_changes.commit", lose_answer)
     with pytest.raises(Unreachable):
         execute(rig.spark, f"DELETE FROM {rig.db}.lost WHERE id = 3")
-    assert rig.read_rows("lost", 3) == before
+    assert rig.read_rows("lost", 3) == rows_before
 
 
 @pytest.mark.slow

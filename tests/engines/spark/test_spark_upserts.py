@@ -74,13 +74,13 @@ def run_upserts(rig: UpsertTables, table: str, seed: int, steps: int, note: str)
     """Run random steps, and at the end read every snapshot again, because later commits must not change it."""
     rng = random.Random(seed)
     model: Model = {}
-    after: dict[int, tuple[str, Model]] = {}
+    models: dict[int, tuple[str, Model]] = {}
     for number in range(1, steps + 1):
         step_report, model = take_step(rig, rng, table, number, model)
         snapshots = rig.run_sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
-        after.setdefault(snapshots[-1][0] if snapshots else 0, (step_report, model))
+        models.setdefault(snapshots[-1][0] if snapshots else 0, (step_report, model))
         assert rig.read_model(table) == model, f"{note}, seed {seed}, step {number}: {step_report}"
-    for snapshot_id, (step_report, model) in after.items():
+    for snapshot_id, (step_report, model) in models.items():
         if snapshot_id:
             assert rig.read_model(table, f"VERSION AS OF {snapshot_id}") == model, f"{note}, seed {seed}, {step_report}"
 
@@ -306,12 +306,12 @@ def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: UpsertTables) -
     rig.create("large")
     frame = rig.spark.range(20_001).selectExpr("int(id) id", "repeat(string(id), 400) land")
     conf, limit = rig.spark.sparkContext._jsc.sc().conf(), "spark.driver.maxResultSize"
-    before = conf.get(limit, "1g")
+    old_value = conf.get(limit, "1g")
     conf.set(limit, "4m")
     try:
         report = rig.upsert(frame, "large", driver_rows=20_000)
     finally:
-        conf.set(limit, before)
+        conf.set(limit, old_value)
     assert report.inserted == 20_001
 
 

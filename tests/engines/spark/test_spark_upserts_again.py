@@ -57,19 +57,19 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     new_files: set[str] = set()
 
     def write_concurrently() -> None:
-        before = rig.list_files(table)
+        files_before = rig.list_files(table)
         named_table = pa.table(
             {"id": [7], "land": ["plain"], "v": pa.array([9], pa.int32()), "ts": pa.array([9], pa.int32())}
         )
         upsert(rig.client, f"db.{table}", named_table, keys=["id"])
-        new_files.update(rig.list_files(table) - before)
+        new_files.update(rig.list_files(table) - files_before)
 
     def record_sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             accumulator.add(batch.num_rows)
             yield batch
 
-    before = rig.list_files(table)
+    files_before = rig.list_files(table)
     run_before_commits(monkeypatch, write_concurrently)
     chance = rig.spark.range(5, 25).selectExpr("id", "uuid() AS land", "1 AS v", "1 AS ts")
     once = chance.mapInArrow(record_sizes, "id bigint, land string, v int, ts int")
@@ -82,20 +82,22 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     assert {id_: row[1:] for id_, row in rows_before.items() if id_ not in (7, *range(20, 25))} == {
         number: (0, 0) for number in range(20) if number != 7
     }
-    assert len(rig.list_files(table) - before - new_files) == report.files_written
+    assert len(rig.list_files(table) - files_before - new_files) == report.files_written
 
 
 def test_failed_upsert_job_leaves_no_file_and_no_snapshot(rig: UpsertTables) -> None:
     rig.create("failing", BUCKETS, RECORD, columns="id bigint NOT NULL, v int")
     frame = rig.spark.range(40).selectExpr("IF(id = 39, NULL, id) AS id", "1 AS v")
-    before = set(rig.spark.sparkContext._jsc.getPersistentRDDs())  # Other tests of this session may have cached frames.
+    cached_before = set(
+        rig.spark.sparkContext._jsc.getPersistentRDDs()
+    )  # Other tests of this session may have cached frames.
     with pytest.raises(PySparkException, match=r"column id is null in 1 of the rows"):
         rig.upsert(frame.repartition(1), "failing", **TASKS)
     with pytest.raises(Unwritable, match=r"column id is null in 1 of the rows"):
         rig.upsert(frame, "failing")
     assert rig.run_sql("SELECT * FROM {db}.failing.snapshots") == []
     assert rig.list_files("failing") == set()
-    assert set(rig.spark.sparkContext._jsc.getPersistentRDDs()) <= before  # The job has cached no frame.
+    assert set(rig.spark.sparkContext._jsc.getPersistentRDDs()) <= cached_before  # The job has cached no frame.
 
 
 @pytest.mark.slow

@@ -196,11 +196,11 @@ def test_index_files_are_committed_with_the_rows_and_used_by_the_next_plan(rig: 
 
 def test_failed_write_job_commits_nothing_and_leaves_no_file(rig: WritingTables) -> None:
     rig.run_sql("CREATE TABLE {db}.failing (id bigint NOT NULL, v int) USING iceberg")
-    before = rig.run_sql("SELECT * FROM {db}.failing.snapshots").count()
+    count_before = rig.run_sql("SELECT * FROM {db}.failing.snapshots").count()
     failing_frame = rig.spark.range(0, 1000, 1, 1).selectExpr("IF(id = 999, NULL, id) AS id", "CAST(id AS int) AS v")
     with pytest.raises(PySparkException, match="id"):
         rig.write(failing_frame, "failing")
-    assert rig.run_sql("SELECT * FROM {db}.failing.snapshots").count() == before
+    assert rig.run_sql("SELECT * FROM {db}.failing.snapshots").count() == count_before
     assert rig.list_files("failing") == []
 
 

@@ -167,8 +167,8 @@ def compute_partition(spec: PartitionSpec, columns: Mapping[int, str], row: Row,
         transformed = apply(field.transform, "int" if was_int else kind, value)
         if old and field.transform in _CALENDAR and (field.transform, kind) != ("day", "date"):
             assert transformed is None or isinstance(transformed, int)
-            before = apply(field.transform, kind, value - 1) if isinstance(value, int) else None
-            if transformed is not None and transformed < 0 and before == transformed:
+            previous_value = apply(field.transform, kind, value - 1) if isinstance(value, int) else None
+            if transformed is not None and transformed < 0 and previous_value == transformed:
                 transformed += 1
         values.append(transformed)
     return tuple(values)

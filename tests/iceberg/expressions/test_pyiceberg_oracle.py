@@ -169,8 +169,10 @@ def test_every_commit_produces_the_metadata_of_pyiceberg(version: int, data: st.
     m = build_table(version)
     for _ in range(data.draw(st.integers(1, 12))):
         updates = data.draw(draw_commit(m))
-        before = TableMetadataUtil.parse_raw(encode_table(m).decode())
-        expected_metadata = update_table_metadata(before, tuple(UPDATE.validate_python(update) for update in updates))
+        metadata_before = TableMetadataUtil.parse_raw(encode_table(m).decode())
+        expected_metadata = update_table_metadata(
+            metadata_before, tuple(UPDATE.validate_python(update) for update in updates)
+        )
         m = apply_json(m, updates, now_ms=m.last_updated_ms + 10)
         own_metadata = TableMetadataUtil.parse_raw(encode_table(m).decode())
         expired = updates[0]["action"] == "remove-snapshots"

@@ -77,9 +77,11 @@ def test_manifest_list_with_a_new_manifest_reuses_the_other_manifests() -> None:
         data = list_bytes([(manifest, None) for manifest in manifests], version=2, style=style, header={})
         return decode_list(data, "l", known_decoded_list)
 
-    before = decode(made_manifests, None)
+    old_list = decode(made_manifests, None)
     added_manifest = make_manifest(rng)
     for place in (0, 20, 50):
-        after = decode([*made_manifests[:place], added_manifest, *made_manifests[place:]], before)
-        shared_ids = {id(manifest) for manifest in before.manifests} & {id(manifest) for manifest in after.manifests}
+        new_list = decode([*made_manifests[:place], added_manifest, *made_manifests[place:]], old_list)
+        shared_ids = {id(manifest) for manifest in old_list.manifests} & {
+            id(manifest) for manifest in new_list.manifests
+        }
         assert len(shared_ids) >= len(made_manifests) - 2

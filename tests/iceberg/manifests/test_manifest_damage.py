@@ -361,11 +361,11 @@ def test_decoding_leaks_no_memory() -> None:
     grown = []
     for _ in range(3):
         gc.collect()
-        before = psutil.Process().memory_info().rss
+        bytes_before = psutil.Process().memory_info().rss
         for _ in range(400):
             decode_all()
         gc.collect()
-        grown.append(psutil.Process().memory_info().rss - before)
+        grown.append(psutil.Process().memory_info().rss - bytes_before)
     assert min(grown) < 1 << 20, (
         grown
     )  # A leak grows in each round, but other threads of the process may allocate memory in some rounds.

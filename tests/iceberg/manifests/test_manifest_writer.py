@@ -232,12 +232,12 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
             read_entries(new_entries.data, manifest, widened_case)
         return
     wide_entries = read_entries(new_entries.data, manifest, widened_case)
-    for before, after in zip(old_entries, wide_entries, strict=True):
+    for old_entry, new_entry in zip(old_entries, wide_entries, strict=True):
         expected = tuple(
             value * DAY_US if (transform, case.kinds[source]) == ("identity", "date") and value is not None else value
-            for (_, source, transform, _), value in zip(case.fields, before.file.partition, strict=True)
+            for (_, source, transform, _), value in zip(case.fields, old_entry.file.partition, strict=True)
         )
-        assert cases.to_comparable(after.file.partition) == cases.to_comparable(expected), case
+        assert cases.to_comparable(new_entry.file.partition) == cases.to_comparable(expected), case
     second_manifest = write_manifest(
         [msgspec.structs.replace(entry, status=EXISTING) for entry in wide_entries],
         metadata=widened_case,
@@ -247,8 +247,10 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
     (described,) = write_and_read_list(
         case, [second_manifest.to_manifest_file("n.avro", snapshot_id=SNAPSHOT + 1, sequence_number=SEQUENCE + 1)]
     )
-    for before, after in zip(wide_entries, read_entries(second_manifest.data, described, widened_case), strict=True):
-        assert are_same(msgspec.structs.replace(before, status=EXISTING), after), case
+    for old_entry, new_entry in zip(
+        wide_entries, read_entries(second_manifest.data, described, widened_case), strict=True
+    ):
+        assert are_same(msgspec.structs.replace(old_entry, status=EXISTING), new_entry), case
 
 
 def build_case(version: int = 2, fields: list[dict[str, Any]] | None = None, **extra_fields: Any) -> ManifestTable:

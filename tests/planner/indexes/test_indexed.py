@@ -451,9 +451,9 @@ async def test_large_index_of_each_kind_is_probed_by_range(rig: IndexedPlans, ki
     storage.let_go()
     (file,) = await table.list_files()
     await wait_until(lambda: planning.indexes.find_in_memory(file) is not None)
-    before = len(storage.ranges)
+    reads_before = len(storage.ranges)
     assert await rig.plan_files(planning, build_or_filter(build_eq_filter(17), build_eq_filter(36))) == [3]
-    assert len(storage.ranges) == before
+    assert len(storage.ranges) == reads_before
 
 
 async def test_remote_bitmaps_are_read_only_for_the_remaining_files(
@@ -545,8 +545,8 @@ async def test_cached_plan_is_replaced_when_an_index_file_is_added_or_removed(ri
     table = await rig.create(b="bitmap(id)")
     planning = await rig.open_planning()
     first = await table.index("b", [0])
-    before = await rig.scan(planning, ODD_ID_FILTER)
-    assert await rig.scan(planning, ODD_ID_FILTER) is before
+    first_result = await rig.scan(planning, ODD_ID_FILTER)
+    assert await rig.scan(planning, ODD_ID_FILTER) is first_result
     await table.index("b", FILES, remove=[first.as_uri()])
     first.unlink()
     assert await rig.plan_files(planning, ODD_ID_FILTER) == []
@@ -560,13 +560,13 @@ async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_m
     plain_plan = await planning.planner.bind_and_plan(
         table.metadata, ScanRequest(filter=parse_expression(build_eq_filter(14))), None
     )
-    before = planning.planner.read_stats().added_bytes
+    bytes_before = planning.planner.read_stats().added_bytes
     first = await rig.scan(planning, build_eq_filter(16))
-    after = planning.planner.read_stats().added_bytes
-    assert after - before > 6 * (1 + 8 + 24)
+    bytes_after = planning.planner.read_stats().added_bytes
+    assert bytes_after - bytes_before > 6 * (1 + 8 + 24)
     second = await rig.scan(planning, build_eq_filter(18))
     assert (list_file_numbers(plain_plan), list_file_numbers(first), list_file_numbers(second)) == ([1], [1], [1])
-    assert planning.planner.read_stats().added_bytes - after < after - before
+    assert planning.planner.read_stats().added_bytes - bytes_after < bytes_after - bytes_before
     covers, definition, entry = IndexResolver(planning.indexes), table.definitions["b"], await table.build_entry()
     size_bytes = first.view.derived.size_bytes
     looked_up = await covers.open_bitmaps(first.view, definition, entry)

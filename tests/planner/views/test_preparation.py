@@ -174,45 +174,49 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
     lake = SnapshotTable(tmp_path / "t", random.Random(1))
     capture = WrapperCapture(RecordingObjects)
     async with open_test_planner(tmp_path, capture) as planner:
-        before = lake.states[-1][0]
-        await plan_table(planner, before, make_between(1, 2))
+        old_metadata = lake.states[-1][0]
+        await plan_table(planner, old_metadata, make_between(1, 2))
         lake.append()
-        after = lake.commit()
-        assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) == build_view_key(after)
+        new_metadata = lake.commit()
+        assert await planner.prepare(
+            new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT
+        ) == build_view_key(new_metadata)
         reads = list(capture.wrapper.reads)
-        assert sorted(list_file_numbers(await plan_table(planner, after))) == sorted(lake.states[-1][1])
+        assert sorted(list_file_numbers(await plan_table(planner, new_metadata))) == sorted(lake.states[-1][1])
         assert capture.wrapper.reads == reads
-        assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (
+        assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT) is None, (
             "the view exists already"
         )
 
 
 async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Path) -> None:
     lake, cold = SnapshotTable(tmp_path / "t", random.Random(1)), SnapshotTable(tmp_path / "cold", random.Random(2))
-    before = lake.states[-1][0]
+    old_metadata = lake.states[-1][0]
     lake.append()
-    after = lake.commit()
+    new_metadata = lake.commit()
     size = to_path(lake.manifests[0][0]).stat().st_size
     async with open_test_planner(tmp_path) as planner:
-        assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (
+        assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT) is None, (
             "no client has planned the table"
         )
-        await plan_table(planner, before)
+        await plan_table(planner, old_metadata)
         decoded_count = planner.read_stats().decoded
-        assert await planner.prepare(after, make_planned_table(before), limit_bytes=size - 1) is None
+        assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=size - 1) is None
         # A view of another table does not count for this table.
         assert (
             await planner.prepare(cold.states[-1][0], make_planned_table(cold.states[-1][0]), limit_bytes=LIMIT) is None
         )
         assert planner.read_stats().decoded == decoded_count
-        assert await planner.prepare(after, make_planned_table(before), limit_bytes=size) == build_view_key(after)
+        assert await planner.prepare(
+            new_metadata, make_planned_table(old_metadata), limit_bytes=size
+        ) == build_view_key(new_metadata)
         assert planner.read_stats().decoded == decoded_count + 1
         needed_bytes = planner.read_stats().live_bytes + planner.read_stats().added_bytes
     for share in (0.5, 0.9, 1.0):
         async with open_test_planner(tmp_path, plan_memory_bytes=int(needed_bytes * share)) as planner:
-            await plan_table(planner, before)
+            await plan_table(planner, old_metadata)
             views = planner.read_stats().views
-            assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (
+            assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT) is None, (
                 "the budget has no room for the view"
             )
             assert planner.read_stats().views == views
@@ -222,9 +226,9 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
 async def test_unused_prepared_view_is_replaced_by_the_next_prepared_view(tmp_path: Path) -> None:
     lake = SnapshotTable(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
-        before = lake.states[-1][0]
-        await plan_table(planner, before, make_between(1, 2))
-        latest = make_planned_table(before)
+        old_metadata = lake.states[-1][0]
+        await plan_table(planner, old_metadata, make_between(1, 2))
+        latest = make_planned_table(old_metadata)
         for _ in range(6):
             lake.append()
             key = await planner.prepare(lake.commit(), latest, limit_bytes=LIMIT)
@@ -240,19 +244,19 @@ async def test_unused_prepared_view_is_replaced_by_the_next_prepared_view(tmp_pa
 async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> None:
     lake = SnapshotTable(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
-        before = lake.states[-1][0]
-        await plan_table(planner, before)
+        old_metadata = lake.states[-1][0]
+        await plan_table(planner, old_metadata)
         lake.append()
-        after = lake.commit()
+        new_metadata = lake.commit()
         path = to_path(lake.manifests[0][0])
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2])
         with pytest.raises(Corrupt):
-            await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT)
+            await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT)
         with pytest.raises(Corrupt):
-            await plan_table(planner, after)
+            await plan_table(planner, new_metadata)
         path.write_bytes(data)
-        assert sorted(list_file_numbers(await plan_table(planner, after))) == sorted(lake.states[-1][1])
+        assert sorted(list_file_numbers(await plan_table(planner, new_metadata))) == sorted(lake.states[-1][1])
         planner.check_invariants()
 
 
@@ -268,12 +272,12 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
     tables = PlannedTables(clock)
     assert tables.is_empty
     tables.note("a", ("1",))
-    before = tables.get("a")
-    assert before is not None
-    tables.prepare("a", before, ("2",), 7.0)
+    first_note = tables.get("a")
+    assert first_note is not None
+    tables.prepare("a", first_note, ("2",), 7.0)
     latest = tables.get("a")
     assert latest is not None
-    assert (latest.key, latest.prepared, latest.due_s, latest.planned_s) == (("2",), True, 7.0, before.planned_s)
+    assert (latest.key, latest.prepared, latest.due_s, latest.planned_s) == (("2",), True, 7.0, first_note.planned_s)
     tables.note("a", ("2",))
     tables.prepare("a", latest, ("3",), 9.0)
     latest = tables.get("a")

@@ -89,7 +89,7 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
     """A bucket would publish a hash of the value. A merge only copies partition values that the files already have."""
     create_table(server, 2)
     fill_with_encrypted_files(client)
-    before, files = read(client), sorted(list_paths(client))
+    paths_before, files = read(client), sorted(list_paths(client))
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", transform, "leak")
     set_properties_as_attacker(server, seamark_clustering_columns="fixed")
@@ -99,16 +99,16 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
     cluster_report = cluster_incrementally(client, "db.t")
     assert "encrypt the column payload, and the partition spec of the table would publish" in cluster_report.errors[0]
     assert sorted(list_paths(client)) == files
-    texts = [row["payload"].encode() for row in before.values() if row["payload"]]
+    texts = [row["payload"].encode() for row in paths_before.values() if row["payload"]]
     assert not any(text in data for data in list_published_files(client, tmp_path) for text in texts)
     for mode in MODES:
-        new_rows = pa.Table.from_pylist([{**before[5], "payload": "mine"}], schema=ARROW)
+        new_rows = pa.Table.from_pylist([{**paths_before[5], "payload": "mine"}], schema=ARROW)
         with pytest.raises(Unwritable, match="encrypt the column payload, and the partition spec"):
             upsert(client, "db.t", new_rows, keys=["id"], mode=mode, file_keys=encrypted.build_keys())
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.remove_field("leak")
     assert cluster_incrementally(client, "db.t").commits == 1
-    assert read(client) == before
+    assert read(client) == paths_before
 
 
 @pytest.mark.slow
@@ -120,9 +120,9 @@ def test_void_partition_field_of_an_encrypted_column_is_accepted(client: IndexCl
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", VoidTransform(), "nothing")
     set_properties_as_attacker(server, seamark_clustering_columns="fixed")
-    before = read(client)
+    rows_before = read(client)
     assert cluster_incrementally(client, "db.t").errors == []
-    assert read(client) == before
+    assert read(client) == rows_before
 
 
 @pytest.mark.few_cases(1)
@@ -139,11 +139,11 @@ def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, server
         seamark_clustering_columns=columns,
         seamark_clustering_joins='{"customer": {"table": "db.customers", "on": {"payload": "name"}}}',
     )
-    before = sorted(list_paths(client))
+    paths_before = sorted(list_paths(client))
     report = cluster_incrementally(client, "db.t")
     assert report.commits == 0
     assert "would publish the order of its values" in report.errors[0]
-    assert sorted(list_paths(client)) == before
+    assert sorted(list_paths(client)) == paths_before
 
 
 def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, server: ServerThread) -> None:
@@ -152,14 +152,14 @@ def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, server: S
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.asc("price", IdentityTransform(), NullOrder.NULLS_FIRST)
     set_properties_as_attacker(server, seamark_clustering_columns="fixed")
-    before = sorted(list_paths(client))
+    paths_before = sorted(list_paths(client))
     for job in (merge_files, compact, cluster_incrementally):
         report = job(client, "db.t")
         assert report.commits == 0
         if report.errors:
             assert "encrypt the column price, and the sort order" in report.errors[0]
     assert merge_files(client, "db.t").errors
-    assert sorted(list_paths(client)) == before
+    assert sorted(list_paths(client)) == paths_before
 
 
 def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClient, server: ServerThread) -> None:
@@ -169,8 +169,8 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
     """
     create_table(server, 3)
     fill_with_encrypted_files(client)
-    before = read(client)
-    guess = next(row["payload"] for row in before.values() if row["payload"])
+    rows_before = read(client)
+    guess = next(row["payload"] for row in rows_before.values() if row["payload"])
     guessed = pa.table({"payload": [guess], "part": [1], "id": [1]})
     for part in (0, 1):
         table = guessed.set_column(1, "part", pa.array([part]))
@@ -182,7 +182,7 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
         assert any("equality deletes compare its encrypted column payload" in error for error in report.errors)
     assert sorted(list_paths(client)) == paths_before
     actual_rows = scan(client, "db.t", ["id"], keys=encrypted.build_keys()).to_arrow()
-    assert actual_rows.num_rows == len(before) + 2 - 1
+    assert actual_rows.num_rows == len(rows_before) + 2 - 1
 
 
 def _fill_fixed(table: pa.Table) -> pa.Table:

@@ -116,8 +116,8 @@ def test_random_jobs_keep_rows_in_files_with_the_same_protection(
     assert dropped.commits > 0
     for row in model.values():
         row["payload"] = None if row["part"] == 1 else row["payload"]
-    after = read(client)
-    assert after == {number: {name: row[name] for name in ARROW.names} for number, row in model.items()}
+    rows_after = read(client)
+    assert rows_after == {number: {name: row[name] for name in ARROW.names} for number, row in model.items()}
     _check_files(client, owners, {"payload": False})
 
 
@@ -152,12 +152,12 @@ def test_statement_process_takes_its_keys_from_its_environment(
         append(client, "db.t", build_rows(random.Random(number), range(number * 700, number * 700 + 700)))
     for path in list_paths(client):
         encrypt(path, CONFIGURATIONS[2])
-    before = read(client)
+    rows_before = read(client)
     job = StatementJob(server.url, None, MergeFiles(("db", "t")), utc=True)
     refusal = run_killed_at(NEVER, job)
     assert refusal is not None
     assert "set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS" in refusal.error
-    assert read(client) == before
+    assert read(client) == rows_before
     completed = run_killed_at(
         NEVER,
         job,
@@ -167,7 +167,7 @@ def test_statement_process_takes_its_keys_from_its_environment(
     assert completed.error == ""
     assert completed.result is not None
     assert (completed.result.files_before, completed.result.files_after) == (6, 2)
-    assert read(client) == before
+    assert read(client) == rows_before
     for path in list_paths(client):
         assert {key for name, key in read_protections(path)} == {"k1", "k2"}
 
@@ -242,11 +242,11 @@ def test_small_encrypted_files_are_compacted_and_stay_encrypted(
     delete(client, "db.t", where="id IN (3, 44)", mode=MERGE_ON_READ)
     for path in list_paths(client):
         encrypt(path, CONFIGURATIONS[2])
-    before = read(client)
-    assert len(before) == 78
+    rows_before = read(client)
+    assert len(rows_before) == 78
     report = compact(client, "db.t")
     assert (report.errors, report.files_after) == ([], 2)
-    assert read(client) == before
+    assert read(client) == rows_before
     for path in list_paths(client):
         assert read_protections(path) == {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
 
@@ -262,8 +262,8 @@ def test_missing_key_leaves_the_table_unchanged_without_a_new_file(
     key_file = tmp_path / "keys.json"
     key_file.write_text('{"keys": {"kf": "AAAAAAAAAAAAAAAAAAAAAA=="}, "namespaces": {"kf": ["*"]}}')
     monkeypatch.setenv("SEAMARK_PARQUET_KEY_FILE", str(key_file))
-    before = sorted(tmp_path.rglob("*.parquet"))
+    files_before = sorted(tmp_path.rglob("*.parquet"))
     report = merge_files(client, "db.t")
     assert report.commits == 0
     assert "the key is unknown: the key was not wrapped by the master key 'kf'" in report.errors[0]
-    assert sorted(tmp_path.rglob("*.parquet")) == before
+    assert sorted(tmp_path.rglob("*.parquet")) == files_before

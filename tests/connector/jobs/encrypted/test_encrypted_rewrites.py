@@ -110,10 +110,10 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     run_clustering(client, ("db", "t"))
     assert read_row_protections(client) == protections_by_id
     monkeypatch.delenv(KMS_CLASS)
-    before = list_paths(client)
+    paths_before = list_paths(client)
     second_report = cluster_incrementally(client, "db.t", full=True)
     assert second_report.commits == 0
-    assert list_paths(client) == before
+    assert list_paths(client) == paths_before
 
 
 def append_unclustered_files(
@@ -218,11 +218,11 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
     create_table(server, 2)
     rng = random.Random(first_seed())
     protections_by_id = append_by_configuration(client, rng, [None, CONFIGURATIONS[3], CONFIGURATIONS[2]], 50)
-    keys, before = encrypted.build_keys(), read(client)
+    keys, rows_before = encrypted.build_keys(), read(client)
     files = sorted(list_paths(client))
 
     def change_rows(*ids: int, file_keys: Any = keys) -> None:
-        new_rows = [{**before[number], "payload": "new"} for number in ids]
+        new_rows = [{**rows_before[number], "payload": "new"} for number in ids]
         table = pa.Table.from_pylist(new_rows, schema=ARROW)
         upsert(client, "db.t", table, keys=["id"], mode=mode, file_keys=file_keys)
 
@@ -236,9 +236,9 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
     change_rows(60, 61)
     change_rows(2, 110)  # One row is in a plain file, the other in an encrypted one.
     for number in (2, 60, 61, 110):
-        before[number]["payload"] = "new"
+        rows_before[number]["payload"] = "new"
     protections_by_id[2] = protections_by_id[110]
-    assert read(client) == before
+    assert read(client) == rows_before
     live = (
         read_row_protections(client) if mode == "copy-on-write" else {2: read_protections(find_changed_file(client, 2))}
     )
