@@ -65,12 +65,12 @@ class BenchTarget:
 
     def read_cpu_s(self) -> float:
         """Return the CPU seconds that the running threads of the server have used, by the scheduler's counters."""
-        used = 0
+        cpu_ns = 0
         for process in self.list_processes():
             for account in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
                 with contextlib.suppress(OSError):  # The thread has just ended.
-                    used += int(account.read_text().split()[0])
-        return used / 1e9
+                    cpu_ns += int(account.read_text().split()[0])
+        return cpu_ns / 1e9
 
     def read_rss_mb(self) -> float:
         return sum(process.memory_info().rss for process in self.list_processes()) / 2**20

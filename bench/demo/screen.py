@@ -54,9 +54,9 @@ def build_totals_table(comparison: Comparison) -> Table:
         has_files = column in FILE_COLUMNS
         table.add_row(
             LAYOUT_TITLES[column],
-            f"{total(lambda query, of=column: query.files(of)):,.0f}" if has_files else "",
-            f"{total(lambda query, of=column: query.size_bytes(of)) / MIB:,.0f}" if has_files else "",
-            f"{total(lambda query, of=column: query.compute_median_s(of)):.1f}",
+            f"{total(lambda query, column=column: query.files(column)):,.0f}" if has_files else "",
+            f"{total(lambda query, column=column: query.size_bytes(column)) / MIB:,.0f}" if has_files else "",
+            f"{total(lambda query, column=column: query.compute_median_s(column)):.1f}",
         )
     return table
 
@@ -75,12 +75,12 @@ def build_result_table(comparison: Comparison) -> Table:
         table.add_column(f"{unit}\n{first}{name}", text, justify="right", no_wrap=True)
 
     for column in FILE_COLUMNS:
-        add("files", HEADS[column], f"{total(lambda query, of=column: query.files(of)):,.0f}")
+        add("files", HEADS[column], f"{total(lambda query, column=column: query.files(column)):,.0f}")
     add("files", "bound", f"{total(lambda query: query.bound):,.0f}")
     for column in FILE_COLUMNS:
-        add("MiB", HEADS[column], f"{total(lambda query, of=column: query.size_bytes(of)) / MIB:,.0f}")
+        add("MiB", HEADS[column], f"{total(lambda query, column=column: query.size_bytes(column)) / MIB:,.0f}")
     for column in COLUMNS:
-        add("s", HEADS[column], f"{total(lambda query, of=column: query.compute_median_s(of)):.1f}")
+        add("s", HEADS[column], f"{total(lambda query, column=column: query.compute_median_s(column)):.1f}")
     for query in comparison.queries:
         table.add_row(*_format_cells(query))
     return table
@@ -98,7 +98,8 @@ def _format_cells(query: DemoQuery) -> list[str]:
 
 def _show_bars(comparison: Comparison, console: Console) -> None:
     counts = {
-        LAYOUT_TITLES[column]: comparison.total(lambda query, of=column: query.files(of)) for column in FILE_COLUMNS
+        LAYOUT_TITLES[column]: comparison.total(lambda query, column=column: query.files(column))
+        for column in FILE_COLUMNS
     }
     counts[BOUND] = comparison.total(lambda query: query.bound)
     console.print(f"\nFiles opened by the {len(comparison.queries)} queries\n")

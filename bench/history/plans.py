@@ -37,7 +37,9 @@ async def _compare_plans(
     report: Report, folder: Path, planned_table: GeneratedTable, rounds: int, seconds: float
 ) -> None:
     same_plan = request_plan(planned_table, build_small_filter(planned_table))
-    new_plans = (request_plan(planned_table, build_small_filter(planned_table, turn)) for turn in itertools.count(1))
+    new_plans = (
+        request_plan(planned_table, build_small_filter(planned_table, number)) for number in itertools.count(1)
+    )
     with ExitStack() as stack:
         history_server = stack.enter_context(_run_server(folder, OURS, {}))
         plain_server = stack.enter_context(_run_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))

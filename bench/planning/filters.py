@@ -89,45 +89,45 @@ FILTERS = {
         Filter(
             "narrow range",
             "order_id between two near values; files in any order, narrow bounds",
-            lambda table, turn: build_range_filter("order_id", SPAN // 2 + turn, SPAN // 2 + 10_000 + turn),
+            lambda table, number: build_range_filter("order_id", SPAN // 2 + number, SPAN // 2 + 10_000 + number),
             (("order_id", "lower"), ("order_id", "upper")),
         ),
         Filter(
             "wide range",
             "price below a value; files in any order",
-            lambda table, turn: build_comparison("lt", "price", SPAN * 0.3 / 1000 + turn / 1000),
+            lambda table, number: build_comparison("lt", "price", SPAN * 0.3 / 1000 + number / 1000),
             (("price", "lower"),),
         ),
         Filter(
             "decimal range",
             "amount, a decimal, between two near values; files in any order",
-            lambda table, turn: build_range_filter(
-                "amount", f"{SPAN // 200 + turn}.00", f"{SPAN // 200 + 100 + turn}.00"
+            lambda table, number: build_range_filter(
+                "amount", f"{SPAN // 200 + number}.00", f"{SPAN // 200 + 100 + number}.00"
             ),
             (("amount", "lower"), ("amount", "upper")),
         ),
         Filter(
             "float range",
             "discount above a value; files in any order",
-            lambda table, turn: build_comparison("gt", "discount", SPAN * 1.08 / 1000 + turn),
+            lambda table, number: build_comparison("gt", "discount", SPAN * 1.08 / 1000 + number),
             (("discount", "upper"),),
         ),
         Filter(ORDERED_COLUMN, "one hour of ts, which grows with the files", _build_hour_filter),
         Filter(
             "clustered column",
             "event_id between two near values; roughly grows with the files",
-            lambda table, turn: build_range_filter("event_id", SPAN // 2 + turn, SPAN // 2 + 1000 + turn),
+            lambda table, number: build_range_filter("event_id", SPAN // 2 + number, SPAN // 2 + 1000 + number),
         ),
         Filter(
             "string equality",
             "email equal to a text; files in any order",
-            lambda table, turn: build_comparison("eq", "email", f"bqxmaeab{turn}@m.io"),
+            lambda table, number: build_comparison("eq", "email", f"bqxmaeab{number}@m.io"),
         ),
         Filter("partition value", "one day, an identity partition", _build_day_filter),
         Filter(
             "bucketed key",
             "user_id equal to a value: one bucket of 16, then wide bounds",
-            lambda table, turn: build_comparison("eq", "user_id", SPAN // 3 + turn),
+            lambda table, number: build_comparison("eq", "user_id", SPAN // 3 + number),
         ),
         Filter("three columns", "ranges of user_id, session_id and order_id together", _build_three_conditions),
     )

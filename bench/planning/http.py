@@ -117,7 +117,7 @@ def _format_count(count: int, unit: str) -> str:
 
 def _generate_new_plans(table: GeneratedTable) -> Iterator[Request]:
     """Yield plan requests without end, each with a new filter."""
-    return (request_plan(table, build_small_filter(table, turn)) for turn in itertools.count(1))
+    return (request_plan(table, build_small_filter(table, number)) for number in itertools.count(1))
 
 
 def _send_each(requests: Iterator[Request]) -> Worker:

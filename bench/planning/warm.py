@@ -67,14 +67,14 @@ async def _measure_filter(
     query_filter: Filter,
     seamark_planner: OurPlanner,
     java: TimedJavaPlanner,
-    turns: int,
+    rounds: int,
 ) -> dict[str, float]:
     """Measure a filter with each planner. Add a row to the report, and return the median times in ms by planner."""
     first = await seamark_planner.plan(
         query_filter.build_expression(table)
     )  # The planner combines the summaries of the column here.
     seamark_ms, java_ms = [], []
-    for round_number in range(1, turns + 1):
+    for round_number in range(1, rounds + 1):
         plan = java.plan(query_filter.build_expression(table, round_number))
         java_ms.append(plan.ms)
         plan.check_same(

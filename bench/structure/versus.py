@@ -119,7 +119,7 @@ def _run_server(name: str, folder: Path, checkout: Path) -> Iterator[BenchTarget
 
 
 def _list_cases(table: tables.GeneratedTable) -> dict[str, Slice]:
-    filters = (request_plan(table, build_small_filter(table, turn)) for turn in itertools.count(1))
+    filters = (request_plan(table, build_small_filter(table, number)) for number in itertools.count(1))
     path = bodies.build_table_path(load_table.NAMESPACE, "long")
     kinds = {"property": touch_each, "append": append_each, "append of manifests": _append_manifests}
     cases: dict[str, Slice] = {

@@ -160,8 +160,8 @@ def _run_in_turns(
 
     once without the proxy, because all cases have the same files, and once for each with it.
     """
-    turns = [(DIRECT, cases[0]), *((OURS, case) for case in cases)]
-    for client_name, case in reversed(turns) if backwards else turns:
+    order = [(DIRECT, cases[0]), *((OURS, case) for case in cases)]
+    for client_name, case in reversed(order) if backwards else order:
         answer = clients[client_name].ask(sql, case.layout.name)
         if difference := oracle.describe_difference(sql, answer.rows):
             raise AnswersDiffer(f"{case.query} on {case.layout.label}, {client_name}: {difference}")

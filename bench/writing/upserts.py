@@ -284,18 +284,18 @@ def _run_rounds(tables: dict[int, list[WriterMeasurements]], batches: dict[int, 
 
 
 MEASURES: dict[str, tuple[str, Callable[[WriterMeasurements], float]]] = {
-    "read": ("MB", lambda turns: statistics.median(turns.read) / 1e6),
-    "written": ("MB", lambda turns: statistics.median(turns.written) / 1e6),
-    "files written": ("", lambda turns: statistics.median(turns.files)),
+    "read": ("MB", lambda measurement: statistics.median(measurement.read) / 1e6),
+    "written": ("MB", lambda measurement: statistics.median(measurement.written) / 1e6),
+    "files written": ("", lambda measurement: statistics.median(measurement.files)),
 }
 
 
-def _report_rows(report: Report, rows: int, turns: Sequence[WriterMeasurements]) -> None:
+def _report_rows(report: Report, rows: int, measurements: Sequence[WriterMeasurements]) -> None:
     for mode in (MERGE_ON_READ, COPY_ON_WRITE):
-        mode_turns = [turn for turn in turns if turn.mode == mode]
+        mode_measurements = [measurement for measurement in measurements if measurement.mode == mode]
         case = f"{rows:,} rows, {mode}"
-        peers = {item.strategy: item for item in mode_turns if item.strategy in (MERGE, HUDI)}
-        seamark_upserts = [item for item in mode_turns if item.strategy not in peers]
+        peers = {item.strategy: item for item in mode_measurements if item.strategy in (MERGE, HUDI)}
+        seamark_upserts = [item for item in mode_measurements if item.strategy not in peers]
         for our in seamark_upserts:
             for name, peer in peers.items():
                 values = {OURS: our.median, name: peer.median}

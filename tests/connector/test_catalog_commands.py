@@ -212,8 +212,8 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
     assert "No dropped table or view shop.orders with the id none keeps its location" in unknown.output
     folder = str(foreign_file.parent)
     (latest,) = (entry for entry in entries if urlsplit(entry["metadata-location"]).path.startswith(f"{folder}/"))
-    (other,) = (entry for entry in entries if entry is not latest)
-    run_command(shop, "retained", "release", "shop.orders", "--id", other["id"], "--yes")
+    (older_entry,) = (entry for entry in entries if entry is not latest)
+    run_command(shop, "retained", "release", "shop.orders", "--id", older_entry["id"], "--yes")
     foreign_file.unlink()
     purged = run_json(shop, "retained", "purge", "shop.orders", "--yes")
     assert purged == {"purged": latest, "retained": False}

@@ -141,8 +141,8 @@ def test_spooled_results_are_fetched_through_the_proxy(shop: Shop, encoding: str
 @pytest.mark.slow
 def test_spooled_results_have_addresses_of_the_proxy(shop: Shop, tmp_path: Path) -> None:
     """If the proxy has several coordinators, the addresses contain the path of the coordinator."""
-    other = shop.trino.base_url.replace("127.0.0.1", "localhost")
-    flags = ("--trino", shop.trino.base_url, "--trino", other)
+    other_url = shop.trino.base_url.replace("127.0.0.1", "localhost")
+    flags = ("--trino", shop.trino.base_url, "--trino", other_url)
     with run_trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as several:
         for url in (shop.proxy.url, several.url):
             segments = [segment for segment in read_segments(url, MANY_ROWS_QUERY) if segment["type"] == "spooled"]

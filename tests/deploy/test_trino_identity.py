@@ -42,12 +42,12 @@ def benchmark_tables(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("benchmark_tables")
-@pytest.mark.parametrize("every", [7, 3, 1])
+@pytest.mark.parametrize("query_step", [7, 3, 1])
 def test_queries_of_tpc_h_and_the_star_schema_benchmark_are_equal_through_the_proxy(
-    trino_and_proxy: TrinoAndProxy, every: int
+    trino_and_proxy: TrinoAndProxy, query_step: int
 ) -> None:
-    """`every` is the step between tested queries: every seventh query, every third query, or all queries."""
-    tpch, ssb = TPCH[::every], list(QUERIES.values())[::every]
+    """`query_step` is the step between tested queries: every seventh query, every third query, or all queries."""
+    tpch, ssb = TPCH[::query_step], list(QUERIES.values())[::query_step]
     count_before = trino_and_proxy.proxy.count_statements("rewritten")
     for sql in tpch:
         assert trino_and_proxy.ask(sql, schemas=("tpch", "tpch")).rows
@@ -55,7 +55,7 @@ def test_queries_of_tpc_h_and_the_star_schema_benchmark_are_equal_through_the_pr
     for sql in ssb:
         assert trino_and_proxy.ask(sql, schemas=("ssb", "ssb")).columns
     assert len(TPCH) == 22
-    assert of_tpch >= {1: 14, 3: 4, 7: 1}[every]
+    assert of_tpch >= {1: 14, 3: 4, 7: 1}[query_step]
     assert trino_and_proxy.proxy.count_statements("rewritten") - count_before - of_tpch == len(ssb)
     assert trino_and_proxy.proxy.count_statements("original") == 0
 
@@ -63,15 +63,15 @@ def test_queries_of_tpc_h_and_the_star_schema_benchmark_are_equal_through_the_pr
 @pytest.mark.usefixtures("benchmark_tables")
 # The fast tests include random queries of the SQL entry over Trino.
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [7, 1])
-def test_sql_entry_answers_the_queries_of_both_benchmarks_like_trino(trino_lake: TrinoLake, every: int) -> None:
+@pytest.mark.parametrize("query_step", [7, 1])
+def test_sql_entry_answers_the_queries_of_both_benchmarks_like_trino(trino_lake: TrinoLake, query_step: int) -> None:
     url = f"http://tests@127.0.0.1:{trino_lake.trino.port}?catalog={CATALOG}"
     for schema, queries in (("tpch", TPCH), ("ssb", list(QUERIES.values()))):
         with (
             SqlSession(trino_lake.seamark.base_url, schema=schema, engines=Engines(DUCKDB)) as duckdb_session,
             SqlSession(trino_lake.seamark.base_url, schema=schema, engines=Engines(TRINO, url)) as trino_session,
         ):
-            for sql in queries[::every]:
+            for sql in queries[::query_step]:
                 assert count_rows(duckdb_session.sql(sql)) == count_rows(trino_session.sql(sql)), sql
 
 

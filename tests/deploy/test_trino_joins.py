@@ -292,8 +292,8 @@ def draw_statement(rng: random.Random) -> str:
             case 3:
                 where.append(f"EXISTS (SELECT 1 FROM {name} WHERE {equal} AND {condition})")
             case 4:
-                own_column, other = equal.split(" = ")
-                where.append(f"{own_column} IN (SELECT {other} FROM {name} WHERE {condition})")
+                own_column, other_column = equal.split(" = ")
+                where.append(f"{own_column} IN (SELECT {other_column} FROM {name} WHERE {condition})")
     if "items" in sql and rng.random() < 0.4:
         where.append(
             "i_brand IN (SELECT b_key FROM brands WHERE brand < 'b3')" if "JOIN items" in sql else "s_item > 3"

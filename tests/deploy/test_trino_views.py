@@ -191,7 +191,7 @@ def draw_statement(rng: random.Random) -> str:
     }
 
     def draw_condition(name: str, alias: str) -> str:
-        key, text, other = (f"{alias}.{column}" for column in columns[name])
+        key, text, other_key = (f"{alias}.{column}" for column in columns[name])
         number = rng.randrange(10_050)
         choices = [
             f"{key} = {number}",
@@ -201,7 +201,7 @@ def draw_statement(rng: random.Random) -> str:
             f"NOT ({key} <> {number})",
             f"{key} IS NULL",
             f"({key} = {number} AND CAST({text} AS varchar) <> 'DE')",
-            f"{key} = {number} AND CAST({other} AS varchar) LIKE '%1%'",
+            f"{key} = {number} AND CAST({other_key} AS varchar) LIKE '%1%'",
         ]
         return rng.choice(choices)
 

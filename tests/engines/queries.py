@@ -223,11 +223,11 @@ class Queries:
         rng = self._rng
         where = [self._draw_table_condition("sales", "sales") for _ in range(4)]
         inner = f"(WITH sales AS (SELECT * FROM sales WHERE {where[1]}) SELECT * FROM sales WHERE {where[2]})"
-        other = rng.choice([inner, f"{self._db}.sales", "items"])
+        other_table = rng.choice([inner, f"{self._db}.sales", "items"])
         first = f"WITH sales AS (SELECT * FROM {self._db}.sales WHERE {where[0]}), items AS (SELECT * FROM sales)"
         kind = rng.choice(_KINDS)
         return (
-            f"{first} SELECT sales.id, sales.note FROM sales {kind} {other} b ON sales.id = b.id "
+            f"{first} SELECT sales.id, sales.note FROM sales {kind} {other_table} b ON sales.id = b.id "
             f"AND {self._draw_table_condition('sales', 'b')} WHERE {where[3]}"
         )
 

@@ -215,10 +215,10 @@ def test_clustering_of_a_branch_changes_only_the_branch(rig: ClusteringTables) -
     rig.create_sales("branched")
     rig.run_sql("ALTER TABLE {db}.branched CREATE BRANCH other")
     rig.run_sql("INSERT INTO {db}.branched.branch_other VALUES (-1, 3, 3, 3, 'other')")
-    main, other = rig.read_rows("branched"), rig.read_rows("branched VERSION AS OF 'other'")
+    main_rows, branch_rows = rig.read_rows("branched"), rig.read_rows("branched VERSION AS OF 'other'")
     rig.cluster("branched", ["day"], branch="other", files=2)
-    assert rig.read_rows("branched VERSION AS OF 'other'") == other
-    assert rig.read_rows("branched") == main
+    assert rig.read_rows("branched VERSION AS OF 'other'") == branch_rows
+    assert rig.read_rows("branched") == main_rows
     assert len(rig.run_sql("SELECT * FROM {db}.branched.files")) == 4
 
 

@@ -132,10 +132,10 @@ def test_conflicting_insert_of_a_transaction_is_not_lost_silently(
     con: duckdb.DuckDBPyConnection, server: Seamark
 ) -> None:
     table = create_people(con, "race")
-    with closing(seamark.duckdb.connect(server.base_url)) as other:
+    with closing(seamark.duckdb.connect(server.base_url)) as other_connection:
         con.begin()
         con.execute(f"INSERT INTO {table} VALUES (10, 'mine', 0)")
-        other.execute(f"INSERT INTO {table} VALUES (11, 'theirs', 0)")
+        other_connection.execute(f"INSERT INTO {table} VALUES (11, 'theirs', 0)")
         assert seamark.duckdb.rewrite_query(con, f"FROM {table} WHERE id = 10").statement is None
         try:
             con.commit()

@@ -410,13 +410,13 @@ def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
     days = build_metadata(spec)
     promoted = build_metadata(spec, kinds={**KINDS, 3: "timestamp"})
     plan = build_scan(days, [build_block([build_data_file(partition=(1,))], 0, spec)])
-    other = build_scan(promoted, [], view=plan.view)
+    promoted_plan = build_scan(promoted, [], view=plan.view)
     for _ in range(2):
         for user_agent, dialect, expected in (
             (plan, STANDARD, "1970-01-02"),
-            (other, STANDARD, "1970-01-02T00:00:00"),
+            (promoted_plan, STANDARD, "1970-01-02T00:00:00"),
             (plan, PYICEBERG, 1),
-            (other, PYICEBERG, 86_400_000_000),
+            (promoted_plan, PYICEBERG, 86_400_000_000),
         ):
             assert parse_answer(user_agent, dialect=dialect)["file-scan-tasks"][0]["data-file"]["partition"] == [
                 expected
@@ -440,8 +440,10 @@ def test_residual_is_the_filter_without_conditions_that_the_partition_decides() 
     file_scan_tasks = parse_answer(build_scan(build_metadata(spec), [build_block(files, 0, spec)], where=filter_json))[
         "file-scan-tasks"
     ]
-    left = {"type": "gt", "term": "c1", "value": 5}
-    assert [(task["data-file"]["file-path"], task["residual-filter"]) for task in file_scan_tasks] == [("a", left)]
+    expected_filter = {"type": "gt", "term": "c1", "value": 5}
+    assert [(task["data-file"]["file-path"], task["residual-filter"]) for task in file_scan_tasks] == [
+        ("a", expected_filter)
+    ]
 
 
 def build_delete(path: str, content: int, **fields: Any) -> DeleteFile:

@@ -103,7 +103,8 @@ def find_applying_deletes(
 
     def list_manifest_files(manifests: list[list[Entry]]) -> list[ManifestFile]:
         return [
-            build_manifest_file(int(some[0].file.content != DATA), some[0].file.spec_id, sequence) for some in manifests
+            build_manifest_file(int(entries[0].file.content != DATA), entries[0].file.spec_id, sequence)
+            for entries in manifests
         ]
 
     view = TableView(

@@ -280,8 +280,8 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
             path.unlink() if broken_content is None else path.write_bytes(broken_content)
             async with run_server(
                 tmp_path, plan_disk_bytes=0
-            ) as other:  # The first planner still has the manifest list in memory.
-                _check_corrupt_metadata_error(await Api(other)("POST", f"{T}/plan", {}), path.name)
+            ) as other_planner:  # The first planner still has the manifest list in memory.
+                _check_corrupt_metadata_error(await Api(other_planner)("POST", f"{T}/plan", {}), path.name)
         path.write_bytes(content)
         page = await api("POST", f"{T}/tasks", {"plan-task": token})
         assert len(page.json["file-scan-tasks"]) == 4

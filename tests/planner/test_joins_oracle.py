@@ -260,7 +260,7 @@ def draw_joins(
             exact = False
             counts["joins on two columns"] += 1
         join: dict[str, Any] = {"table": ["db", name], "on": join_columns}
-        conditions = [f"{table.table.name}.{mine} = {name}.{its}" for mine, its in join_columns.items()]
+        conditions = [f"{table.table.name}.{fact_column} = {name}.{its}" for fact_column, its in join_columns.items()]
         if rng.random() < 0.8:
             join["predicate"], condition = draw_predicate(rng, other)
             conditions.append(condition)

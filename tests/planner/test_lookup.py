@@ -90,8 +90,8 @@ def draw_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) ->
     file = rng.choice(files)
     fields = lake.specs[file.spec_id]
     positions = [at for at in range(len(fields)) if rng.random() < 0.6]
-    other = rng.choice([item for item in files if item.spec_id == file.spec_id])
-    return {fields[at].name: rng.choice([file, file, other]).partition[at] for at in positions}
+    other_file = rng.choice([item for item in files if item.spec_id == file.spec_id])
+    return {fields[at].name: rng.choice([file, file, other_file]).partition[at] for at in positions}
 
 
 def find_files_of_partition(lake: Lake, expected: dict[str, Any], files: Sequence[ContentFile]) -> list[str]:
@@ -326,8 +326,10 @@ def test_date_promoted_to_a_timestamp_is_found_by_its_midnight(
 def test_promoted_partition_value_equals_the_original_value(
     metadata: TableMetadata, tmp_path: Path, kinds: tuple[str, str], values: tuple[Any, Any]
 ) -> None:
-    other = values[0] + 3
-    view = build_view(tmp_path, [(kinds[0], [values[0], other, None]), (kinds[1], [None, values[1], other])])
+    other_value = values[0] + 3
+    view = build_view(
+        tmp_path, [(kinds[0], [values[0], other_value, None]), (kinds[1], [None, values[1], other_value])]
+    )
     text = json.dumps({"p": render(kinds[1], values[1], "spec")})
     lookup_result = lookup(view, parse_prefix(text, build_metadata_of_one_column(metadata, kinds[1])))
     assert list_paths(lookup_result) == ["0-0", "1-1"]

@@ -95,10 +95,10 @@ async def check_case(tables: PlanTableFolder, case: ScanCase) -> tuple[str, set[
     )
     deletes = [row for row in manifests_before if row["content"]]
     assert [row for row in now if row["content"]] == deletes, note
-    same = {row["path"]: row for row in manifests_before}
-    new_manifests = [row for row in now if row["path"] not in same]
+    old_rows = {row["path"]: row for row in manifests_before}
+    new_manifests = [row for row in now if row["path"] not in old_rows]
     for row in now:
-        assert row["path"] not in same or row == same[row["path"]], note
+        assert row["path"] not in old_rows or row == old_rows[row["path"]], note
     assert len(new_manifests) == len({row["spec_id"] for row in new_manifests}), note
     originals, data_files = (
         read_data_files(manifests_before, case.lake.version),

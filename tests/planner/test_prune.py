@@ -110,7 +110,7 @@ def test_uuid_bounds_in_either_order_keep_files_with_members_of_a_list(length: i
     for _ in range(40):
         random_values = (rng.choice(files.halves) + rng.randbytes(8) for _ in range(length - 1))
         listing = sorted([rng.choice(rng.choice(files.held)), *random_values])
-        dynamic_filters = {number for number, some in enumerate(files.held) if set(some) & set(listing)}
+        dynamic_filters = {number for number, held_values in enumerate(files.held) if set(held_values) & set(listing)}
         assert dynamic_filters <= files.find_remaining(Op.IN, *listing), listing
     near_zero = tuple(number.to_bytes(16, "big") for number in range(length))
     assert len(files.find_remaining(Op.IN, *near_zero)) < len(files.held)

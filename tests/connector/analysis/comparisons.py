@@ -320,10 +320,10 @@ class Comparisons:
 
     def list_row_shapes(self, column: ScopeColumn, name: str, scope: Scope) -> Shapes:
         kind = column.kind
-        other = self.rng.choice([column for column in scope if self.can_name(column, scope)] or [column])
-        pair = f"({name}, {self.write_reference(other, scope)})"
+        other_column = self.rng.choice([column for column in scope if self.can_name(column, scope)] or [column])
+        pair = f"({name}, {self.write_reference(other_column, scope)})"
         # No row contains null: DuckDB compares rows as values, and Trino compares their fields.
-        rows = [f"({self.draw_value(kind)}, {self.draw_value(other.kind)})" for _ in range(2)]
+        rows = [f"({self.draw_value(kind)}, {self.draw_value(other_column.kind)})" for _ in range(2)]
         values = ", ".join(VALUES[kind][:2])
         shapes: Shapes = [
             lambda: f"{pair} {self.rng.choice(['', 'NOT '])}IN ({', '.join(rows)})",

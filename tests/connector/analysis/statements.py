@@ -376,22 +376,22 @@ class RandomStatements(Comparisons):
         correlated_pair = self.draw_correlated_pair(scope, relations)
         if correlated_pair is None:
             return None
-        table, name, away = correlated_pair
+        table, name, outer_text = correlated_pair
         table_columns = [ScopeColumn(column, kind, "qq") for column, kind in table.columns.items()]
         source, inner = f"{self.spell(table.name)} AS qq", table_columns
         if self.draw_chance(0.4):
             hidden = {relation.name.lower() for relation in relations}
-            other = self.rng.choice([table for table in self.tables if table.name.lower() not in hidden])
-            other_columns = [ScopeColumn(column, kind, "rr") for column, kind in other.columns.items()]
+            other_table = self.rng.choice([table for table in self.tables if table.name.lower() not in hidden])
+            other_columns = [ScopeColumn(column, kind, "rr") for column, kind in other_table.columns.items()]
             inner = [*table_columns, *other_columns]
             join_condition = self.draw_equality(table_columns, other_columns, inner)
             if self.draw_chance(0.3):
                 join_condition += f" AND {self.draw_simple_condition(inner)}"
             join = self.rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"])
-            source = f"{source} {join} {self.spell(other.name)} AS rr ON {join_condition}"
+            source = f"{source} {join} {self.spell(other_table.name)} AS rr ON {join_condition}"
         where = (
             f"qq.{self.spell(name)} ="
-            f" {away}{f' AND {self.draw_simple_condition(inner)}' if self.draw_chance(0.4) else ''}"
+            f" {outer_text}{f' AND {self.draw_simple_condition(inner)}' if self.draw_chance(0.4) else ''}"
         )
         candidates = [column for column in inner if self.can_name(column, inner)]
         grouped = self.rng.sample(candidates, min(len(candidates), self.rng.randint(1, 2)))
@@ -409,12 +409,11 @@ class RandomStatements(Comparisons):
         correlated_pair = self.draw_correlated_pair(scope, relations)
         if correlated_pair is None:
             return None
-        table, name, away = correlated_pair
+        table, name, outer_text = correlated_pair
         columns = [ScopeColumn(name, table.columns[name], "qq")]
         extra_condition = f" AND {self.draw_simple_condition(columns)}" if self.draw_chance(0.3) else ""
-        return (
-            f"SELECT {kind} FROM {self.spell(table.name)} AS qq WHERE qq.{self.spell(name)} = {away}{extra_condition}"
-        )
+        condition = f"qq.{self.spell(name)} = {outer_text}{extra_condition}"
+        return f"SELECT {kind} FROM {self.spell(table.name)} AS qq WHERE {condition}"
 
     def draw_correlated_pair(
         self, scope: Scope, relations: list[StoredRelation]
@@ -695,7 +694,7 @@ class RandomStatements(Comparisons):
         if not pairs:
             return self.draw_simple_condition(scope)
         first, other = self.rng.choice(pairs)
-        away = f"{self.spell(str(other.owner))}.{self.spell(other.name)}"
+        outer_text = f"{self.spell(str(other.owner))}.{self.spell(other.name)}"
         if self.draw_chance(0.3):
-            return f"{away} = {self.draw_literal(other.kind)}"
-        return f"{self.write_reference(first, scope)} = {away}"
+            return f"{outer_text} = {self.draw_literal(other.kind)}"
+        return f"{self.write_reference(first, scope)} = {outer_text}"

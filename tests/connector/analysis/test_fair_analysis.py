@@ -44,15 +44,15 @@ async def test_short_statements_are_analysed_while_one_long_statement_is_analyse
 
     monkeypatch.setattr(reading, "_read", read)
     async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
-        long = [
+        long_tasks = [
             asyncio.create_task(rewriter.rewrite(build_statement(number, SHORT_CHARACTERS_MAX), SESSION))
             for number in range(3)
         ]
         rewrite = await rewriter.rewrite(build_statement(7), SESSION)
         assert rewrite.statement is not None
-        assert not any(task.done() for task in long)
+        assert not any(task.done() for task in long_tasks)
         go.set()
-        assert all([(await task).statement is not None for task in long])
+        assert all([(await task).statement is not None for task in long_tasks])
     assert at_once == [0, 1]
 
 
@@ -74,10 +74,10 @@ async def test_client_with_many_statements_delays_no_other_client(monkeypatch: p
 
         rewrites = [asyncio.create_task(rewrite_as(number, "10.0.0.1", f"name {number}")) for number in range(5)]
         assert await asyncio.to_thread(has_started.wait, WAIT_S)
-        other = asyncio.create_task(rewrite_as(9, "10.0.0.2", "ann"))
+        other_task = asyncio.create_task(rewrite_as(9, "10.0.0.2", "ann"))
         await until(lambda: "address 10.0.0.2" in rewriter._reader._short._own)
         go.set()
-        for task in (*rewrites, other):
+        for task in (*rewrites, other_task):
             assert (await task).statement is not None
     assert (
         build_statement(9) in order[:3]

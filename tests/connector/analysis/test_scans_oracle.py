@@ -101,12 +101,16 @@ def list_partners(rng: random.Random, scans: tuple[Scan, ...], path: tuple[int, 
     """
 
     def format_partner(join: Join) -> str:
-        other = scans[join.scan]
+        other_scan = scans[join.scan]
         if join.is_extreme:
-            return format_extreme(join, len(path), quote(other.table))
-        parts = ["TRUE", *([other.predicate] if other.predicate else []), *map(format_likes, other.likes)]
+            return format_extreme(join, len(path), quote(other_scan.table))
+        parts = [
+            "TRUE",
+            *([other_scan.predicate] if other_scan.predicate else []),
+            *map(format_likes, other_scan.likes),
+        ]
         parts += [] if join.where is None else [write_sql(join.where)]
-        rows = f"SELECT * FROM {quote(other.table)} WHERE {' AND '.join(parts)}"
+        rows = f"SELECT * FROM {quote(other_scan.table)} WHERE {' AND '.join(parts)}"
         partner_texts = "".join(list_partners(rng, scans, (*path, join.scan)))
         return (
             f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE"

@@ -159,7 +159,7 @@ async def test_summary_names_only_the_outermost_view_and_all_plans_are_renewed()
     assert rewrite.summary.startswith("rewritten; scans=1; files=0/0; views=db.top; ms=")
     views = {(("db", "top"), 202), (("db", "mid"), 201), (("db", "v"), 200)}
     assert views < set(rewrite.plans)
-    assert {of for of, _ in set(rewrite.plans) - views} == {("db", "t"), ("db", "u")}
+    assert {table for table, _ in set(rewrite.plans) - views} == {("db", "t"), ("db", "u")}
     assert len(rewrite.plans) == 5
 
 

@@ -73,16 +73,16 @@ class LooseStatements(RandomStatements):
     def draw_list_condition(self, column: ScopeColumn, scope: Scope) -> str:
         """Return a condition on a list or on rows, in some cases with nulls and values of other types."""
         name, negated = self.write_reference(column, scope), self.rng.choice(["", "", "NOT "])
-        other = self.choose_column(scope, scope) or column
+        other_column = self.choose_column(scope, scope) or column
         values = ", ".join(self.draw_any_value(column.kind) for _ in range(2))
-        row = f"({self.draw_any_value(column.kind)}, {self.draw_any_value(other.kind)})"
+        row = f"({self.draw_any_value(column.kind)}, {self.draw_any_value(other_column.kind)})"
         function = self.rng.choice(["list_contains", "contains", "list_has"])
         return self.rng.choice(
             [
                 f"{name} {negated}IN (SELECT unnest([{values}]))",
                 f"{negated}{function}([{values}], {name})",
-                f"({name}, {self.write_reference(other, scope)}) {negated}IN ({row}, {row})",
-                f"({name}, {self.write_reference(other, scope)}) = {row}",
+                f"({name}, {self.write_reference(other_column, scope)}) {negated}IN ({row}, {row})",
+                f"({name}, {self.write_reference(other_column, scope)}) = {row}",
                 f"CASE {name} WHEN {self.draw_any_value(column.kind)} THEN 'x' ELSE 'y' END {self.draw_operator()} 'x'",
                 f"CASE WHEN {self.draw_simple_condition(scope)} THEN 'x' WHEN"
                 f" {self.draw_simple_condition(scope)} THEN 'y' END {self.draw_operator()} 'x'",

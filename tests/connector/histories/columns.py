@@ -107,7 +107,7 @@ class RandomColumn:
                     child.build_array([None if value is None else child.read_value(value) for value in values])
                     for child in self.children
                 ]
-                fields = [pa.field(child.name, made.type) for child, made in zip(self.children, arrays, strict=True)]
+                fields = [pa.field(child.name, array.type) for child, array in zip(self.children, arrays, strict=True)]
                 return pa.StructArray.from_arrays(
                     arrays, fields=fields, mask=pa.array([value is None for value in values], pa.bool_())
                 )

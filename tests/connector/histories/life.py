@@ -388,8 +388,8 @@ class TableHistory:
 
     def _evolve(self) -> str:
         rng, columns = self._rng, self._columns
-        used = {field["source-id"] for field in self._spec}
-        free = [column for column in columns if column not in self._keys and column.id not in used]
+        used_ids = {field["source-id"] for field in self._spec}
+        free = [column for column in columns if column not in self._keys and column.id not in used_ids]
         operator = rng.choice(("add", "drop", "readd", "rename", "swap", "promote", "promote", "move", "extend"))
         if operator in ("drop", "readd") and free:
             dropped_column = rng.choice(free)
@@ -416,11 +416,11 @@ class TableHistory:
             for first in rng.sample(structs, min(1, len(structs))):
                 first.children.append(self._draw_inner(f"n{self._last_id}", 1))
         elif operator == "promote":
-            self._promote([column for column in columns if column not in self._keys or column.kind != "date"], used)
+            self._promote([column for column in columns if column not in self._keys or column.kind != "date"], used_ids)
         self._change_schema()
         return f"{operator}: {[column.json for column in columns]}"
 
-    def _promote(self, columns: Sequence[RandomColumn], used: set[int]) -> None:
+    def _promote(self, columns: Sequence[RandomColumn], used_ids: set[int]) -> None:
         keys = {
             id(nested_column.children[0])
             for column in columns
@@ -437,7 +437,7 @@ class TableHistory:
             # stays simple.
             and (
                 nested_column.kind != "date"
-                or (self._version >= 3 and nested_column is column and nested_column.id not in used)
+                or (self._version >= 3 and nested_column is column and nested_column.id not in used_ids)
             )
         ]
         if not candidates:

@@ -67,12 +67,12 @@ def read_states(client: IndexClient, name: str) -> dict[str, str]:
     }
 
 
-def swap_blobs(first: Path, other: Path) -> None:
+def swap_blobs(first_file: Path, second_file: Path) -> None:
     """Exchange the blobs of two index files. Both files stay well-formed, but their content is wrong."""
-    index_files = [open_index_file(path.read_bytes(), str(path)) for path in (first, other)]
+    index_files = [open_index_file(path.read_bytes(), str(path)) for path in (first_file, second_file)]
     for path, index_file, blob in (
-        (first, index_files[0], index_files[1].blob),
-        (other, index_files[1], index_files[0].blob),
+        (first_file, index_files[0], index_files[1].blob),
+        (second_file, index_files[1], index_files[0].blob),
     ):
         header = index_file.header
         parts = assemble(
@@ -263,33 +263,33 @@ def test_rebuild_registry_registers_index_files_that_the_server_forgot(
     assert files_before["id = 13"] == 1
     table = client.load_table("db.t")
     location = server.run(server.api("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
-    other = ServerThread(server.home / "other", warehouse=server.home.as_uri())
-    other.start()
+    other_server = ServerThread(server.home / "other", warehouse=server.home.as_uri())
+    other_server.start()
     try:
         body = {"name": "t", "metadata-location": location}
-        assert other.run(other.api("POST", "/v1/namespaces/db/register", body)).status == 200
-        other_client = IndexClient(other.url)
+        assert other_server.run(other_server.api("POST", "/v1/namespaces/db/register", body)).status == 200
+        other_client = IndexClient(other_server.url)
         assert {where: other_client.explain("db.t", where).files for where in files_before} == dict.fromkeys(
             files_before, 6
         )
-        code, text = run_index_command(other.url, "rebuild-registry", "db.t")
+        code, text = run_index_command(other_server.url, "rebuild-registry", "db.t")
         assert code == 0, text
         for name in COLUMNS:
             assert f"Index {name}: 3 index files registered, of 6 data files and 120 rows" in text, text
         assert {where: other_client.explain("db.t", where).files for where in files_before} == files_before
-        assert run_index_command(other.url, "verify", "db.t")[0] == 0
+        assert run_index_command(other_server.url, "verify", "db.t")[0] == 0
         scrap = Path(table.location.removeprefix("file://")) / "_seamark" / "index" / "scrap"
         scrap.write_text("nothing")
-        code, text = run_index_command(other.url, "rebuild-registry", "db.t")
+        code, text = run_index_command(other_server.url, "rebuild-registry", "db.t")
         assert (code, "9 index files were listed already, 0 describe nothing new, 1 are left out" in text) == (0, True)
         assert str(scrap) in text
         answer = json.loads(
-            run_index_command(other.url, "rebuild-registry", "db.t", "--json")[1].partition("\n{")[2].join("{ ")
+            run_index_command(other_server.url, "rebuild-registry", "db.t", "--json")[1].partition("\n{")[2].join("{ ")
         )
         assert answer["known"] == 9
         other_client.close()
     finally:
-        other.stop()
+        other_server.stop()
 
 
 @pytest.mark.slow
@@ -305,15 +305,15 @@ def test_rebuild_registers_tables_with_their_index_files(client: IndexClient, tm
         "known": 1,
         "index-files": 0,
     }
-    other = ServerThread(home, warehouse=warehouse)
-    other.start()
+    other_server = ServerThread(home, warehouse=warehouse)
+    other_server.start()
     try:
-        other_client = IndexClient(other.url)
+        other_client = IndexClient(other_server.url)
         assert other_client.explain("db.t", "id = 13").files == files_before == 1
-        assert run_index_command(other.url, "verify", "db.t")[0] == 0
+        assert run_index_command(other_server.url, "verify", "db.t")[0] == 0
         other_client.close()
     finally:
-        other.stop()
+        other_server.stop()
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ class IndexWriter:
         for number, path in enumerate(index_file.files.paths):
             held_row = self.rows[path]
             for value in all_values:
-                positions = [row for row, other in enumerate(held_row) if other == value]
+                positions = [row for row, held_value in enumerate(held_row) if held_value == value]
                 if self.definition.kind == "bitmap":
                     key = make_key(value, "long")
                     rows_read = bitmap.Bitmap(index_file.blob).find_rows(

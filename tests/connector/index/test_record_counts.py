@@ -149,12 +149,12 @@ class GrowingTable:
         )
         with duckdb.connect() as db:
             db.register("places", places)
-            ((right,),) = db.execute(
+            ((expected_count,),) = db.execute(
                 "SELECT count(*) FROM read_parquet($data, filename = true, file_row_number = true) d JOIN places p"
                 " ON d.filename = replace(p.path, 'file://', '') AND d.file_row_number = p.position AND d.k = p.wanted",
                 {"data": _to_local_paths(data)},
             ).fetchall()
-        assert right == len(live_positions), step
+        assert expected_count == len(live_positions), step
 
     def check_all_keys(self) -> None:
         """Check a lookup of every key that the table has ever had."""

@@ -147,8 +147,8 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
             elif kind < 0.9:
                 orphan = put_file(table, f"data/{number}.parquet", rng.choice([0, 30]))
                 if rng.random() < 0.3:  # A copy with the name of a live file must stay.
-                    other = rng.choice(sorted(list_needed_files(table)))
-                    orphan.rename(orphan.parent / other.name) if other.parent != orphan.parent else None
+                    live_file = rng.choice(sorted(list_needed_files(table)))
+                    orphan.rename(orphan.parent / live_file.name) if live_file.parent != orphan.parent else None
             else:
                 ancestors = {entry.snapshot_id for entry in table.history()} & set(list_snapshot_ids(table))
                 table.manage_snapshots().set_current_snapshot(rng.choice(sorted(ancestors))).commit()

@@ -482,14 +482,14 @@ def test_module_is_decrypted_only_at_its_own_position() -> None:
     cipher = ModuleCipher(KEY, b"file", ctr_pages=False)
     sealed = memoryview(bytes(cipher.create_chunk_cipher(3, 4).encrypt(Module.DATA_PAGE, b"values", 5)))
     assert cipher.create_chunk_cipher(3, 4).decrypt(Module.DATA_PAGE, sealed, 5) == b"values"
-    other = ModuleCipher(KEY, b"other", ctr_pages=False)
+    other_cipher = ModuleCipher(KEY, b"other", ctr_pages=False)
     for chunk, module, page in (
         (cipher.create_chunk_cipher(2, 4), Module.DATA_PAGE, 5),
         (cipher.create_chunk_cipher(3, 5), Module.DATA_PAGE, 5),
         (cipher.create_chunk_cipher(3, 4), Module.DATA_PAGE_HEADER, 5),
         (cipher.create_chunk_cipher(3, 4), Module.DATA_PAGE, 6),
         (cipher.create_chunk_cipher(3, 4), Module.COLUMN_INDEX, None),
-        (other.create_chunk_cipher(3, 4), Module.DATA_PAGE, 5),
+        (other_cipher.create_chunk_cipher(3, 4), Module.DATA_PAGE, 5),
     ):
         with pytest.raises(ValueError, match="the key is wrong, or the file was changed"):
             chunk.decrypt(module, sealed, page)

@@ -177,6 +177,6 @@ def test_row_change_is_divided_into_its_source_and_values() -> None:
     assert parts.values == ("f(1, 2)", "CASE WHEN z = 1 THEN 'WHERE' END")
     assert parts.source == '"a,b".t WHERE x IN (1, 2)'
     assert divide_row_change("delete from t").source == "t"
-    for other in ("UPDATE t", "UPDATE t SET x", "DELETE t", "MERGE INTO t", "UPDATE t SET x ="):
+    for statement in ("UPDATE t", "UPDATE t SET x", "DELETE t", "MERGE INTO t", "UPDATE t SET x ="):
         with pytest.raises(UnsupportedInDuckDB):
-            divide_row_change(other)
+            divide_row_change(statement)

@@ -97,10 +97,10 @@ async def test_address_has_a_connection_limit_that_interrupts_no_request() -> No
                 await asyncio.sleep(0.01)
         third = await connect_to_proxy(stack, rig)
         assert (await third.answer())[0] == 429
-        other = await connect_to_proxy(stack, rig, "127.0.0.2")
-        await other.send(INFO_REQUEST)
+        other_client = await connect_to_proxy(stack, rig, "127.0.0.2")
+        await other_client.send(INFO_REQUEST)
         go.set()
-        for wire in (*wires, other):
+        for wire in (*wires, other_client):
             assert await wire.answer() == (200, b"late")
 
 

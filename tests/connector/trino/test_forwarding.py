@@ -346,10 +346,10 @@ async def test_statements_rotate_over_coordinators_and_each_stays_at_its_coordin
             page = {"Referer": f"http://proxy{prefixes[fake.url]}/ui/"}
             _, headers, _ = await rig.ask("GET", "/ui/api/stats", headers=page)
             assert headers["X-Fake"] == fake.url
-        async with run_proxy(first.url, reserve_dead_address()) as other:
-            status, _, body = await other.ask("GET", f"{prefixes[second.url]}/v1/statement/queued/1")
+        async with run_proxy(first.url, reserve_dead_address()) as other_proxy:
+            status, _, body = await other_proxy.ask("GET", f"{prefixes[second.url]}/v1/statement/queued/1")
             assert (status, b"No coordinator" in body) == (404, True)
-            assert (await other.ask("GET", f"{prefixes[first.url]}/v1/statement/queued/1"))[0] == 200
+            assert (await other_proxy.ask("GET", f"{prefixes[first.url]}/v1/statement/queued/1"))[0] == 200
 
 
 async def test_single_coordinator_gets_no_prefix() -> None:
@@ -364,7 +364,7 @@ async def test_statements_skip_an_unreachable_coordinator() -> None:
             body = b"x" * (300_000 if number % 2 else 10)
             status, _, _ = await rig.ask("POST", "/v1/statement", data=body)
             assert status == 200
-        assert [len(seen[3]) for seen in up.requests] == [10, 300_000, 10, 300_000]
+        assert [len(request[3]) for request in up.requests] == [10, 300_000, 10, 300_000]
         assert (await rig.ask("GET", "/v1/info"))[0] == 200
 
 

@@ -100,14 +100,14 @@ async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
 @pytest.mark.parametrize("several", [False, True])
 async def test_original_runs_if_the_rewritten_statement_fails(pages: list[Page], several: bool) -> None:
     async with (
-        run_fake_trino(make_script(*pages)) as other,
-        run_stage(make_script(*pages), *[other.url] * several) as (trino, rig),
+        run_fake_trino(make_script(*pages)) as other_trino,
+        run_stage(make_script(*pages), *[other_trino.url] * several) as (trino, rig),
     ):
         rows, error, plan_header = await fetch_result(rig)
         assert (rows, error) == ([["the original's"]], None)
         name = pages[-1]["error"]["errorName"]
         assert plan_header == ("planned" if name == "PERMISSION_DENIED" else f"original; {name}")
-        assert [len(trino.requests), len(other.requests)] == [2, 0]
+        assert [len(trino.requests), len(other_trino.requests)] == [2, 0]
         assert list_original_statements(trino) == [STATEMENT]
         _, _, counts = await rig.ask("GET", "/seamark/metrics")
         assert 'seamark_trino_statements_total{outcome="original"} 1.0' in counts.decode()

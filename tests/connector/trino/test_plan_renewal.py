@@ -63,10 +63,10 @@ async def list_renewed_plans(trino: ScriptedTrino, several: bool, slow_stage: st
     async with (
         AsyncExitStack() as stack,
         run_fake_seamark() as seamark,
-        run_fake_trino(lambda _: [END]) as other,
+        run_fake_trino(lambda _: [END]) as other_trino,
         run_proxy(
             trino.url,
-            *[other.url] * several,
+            *[other_trino.url] * several,
             seamark=seamark.url,
             lease_s=1,
             hold_s=0,

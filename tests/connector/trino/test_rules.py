@@ -16,8 +16,8 @@ AGGREGATED_INPUTS = PlanInputs({T: frozenset({"x"})}, aggregated=frozenset({T}))
 VIEW_INPUTS = PlanInputs({T: frozenset({"x"})}, views=frozenset({V}))
 
 
-def decide_by_rules(used: PlanInputs, *tables: dict[str, Any], **properties: Any) -> RuleDecision:
-    return check_access(json.dumps(build_rules(*tables, **properties)).encode(), used)
+def decide_by_rules(inputs: PlanInputs, *tables: dict[str, Any], **properties: Any) -> RuleDecision:
+    return check_access(json.dumps(build_rules(*tables, **properties)).encode(), inputs)
 
 
 @pytest.mark.parametrize(

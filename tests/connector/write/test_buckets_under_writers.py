@@ -255,7 +255,7 @@ def test_concurrent_upserts_of_a_key_in_an_old_and_a_new_bucket_conflict(
     """Both writers change key 5: one with the spec of 8 buckets, the other with 16. One of the writes is repeated."""
     create(client, spec=[("bucket[8]", 1)])
     upsert(client, "db.t", build_rows(*((key, "old") for key in range(40))), keys=["id"])
-    other = next(key for key in range(40) if compute_bucket(8, key) != compute_bucket(8, 5))
+    other_key = next(key for key in range(40) if compute_bucket(8, key) != compute_bucket(8, 5))
 
     def overtake() -> None:
         resize(client, "db.t", buckets=16)
@@ -268,12 +268,12 @@ def test_concurrent_upserts_of_a_key_in_an_old_and_a_new_bucket_conflict(
 
     def upsert_other_keys() -> None:
         resize(client, "db.t", buckets=32)
-        upsert(client, "db.t", build_rows((other, "theirs")), keys=["id"], mode=mode)
+        upsert(client, "db.t", build_rows((other_key, "theirs")), keys=["id"], mode=mode)
 
     run_before_commits(monkeypatch, upsert_other_keys)
     report = upsert(client, "db.t", build_rows((5, "again")), keys=["id"], mode=mode)
     assert (report.attempts, report.updated) == (1, 1)  # Writers of different buckets do not conflict.
     assert {row[0]: row[1] for row in read_rows(client)} == dict.fromkeys(range(40), "old") | {
         5: "again",
-        other: "theirs",
+        other_key: "theirs",
     }

@@ -269,8 +269,10 @@ def test_files_end_between_cells_of_the_curve(files: int, distinct: int) -> None
     sizes = np.diff([0, *np.searchsorted(keys, bounds), len(keys)]) * files / len(keys)
     assert sizes.min() >= 1 - FILE_SIZE_SPREAD_FRACTION - 0.1
     assert sizes.max() <= 1 + FILE_SIZE_SPREAD_FRACTION + 0.1
-    used = [np.flatnonzero(np.unpackbits(np.frombuffer(bound.ljust(4, b"\0"), np.uint8))).max() for bound in bounds]
-    assert max(used, default=0) < np.log2(files) + 4  # So many bits are enough to distinguish cells of one file.
+    last_bits = [
+        np.flatnonzero(np.unpackbits(np.frombuffer(bound.ljust(4, b"\0"), np.uint8))).max() for bound in bounds
+    ]
+    assert max(last_bits, default=0) < np.log2(files) + 4  # So many bits are enough to distinguish cells of one file.
 
 
 @pytest.mark.parametrize("curve", ["hilbert", "zorder"])

@@ -303,7 +303,7 @@ SHAPES = (
 )
 
 
-def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, every: int) -> None:
+def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, check_interval: int) -> None:
     """Run the steps with several writers while partition specs change, and check the snapshots.
 
     The rows are read with Seamark only, because PyIceberg does not support equality deletes.
@@ -311,20 +311,20 @@ def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, write
     note = f"seed {seed}, {shape}, {writers} writers"
     first = [shape.specs[0]] if shape.specs else []
     create(client, version=shape.version, spec=first, properties=dict(shape.properties))
-    steps_by_number = {early_step.number: early_step for early_step in draw_mixed_steps(random.Random(seed), count)}
-    turns = max(1, len(shape.specs))
+    steps_by_number = {step.number: step for step in draw_mixed_steps(random.Random(seed), count)}
+    spec_count = max(1, len(shape.specs))
     if first == [("identity", 2)]:  # Deletes for all partitions require an unpartitioned spec first.
-        early = [value for value in steps_by_number.values() if value.number <= count // turns + writers]
+        early = [step for step in steps_by_number.values() if step.number <= count // spec_count + writers]
         steps_by_number |= {
-            early_step.number: Step(early_step.number, early_step.kind, early_step.rows)
-            for early_step in early
-            if isinstance(early_step, EqualityDeleteStep)
+            step.number: Step(step.number, step.kind, step.rows)
+            for step in early
+            if isinstance(step, EqualityDeleteStep)
         }
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers + 1) as pool:
-        for round_number in range(turns):
+        for round_number in range(spec_count):
             worker_steps = [
-                value for value in steps_by_number.values() if value.number * turns // count == round_number
+                step for step in steps_by_number.values() if step.number * spec_count // count == round_number
             ]
             for start in range(0, len(worker_steps), writers):
                 at_once = zip(worker_steps[start : start + writers], clients, strict=False)
@@ -335,7 +335,7 @@ def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, write
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
     for own_client in clients:
         own_client.close()
-    check_snapshots(client, "t", steps_by_number, note, version=3, every=every, writers=writers)
+    check_snapshots(client, "t", steps_by_number, note, version=3, check_interval=check_interval, writers=writers)
 
 
 @pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -343,10 +343,10 @@ def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, write
 def test_every_snapshot_matches_its_history_with_equality_deletes(
     client: IndexClient, number: int, writers: int
 ) -> None:
-    run_steps(client, 10 * writers + number, SHAPES[number], 24, writers=writers, every=2)
+    run_steps(client, 10 * writers + number, SHAPES[number], 24, writers=writers, check_interval=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_every_snapshot_matches_a_long_history_with_equality_deletes(client: IndexClient, seed: int) -> None:
-    run_steps(client, seed, SHAPES[seed % len(SHAPES)], 100, writers=1 + seed % 4, every=4)
+    run_steps(client, seed, SHAPES[seed % len(SHAPES)], 100, writers=1 + seed % 4, check_interval=4)

@@ -157,7 +157,14 @@ def evolve(client: IndexClient, name: str, transform: str, source: int, number: 
 
 
 def check_snapshots(
-    client: IndexClient, name: str, taken_steps: dict[int, Step], note: str, *, version: int, every: int, writers: int
+    client: IndexClient,
+    name: str,
+    taken_steps: dict[int, Step],
+    note: str,
+    *,
+    version: int,
+    check_interval: int,
+    writers: int,
 ) -> None:
     """Check each snapshot with Seamark's reader, and every few snapshots with PyIceberg if it supports the version."""
     metadata = json.loads(client.load_table(f"db.{name}", history=True).metadata)
@@ -176,9 +183,9 @@ def check_snapshots(
                 expected, snapshot_id = list_model_rows(model), snapshot["snapshot-id"]
                 message = f"{note}, after step {taken_steps[number]}"
                 is_last = place == len(snapshots) - 1
-                if place % every == 0 or is_last:
+                if place % check_interval == 0 or is_last:
                     assert read_rows(client, f"db.{name}", At(snapshot_id=snapshot_id)) == expected, message
-                if pyiceberg_table is not None and (place % (5 * every) == 0 or is_last):
+                if pyiceberg_table is not None and (place % (5 * check_interval) == 0 or is_last):
                     rows = pyiceberg_table.scan(snapshot_id=snapshot_id, selected_fields=COLUMNS).to_arrow()
                     assert [
                         tuple(value.values()) for value in rows.select(COLUMNS).sort_by("id").to_pylist()
@@ -225,23 +232,21 @@ SHAPES = (
 
 
 def run_steps(
-    client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, every: int, name: str = "t"
+    client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, check_interval: int, name: str = "t"
 ) -> None:
     note = f"seed {seed}, {shape}"
     rng = random.Random(seed)
     first = [shape.specs[0]] if shape.specs and shape.specs[0][0] else []
     create(client, name, version=shape.version, spec=first, properties=dict(shape.properties))
-    steps_by_number = {
-        open_client.number: open_client for open_client in draw_steps(rng, count, MODES, unlocated=shape.by_key)
-    }
-    turns = max(1, len(shape.specs))
+    steps_by_number = {step.number: step for step in draw_steps(rng, count, MODES, unlocated=shape.by_key)}
+    spec_count = max(1, len(shape.specs))
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers) as pool:
-        for round_number in range(turns):
+        for round_number in range(spec_count):
             if round_number:
                 evolve(client, name, *shape.specs[round_number], round_number)
             worker_steps = [
-                value for value in steps_by_number.values() if value.number * turns // count == round_number
+                step for step in steps_by_number.values() if step.number * spec_count // count == round_number
             ]
             for start in range(0, len(worker_steps), writers):
                 at_once = zip(worker_steps[start : start + writers], clients, strict=False)
@@ -254,7 +259,9 @@ def run_steps(
                     rng.choice(worker_steps[:start]).repeat(clients[0], f"db.{name}")
     for open_client in clients:
         open_client.close()
-    check_snapshots(client, name, steps_by_number, note, version=shape.version, every=every, writers=writers)
+    check_snapshots(
+        client, name, steps_by_number, note, version=shape.version, check_interval=check_interval, writers=writers
+    )
 
 
 QUICK = (1,)
@@ -266,10 +273,10 @@ QUICK = (1,)
     "number", [pytest.param(number, marks=[] if number in QUICK else pytest.mark.slow) for number in range(len(SHAPES))]
 )
 def test_every_snapshot_matches_its_history(client: IndexClient, number: int, writers: int) -> None:
-    run_steps(client, 100 * writers + number, SHAPES[number], examples(30, 10), writers=writers, every=1)
+    run_steps(client, 100 * writers + number, SHAPES[number], examples(30, 10), writers=writers, check_interval=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_every_snapshot_matches_a_long_history_of_several_writers(client: IndexClient, seed: int) -> None:
-    run_steps(client, seed, SHAPES[seed % len(SHAPES)], 120, writers=1 + seed % 4, every=3)
+    run_steps(client, seed, SHAPES[seed % len(SHAPES)], 120, writers=1 + seed % 4, check_interval=3)

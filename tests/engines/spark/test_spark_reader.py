@@ -232,10 +232,10 @@ def test_reader_returns_the_rows_of_icebergs_reader(rig: ReaderSession, table: s
     expected = collect_rows(native.where(where).select("id", "text", "_file", "_pos"))
     assert collect_rows(rig.load_with_seamark(table, where=where, columns="id, text, _file,_pos")) == expected
     # Several queries use one `load()`. A filter of one query must not affect the next query.
-    for other in ("id = 17", "true"):
-        assert collect_rows(seamark_frame.where(other).select("id")) == collect_rows(
-            native.where(other).select("id")
-        ), other
+    for other_condition in ("id = 17", "true"):
+        assert collect_rows(seamark_frame.where(other_condition).select("id")) == collect_rows(
+            native.where(other_condition).select("id")
+        ), other_condition
     assert rig.load_with_seamark(table, where=where, limit=3).count() == 3
     assert collect_rows(rig.load_with_seamark(table, "text string, id bigint").limit(1000)) == collect_rows(
         native.select("text", "id")
@@ -440,10 +440,10 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(
     assert collect_rows(partial_answer) == collect_rows(rig.run_sql(f"SELECT v, id FROM {{db}}.big WHERE {where}"))
     all_rows = read(rig.spark, "reads.db.big", "k > 77", columns=columns)
     assert collect_rows(all_rows) == collect_rows(rig.run_sql("SELECT v, id FROM {db}.big WHERE k > 77"))
-    for other in (None, "k > 77", "id = 5", "upper(v) = 'A'"):
-        frame = read(rig.spark, "reads.db.big", other)
+    for condition in (None, "k > 77", "id = 5", "upper(v) = 'A'"):
+        frame = read(rig.spark, "reads.db.big", condition)
         assert "seamark" not in format_plan(frame)
-        assert frame.count() == rig.run_sql(f"SELECT * FROM {{db}}.big WHERE {other or 'true'}").count()
+        assert frame.count() == rig.run_sql(f"SELECT * FROM {{db}}.big WHERE {condition or 'true'}").count()
     first = rig.list_snapshots("big")[0]
     assert collect_rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == expected
     # Both readers support a time, and names in any case.

@@ -393,10 +393,10 @@ def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: UpsertT
     rig.create("named")
     model: Model = {number: ("a", number, number) for number in range(5)}
     write(rig.frame(model), "db.named", client=rig.client)
-    other = rig.frame({1: ("other", 7, 7), 9: ("a", 9, 9)})
+    other_rows = rig.frame({1: ("other", 7, 7), 9: ("a", 9, 9)})
     with pytest.raises(Unwritable, match="no identifier fields; name the key columns"):
-        rig.delete(other, "named")
-    assert rig.delete(other, "named", keys=["id"]).deleted == 1
+        rig.delete(other_rows, "named")
+    assert rig.delete(other_rows, "named", keys=["id"]).deleted == 1
     rig.run_sql("ALTER TABLE {db}.named SET IDENTIFIER FIELDS id")
     assert rig.delete(rig.frame({2: ("other", 7, 7)}), "named").deleted == 1
     assert rig.delete(rig.frame({3: ("other", 7, 7)}), "named", **TASKS).deleted == 1

@@ -327,9 +327,9 @@ def test_stream_with_an_older_checkpoint_fails_and_one_with_a_new_checkpoint_con
     with pytest.raises(PySparkException, match=r"batch 1 of this query.* up to 2: the checkpoint is older"):
         replace(stream, checkpoint=tmp_path / "restored").run()
     assert (stream.read_ids(), rig.list_files("older")) == ([*range(30)], files)
-    other = replace(stream, input_folder=tmp_path / "other", checkpoint=tmp_path / "new")
-    other.arrive(100, 105)
-    other.run()
+    other_stream = replace(stream, input_folder=tmp_path / "other", checkpoint=tmp_path / "new")
+    other_stream.arrive(100, 105)
+    other_stream.run()
     assert stream.read_ids() == [*range(30), *range(100, 105)]
 
 

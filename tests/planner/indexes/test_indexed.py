@@ -280,8 +280,8 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Indexed
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", [4, 1])
     second_index = await table.index("b", [1])
-    other = Table(rig.folder / "other")
-    other.commit(1, [other.write_manifest("a", [0])])
+    other_table = Table(rig.folder / "other")
+    other_table.commit(1, [other_table.write_manifest("a", [0])])
     planning = await rig.open_planning()
     view = await planning.planner.view(table.metadata, ScanRequest())
     ids = FileIds(view)
@@ -298,7 +298,7 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Indexed
     assert (part_of[4], file_of[4]) == (0, 0)
     assert (part_of[1], file_of[1]) in ((0, 1), (1, 0))
     assert part_of[0] == -1
-    elsewhere = await planning.planner.view(other.metadata, ScanRequest())
+    elsewhere = await planning.planner.view(other_table.metadata, ScanRequest())
     assert Coverage(FileIds(elsewhere), files).parts == ()
     assert Coverage(ids, []).uncovered.tolist() == [1] * 6
 
@@ -345,9 +345,9 @@ async def test_plan_reports_what_each_index_pruned(rig: IndexedPlans, kind: str)
     (use,) = scan.indexes
     assert (use.name, use.kind) == ("i", kind)
     assert use.files_removed >= 1
-    used = planning.usage.find_usage(table.metadata.table_uuid, table.definitions["i"].id)
-    assert used is not None
-    assert used.plans == 2
+    usage = planning.usage.find_usage(table.metadata.table_uuid, table.definitions["i"].id)
+    assert usage is not None
+    assert usage.plans == 2
 
 
 async def test_plan_skips_an_index_that_loads_slowly_and_the_next_plan_uses_it(rig: IndexedPlans) -> None:
@@ -626,12 +626,12 @@ async def test_diverged_copies_of_a_table_keep_separate_index_definitions(rig: I
     document: dict[str, Any] = json.loads(json.dumps(table.table._build_json()))
     document["properties"] = dict(table.metadata.properties)
     document["schemas"][0]["fields"][0]["name"], document["schemas"][0]["fields"][1]["name"] = "day", "id"
-    other = decode_table(json.dumps(document).encode(), "file:///other")
-    assert isinstance(other, TableMetadata)
+    other_metadata = decode_table(json.dumps(document).encode(), "file:///other")
+    assert isinstance(other_metadata, TableMetadata)
     entry = await table.build_entry()
     swapped = ScanRequest(filter=parse_expression({"type": "eq", "term": "day", "value": 13}))
     for _ in range(2):
-        scan = await planning.planner.bind_and_plan(other, swapped, entry)
+        scan = await planning.planner.bind_and_plan(other_metadata, swapped, entry)
         assert (list_file_numbers(scan), [use.name for use in scan.indexes]) == ([], ["k"])
         own_tasks = await rig.scan(planning, build_and_filter(build_eq_filter(13), build_eq_filter(15)))
         assert {use.name for use in own_tasks.indexes} == {"b"}

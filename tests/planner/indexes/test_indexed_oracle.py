@@ -107,24 +107,24 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
             judging = asyncio.create_task(asyncio.to_thread(plan_with_java, java, random_cases))
             async with open_planning(folder, registry) as planning:
                 plain, indexed = await _plan_cases(planning, random_cases, lakes, counts)
-            afar = await _plan_by_ranges(folder, registry, random_cases, lakes)
-            damaged = await _plan_with_damage(folder, registry, random_cases, lakes, counts)
-            for case, without, plan, distant, spoilt, (filtered, unfiltered) in zip(
-                random_cases, plain, indexed, afar, damaged, await judging, strict=True
+            range_plans = await _plan_by_ranges(folder, registry, random_cases, lakes)
+            damaged_plans = await _plan_with_damage(folder, registry, random_cases, lakes, counts)
+            for case, plain_plan, plan, range_plan, damaged_plan, (filtered, unfiltered) in zip(
+                random_cases, plain, indexed, range_plans, damaged_plans, await judging, strict=True
             ):
-                assert set(plan) <= set(distant) <= set(without), (
+                assert set(plan) <= set(range_plan) <= set(plain_plan), (
                     f"the plan by ranges must keep at least the files of the plan by whole index files\n{case}"
                 )
-                assert all(without.get(path) == task for path, task in plan.items()), (
+                assert all(plain_plan.get(path) == task for path, task in plan.items()), (
                     f"indexes must not change a planned file or add one\n{case}"
                 )
-                assert set(plan) <= set(spoilt) <= set(without), (
+                assert set(plan) <= set(damaged_plan) <= set(plain_plan), (
                     f"a plan with damaged indexes must keep at least the files of the plan with intact indexes\n{case}"
                 )
                 counts += judge(case, plan, filtered, unfiltered)
-                counts["kept without indexes"] += len(without)
-                counts["kept with damaged indexes"] += len(spoilt)
-                counts["kept from afar"] += len(distant)
+                counts["kept without indexes"] += len(plain_plan)
+                counts["kept with damaged indexes"] += len(damaged_plan)
+                counts["kept from afar"] += len(range_plan)
             for seed in chunk:
                 shutil.rmtree(folder / str(seed))
     return counts
@@ -150,10 +150,10 @@ async def _plan_cases(
         indexed.append(await plan_with_seamark(planning.planner, case, await lakes[case.lake.seed].build_entry()))
     for lake in lakes.values():
         for definition in lake.definitions:
-            used = planning.usage.find_usage(lake.metadata.table_uuid, definition.id)
-            if used is not None:
-                counts[f"asked {definition.kind}"] += used.plans
-                counts[f"removed by {definition.kind}"] += used.files_removed
+            usage = planning.usage.find_usage(lake.metadata.table_uuid, definition.id)
+            if usage is not None:
+                counts[f"asked {definition.kind}"] += usage.plans
+                counts[f"removed by {definition.kind}"] += usage.files_removed
     assert (planning.indexes.failures, planning.indexes.quarantined) == (0, 0)
     return plain, indexed
 

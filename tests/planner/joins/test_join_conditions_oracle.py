@@ -228,7 +228,7 @@ async def check_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, count
             "POST", f"/api/v1/tables/db/{table_names['fact']}/explain", {"joins": requests, "files": True}
         )
         assert answer.status == 200, (seed, answer.raw, requests)
-        used = {
+        used_transforms = {
             join_request.get("transform", "equal")
             for join_request, outcome in zip(requests, answer.json["joins"], strict=True)
             if outcome["used"]
@@ -241,7 +241,7 @@ async def check_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, count
             answer.json["joins"],
             requests,
         )
-        counts += Counter(used)
+        counts += Counter(used_transforms)
         counts += Counter(next(iter(item["on"])) for item in requests if item.get("transform") == "range")
         kept_paths = {paths[item["file-path"]] for item in answer.json["kept"]}
         expected = {file for (file,) in con.execute(f"SELECT DISTINCT file FROM fact WHERE {report}").fetchall()}

@@ -118,10 +118,10 @@ def read_data_files(manifests: Sequence[Record], version: int) -> dict[str, Reco
 
 def assert_same(record: Record, original: Record, note: str) -> None:
     record, original = dict(record), dict(original)
-    mine, theirs = record.pop("partition"), original.pop("partition")
-    assert mine.keys() == theirs.keys(), note
-    for key, value in mine.items():
-        expected = theirs[key]
+    partition, original_partition = record.pop("partition"), original.pop("partition")
+    assert partition.keys() == original_partition.keys(), note
+    for key, value in partition.items():
+        expected = original_partition[key]
         days = isinstance(value, int) and isinstance(expected, int) and value in {expected * item for item in DAYS}
         wider = isinstance(value, bytes) and int.from_bytes(value, "big", signed=True) == int.from_bytes(
             expected or b"", "big", signed=True

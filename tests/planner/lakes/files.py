@@ -68,7 +68,7 @@ class FileMaker:
         count = 0 if rng.random() < 0.02 or (like is not None and not like.rows) else rng.choice([1, 1, 2, 3, 5, 8])
         rows = [self._build_row(schema.fields, draw) for _ in range(count)]
         leaves = schema.leaves()
-        metrics = {key: draw_metrics(rng, of.kind, [row.get(key) for row in rows]) for key, of in leaves.items()}
+        metrics = {key: draw_metrics(rng, leaf.kind, [row.get(key) for row in rows]) for key, leaf in leaves.items()}
         offsets = rng.choice([None, [4], [4, 1_000_000], []])
         return DataFile(
             path=self._create_path("data", ".parquet"),
@@ -78,7 +78,7 @@ class FileMaker:
             partition=partition,
             record_count=count,
             size=rng.randint(400, 5_000_000_000),
-            metrics={key: of for key, of in metrics.items() if of != ColumnMetrics()},
+            metrics={key: value for key, value in metrics.items() if value != ColumnMetrics()},
             split_offsets=offsets,
             rows=rows,
             written=frozenset(columns),
@@ -131,8 +131,10 @@ class FileMaker:
             def compute_keys(value: Any, transforms: list[str] = transforms, kind: str = kinds[source]) -> list[str]:
                 return [repr(partitioning.apply(transform, kind, value)) for transform in transforms]
 
-            alike = [other for other in draw.choices[source] if compute_keys(other) == compute_keys(value)]
-            draw.choices[source] = alike or [value]
+            equal_values = [
+                candidate for candidate in draw.choices[source] if compute_keys(candidate) == compute_keys(value)
+            ]
+            draw.choices[source] = equal_values or [value]
 
     def _build_row(self, fields: tuple[Field, ...], draw: _Draw) -> Row:
         row: Row = {}
@@ -188,7 +190,9 @@ class FileMaker:
         metrics = {column.id: draw_metrics(rng, column.kind, columns[column.id]) for column in chosen_files}
         delete = self._build_delete_file(EQUALITY_DELETES, spec_id, partition, len(ordered))
         ids = [column.id for column in chosen_files]
-        kept_metrics = {key: of for key, of in metrics.items() if of != ColumnMetrics()}
+        kept_metrics = {
+            key: column_metrics for key, column_metrics in metrics.items() if column_metrics != ColumnMetrics()
+        }
         return [replace(delete, equality_ids=ids, keys=tuple(ordered), metrics=kept_metrics)]
 
     def _choose_key(self, column: LakeColumn, row: Row) -> Any:

@@ -245,7 +245,7 @@ class IndexedLake:
                 self.metadata.table_uuid,
                 definition,
                 [file for file, _ in listed_files],
-                [made for _, made in listed_files],
+                [written_file for _, written_file in listed_files],
             )
         )
         path.write_bytes(data)
@@ -488,7 +488,10 @@ class IndexedTable:
         path.parent.mkdir(parents=True, exist_ok=True)
         data = b"".join(
             encode_index_file(
-                self.metadata.table_uuid, definition, [file for file, _ in entries], [made for _, made in entries]
+                self.metadata.table_uuid,
+                definition,
+                [file for file, _ in entries],
+                [written_file for _, written_file in entries],
             )
         )
         path.write_bytes(data)

@@ -162,7 +162,11 @@ def build_entry_schema(version: int, style: Style, content: int, partition: dict
 
 
 def _list_by_column(metrics: dict[int, ColumnMetrics], name: str) -> list[dict[str, Any]] | None:
-    pairs = [{"key": key, "value": getattr(of, name)} for key, of in metrics.items() if getattr(of, name) is not None]
+    pairs = [
+        {"key": key, "value": getattr(column_metrics, name)}
+        for key, column_metrics in metrics.items()
+        if getattr(column_metrics, name) is not None
+    ]
     return pairs or None
 
 

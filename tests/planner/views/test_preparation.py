@@ -124,20 +124,26 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
     rng = random.Random(seed)
     lake = SnapshotTable(tmp_path / "t", rng)
     memory = rng.choice([1 << 30, 1 << 30, 120_000])
-    async with open_test_planner(tmp_path, plan_memory_bytes=memory) as planner, open_test_planner(tmp_path) as other:
+    async with (
+        open_test_planner(tmp_path, plan_memory_bytes=memory) as planner,
+        open_test_planner(tmp_path) as other_planner,
+    ):
 
         async def check(metadata: TableMetadata, record_counts: dict[int, int]) -> None:
             low, day = rng.randrange(lake.files), rng.randrange(DAYS)
             filter, expected = rng.choice(
                 [
                     (make_between(low, low + 5), {number for number in record_counts if low <= number <= low + 5}),
-                    (build_day_filter(day), {number for number, of in record_counts.items() if of == day}),
+                    (
+                        build_day_filter(day),
+                        {number for number, record_count in record_counts.items() if record_count == day},
+                    ),
                     (True, set(record_counts)),
                 ]
             )
             actual_plan, other_plan = (
                 await plan_table(planner, metadata, filter),
-                await plan_table(other, metadata, filter),
+                await plan_table(other_planner, metadata, filter),
             )
             assert sorted(list_file_numbers(actual_plan)) == sorted(expected), f"seed {seed}"
             assert encode_tasks(actual_plan) == encode_tasks(other_plan), f"seed {seed}"
