@@ -62,18 +62,18 @@ def build_view_path(namespace_url: str, name: str) -> str:
 
 
 def set_property(namespace_url: str, name: str, key: str, value: str) -> Request:
-    """Return a commit that changes one property and has no requirements.
+    """Return a commit request that sets one property and has no requirements.
 
-    Two of these commits never conflict by content.
+    Two commits without requirements never conflict.
     """
     body = {"requirements": [], "updates": [{"action": "set-properties", "updates": {key: value}}]}
     return build_request("POST", build_table_path(namespace_url, name), body, label="set property", tolerated=(409,))
 
 
 def build_snapshot(snapshot_id: int, parent: int | None, sequence: int, location: str, at_ms: int) -> dict[str, Any]:
-    """Return a snapshot as an engine's append writes it.
+    """Return a snapshot as an append of an engine writes it.
 
-    Its manifest list does not exist: catalogs do not read that file.
+    Its manifest list does not exist, because catalogs do not read that file.
     """
     document: dict[str, Any] = {
         "sequence-number": sequence,
@@ -111,7 +111,7 @@ def append(
     sequence: int,
     at_ms: int,
 ) -> Request:
-    """Return the commit of an append. It adds one snapshot and moves `main` to the snapshot.
+    """Return the commit request of an append, which adds one snapshot and makes it the head of `main`.
 
     The commit has the requirements that engines send. The request accepts 409 as an answer.
     """

@@ -1,4 +1,4 @@
-"""The best times that this machine allows, measured in the same run as the results that they are compared with."""
+"""Lower limits of times on this machine, measured in the same run as the results that are compared with them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def copy_ms(body: bytes, times: int = 50) -> float:
 
 
 class _Echo(asyncio.Protocol):
-    """A server that answers any bytes with the same prepared bytes: no routing, no parsing, no work."""
+    """A server that answers any bytes with the prepared `answer`, without routing or parsing."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
@@ -82,9 +82,9 @@ async def _run_bare_server(body: bytes) -> AsyncIterator[int]:
 
 
 async def transfer_ms(body: bytes, times: int = 50) -> float:
-    """Return the median milliseconds to send `body` from a bare socket to our client.
+    """Return the median milliseconds to send `body` from a plain socket to the client of the benchmarks.
 
-    Both run in this process. The result is the time of the transfer alone.
+    Server and client run in this process, so the result is the time of the transfer alone.
     """
     sample = Sample()
     async with _run_bare_server(body) as port:

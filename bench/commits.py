@@ -97,13 +97,13 @@ def _format_count(number: int, noun: str) -> str:
 
 
 def touch_each(names: list[str]) -> Worker:
-    """Set a property of each table in turn."""
+    """Return a worker that sets a property of each table in turn."""
     for number, name in enumerate(itertools.cycle(names)):
         yield bodies.set_property(NAMESPACE, name, "bench.touched", str(number))
 
 
 def change_each(names: list[str]) -> Worker:
-    """Add a file to each table in turn, through Seamark's own route. Nothing reads the file."""
+    """Return a worker that adds a file to each table in turn, through Seamark's own route. Nothing reads the file."""
     locations: dict[str, str] = {}
     for number, name in enumerate(itertools.cycle(names)):
         if name not in locations:
@@ -124,7 +124,10 @@ def change_each(names: list[str]) -> Worker:
 
 
 def append_each(names: list[str]) -> Worker:
-    """Append to each table in turn. Each append starts from the last snapshot that the worker knows."""
+    """Return a worker that appends to each table in turn.
+
+    Each append starts from the last snapshot that the worker knows.
+    """
     heads: dict[str, tuple[str, str, int | None, int, int]] = {}
     for name in itertools.cycle(names):
         if name not in heads:

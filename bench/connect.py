@@ -1,7 +1,6 @@
-"""Text to paste that connects Spark, PyIceberg, Trino or DuckDB to a running server.
+"""Shell commands, programs and SQL that connect Spark, PyIceberg, Trino or DuckDB to a running server.
 
-`tests/bench` runs the PyIceberg text unchanged, and compares the Spark text with the session of the
-tests.
+`tests/bench` runs the PyIceberg program unchanged, and compares the Spark options with the session of the tests.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def format_spark(uri: str, jars: Iterable[Path], table: str) -> str:
 
 
 def format_pyiceberg(uri: str, table: str) -> str:
-    """Return a complete Python program."""
+    """Return a complete Python program that reads some rows of `table`."""
     return (
         "from pyiceberg.catalog import load_catalog\n"
         f'catalog = load_catalog("{CATALOG}", type="rest", uri="{uri}")\n'
@@ -37,7 +36,7 @@ def format_pyiceberg(uri: str, table: str) -> str:
 
 
 def format_trino(uri: str, table: str) -> str:
-    """Return a catalog file and a query. Trino must run on this machine, because the files are local."""
+    """Return a catalog file for Trino and a query. Trino must run on this machine, because the files are local."""
     lines = {
         "connector.name": "iceberg",
         "iceberg.catalog.type": "rest",
@@ -50,7 +49,7 @@ def format_trino(uri: str, table: str) -> str:
 
 
 def format_duckdb(uri: str, table: str) -> str:
-    """Return SQL for DuckDB's shell; INSTALL downloads the extension once."""
+    """Return SQL for DuckDB's shell. INSTALL downloads the extension once."""
     return (
         "INSTALL iceberg; LOAD iceberg;\n"
         f"ATTACH '' AS {CATALOG} (TYPE iceberg, ENDPOINT '{uri}', ACCESS_DELEGATION_MODE 'none', "

@@ -40,16 +40,16 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         await make_many(server, 100 if quick else TABLES)
         await make_large(server, 1000 if quick else FILES)
         for case, address in PAGES.items():
-            await _visit(browser, server, address)
-            samples = [await _visit(browser, server, address) for _ in range(visits)]
+            await _measure_visit(browser, server, address)
+            samples = [await _measure_visit(browser, server, address) for _ in range(visits)]
             firsts, wholes = zip(*samples, strict=True)
             report.add(case, "first paint", "ms", {OURS: list(firsts)}, _read_latency_ms, goal=GOAL_MS)
             report.add(case, "all data", "ms", {OURS: list(wholes)}, _read_latency_ms)
     return report
 
 
-async def _visit(browser: Browser, server: RunningServer, address: str) -> tuple[Sample, Sample]:
-    """Return the times until the first paint and until nothing loads."""
+async def _measure_visit(browser: Browser, server: RunningServer, address: str) -> tuple[Sample, Sample]:
+    """Visit a page, and return the times until the first paint and until the last response."""
     async with open_page(browser, server.url) as page:
         started_s = time.perf_counter()
         await page.open(address)

@@ -18,8 +18,10 @@ from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.trino.points import INDEX_KIND_BY_COLUMN, NAMESPACE, ORDERED, ROWS, TABLE, compute_key, run_points
 
 FILES, KEYS, WARM = 10_000, 5, 1
+"""The number of files, of measured keys for each column, and of keys before the measurement."""
 DIRECT = "duckdb"
 GOAL = 20
+"""The goal: how many times faster than DuckDB alone."""
 COLUMNS = {
     **{column: f"by {kind} index" for column, kind in INDEX_KIND_BY_COLUMN.items()},
     ORDERED: "by min and max, in order",

@@ -1,9 +1,9 @@
-"""Measure what the objects gateway costs: it reads ranges through the gateway and directly, alternately.
+"""Measure what the objects gateway costs: compare reads of ranges through the gateway with direct reads.
 
-Each pair reads the same object from the same store: first a real S3 server, then the same server behind a
-proxy that delays each answer as a store in the cloud does (15 ms in the median, up to 200 ms). The gateway
-over a folder is compared with the S3 server over a folder. The client sends presigned requests, so it does
-not sign.
+The two kinds of reads alternate. Each pair reads the same object from the same store: first a real S3 server, then the
+same server behind a proxy that delays each answer as a store in the cloud does (15 ms in the median, up to 200 ms).
+The gateway over a folder is compared with the S3 server over a folder. The requests are presigned in advance, so the
+time contains no signing.
 
     python -m bench.gateway
 """
@@ -48,10 +48,11 @@ _START = re.compile(rb"\r\nrange: *bytes=([0-9]*)", re.IGNORECASE)
 class Delays:
     """Log-normal delays of requests.
 
-    The n-th presigned request for a number of bytes, which a client sends itself, and the n-th request of the
-    gateway, which signs in a header, have the same delay. A read through the gateway and the direct read
-    therefore wait equally long, and the difference is the cost of the gateway. With 60 independent pairs, the
-    medians would differ by a fifth by chance.
+    The n-th request of the client (presigned) and the n-th request of the gateway (signed in a header) for the same
+    number
+    of bytes have the same delay. A read through the gateway and the direct read therefore wait equally long, and the
+    difference is the cost of the gateway. With 60 pairs of independent delays, the medians would differ by a fifth by
+    chance.
     """
 
     def __init__(self, seed: int, sigma: float) -> None:
@@ -59,10 +60,7 @@ class Delays:
         self._requests: Counter[tuple[str, bool]] = Counter()
 
     def of(self, request: bytes) -> float:
-        """Return the delay in seconds.
-
-        `request` begins with the head of a request.
-        """
+        """Return the delay in seconds of `request`, which begins with the head of an HTTP request."""
         start, target = _START.search(request), request.partition(b" HTTP/")[0]
         context = f"{target.partition(b'?')[0]!r} {start and start[1]!r}"
         queries = context, b"X-Amz-Signature=" in target
@@ -113,11 +111,10 @@ def _run_delaying_proxy(store: str, delays: Delays, rate: float, port: int) -> N
 
 @contextmanager
 def run_delaying_store(store: str, seed: int, *, sigma: float = SIGMA, rate: float = 0) -> Iterator[str]:
-    """Run a proxy before `store` that delays each request, and yield its URL.
+    """Run a proxy in front of `store` that delays each request, and yield the proxy's URL.
 
-    The delays are log-normal: 15 ms in the median, 200 ms at the 99.9th percentile. With a `sigma` of 0 all are equal.
-    The proxy is a separate process: a thread would slow down the client that measures.
-
+    The delays are log-normal: 15 ms in the median, 200 ms at the 99.9th percentile. If `sigma` is 0, all are equal.
+    The proxy is a separate process, because a thread would slow down the client that measures.
     Args:
         rate: The maximum bytes per second of each connection; 0 means no limit.
     """
@@ -154,10 +151,10 @@ def build_reader(client: Any, keys: Keys, size: int, name: str = "o") -> Callabl
 
     def read(number: int) -> float:
         start = number * size % (OBJECT_BYTES - size + 1)
-        begun = time.perf_counter()
+        began_s = time.perf_counter()
         connection.request("GET", f"{url.path}?{url.query}", headers={"Range": f"bytes={start}-{start + size - 1}"})
         data = connection.getresponse().read()
-        elapsed = time.perf_counter() - begun
+        elapsed = time.perf_counter() - began_s
         assert len(data) == size, data[:300]
         return elapsed
 
@@ -167,11 +164,14 @@ def build_reader(client: Any, keys: Keys, size: int, name: str = "o") -> Callabl
 def compare(
     seamark_ms: Callable[[int], float], peer_ms: Callable[[int], float], rounds: int
 ) -> tuple[list[float], list[float]]:
-    """Return the seconds of both, read alternately: the same ranges, and on average the same delays."""
+    """Read ranges through the gateway and directly, alternately, and return the seconds of the reads of both.
+
+    Both read the same ranges, with the same delays on average.
+    """
     for number in range(3):
         seamark_ms(number), peer_ms(number)
     pairs = [(seamark_ms(n), peer_ms(n)) if n % 2 else (peer_ms(n), seamark_ms(n))[::-1] for n in range(rounds)]
-    return [one for one, _ in pairs], [other for _, other in pairs]
+    return [seamark_s for seamark_s, _ in pairs], [peer_s for _, peer_s in pairs]
 
 
 def _read_cpu_ms(pid: int) -> float:
@@ -182,10 +182,10 @@ def _read_cpu_ms(pid: int) -> float:
 
 
 def measure(report: Report, case: str, rig: GatewayRig, s3: S3, rounds: int) -> None:
-    """Measure a case.
+    """Measure the reads of a case, and add its rows to the report.
 
     Args:
-        s3: The store at the address that the peer uses.
+        s3: The store at the address that direct reads use.
     """
     keys, peer = rig.create_table(f"t{case.replace(' ', '')}"), "direct"
     at_store = replace(keys, endpoint=s3.endpoint, access_key=s3.access_key, secret=s3.secret_key, token="")
@@ -204,10 +204,10 @@ def measure(report: Report, case: str, rig: GatewayRig, s3: S3, rounds: int) -> 
                 ("seamark", rig.seamark.pid, read_range),
                 (peer, s3.process.pid, build_reader(store_client, at_store, size)),
             ):
-                before = _read_cpu_ms(pid)
+                cpu_ms_before = _read_cpu_ms(pid)
                 for number in range(rounds):
                     work(number)
-                cpu_ms[server] = (_read_cpu_ms(pid) - before) / rounds
+                cpu_ms[server] = (_read_cpu_ms(pid) - cpu_ms_before) / rounds
             report.rows.append(Row(f"{case}, {label}", "CPU of the server", "ms", cpu_ms, peer=peer))
             for name, aggregate in (("median", statistics.median), ("mean", statistics.fmean)):
                 values = {"seamark": aggregate(seamark_ms) * 1000, peer: aggregate(peer_ms) * 1000}
@@ -226,13 +226,13 @@ def main() -> None:
         slow = stack.enter_context(run_delaying_store(s3.endpoint, 1))
         with open_rig(Path(folder) / "near", s3) as rig:
             measure(report, "store on this machine", rig, s3, rounds)
-            before = psutil.Process(rig.seamark.pid).memory_info().rss
+            bytes_before = psutil.Process(rig.seamark.pid).memory_info().rss
         slow_store = S3(slow, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
         with open_rig(Path(folder) / "far", s3, SEAMARK_S3_ENDPOINT=slow) as rig:
             measure(report, "store with 15 ms", rig, slow_store, rounds)
         with open_rig(Path(folder) / "folder", None) as rig:
             measure(report, "folder", rig, s3, rounds)
-    report.bounds["memory of the server after all reads of a store"] = f"{before >> 20} MiB"
+    report.bounds["memory of the server after all reads of a store"] = f"{bytes_before >> 20} MiB"
     report.notes.append(
         "`direct` is versitygw over a folder of the same disk, with connections that stay open. One connection,"
         " presigned requests, and objects that the gateway does not cache."

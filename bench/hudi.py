@@ -1,6 +1,6 @@
 """Run Hudi 1.2 on PySpark 3.5 in `local[2]`, in a separate process.
 
-`make hudi` downloads both. The process reads lines of JSON and writes an answer for each line.
+`make hudi` downloads both. The process reads lines of JSON, and writes one answer for each line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HudiSession:
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """Return the next answer, or the next message that no request caused."""
+        """Return the next answer, or the next message that the session sends without a request."""
         assert self._child.stdout is not None
         line = self._child.stdout.readline()
         if not line:
@@ -53,7 +53,7 @@ def _find_jars() -> list[Path]:
 
 @contextmanager
 def open_session(module: str, folder: Path, *arguments: str) -> Iterator[HudiSession]:
-    """Run `module` with Hudi's jar, a scratch folder and the other arguments.
+    """Run `module` in a process with the path of Hudi's jar, a scratch folder and `arguments`.
 
     The process ends with the block.
     """

@@ -1,9 +1,9 @@
 """How fast is loadTable when the table has 10,000 snapshots?
 
-The table is a crafted metadata file (about 8 MB) that each server registers. One connection sends four kinds of
+The table is a generated metadata file (about 8 MB) that each server registers. One connection sends four kinds of
 requests: only the snapshots that references name (`snapshots=refs`, which engines request first), all snapshots, all
-snapshots compressed (as engines accept them), and all snapshots with the current ETag. The bench then measures a commit
-to this table.
+snapshots compressed (as engines accept them), and all snapshots with the current ETag. The benchmark then measures
+commits to this table.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def register_history(target: BenchTarget) -> None:
-    """Create the table with the long history."""
+    """Register the metadata file with the long history as a table."""
     await target.call(bodies.create_namespace((NAMESPACE,)))
     location = bodies.write_long_history(target.warehouse / "history" / "long", SNAPSHOTS)
     body = {"name": "long", "metadata-location": location}

@@ -1,7 +1,8 @@
-"""The measurements of the benches: workers on connections, alternating slices of work, medians of rounds.
+"""The measurements of the benchmarks: workers on connections, alternating slices of work, medians of rounds.
 
-A worker is a generator of requests that is sent each answer. It has no socket, so the same worker drives any server.
-Servers are measured alternately (A B, B A, …), so that a change of the machine's speed affects both.
+A worker is a generator that yields requests and receives their answers. It has no socket, so the same worker can send
+requests to any server. Servers are measured alternately (A B, B A, …), so that a change of the machine's speed affects
+both.
 """
 
 from __future__ import annotations
@@ -23,10 +24,7 @@ Worker = Generator[Request, Response, None]
 
 @dataclass
 class Sample:
-    """The measurements of one slice of load.
-
-    Latencies are of counted answers only.
-    """
+    """The measurements of one slice of load. `latencies_ms` has the latencies of counted answers only."""
 
     latencies_ms: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -48,11 +46,11 @@ class Sample:
 
     @property
     def generator_cpu(self) -> float:
-        """Return the share of its core that the load generator used; near 1, the generator was the limit."""
+        """Return the fraction of its core that the load generator used; near 1, the generator was the limit."""
         return self.generator_cpu_s / self.elapsed_s
 
     def compute_quantile(self, q: float) -> float:
-        """Return the latency in ms that a share `q` of the answers did not exceed."""
+        """Return the latency in ms that a fraction `q` of the answers does not exceed."""
         ordered = sorted(self.latencies_ms)
         return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
@@ -91,7 +89,7 @@ async def _run_worker(connection: Connection, worker: Worker, deadline: float, s
 
 
 def repeat(request: Request, times: int | None = None) -> Worker:
-    """Yield the same request `times` times, or without end."""
+    """Yield the same request `times` times, or without end if `times` is None."""
     while times is None or times > 0:
         yield request
         times = times and times - 1
@@ -101,7 +99,7 @@ Slice = Callable[[BenchTarget], Awaitable[Sample]]
 
 
 async def run_alternately(targets: Sequence[BenchTarget], rounds: int, piece: Slice) -> dict[str, list[Sample]]:
-    """Run `piece` on each target, `rounds` times, and reverse the order each time."""
+    """Run `piece` on each target in `rounds` rounds, in reverse order in every second round."""
     samples: dict[str, list[Sample]] = {target.name: [] for target in targets}
     for number in range(rounds):
         for target in targets if number % 2 == 0 else reversed(targets):
@@ -110,9 +108,9 @@ async def run_alternately(targets: Sequence[BenchTarget], rounds: int, piece: Sl
 
 
 async def warm_up(targets: Sequence[BenchTarget], pieces: Iterable[Slice], rounds: int) -> None:
-    """Run every piece `rounds` times on every target before the first measurement.
+    """Run every piece in `rounds` rounds on every target before the first measurement.
 
-    A JVM compiles while it runs: without the warm-up, the first case would run on a slower server than the last.
+    A JVM compiles while it runs. Without the warm-up, the first case would run on a slower server than the last.
     """
     for piece in pieces:
         await run_alternately(targets, rounds, piece)

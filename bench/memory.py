@@ -1,7 +1,7 @@
-"""How much memory does a server hold with 10,000 tables?
+"""How much memory does a server need with 10,000 tables?
 
-Resident memory of the whole server at three moments: started, 10,000 tables created (10 columns, 10 properties), and
-each of them loaded once.
+The benchmark measures the resident memory of the whole server at three moments: after the start, after the creation of
+10,000 tables (10 columns, 10 properties), and after a load of each table.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _fill_server(target: BenchTarget, count: int) -> tuple[list[float], float]:
-    """Return (resident MB at each moment, seconds that creating took)."""
+    """Create and load `count` tables.
+
+    Returns:
+        The resident MB at each moment, and the seconds of the creation.
+    """
     await target.call(bodies.create_namespace((NAMESPACE,)))
     rss = [target.read_rss_mb()]
     names = [f"t{n}" for n in range(count)]

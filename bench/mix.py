@@ -1,9 +1,9 @@
 """How many requests per second can a server answer with the read and write mixes of the Polaris benchmarks?
 
 The dataset and the mix are those of apache/polaris-tools: a tree of namespaces (width 2, depth 4), 5 tables and 3 views
-in each leaf, 10 columns and 10 properties each; reads are nine kinds at equal odds (list, check, fetch of namespaces,
-tables, views), writes three (set a property of one of them). There, users arrive at a fixed rate; here, a fixed number
-of connections sends requests as fast as the server answers, which finds the limit.
+in each leaf, 10 columns and 10 properties each. Nine kinds of reads (list, check, fetch of namespaces, tables, views)
+and three kinds of writes (set a property of one of them) are equally frequent. In the original, users arrive at a fixed
+rate. Here, a fixed number of connections sends requests as fast as the server answers, which finds the limit.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ READ_SHARES = (1.0, 0.9, 0.5, 0.0)
 
 @dataclass(frozen=True)
 class Tree:
-    """Names of the dataset.
+    """The names of the dataset.
 
-    Node n's children are n·width+1 … n·width+width, as in the original.
+    The children of node n are n·width+1 … n·width+width, as in the original.
     """
 
     namespaces: list[tuple[str, ...]]
@@ -63,8 +63,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     seeds = random.Random(42)
     with start(SERVERS, folder) as targets:
         for target in targets:
-            await _create(target, build_tree("warming_up"))
-        datasets = {target.name: [await _create(target, dataset)] for target in targets}
+            await _create_dataset(target, build_tree("warming_up"))
+        datasets = {target.name: [await _create_dataset(target, dataset)] for target in targets}
         report.add("create the tree", "requests", "/s", datasets, lambda s: s.rate, lower_is_better=False)
         report.add_failures("create the tree", datasets)
 
@@ -89,10 +89,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _create(target: BenchTarget, dataset: Tree) -> Sample:
-    """Create the dataset as CreateTreeDataset does.
+async def _create_dataset(target: BenchTarget, dataset: Tree) -> Sample:
+    """Create the dataset as Polaris's `CreateTreeDataset` does.
 
-    Namespaces are created one after another (parents first), then tables and views by eight clients.
+    Namespaces are created one after another, parents first. Then eight clients create tables and views.
     """
     for namespace in dataset.namespaces:
         await target.call(bodies.create_namespace(namespace))

@@ -1,4 +1,4 @@
-"""The README's picture: how much faster each of its operations is than the peer, from `bench/results/`."""
+"""The picture of the README, which shows how much faster each operation is than the peer, from `bench/results/`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _STYLE = (
 
 
 def draw_ratio_bars(rows: Sequence[tuple[str, str]]) -> str:
-    """Return an SVG with a bar for each (operation, ratio such as `1,240×`).
+    """Return an SVG with a bar for each pair of an operation and a ratio such as `1,240×`.
 
-    The axis is logarithmic and begins at the peer.
+    The axis is logarithmic and begins at 1×, the peer.
     """
     ratios = [float(text.rstrip("× ").replace(",", "")) for _, text in rows]
     low, high = math.log10(min([1.0, *ratios])), math.log10(max([10.0, *ratios]))

@@ -1,4 +1,4 @@
-"""The figures in README.md and docs/reference/benchmarks.md are generated from `bench/results/`; a test compares them.
+"""Generate the figures in README.md and docs/reference/benchmarks.md from `bench/results/`; a test compares them.
 
 `python -m bench.readme` writes the section between the two marker lines of each page. README.md shows `HEADLINES`.
 """
@@ -43,7 +43,7 @@ CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
         ("by min and max, in order", "a statement"),
     ),
 }
-"""The rows of each bench that the README shows: (case, measure)."""
+"""The rows of each benchmark that the documentation shows: (case, measure)."""
 
 HEADLINES: dict[tuple[str, str, str], tuple[str, str]] = {
     ("planning_warm", "1,000,000 files, narrow range", "plan"): (
@@ -255,10 +255,7 @@ STREAM_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 def format_headlines(folder: Path = RESULTS) -> str:
-    """Return the README's table.
-
-    It omits a bench without results.
-    """
+    """Return the README's table, without benchmarks that have no results."""
     lines = ["| operation | Seamark | compared with | ratio |", "|---|--:|---|--:|"]
     for name, operation, label, peer, ratio in _list_headline_rows(folder):
         lines.append(f"| [{operation}](bench/results/{name}.md) | {label} | {peer} | {ratio} |")
@@ -272,7 +269,7 @@ def draw_picture(folder: Path = RESULTS) -> str:
 
 
 def _list_headline_rows(folder: Path) -> list[tuple[str, str, str, str, str]]:
-    """Return (bench, operation, Seamark's figure, peer, ratio)"""
+    """Return (benchmark, operation, Seamark's figure, peer, ratio) for each row of the README's table."""
     results = []
     for (name, case, measure), (operation, peer) in HEADLINES.items():
         if not (folder / f"{name}.json").exists():
@@ -287,10 +284,7 @@ def _list_headline_rows(folder: Path) -> list[tuple[str, str, str, str, str]]:
 
 
 def format_section(folder: Path = RESULTS) -> str:
-    """Return the tables of the benchmarks page.
-
-    It omits a bench without results.
-    """
+    """Return the tables of the benchmarks page, without benchmarks that have no results."""
     actual = {name: Report.load(name, folder) for name in CLAIMS if (folder / f"{name}.json").exists()}
     plans = {name: Report.load(name, folder) for name in PLANNING_CLAIMS if (folder / f"{name}.json").exists()}
     indexes = {name: Report.load(name, folder) for name in INDEX_CLAIMS if (folder / f"{name}.json").exists()}
@@ -398,7 +392,7 @@ def fill_section(text: str, content: str) -> str:
     """
     begin, end = text.find(BEGIN), text.find(END)
     if begin < 0 or end < begin:
-        raise ValueError(f"the page lacks the lines {BEGIN!r} and {END!r}, in this order")
+        raise ValueError(f"the page must contain the lines {BEGIN!r} and {END!r}, in this order")
     return text[: begin + len(BEGIN)] + "\n" + content + text[end:]
 
 

@@ -1,6 +1,6 @@
-"""The results of a bench, as JSON for machines and a Markdown table for people, in `bench/results/`.
+"""The results of a benchmark, as JSON for machines and a Markdown table for people, in `bench/results/`.
 
-A row is one measurement of several servers. Ratios come first, because times belong to one machine and one day.
+A row is one measurement of several servers. Ratios come first, because times depend on the machine and the day.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ from bench.measure import Sample, compute_median
 RESULTS = Path(__file__).parent / "results"
 OURS = "seamark"
 BUSY = 0.7
-"""The load average before a run above which a report says that other programs used the machine."""
+"""The load average before a run above which the report notes that other programs used the machine."""
 
 
 class AnswersDiffer(Exception):
-    """Two systems gave different answers to one question, or a system gave a wrong answer.
+    """Two systems gave different answers to the same question, or a system gave a wrong answer.
 
-    A bench that fails with this error reports no times, because times of wrong answers mean nothing.
+    The benchmark reports no times then, because times of wrong answers mean nothing.
     """
 
 
 @dataclass
 class Row:
-    """`values` by server name, in `unit`; `peer` names the server that the ratio is taken against."""
+    """One measurement:
+
+    `values` by the name of the server, in `unit`. The ratio compares Seamark with the server `peer`.
+    """
 
     case: str
     measure: str
@@ -47,7 +50,7 @@ class Row:
     goal: float | None = None
 
     def compute_ratio(self) -> float | None:
-        """Return how many times better ours is than the peer: above 1 is better, in either direction."""
+        """Return how many times better Seamark is than the peer, for measures where low or high values are better."""
         seamark_value, peer_value = self.values.get(OURS), self.values.get(self.peer)
         if not seamark_value or not peer_value:
             return None
@@ -61,9 +64,11 @@ class Row:
 
 @dataclass
 class Report:
-    """The results of one bench.
+    """The results of one benchmark.
 
-    `bounds` are the best values that the machine allows, measured in the same run; `notes` say how to read the results.
+    Attributes:
+        bounds: The best values that are possible on the machine, measured in the same run.
+        notes: Sentences that explain the results.
     """
 
     bench: str
@@ -73,7 +78,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
     peer: str = "Iceberg's Java REST fixture"
-    """The peer of the ratios, in words."""
+    """The peer of the ratios, as a phrase for readers."""
 
     def add(
         self,
@@ -84,11 +89,11 @@ class Report:
         value: Callable[[Sample], float],
         **options: Any,
     ) -> None:
-        """Add a row of medians over the rounds; failures of any server become a note."""
+        """Add a row of medians over the rounds. Failed requests of any server become a note."""
         self.rows.append(Row(case, measure, unit, {n: compute_median(s, value) for n, s in samples.items()}, **options))
 
     def add_failures(self, case: str, samples: dict[str, list[Sample]]) -> None:
-        """Add a note about answers that were neither counted nor tolerated, because the figures do not include them."""
+        """Add a note about failed requests, because the figures do not include them."""
         for name, rounds in samples.items():
             failed, total = sum(s.failed for s in rounds), sum(sum(s.statuses.values()) for s in rounds)
             if failed:
@@ -96,7 +101,7 @@ class Report:
                 self.notes.append(f"{case}: {name} failed {failed} of {total} requests, such as {example}")
 
     def add_generator(self, case: str, samples: dict[str, list[Sample]]) -> None:
-        """Add a note if the load generator was the limit: the server may be faster than the figures show."""
+        """Add a note if the load generator was the limit; the server may be faster than the figures show."""
         for name, rounds in samples.items():
             share = compute_median(rounds, lambda s: s.generator_cpu)
             if share > 0.9:
@@ -139,7 +144,7 @@ class Report:
 
 
 def format_cells(row: Row, servers: Sequence[str]) -> list[str]:
-    """Return a row as text: case, measure, ratio, one value for each server, goal."""
+    """Return the cells of a row as text: case, measure, ratio, one value for each server, goal."""
     ratio, met = row.compute_ratio(), row.is_goal_met()
     goal = "" if row.goal is None else f"{format_figure(row.goal)} {row.unit}: {'met' if met else 'missed'}"
     values = [f"{format_figure(row.values[name])} {row.unit}" if name in row.values else "–" for name in servers]

@@ -1,6 +1,6 @@
-"""`python -m bench.run [NAME …] [--quick]`: runs benches, prints their tables, writes `bench/results/`.
+"""`python -m bench.run [NAME …] [--quick]` runs benchmarks, prints their tables, and saves them in `bench/results/`.
 
-Without names all of them. `--quick` is for the tests: it runs everything shortly and writes nothing.
+Without names it runs all. `--quick` is for the tests: each benchmark makes a short run, and saves nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def choose_names(module: str, description: str | None, benches: Mapping[str, Bench]) -> argparse.ArgumentParser:
-    """Return a parser for the arguments of every runner of benches: names and --quick."""
+    """Return a parser for the arguments of every runner of benchmarks: names and --quick."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(benches)}; default: all")
     parser.add_argument("--quick", action="store_true", help="a short run that writes no results")
@@ -50,7 +50,7 @@ def choose_names(module: str, description: str | None, benches: Mapping[str, Ben
 def build_parser(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, benches: Mapping[str, Bench]
 ) -> Sequence[str]:
-    """Return the chosen benches, or all if none is chosen; end the process for an unknown name."""
+    """Return the chosen benchmarks, or all if none is chosen. An unknown name ends the process."""
     unknown = set(arguments.names) - set(benches)
     if unknown:
         parser.error(f"no bench {', '.join(sorted(unknown))}; there are {', '.join(benches)}")
@@ -66,10 +66,13 @@ def run_benches(
     folder: Path | None = None,
     options: Callable[[str], Mapping[str, Any]] = lambda _: {},
 ) -> None:
-    """Run, print and save the benches one after another.
+    """Run, print and save benchmarks one after another.
 
-    `options` returns a bench's own keywords by its name. Nothing is written if the run is `quick`, or if `save` is off
-    because the sizes are not those of the README.
+    Args:
+        names: The benchmarks to run.
+        quick: Make a short run, and save nothing.
+        save: Save the results; False if the sizes are not those of the README.
+        options: Returns the additional keyword arguments of a benchmark, by its name.
     """
     save = save and not quick
     terminal = Console()
@@ -90,7 +93,7 @@ def run_benches(
 
 
 async def _run_interruptibly(work: Coroutine[Any, Any, Report]) -> Report:
-    """End `work` from within when the process receives a signal to end, so that the servers it started end, too."""
+    """Run `work`, and cancel it when the process receives a signal to end, so that it stops its servers."""
     task = asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -105,11 +108,11 @@ def show(report: Report, console: Console) -> None:
     servers = report.list_servers()
     for number, name in enumerate(["case", "measure", "ratio", *servers, "goal"]):
         table.add_column(name, justify="left" if number < 2 else "right", no_wrap=True)
-    before = ""
+    previous_case = ""
     for row in report.rows:
         case, *values = format_cells(row, servers)
-        table.add_row("" if case == before else case, *values)
-        before = case
+        table.add_row("" if case == previous_case else case, *values)
+        previous_case = case
     console.print(table)
     for name, value in report.bounds.items():
         console.print(f"  bound: {name}: {value}", highlight=False)

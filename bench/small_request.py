@@ -1,6 +1,6 @@
-"""What does a small request cost: CPU microseconds in the server, and milliseconds at the client?
+"""What does a small request cost, in CPU microseconds of the server and in milliseconds at the client?
 
-The floor is a server that does nothing (asyncio, prepared bytes), measured by the same client in one process.
+The lower bound is an asyncio server that only sends prepared bytes, measured by the same client in one process.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How long does `seamark sql` take to find one row by its key in 10,000 files?
 
-DuckDB's own Iceberg reader and a session of the SQL entry run the same query alternately, each time for another key.
-Both must give the same row. The time is that of the caller, from the text to the row. The bench also measures the
-choice of the engine (analysis, translation and decision, without the requests for plans), and the number of files that
-a case-insensitive search opens with and without an index on a function of the column.
+DuckDB's own Iceberg reader and a session of `seamark sql` run the same query alternately, each time for a new key.
+Both must return the same row. The time is that of the caller, from the SQL text to the row. The benchmark also measures
+the choice of the engine (analysis, translation and decision, without the requests for plans), and the number of files
+that a case-insensitive search opens with and without an index on a function of the column.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ CHOICE_GOAL_MS = 5.0
 _REPEATS = 20
 _WITHOUT = "without an index"
 _FPP = 0.001
+"""The false positive rate of the index."""
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -66,7 +67,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             medians = {name: statistics.median(each) for name, each in durations.items()}
             report.rows.append(Row(case, "a statement", "ms", medians, peer=DIRECT, goal=medians[DIRECT] / GOAL))
         report.rows.append(_measure_any_case(server.base_url, session, files))
-    report.rows.append(_find_slowest())
+    report.rows.append(_measure_slowest_choice())
     report.notes += [
         f"{files:,} files of {ROWS} rows, in the page cache; medians of {keys} keys, after {WARM}.",
         "The choice: parse, translate and decide, for the slowest of the 13 queries of the Star Schema Benchmark.",
@@ -96,8 +97,8 @@ def _list_columns(node: exp.Table, names: set[str]) -> dict[str, SqlType]:
     return {name: VARCHAR if name in texts else BIGINT for name in sorted(names) if name.startswith(prefix)}
 
 
-def _find_slowest() -> Row:
-    """Return the slowest of the queries, each the median of several."""
+def _measure_slowest_choice() -> Row:
+    """Return the row of the slowest query. The time of a query is the median of several runs."""
     names = set(re.findall(r"\b(?:lo|c|s|p|d)_\w+", " ".join(QUERIES.values())))
     slowest = 0.0
     for text in QUERIES.values():

@@ -1,10 +1,10 @@
-"""The servers under measurement, each a process on one core; the load comes from another.
+"""The measured servers, each a process on one core; the load generator runs on another core.
 
-- `seamark`: `seamark serve` on its embedded defaults (SQLite in WAL mode, every commit and metadata file synced).
-- `seamark-pg`: the same over a PostgreSQL server, which shares the core and syncs too.
-- `fixture`: Iceberg's own Java REST server as the kit starts it: JdbcCatalog over SQLite **in memory**. Nothing it
-  acknowledges would survive its end, and it never syncs a metadata file.
-- `fixture-file`: the same with SQLite in a file, the nearest it comes to being durable.
+- `seamark`: `seamark serve` with its default settings (SQLite in WAL mode; every commit and metadata file is synced).
+- `seamark-pg`: Seamark with a PostgreSQL server, which shares the core and syncs as well.
+- `fixture`: Iceberg's own Java REST server as the test kit starts it: JdbcCatalog over SQLite **in memory**. Commits
+  that it acknowledges are lost when it ends, and it never syncs a metadata file.
+- `fixture-file`: the same server with SQLite in a file, which is its most durable form.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ SERVER_CORE, LOAD_CORE = 0, (os.cpu_count() or 1) - 1
 class BenchTarget:
     """A running server.
 
-    `warehouse` is a folder it may read tables from, `separator` parts namespace levels in URLs.
-
-    The standard's separator is %1F; the fixture's HTTP server refuses it, and its config names another.
+    Attributes:
+        pids: The process ids of the server.
+        warehouse: A folder from which the server may read tables.
+        separator: The text between the levels of a namespace in URLs. The standard's separator is %1F; the fixture's
+            HTTP
+            server refuses it, and its configuration names another separator.
     """
 
     name: str
@@ -43,7 +46,7 @@ class BenchTarget:
     separator: str = "%1F"
 
     def make_namespace_path(self, namespace: tuple[str, ...]) -> str:
-        """Return a namespace in this server's URLs."""
+        """Return the namespace as it appears in this server's URLs."""
         return self.separator.join(quote(level, safe="") for level in namespace)
 
     @property
@@ -61,13 +64,13 @@ class BenchTarget:
         return results
 
     def read_cpu_s(self) -> float:
-        """Return the CPU seconds that the live threads of the server have used, from the counters of the scheduler."""
-        used = 0
+        """Return the CPU seconds that the running threads of the server have used, by the scheduler's counters."""
+        cpu_ns = 0
         for process in self.list_processes():
             for account in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
                 with contextlib.suppress(OSError):  # The thread has just ended.
-                    used += int(account.read_text().split()[0])
-        return used / 1e9
+                    cpu_ns += int(account.read_text().split()[0])
+        return cpu_ns / 1e9
 
     def read_rss_mb(self) -> float:
         return sum(process.memory_info().rss for process in self.list_processes()) / 2**20
@@ -76,7 +79,11 @@ class BenchTarget:
         return [await Connection.open(self.port) for _ in range(count)]
 
     async def call(self, request: Request) -> Response:
-        """Return one request on its own connection; LoadError, with the server's words, unless it is counted."""
+        """Send one request on its own connection, and return the answer.
+
+        Raises:
+            LoadError: The status is not one that `request` counts. The message contains the body of the answer.
+        """
         connection = await Connection.open(self.port)
         try:
             answer = await connection.ask(request)
@@ -92,23 +99,24 @@ class BenchTarget:
 
 @contextlib.contextmanager
 def pin_to_core(core: int) -> Iterator[None]:
-    """Keep processes that start inside the block on `core`."""
-    before = os.sched_getaffinity(0)
+    """Pin processes that start inside the block to `core`."""
+    old_cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        os.sched_setaffinity(0, old_cores)
 
 
 @contextlib.contextmanager
 def _change_environment(values: dict[str, str]) -> Iterator[None]:
-    before = {key: os.environ.get(key) for key in values}
+    """Set environment variables inside the block."""
+    old_values = {key: os.environ.get(key) for key in values}
     os.environ.update(values)
     try:
         yield
     finally:
-        for key, value in before.items():
+        for key, value in old_values.items():
             if value is None:
                 del os.environ[key]
             else:
@@ -140,12 +148,12 @@ def run_seamark_pg(folder: Path) -> Iterator[BenchTarget]:
 def _run_fixture(name: str, folder: Path, jdbc: str) -> Iterator[BenchTarget]:
     warehouse = folder / name
     warehouse.mkdir(parents=True)
-    # One JDBC client: a second would open another database in memory, or find the file locked.
+    # There is one JDBC client: a second client would open another database in memory, or find the file locked.
     with contextlib.ExitStack() as stack:
-        before = {child.pid for child in psutil.Process().children()}
+        old_pids = {child.pid for child in psutil.Process().children()}
         with pin_to_core(SERVER_CORE), _change_environment({"CATALOG_URI": jdbc, "CATALOG_CLIENTS": "1"}):
             base_url = stack.enter_context(run_java_fixture(warehouse, log=folder / f"{name}.log"))
-        (pid,) = {child.pid for child in psutil.Process().children()} - before
+        (pid,) = {child.pid for child in psutil.Process().children()} - old_pids
         yield BenchTarget(name, base_url, (pid,), warehouse, separator="%2E")
 
 
@@ -167,7 +175,7 @@ STARTERS = {
 
 @contextlib.contextmanager
 def start(names: Sequence[str], folder: Path) -> Iterator[list[BenchTarget]]:
-    """Start the named servers side by side, and keep this process on the other core."""
+    """Start the named servers side by side, with this process on another core."""
     with contextlib.ExitStack() as stack:
         targets = [stack.enter_context(STARTERS[name](folder)) for name in names]
         stack.enter_context(pin_to_core(LOAD_CORE))

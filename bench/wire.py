@@ -1,8 +1,8 @@
-"""A load generator's HTTP/1.1 client: keep-alive, prepared requests, answers that are split but not interpreted.
+"""The HTTP/1.1 client of the load generator: keep-alive, prepared requests, answers that are split but not parsed.
 
-An ordinary client costs more CPU for each request than the measured servers, and would measure itself. This client
-implements only what both servers use: Content-Length and chunked bodies. Every report has the load of the generator
-(`generator_cpu`: a value near 1 means that the generator, not the server, was the limit).
+An ordinary client needs more CPU for each request than the measured servers, so it would measure itself. This client
+implements only the body formats of the servers: Content-Length and chunked. Every report contains the load of the
+generator (`generator_cpu`: a value near 1 means that the generator, not the server, was the limit).
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from typing import Any, cast
 
 
 class LoadError(Exception):
-    """The server broke the protocol or closed a connection; the measurement is void."""
+    """The server violated the protocol, closed a connection, or failed a request; the measurement is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request as bytes.
 
-    An answer whose status is in `counted` is a success, one in `tolerated` is neither.
+    Attributes:
+        head: The method is HEAD, so the answer has no body.
+        counted: The statuses of successful answers.
+        tolerated: The statuses of answers that are neither successes nor failures.
     """
 
     raw: bytes
@@ -42,7 +45,7 @@ class Response:
         return json.loads(self.body)
 
     def get_field(self, name: str) -> str:
-        """Return a header's value, empty when it is missing."""
+        """Return the value of a header, or an empty text if it is missing."""
         for line in self.header.split(b"\r\n"):
             key, _, value = line.partition(b":")
             if key.strip().lower() == name.lower().encode():
@@ -60,7 +63,7 @@ def build_request(
     tolerated: tuple[int, ...] = (),
     label: str = "",
 ) -> Request:
-    """`body` is any value of JSON, or bytes that are sent unchanged."""
+    """Return a request as bytes. `body` is any JSON value, or bytes that are sent unchanged."""
     payload = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Accept: application/json"]
     if payload:
@@ -73,9 +76,9 @@ def build_request(
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection, one request at a time.
+    """One connection, with one request at a time.
 
-    The kernel writes straight into the buffer that the answer is cut from.
+    The event loop writes received bytes directly into the buffer from which answers are cut.
     """
 
     def __init__(self) -> None:
@@ -102,7 +105,7 @@ class Connection(asyncio.BufferedProtocol):
 
     async def ask(self, request: Request) -> Response:
         assert self._transport is not None
-        assert self._waiting is None, "one request at a time"
+        assert self._waiting is None, "the connection is still waiting for the answer to the previous request"
         self._waiting = asyncio.get_running_loop().create_future()
         self._head = request.head
         self._transport.write(request.raw)
@@ -124,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
     def _grow(self, size: int) -> None:
         grown = bytearray(size)
         grown[: self._filled] = memoryview(self._buffer)[: self._filled]
-        self._buffer = grown  # a new buffer: the old may still be exported
+        self._buffer = grown  # It must be a new buffer, because the old buffer may still be exported.
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
@@ -157,7 +160,7 @@ class Connection(asyncio.BufferedProtocol):
         elif b"\r\ntransfer-encoding: chunked" in lowered:
             self._length = -1
         else:
-            raise LoadError(f"an answer of unknown length: {self._header!r}")
+            raise LoadError(f"the answer has neither Content-Length nor chunked encoding: {self._header!r}")
         return True
 
     def _parse_body(self) -> bytes | None:
@@ -166,12 +169,12 @@ class Connection(asyncio.BufferedProtocol):
             return bytes(memoryview(self._buffer)[self._body_start : end]) if self._filled >= end else None
         while (line_end := self._buffer.find(b"\r\n", self._chunk_at, self._filled)) >= 0:
             size = self._parse_chunk_size(self._chunk_at, line_end)
-            after = line_end + 2 + size + 2
-            if self._filled < after:
+            chunk_end = line_end + 2 + size + 2
+            if self._filled < chunk_end:
                 return None
             if size == 0:
                 return self._join_chunks()
-            self._chunk_at = after
+            self._chunk_at = chunk_end
         return None
 
     def _parse_chunk_size(self, start: int, end: int) -> int:

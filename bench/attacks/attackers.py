@@ -24,6 +24,8 @@ _REPORT = {"report-type": "commit-report", "table-name": "t", "snapshot-id": 1, 
 
 
 class Attacker:
+    """A malicious client of the server at `url`, with one method for each attack."""
+
     def __init__(self, url: str, token: str) -> None:
         parts = urlsplit(url)
         if parts.hostname != "127.0.0.1" or parts.port is None:
@@ -39,6 +41,7 @@ class Attacker:
         return await asyncio.open_connection("127.0.0.1", self._port, local_addr=SOURCE)
 
     async def _send_slowly(self, head: str) -> None:
+        """Send `head`, and then one byte at a time, until the server closes the connection."""
         while True:
             with contextlib.suppress(OSError):
                 _, writer = await self._open_wire()
@@ -136,6 +139,8 @@ class Attacker:
             await _run_many(2, lambda: self._post_repeatedly(http, f"{TABLE}/plan", build_body))
 
     async def _post_repeatedly(self, http: aiohttp.ClientSession, path: str, body: Callable[[], object]) -> None:
+        """Send POST requests one after another, each with a new body from `body`."""
+
         async def send_once() -> None:
             chunk = body()
             data = chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode()
@@ -182,7 +187,7 @@ async def _repeat(send_once: Callable[[], Awaitable[None]]) -> None:
 
 
 async def attack(url: str, token: str, name: str, seconds: float) -> None:
-    """Run the attack `name` for `seconds`."""
+    """Run the attack `name` (one of `ATTACKS`) for `seconds`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await getattr(Attacker(url, token), name)()

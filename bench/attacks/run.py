@@ -56,6 +56,7 @@ class AttackMeasurements:
     latencies_ms: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
+    """Requests without a response: the path and the error."""
     memory_bytes: int = 0
 
     @property
@@ -89,14 +90,14 @@ class AttackedServer:
                 ("GET", table, None),
                 ("POST", "/v1/namespaces/db/tables/mine", set_properties(n=str(number))),
             ):
-                begun = time.perf_counter()
+                began_s = time.perf_counter()
                 try:
                     async with self.good.request(method, self.server.base_url + path, json=body) as answer:
                         await answer.read()
                         measurements.statuses[answer.status] += 1
                 except (aiohttp.ClientError, TimeoutError) as error:
                     measurements.lost.append(f"{path}: {error!r}")
-                measurements.latencies_ms.append((time.perf_counter() - begun) * 1000)
+                measurements.latencies_ms.append((time.perf_counter() - began_s) * 1000)
             family = [process, *process.children(recursive=True)]
             measurements.memory_bytes = max(measurements.memory_bytes, sum(item.memory_info().rss for item in family))
             await asyncio.sleep(_PAUSE_S)

@@ -41,7 +41,9 @@ _DIMENSION_ROWS = 2_000
 class CorpusLayout:
     """The layout of a table.
 
-    `order` is the order of the rows in the files; `indexes` has the kind of index on each column.
+    Attributes:
+        order: The SQL sort order of the rows in the files.
+        indexes: The kind of index by column.
     """
 
     order: str = ""
@@ -89,10 +91,10 @@ RETAIL = {
 
 
 def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
-    """Make all tables.
+    """Create and fill all tables of the three schemas.
 
     Args:
-        share: The fraction of the rows and files to make; less than 1 for a short run.
+        share: The fraction of the rows and files to write; less than 1 for a short run.
     """
     scale, files = max(0.01, SCALE * share), max(8, round(FACT_FILES * share))
     star, tpch = generate(CACHE / "ssb", scale), scratch / "tpch"
@@ -139,6 +141,7 @@ def write(
     layout: CorpusLayout,
     files: int,
 ) -> None:
+    """Create a table, and append the rows of `query` in `files` batches of equal size."""
     order = f" ORDER BY {layout.order}" if layout.order else ""
     rows: pa.Table = db.sql(query + order).to_arrow_table()
     # A batch is larger than the target size of a file, so it becomes one or a few files.

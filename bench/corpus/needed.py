@@ -1,10 +1,10 @@
 """The smallest set of files that gives the rows of a query: a lower bound for every plan.
 
-The rows of all data files are copied into DuckDB's memory with the numbers of their files. The benchmark takes one
-reference to a table after the other. It leaves out halves of the files, then smaller parts, while the query returns
-the same rows. The remaining files are enough, and the query needs each of them. Often no planner can reach this bound:
-only a reader of the rows knows which file has the largest value, or that a group has too few rows for HAVING.
-Seamark's planning takes no part in the computation.
+The rows of all data files are copied into DuckDB's memory together with the number of their file. For each
+reference to a table, the benchmark removes first halves of the files and then smaller groups, as long as the query
+returns the same rows. The remaining files are sufficient, and each of them is needed. Often no planner can reach
+this bound: only a reader of the rows knows which file has the largest value, or that a group has too few rows for
+HAVING. The computation does not use Seamark's planning.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from seamark.connector.plans.splices import Replacement, splice
 
 _FILE = "number of the file"
 _SMALL = 8
-"""The files of a group of at most this size are tried one by one.
+"""The maximum size of a group whose files are removed one by one.
 
-Usually some of them are needed, so halves gain nothing.
+In small groups, some files are usually needed, so removing halves gains nothing.
 """
 
 
 class RowsDiffer(Exception):
-    """The copies return other rows than the tables."""
+    """The query returns different rows from the copies than from the tables."""
 
 
 def count_rows(con: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
-    """Return the rows of a query.
+    """Return the rows of a query as text, with the number of times that each row occurs.
 
     Sums of floats are rounded, because their last digits depend on the order of the rows.
     """
@@ -42,7 +42,7 @@ def count_rows(con: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
 
 
 class TableCopies:
-    """Copies of tables in DuckDB; `files` by schema and name."""
+    """In-memory DuckDB copies of the data files in `files`, a list of paths by schema and table name."""
 
     def __init__(self, files: Mapping[tuple[str, str], Sequence[str]]) -> None:
         self._con = duckdb.connect(config={"threads": 1})  # One thread keeps the order of float sums.
@@ -61,9 +61,9 @@ class TableCopies:
         self._con.close()
 
     def count_needed_files(self, schema: str, text: str, expected: Counter[str]) -> list[int]:
-        """Return the number of files that are enough for the `expected` rows.
+        """Return how many files of each table reference in `text` suffice for the `expected` rows.
 
-        The list has one number for each reference to a table, in the order of the text.
+        The counts are in the order of the references in the text.
         """
         self._con.execute(f"USE {quote_name(schema)}")
         references = [reference for reference in DuckDBStatement(text).references if reference is not None]
@@ -88,21 +88,21 @@ class TableCopies:
     def _count_needed_of_reference(self, number: int, count: int, query: str, expected: Counter[str]) -> int:
         kept_table = quote_name(f"kept {number}")
 
-        def is_enough(left: Collection[int]) -> bool:
+        def is_enough(files: Collection[int]) -> bool:
             self._con.execute(
-                f"CREATE OR REPLACE TABLE {kept_table} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(left)]
+                f"CREATE OR REPLACE TABLE {kept_table} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(files)]
             )
             return count_rows(self._con, query) == expected
 
-        fewest_result = find_smallest_set(range(1, count + 1), is_enough)
+        smallest_set = find_smallest_set(range(1, count + 1), is_enough)
         self._con.execute(
-            f"CREATE OR REPLACE TABLE {kept_table} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(fewest_result)]
+            f"CREATE OR REPLACE TABLE {kept_table} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(smallest_set)]
         )
-        return len(fewest_result)
+        return len(smallest_set)
 
 
 def find_smallest_set(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:
-    """Return a set of files that is enough and from which no file can be left out."""
+    """Return a sufficient subset of `files` from which no file can be removed."""
     file_paths = set(files)
     ranges_left = [sorted(files)]
     while ranges_left:

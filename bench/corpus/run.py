@@ -1,12 +1,12 @@
 """Which of 119 queries, and of the 99 queries of TPC-DS, read fewer files in DuckDB with Seamark?
 
 Run `python -m bench.corpus.run [--quick]`. DuckDB's own Iceberg reader and `seamark.duckdb` run each query,
-and both must return the same rows. The benchmark compares the data files that DuckDB's profile reports as
-read. DuckDB's own reader prunes files by column bounds, and by the bounds of the other side of a join. "all
+and both must return the same rows. The benchmark compares the numbers of data files that DuckDB's profile reports
+as read. DuckDB's own reader prunes files by column bounds, and by the bounds of the other side of a join. "all
 files" counts the files of the tables of a query, once for each reference. "needed" is the smallest number of
-files that any reader must read (`needed.py`). For each query without a gain, and each table that is read
-whole, `explain` and `seamark.duckdb.rewrite_query` must state a reason. No time is measured. `--share` is the
-share of the rows and files; results are written only with the default.
+files that any reader must read (`needed.py`). For each query that does not gain, and for each table of which all
+files are read, `explain` and `seamark.duckdb.rewrite_query` must state a reason. The benchmark measures no times.
+`--share` sets the share of the rows and files to write; results are saved only with the default.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ _TITLE = re.compile(r"^-- (.+)$", re.MULTILINE)
 
 
 class ReasonMissing(Exception):
-    """A table is read whole, and `explain` does not state a reason."""
+    """A table is read completely, and `explain` states no reason."""
 
 
 @dataclass(frozen=True)
 class CorpusQuery:
+    """A query, with its title and the schema of its tables."""
+
     schema: str
     title: str
     text: str
@@ -77,6 +79,8 @@ def _strip_comments(part: str) -> str:
 
 @dataclass(frozen=True)
 class CorpusMeasurement:
+    """The numbers of files that a query reads: all files, with DuckDB alone, with Seamark, and the needed files."""
+
     query: CorpusQuery
     every: int
     duckdb: int
@@ -85,7 +89,7 @@ class CorpusMeasurement:
     planning: str
     """The result of the planning, and the conditions and joins of the tables."""
     facts: tuple[int, int] = (0, 0)
-    """The references to fact tables of TPC-DS: those with a condition or a join, and all."""
+    """The references to fact tables of TPC-DS: the number with a condition or a join, and the number of all."""
 
     @property
     def row(self) -> Row:
@@ -105,8 +109,8 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
         fill(server, folder, share=share)
         with closing(seamark.duckdb.connect(server.base_url)) as con, closing(SeamarkClient(server.base_url)) as client:
             con.execute("PRAGMA enable_profiling = 'no_output'")
-            with closing(TableCopies(list_data_files(server))) as held_rows:
-                results = [_measure_query(con, client, query, held_rows) for query in list_queries()]
+            with closing(TableCopies(list_data_files(server))) as copies:
+                results = [_measure_query(con, client, query, copies) for query in list_queries()]
             if generator is not None:
                 tpcds.fill(generator, server, share=share)
                 texts = tpcds.read_texts(generator)
@@ -128,9 +132,10 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
 
 
 def _sum_rows(case: str, part: Sequence[CorpusMeasurement]) -> Iterator[Row]:
+    """Yield the rows with the totals of the queries in `part`."""
     pruned, fewer = sum(item.ours < item.every for item in part), sum(item.ours < item.duckdb for item in part)
-    known_tables = sum(item.duckdb < item.every for item in part)
-    yield Row(case, "read fewer than all files", "queries", {OURS: pruned, PEER: known_tables}, False, PEER)
+    pruned_by_duckdb = sum(item.duckdb < item.every for item in part)
+    yield Row(case, "read fewer than all files", "queries", {OURS: pruned, PEER: pruned_by_duckdb}, False, PEER)
     yield Row(case, "read fewer files than DuckDB alone", "queries", {OURS: fewer}, False, PEER)
     sums = {OURS: sum(item.ours for item in part), PEER: sum(item.duckdb for item in part)}
     sums[ALL_FILES] = sum(item.every for item in part)
@@ -147,6 +152,7 @@ def _sum_rows(case: str, part: Sequence[CorpusMeasurement]) -> Iterator[Row]:
 def _list_tpcds_rows(
     case: str, part: Sequence[CorpusMeasurement], generator: duckdb.DuckDBPyConnection
 ) -> Iterator[Row]:
+    """Yield the rows of the report for the queries of TPC-DS."""
     yield from _sum_rows(case, part)
     filtered, facts = (sum(item.facts[at] for item in part) for at in (0, 1))
     yield Row(case, "references to facts with a filter", "references", {OURS: filtered, ALL_FILES: facts}, False)
@@ -155,12 +161,15 @@ def _list_tpcds_rows(
 
 
 def _measure_query(
-    con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: CorpusQuery, held_rows: TableCopies | None = None
+    con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: CorpusQuery, copies: TableCopies | None = None
 ) -> CorpusMeasurement:
-    """Run the query both ways. The rows in `held_rows` give the number of needed files."""
+    """Run the query with and without Seamark, and compare the files read.
+
+    If `held_rows` is given, its copies of the rows give the number of needed files.
+    """
     con.execute(f"USE sea.{query.schema}")
     rows, expected_rows = _answer_query(con, query.text)
-    query_files = None if held_rows is None else held_rows.count_needed_files(query.schema, query.text, rows)
+    query_files = None if copies is None else copies.count_needed_files(query.schema, query.text, rows)
     needed_files = None if query_files is None else sum(query_files)
     rewrite = seamark.duckdb.rewrite_query(con, query.text)
     ours, outcome = expected_rows, rewrite.summary.removeprefix("unchanged; ")

@@ -67,7 +67,7 @@ def open_generator() -> duckdb.DuckDBPyConnection | None:
 
 
 def read_texts(con: duckdb.DuckDBPyConnection) -> dict[int, str]:
-    """Return the queries by number, without the LIMIT of their result.
+    """Return the text of each query by its number, without the LIMIT of the result.
 
     With a LIMIT the result would vary, because the order of rows with equal sort keys is not defined.
     """
@@ -76,6 +76,7 @@ def read_texts(con: duckdb.DuckDBPyConnection) -> dict[int, str]:
 
 
 def fill(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> None:
+    """Generate the tables of TPC-DS, and write them to the server."""
     con.execute(f"CALL dsdgen(sf={max(_SCALE_MIN, SCALE * share):g})")
     catalog = load_catalog("sea", type="rest", uri=server.base_url)
     catalog.create_namespace(NAMESPACE)
@@ -93,7 +94,7 @@ def fill(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> No
 
 
 def measure_analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
-    """Return the CPU time of the analysis of a query: the shortest of several runs."""
+    """Return the CPU time in ms of the analysis of a query, the shortest of several runs."""
     columns, best = _read_columns(con), float("inf")
     for _ in range(_ROUNDS):
         begin = time.thread_time()
@@ -105,7 +106,12 @@ def measure_analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
         }
         marks = {mark_name(number): number for number in columns_by_table}
         marked_text = statement.to_marked_text(columns_by_table, utc=True)
-        find_scans(marked_text, columns_of=lambda names, at=marks, of=columns_by_table: of.get(at.get(names[2], -1)))
+        find_scans(
+            marked_text,
+            columns_of=lambda names, at=marks, columns_by_name=columns_by_table: columns_by_name.get(
+                at.get(names[2], -1)
+            ),
+        )
         best = min(best, time.thread_time() - begin)
     return 1000 * best
 

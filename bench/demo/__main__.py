@@ -43,7 +43,7 @@ from tests.services.seamark import Seamark
 
 TRINO_ROUNDS = 1
 SERVER = {"SEAMARK_SERVICES_WORKERS": "1"}
-"""The default of `seamark serve`. The servers of the tests set no such workers."""
+"""The default number of service workers of `seamark serve`; the tests' server helper would start none."""
 
 
 def main() -> int:
@@ -77,7 +77,7 @@ def run(options: Options, console: Console) -> list[Comparison]:
         ):
             progress.advance(steps)
             # The tables are written while Spark starts, and the answers are computed while Spark clusters.
-            written = meanwhile.submit(_write, server.base_url, options, progress)
+            written = meanwhile.submit(_generate_and_write, server.base_url, options, progress)
             oracle_future = meanwhile.submit(lambda: _compute_answers(written.result()))
             with (
                 lake.open_demo_session(server.base_url, folder) as spark,
@@ -112,11 +112,11 @@ def run(options: Options, console: Console) -> list[Comparison]:
             if not trino.is_installed():
                 console.print("With a JDK 25 (JAVA25) the demo asks Trino, too.")
             if options.keep:
-                _keep(server, folder, console)
+                _keep_server_running(server, folder, console)
     return comparisons
 
 
-def _write(uri: str, options: Options, progress: Progress) -> Path:
+def _generate_and_write(uri: str, options: Options, progress: Progress) -> Path:
     """Generate the data if they are not there, write the tables, and return the folder of the data."""
     data = _generate(options, progress)
     lake.write(uri, data, options, progress)
@@ -155,7 +155,8 @@ def _generate(options: Options, progress: Progress) -> Path:
     return folder
 
 
-def _keep(server: Seamark, folder: Path, console: Console) -> None:
+def _keep_server_running(server: Seamark, folder: Path, console: Console) -> None:
+    """Print how to use and end the server, and leave it running after the demo."""
     (folder / NOTE).write_text(json.dumps({"pid": server.pid, "url": server.base_url}))
     server.leave_running()
     table = f"{lake.NAMESPACE}.{FACT}"

@@ -1,7 +1,7 @@
 """The tables of the demo. PyIceberg writes them, the server indexes them, and Seamark's Spark job clusters them.
 
-Three fact tables have the same rows: one as PyIceberg wrote it, one in Seamark's layout, and one with cubes. Several
-tables make it possible to measure the columns of the demo alternately.
+Three fact tables have the same rows: the first as PyIceberg wrote it, the second in Seamark's layout, the third with
+cubes. With separate tables, the demo can measure its columns alternately.
 """
 
 from __future__ import annotations
@@ -54,18 +54,19 @@ CLUSTERED_BY = ("lo_orderdate", "customer.c_city", "supplier.s_city", "part.p_br
 OWN_PLANS = {"seamark.scan-planning-mode": "client"}
 """The settings with which Spark plans queries itself, as it does with any other catalog."""
 STALLED_S_MAX = 300.0
-"""The longest time in seconds without another indexed file."""
+"""The longest time in seconds to wait for the next indexed file."""
 _IDLE_POLLS = 4
-"""The number of polls without a job after which the server has tried all cubes."""
+"""The number of successive polls without a job after which the server has tried all cubes."""
 _APPENDED_ROWS = 1_000_000
-"""The approximate number of rows of an append, which are in memory together."""
+"""The approximate number of rows of an append; all of them are in memory at the same time."""
 
 
 @contextlib.contextmanager
 def open_demo_session(uri: str, folder: Path) -> Iterator[SparkSession]:
     """Start Spark with the server at `uri` as its catalog.
 
-    The JVM writes its messages to spark.log. It lives for minutes, so all ways to run a query use its fast compiler.
+    The JVM writes its messages to spark.log. It runs only for minutes, so every way to run a query uses the JVM's fast
+    compiler.
     """
     conf = {
         **session_conf(iceberg_jars(CACHE / "jars")),
@@ -100,11 +101,12 @@ def _redirect_stderr(path: Path) -> Iterator[None]:
 
 
 def write(uri: str, data: Path, options: Options, progress: Progress) -> None:
-    """Write the tables with PyIceberg: the facts in the order of the source, which is by date.
+    """Write the tables with PyIceberg, the facts in the order of the source, which is by date.
 
-    The other two fact tables begin with a copy of the source file. The server builds the indexes of each table as soon
-    as the table has rows. It has one worker, so the files of Seamark's layout, whose indexes their writer builds, are
-    mostly there before the server comes to that table.
+    The two other fact tables begin as copies of the source file. The server builds the indexes of a table as soon as
+    the
+    table has rows. It has one worker, so the writer of Seamark's layout builds most indexes of that table before the
+    server reaches the table.
     """
     facts = get_table_path(data, FACT)
     task = progress.add_task("PyIceberg writes the tables", total=len(TABLES) + 2)
@@ -140,11 +142,11 @@ def _set_properties(table: Table, properties: Mapping[str, str]) -> None:
 
 
 def _append_facts(table: Table, source: Path, files: int) -> None:
-    """Append the rows in their order, in `files` files with the same number of rows."""
+    """Append the rows of `source` in their order, in `files` files of equal size."""
     with pq.ParquetFile(source) as facts:
         file_rows = math.ceil(facts.metadata.num_rows / files)
         for rows in _read_slices(facts, file_rows * max(1, _APPENDED_ROWS // file_rows)):
-            # PyIceberg divides the rows by the bytes that they have in memory.
+            # PyIceberg splits the rows by their size in memory.
             size_bytes = math.ceil(file_rows * rows.nbytes / rows.num_rows) + 1
             with table.transaction() as transaction:
                 transaction.set_properties({"write.target-file-size-bytes": str(size_bytes)})
@@ -164,7 +166,7 @@ def _read_slices(file: pq.ParquetFile, count: int) -> Iterator[pa.Table]:
 
 
 def _add_copy(table: Table, source: Path) -> None:
-    """Add a copy of a Parquet file to a table, so that the source does not belong to the table."""
+    """Add a copy of the Parquet file `source` to a table, so that the table does not own the source file."""
     location = f"{table.location()}/data/{source.name}"
     path = Path(urlsplit(location).path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,10 +183,10 @@ def cluster_facts(spark: SparkSession, client: IndexClient, options: Options, pr
 
 
 def wait_for_indexes(client: IndexClient, progress: Progress) -> None:
-    """Wait until the server has built the bitmap indexes, and all cubes that shrink the facts.
+    """Wait until the server has built the bitmap indexes, and all cubes that are smaller than the facts.
 
     Raises:
-        DemoFailed: The build makes no progress.
+        DemoFailed: No file was indexed for `STALLED_S_MAX` seconds.
     """
     bitmaps = [(table, f"of_{column}") for table in (WRITTEN, CLUSTERED) for column in INDEXED_COLUMNS]
     cubes = [(CUBED, name) for name in CUBES]

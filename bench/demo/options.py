@@ -15,11 +15,13 @@ from tests.services.process import REPO, free_port, is_http_ok, is_port_open
 
 KEPT_PORT = 8181
 NOTE = "kept.json"
+"""The name of the file in the server's folder with the URL and the process id of the server that keeps running."""
 _NO = ("0", "no", "false")
+"""The values of an environment variable that turn an option off."""
 
 
 class DemoFailed(Exception):
-    """An error of the demo, as a sentence for the person who runs it."""
+    """The demo failed. The message is a sentence for its user."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,8 @@ class Options:
 
     Attributes:
         scale: The scale of the benchmark; scale 1 has 6 million facts.
-        keep: The server keeps running over `home`.
-        trino: Trino runs the queries too, if it is installed.
+        keep: The server keeps running in the folder `home` after the demo.
+        trino: Trino runs the queries as well, if it is installed.
     """
 
     scale: float = 0.5
@@ -52,7 +54,9 @@ class Options:
         except ValueError as error:
             raise DemoFailed(f"SCALE must be a number, FILES and ROUNDS whole numbers ({error})") from None
         if not (0.001 <= scale <= 100 and 1 <= files <= 100_000 and 1 <= rounds <= 100):
-            raise DemoFailed("SCALE must be within 0.001 and 100, FILES within 1 and 100000, ROUNDS within 1 and 100")
+            raise DemoFailed(
+                "SCALE must be between 0.001 and 100, FILES between 1 and 100000, ROUNDS between 1 and 100"
+            )
         keep, trino = ((env.get(name) or default) not in _NO for name, default in (("KEEP", "0"), ("TRINO", "1")))
         home, report = Path(env.get("DEMO_HOME") or Options.home), Path(env.get("DEMO_REPORT") or Options.report)
         return Options(scale, files, rounds, keep, trino, home, report)
@@ -64,7 +68,10 @@ class Options:
 
 @contextlib.contextmanager
 def provide_home(options: Options) -> Iterator[Path]:
-    """Provide the server's folder: `options.home`, emptied, if the folder is kept; otherwise a temporary folder."""
+    """Provide the server's folder:
+
+    `options.home`, emptied, if the server keeps running, otherwise a temporary folder.
+    """
     if not options.keep:
         with tempfile.TemporaryDirectory(prefix="seamark-demo-") as folder:
             yield Path(folder)

@@ -20,18 +20,18 @@ from seamark.connector.cubes.summaries import ON
 from seamark.connector.spark.query.queries import sql as seamark_sql
 
 ICEBERG, UNTOUCHED, CLUSTERED, CUBED = "Iceberg", "Seamark", "layout", "cubes"
-"""The columns: stock Iceberg; with Seamark, files as they were written; with Seamark's layout; with cubes."""
+"""The columns: Iceberg alone; Seamark's plans over files as written; Seamark's layout; cubes."""
 COLUMNS = (ICEBERG, UNTOUCHED, CLUSTERED, CUBED)
 FILE_COLUMNS = (ICEBERG, UNTOUCHED, CLUSTERED)
-"""The columns whose files are compared. The facts with cubes are in another number of files."""
+"""The columns whose numbers of files are compared. The facts with cubes have a different number of files."""
 NOTHING_READ = FilesRead(0, 0)
-"""The files and bytes of the facts that a query without a scan of the facts reads."""
+"""The result for a query that reads no file of the facts."""
 _FACT_NAME = re.compile(rf"\b{FACT}\b")
 
 
 @dataclass(frozen=True)
 class DemoMeasurement:
-    """The data of the fact table that an engine read, and the seconds from the query to the last row."""
+    """The amount of data of the fact table that an engine read, and the seconds from the query to the last row."""
 
     files: int
     size_bytes: int
@@ -39,15 +39,16 @@ class DemoMeasurement:
 
 
 RunQuery = Callable[[str], tuple[list[tuple[Any, ...]], DemoMeasurement]]
-"""A function that runs a query in an engine and returns its rows and what the engine read."""
+"""A function that runs a query in an engine, and returns its rows and its measurement."""
 
 
 @dataclass
 class DemoQuery:
-    """One query.
+    """One query and its measurements.
 
     Attributes:
-        bound: The number of files of the clustered layout with a row of the answer. No plan can keep fewer files.
+        bound: The number of files of the clustered layout with a row of the answer. No plan can have fewer files.
+        answers: The measurements of each round, by column.
     """
 
     name: str
@@ -81,27 +82,28 @@ class Comparison:
         return _compute_geometric_mean(map(measure, self.queries))
 
     def compare_files(self, column: str) -> float:
-        """Return how many times fewer files than Iceberg opens, in the geometric mean.
+        """Return how many times fewer files `column` opens than Iceberg, in the geometric mean.
 
-        No file counts as one.
+        A query that opens no file counts as one file.
         """
         return self.compute_mean(lambda query: query.files(ICEBERG) / max(1, query.files(column)))
 
     def compare_seconds(self, column: str) -> float:
+        """Return how many times faster `column` is than Iceberg, in the geometric mean."""
         return self.compute_mean(lambda query: query.compute_median_s(ICEBERG) / query.compute_median_s(column))
 
     def list_queries_from_cubes(self) -> list[DemoQuery]:
-        """Return the queries whose answers come from cubes: they read no file of the facts."""
+        """Return the queries that are answered from cubes, which read no file of the facts."""
         return [query for query in self.queries if not query.files(CUBED)]
 
     def compare_seconds_from_cubes(self) -> float:
-        """Return how many times sooner than with Iceberg answers come from cubes, in the geometric mean."""
+        """Return how many times faster answers from cubes are than with Iceberg, in the geometric mean."""
         return _compute_geometric_mean(
             query.compute_median_s(ICEBERG) / query.compute_median_s(CUBED) for query in self.list_queries_from_cubes()
         )
 
     def find_worst_ratio(self) -> float:
-        """Return the worst ratio of files opened in Seamark's layout to files that hold a row."""
+        """Return the largest ratio of files opened in Seamark's layout to files with a row of the answer."""
         return max(max(1, query.files(CLUSTERED)) / max(1, query.bound) for query in self.queries)
 
 
@@ -110,11 +112,11 @@ def _compute_geometric_mean(values: Iterable[float]) -> float:
 
 
 FLIGHTS = tuple(name for name in QUERIES if name.endswith(".1"))
-"""The first query of each group of queries that join the same tables."""
+"""The first query of each flight; the queries of a flight join the same tables."""
 
 
 def rewrite_for(facts: tuple[str, str], text: str) -> str:
-    """Return the query over another table of facts."""
+    """Return the query `text` with `facts` as its table of facts."""
     return _FACT_NAME.sub(".".join(facts), text)
 
 
@@ -138,10 +140,9 @@ def build_spark_runners(spark: SparkSession) -> dict[str, RunQuery]:
 
 
 def warm_up(engine: str, asks: Mapping[str, RunQuery], oracle: Oracle, progress: Progress, *, repeats: int = 1) -> None:
-    """Run one query of each group `repeats` times, so that the engine has compiled and cached its code.
+    """Run one query of each flight `repeats` times, so that the engine has compiled and cached its code.
 
-    The ways alternate. The times are not counted.
-
+    The columns alternate. The times are not counted.
     Raises:
         DemoFailed: An answer is wrong.
     """

@@ -1,7 +1,7 @@
-"""The result as one HTML file without other resources: the figures, and pictures of both layouts.
+"""The result as one self-contained HTML file, with the figures and with pictures of both layouts.
 
-A picture shows one attribute: each data file is a bar from its smallest to its largest value, by rank among all values,
-and files lie side by side in the order of their smallest value. A plan can leave out files with short bars.
+A picture shows one attribute. Each data file is a bar from its smallest to its largest value, by rank among all
+values. The files are sorted by their smallest value. A plan can leave out files with short bars.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ATTRIBUTES = {
     "supplier's city": ("supplier", "s_city", "lo_suppkey = s_suppkey"),
     "part's brand": ("part", "p_brand1", "lo_partkey = p_partkey"),
 }
-"""The attributes by which the layout clusters: the table, its column, and the reference of the facts to it."""
+"""The attributes by which the layout clusters: their table, their column, and the join of the facts with it."""
 WIDTH, HEIGHT = 520, 120
 _COLOURS = {ICEBERG: "#8a8f98", UNTOUCHED: "#3b82c4", CLUSTERED: "#12805c", BOUND: "#c77700"}
 _STYLE = """
@@ -55,17 +55,21 @@ def read_ranges(paths: Sequence[str], data: Path) -> dict[str, Bars]:
 
 
 def write_report(
-    comparisons: Sequence[Comparison], before: Mapping[str, Bars], after: Mapping[str, Bars], scale: float
+    comparisons: Sequence[Comparison],
+    written_ranges: Mapping[str, Bars],
+    clustered_ranges: Mapping[str, Bars],
+    scale: float,
 ) -> str:
     """Return the page as text.
 
     Args:
-        before, after: The ranges (`read_ranges`) of the facts' files as written, and in Seamark's layout.
+        written_ranges, clustered_ranges: The ranges (`read_ranges`) of the facts' files as written, and in Seamark's
+            layout.
     """
     pictures = "".join(
         '<div class="pair">'
-        + _format_layout(name, "as written", before[name], _COLOURS[ICEBERG])
-        + _format_layout(name, "in Seamark's layout", after[name], _COLOURS[CLUSTERED])
+        + _format_layout(name, "as written", written_ranges[name], _COLOURS[ICEBERG])
+        + _format_layout(name, "in Seamark's layout", clustered_ranges[name], _COLOURS[CLUSTERED])
         + "</div>"
         for name in ATTRIBUTES
     )

@@ -19,20 +19,20 @@ LAYOUT_TITLES = {
     CUBED: "with cubes",
 }
 HEADS = {ICEBERG: "stock", UNTOUCHED: "plans", CLUSTERED: "layout", CUBED: "cube"}
-"""The column heads, short enough for three groups of figures in 80 characters."""
-BOUND = "files that hold a row of an answer"
+"""The heads of the columns, short enough for three groups of figures in 80 characters."""
+BOUND = "files with a row of the answer"
 _LINE_MAX = 1000
 
 
 def show(comparisons: Sequence[Comparison], scale: float, console: Console) -> None:
-    """Print the first engine query by query, and the others in totals."""
+    """Print the result of the first engine for each query, and the totals of the other engines."""
     first, *other_queries = comparisons
     console.print(f"\nStar Schema Benchmark, scale {scale:g}, in {first.engine}: files, MiB and seconds of each query.")
     for column in COLUMNS:
         console.print(f"  {HEADS[column]:<7}  {LAYOUT_TITLES[column]}", highlight=False)
     console.print(f"  bound    {BOUND}", highlight=False)
     table = build_result_table(first)
-    # Figures of a large scale are wider than the terminal, which then wraps their lines; a cut figure would mislead.
+    # Figures of a large scale can be wider than the terminal. The terminal wraps the lines; a cut figure would mislead.
     table.width = console.measure(table, options=console.options.update(max_width=_LINE_MAX)).maximum
     console.print(table, soft_wrap=True)
     _show_bars(first, console)
@@ -54,9 +54,9 @@ def build_totals_table(comparison: Comparison) -> Table:
         has_files = column in FILE_COLUMNS
         table.add_row(
             LAYOUT_TITLES[column],
-            f"{total(lambda query, of=column: query.files(of)):,.0f}" if has_files else "",
-            f"{total(lambda query, of=column: query.size_bytes(of)) / MIB:,.0f}" if has_files else "",
-            f"{total(lambda query, of=column: query.compute_median_s(of)):.1f}",
+            f"{total(lambda query, column=column: query.files(column)):,.0f}" if has_files else "",
+            f"{total(lambda query, column=column: query.size_bytes(column)) / MIB:,.0f}" if has_files else "",
+            f"{total(lambda query, column=column: query.compute_median_s(column)):.1f}",
         )
     return table
 
@@ -75,12 +75,12 @@ def build_result_table(comparison: Comparison) -> Table:
         table.add_column(f"{unit}\n{first}{name}", text, justify="right", no_wrap=True)
 
     for column in FILE_COLUMNS:
-        add("files", HEADS[column], f"{total(lambda query, of=column: query.files(of)):,.0f}")
+        add("files", HEADS[column], f"{total(lambda query, column=column: query.files(column)):,.0f}")
     add("files", "bound", f"{total(lambda query: query.bound):,.0f}")
     for column in FILE_COLUMNS:
-        add("MiB", HEADS[column], f"{total(lambda query, of=column: query.size_bytes(of)) / MIB:,.0f}")
+        add("MiB", HEADS[column], f"{total(lambda query, column=column: query.size_bytes(column)) / MIB:,.0f}")
     for column in COLUMNS:
-        add("s", HEADS[column], f"{total(lambda query, of=column: query.compute_median_s(of)):.1f}")
+        add("s", HEADS[column], f"{total(lambda query, column=column: query.compute_median_s(column)):.1f}")
     for query in comparison.queries:
         table.add_row(*_format_cells(query))
     return table
@@ -98,7 +98,8 @@ def _format_cells(query: DemoQuery) -> list[str]:
 
 def _show_bars(comparison: Comparison, console: Console) -> None:
     counts = {
-        LAYOUT_TITLES[column]: comparison.total(lambda query, of=column: query.files(of)) for column in FILE_COLUMNS
+        LAYOUT_TITLES[column]: comparison.total(lambda query, column=column: query.files(column))
+        for column in FILE_COLUMNS
     }
     counts[BOUND] = comparison.total(lambda query: query.bound)
     console.print(f"\nFiles opened by the {len(comparison.queries)} queries\n")
@@ -106,7 +107,7 @@ def _show_bars(comparison: Comparison, console: Console) -> None:
 
 
 def format_sentence(comparison: Comparison) -> str:
-    """Return sentences that state the result of the demo with its figures."""
+    """Return sentences that state the result of the demo in figures."""
     from_cubes = len(comparison.list_queries_from_cubes())
     cubes = f"{comparison.compare_seconds_from_cubes():.1f}× sooner" if from_cubes else "none"
     return (

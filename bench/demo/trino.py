@@ -20,7 +20,7 @@ from tests.services.trino_proxy import run_trino_proxy
 UNVERIFIED = ("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote")
 """Options that shorten the start: classes of released jars need no verification."""
 BUDGET_MS = "2000"
-"""The time limit for the plans of a statement: the joins of the benchmark run for the first time on a busy machine."""
+"""The time limit for the plans of a statement. It is long, because each join runs for the first time."""
 
 
 def is_installed() -> bool:

@@ -1,9 +1,8 @@
-"""A fleet of 100 replicas over 10⁹ files in 10⁵ tables, computed and simulated: shares of the hashing, hit rates of the
-tiers, load of the pointer store.
+"""The figures of a fleet of 100 replicas with 10⁹ files in 10⁵ tables: hash shares, cache hit rates, store load.
 
-The hashing is the server's own. The hit rates come from a simulation of least-recently-used tiers at a hundredth of the
-size (caches, tables and files alike), with Zipf-distributed tables. Everything is drawn from one seed, so the figures
-are the same everywhere.
+The hashing is the server's own. The hit rates come from a simulation of least-recently-used caches in which tables,
+files and caches have a hundredth of their size; the tables are requested with a Zipf distribution. All random numbers
+come from one seed, so the figures are the same everywhere.
 
     python -m bench.fleet.arithmetic            # prints the figures
     python -m bench.fleet.arithmetic --write    # writes them into docs/explanation/fleet.md
@@ -65,10 +64,10 @@ def compute_shares(fleet: FleetSize, keys: int) -> Shares:
     rng = random.Random(SEED)
     folder = "s3://lake/w/t{}/metadata/{:032x}-m0.avro"
     located = [folder.format(rng.randrange(fleet.tables), rng.getrandbits(128)) for _ in range(keys)]
-    before, after = Rendezvous(dict.fromkeys(names[:-1], 1.0)), Rendezvous(dict.fromkeys(names, 1.0))
-    owners = [before.rank(key, 1)[0] for key in located]
+    old_ring, new_ring = Rendezvous(dict.fromkeys(names[:-1], 1.0)), Rendezvous(dict.fromkeys(names, 1.0))
+    owners = [old_ring.rank(key, 1)[0] for key in located]
     owned = Counter(owners)
-    moved_keys = sum(after.rank(key, 1)[0] != owner for key, owner in zip(located, owners, strict=True))
+    moved_keys = sum(new_ring.rank(key, 1)[0] != owner for key, owner in zip(located, owners, strict=True))
     mean = keys / fleet.replicas
     return Shares(
         least=min(owned.values()) / mean,
@@ -79,7 +78,7 @@ def compute_shares(fleet: FleetSize, keys: int) -> Shares:
 
 
 class Lru:
-    """A cache of tables within a budget; it removes the least recently used table first."""
+    """A cache of tables with a budget in bytes, which removes the least recently used table first."""
 
     def __init__(self, budget_bytes: float) -> None:
         self._budget = budget_bytes
@@ -101,7 +100,7 @@ class Lru:
 
 @dataclass(frozen=True)
 class HitRates:
-    """The share of manifests that plans find in each warm tier, if their replica has not used them recently."""
+    """The share of manifests that plans find in each cache, if their replica has not used them recently."""
 
     own: float
     peers: float
@@ -112,10 +111,10 @@ class HitRates:
 
 
 def simulate_hit_rates(fleet: FleetSize, settings: Settings, *, scale: int, requests: int) -> HitRates:
-    """Simulate the tiers with tables, files and budgets at 1/`scale` of their size, and return the hit rates.
+    """Simulate the caches with tables, files and budgets at 1/`scale` of their size, and return the hit rates.
 
-    The simulation has a tenth of the replicas. For the peer tier, each has a budget that is ten times as
-    large. The number of replicas changes only which replica owns a table.
+    The simulation has a tenth of the replicas, each with a peer budget that is ten times as large. The number of
+    replicas changes only which replica owns a table.
     """
     rng = random.Random(SEED)
     replicas, tables = fleet.replicas // 10, fleet.tables // scale
@@ -141,7 +140,7 @@ def simulate_hit_rates(fleet: FleetSize, settings: Settings, *, scale: int, requ
             source = "own"
         else:
             source = "peers" if shared.has(table, sizes[table] * fleet.manifest_bytes_each) else "storage"
-        if number >= requests // 2:  # The first half of the requests fills the tiers.
+        if number >= requests // 2:  # The first half of the requests fills the caches.
             counts[source] += 1
         version = versions[table]
         if read_counts[replica].get(table, 0) < version:
@@ -159,7 +158,7 @@ def simulate_hit_rates(fleet: FleetSize, settings: Settings, *, scale: int, requ
 
 
 def _draw_table_sizes(rng: random.Random, tables: int, files: int) -> Sequence[int]:
-    """Return the sizes of tables, log-normal as in warehouses: most are small, and few have most of the files."""
+    """Return log-normal sizes of tables, as in warehouses: most tables are small, and a few have most of the files."""
     lognormvariates = [rng.lognormvariate(0, 2.0) for _ in range(tables)]
     rows_per_file = files / sum(lognormvariates)
     return [max(1, round(size * rows_per_file)) for size in lognormvariates]
@@ -206,16 +205,16 @@ def _format_size(count: float) -> str:
 
 
 def replace_figures(page: str, text: str) -> str:
-    """Return `page` with `text` between its two marks.
+    """Return `page` with `text` between the marks `BEGIN` and `END`.
 
     Raises:
-        ValueError: The page does not have the marks.
+        ValueError: The page does not contain the marks.
     """
-    before, begin, text_after = page.partition(BEGIN + "\n")
-    _, end, after = text_after.partition(END)
+    text_before, begin, text_after = page.partition(BEGIN + "\n")
+    _, end, text_after_end = text_after.partition(END)
     if not begin or not end:
-        raise ValueError(f"{PAGE.name} has no marks {BEGIN!r} and {END!r}")
-    return f"{before}{begin}{text}\n{end}{after}"
+        raise ValueError(f"{PAGE.name} does not contain the marks {BEGIN!r} and {END!r}")
+    return f"{text_before}{begin}{text}\n{end}{text_after_end}"
 
 
 def main() -> None:

@@ -1,11 +1,10 @@
-"""How much faster are the queries of SSB with the objects gateway, in stock Trino and Spark, if the store
-is far away?
+"""How much faster are the queries of SSB through the objects gateway, in Trino and Spark, if the store is far away?
 
-Both ways read the same data files of the same store, behind a proxy that delays each request. `direct` is a
-Seamark server without a gateway: its clients read from the store with the keys of the store. The clients of
-the other server read through its gateway with vended keys. Each query runs both ways in turn. The engines
-warm up with a small copy of the tables, so the first round reads objects that are not in the cache of the
-gateway. Later rounds find them in the cache. All answers are compared with the answers of DuckDB.
+The engines are unmodified. Both ways read the same data files of the same store, behind a proxy that delays each
+request. `direct` is a Seamark server without a gateway: its clients read from the store with the keys of the store.
+The clients of the other server read through its gateway with vended keys. Each query runs both ways in turn. The
+engines warm up with a small copy of the tables, so in the first round the objects are not in the gateway's cache.
+In later rounds they are. All answers are compared with the answers of DuckDB.
 
     python -m bench.fleet.engines
 """
@@ -47,16 +46,14 @@ DIRECT = "direct"
 LAKE, WARM = "ssb", "warm"
 _SPARK = {"spark.driver.memory": "3g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
 _FSSPEC = {"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO"}
-"""The setting is needed because versitygw, with open connections, refuses the end of pyarrow's multipart
-uploads.
-"""
+"""PyIceberg uses fsspec, because versitygw refuses the last part of pyarrow's multipart uploads."""
 Ask = Callable[[str, str], Sequence[Sequence[object]]]
-"""A function of (SQL, namespace) that returns the rows."""
+"""A function of (SQL, namespace) that returns the rows of the query."""
 
 
 @dataclass(frozen=True)
 class ServersOnSlowStore:
-    """Two servers with the same tables; `store` is the delayed address."""
+    """Two servers with the same tables; `store` is the S3 store with delayed responses."""
 
     store: S3
     gateway_url: str
@@ -66,6 +63,7 @@ class ServersOnSlowStore:
 
 @contextmanager
 def open_lake(folder: Path, scale: float, files: int) -> Iterator[ServersOnSlowStore]:
+    """Generate the SSB data, and start a server with a gateway and a server without one over a delayed store."""
     with ExitStack() as stack:
         near = stack.enter_context(run_s3(folder, keep_alive=True))
         slow_servers = replace(near, endpoint=stack.enter_context(run_delaying_store(near.endpoint, 1)))
@@ -97,7 +95,7 @@ def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: s
 
 
 def _to_iceberg_types(rows: pa.Table) -> pa.Table:
-    """Return the rows without the types that Iceberg does not have."""
+    """Return the rows with types that Iceberg has."""
     for number, field in enumerate(rows.schema):
         if pa.types.is_unsigned_integer(field.type) or pa.types.is_int16(field.type) or pa.types.is_int8(field.type):
             rows = rows.set_column(number, field.name, pc.cast(rows[field.name], pa.int64()))
@@ -105,7 +103,7 @@ def _to_iceberg_types(rows: pa.Table) -> pa.Table:
 
 
 def compare(report: Report, engine: str, ways: Mapping[str, Ask], oracle: Oracle, rounds: int) -> None:
-    """Run each query through both servers alternately: one round of first reads, then `rounds`."""
+    """Run each query through both servers alternately, in one round of first reads and then in `rounds` rounds."""
     for ask in ways.values():
         for sql in QUERIES.values():
             ask(sql, WARM)
@@ -114,21 +112,21 @@ def compare(report: Report, engine: str, ways: Mapping[str, Ask], oracle: Oracle
         for round_number, (name, sql) in enumerate(QUERIES.items()):
             order = list(ways.items())[:: 1 if (round_number + number) % 2 else -1]
             for way, ask in order:
-                begun = time.perf_counter()
+                began_s = time.perf_counter()
                 answer = ask(sql, LAKE)
-                times[way][number].append(time.perf_counter() - begun)
+                times[way][number].append(time.perf_counter() - began_s)
                 difference = oracle.describe_difference(sql, answer)
                 if difference:
                     raise AnswersDiffer(f"{engine}, {way}, {name}: {difference}")
 
     def add_row(measure: str, value: Callable[[list[list[float]]], float]) -> None:
-        values = {way: value(of) for way, of in times.items()}
+        values = {way: value(durations) for way, durations in times.items()}
         report.rows.append(Row(f"{engine}: {len(QUERIES)} queries", measure, "s", values, peer=DIRECT))
 
-    add_row("first round", lambda of: sum(of[0]))
-    add_row("later rounds, median", lambda of: statistics.median(map(sum, of[1:])))
+    add_row("first round", lambda durations: sum(durations[0]))
+    add_row("later rounds, median", lambda durations: statistics.median(map(sum, durations[1:])))
     for number, name in enumerate(QUERIES):
-        values = {way: statistics.median(of[number] for of in time[1:]) for way, time in times.items()}
+        values = {way: statistics.median(durations[number] for durations in time[1:]) for way, time in times.items()}
         report.rows.append(Row(f"{engine}: {name}", "later rounds, median", "s", values, peer=DIRECT))
 
 

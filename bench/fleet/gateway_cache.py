@@ -1,7 +1,7 @@
 """How much faster are first and repeated reads through the gateway's cache than direct reads?
 
-The reads alternate. The store is a real S3 server behind a proxy that delays each request, as a store in the
-cloud does (`bench.gateway`). Both reads of a pair have the same delay. For some rows, the proxy also limits
+Direct and cached reads alternate, and both reads of a pair have the same delay. The store is a real S3 server behind
+a proxy that delays each request, as a store in the cloud does (`bench.gateway`). For some rows, the proxy also limits
 each connection to the rate of one connection to S3. A first read finds nothing in the cache. Later reads of
 the same ranges come from the disk (in a server without a memory tier) and from memory. Cached reads are also
 compared with a process that sends files by sendfile, which is the limit of the loopback interface. The client
@@ -39,16 +39,16 @@ from tests.gateway.rig import GatewayRig, Keys, open_rig
 from tests.services.s3 import S3, run_s3
 
 CASES = (("64 KiB", 64 << 10, 512 << 10, 1), ("1 MiB", 1 << 20, 1 << 20, 2), ("8 MiB", 8 << 20, 8 << 20, 4))
-"""(name, bytes, distance of two ranges, objects).
+"""(name, bytes of a range, bytes between the starts of two ranges, objects).
 
-The distance is so large that a read does not load a block of another range.
+The ranges are so far apart that a read does not load a block of another range.
 """
 MEBIBYTE = 1 << 20
 LIMIT = "sendfile"
 S3_RATE = 90e6
 """Bytes per second of one connection; Amazon states 85 to 90 MB/s for byte-range requests."""
 SLOW_CASES = (("1 MiB of memory", 1, {}), ("8 MiB of the disk", 8, {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": "0"}))
-"""(what slow readers read, MiB, settings). For reads from the disk, each reader has its own copies."""
+"""(name, MiB of a range, server settings) for slow readers. For reads from the disk, each has its own copies."""
 
 
 Read = Callable[[int], float]
@@ -66,9 +66,9 @@ def build_reader(client: Any, keys: Keys, size: int, name: str) -> Read:
     def read(number: int) -> float:
         start = number * size % (OBJECT_BYTES - size + 1)
         request = _get(url, start, size)
-        begun = time.perf_counter()
+        began_s = time.perf_counter()
         _receive(connection, request, size, buffer)
-        return time.perf_counter() - begun
+        return time.perf_counter() - began_s
 
     return read
 
@@ -84,7 +84,7 @@ def _get(url: SplitResult, start: int, size: int) -> bytes:
 
 
 class Ranges:
-    """The n-th range of several objects, in one random order for all readers."""
+    """The ranges of several objects in a random order that is the same for all readers with the same seed."""
 
     def __init__(self, readers: list[Read], size: int, step: int, seed: int) -> None:
         self._readers = readers
@@ -112,7 +112,7 @@ def add_rows(
 
     Args:
         factor: The goal: how many times faster than the direct read.
-        limit: The seconds of sendfile.
+        limit: The seconds of each read from the sendfile process.
     """
     for name, aggregate in (("median", statistics.median), ("mean", statistics.fmean)):
         values = {"seamark": aggregate(seamark_ms) * 1000, "direct": aggregate(peer_ms) * 1000}
@@ -142,12 +142,12 @@ def upload(rig: GatewayRig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
 
 
 def compare(seamark_ranges: Ranges, peer_ranges: Ranges, count: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of both for the first `count` ranges, read alternately."""
+    """Read the first `count` ranges of both alternately, and return the seconds of the reads."""
     pairs = [
         (seamark_ranges.read(n), peer_ranges.read(n)) if n % 2 else (peer_ranges.read(n), seamark_ranges.read(n))[::-1]
         for n in range(count)
     ]
-    return [one for one, _ in pairs], [other for _, other in pairs]
+    return [seamark_s for seamark_s, _ in pairs], [peer_s for _, peer_s in pairs]
 
 
 def measure(
@@ -160,7 +160,13 @@ def measure(
     rounds: int,
     sent: Callable[[int], Callable[[int], float]],
 ) -> None:
-    """Measure first reads, and reads of ranges that are in the tier."""
+    """Measure first reads, and reads of ranges that are in the cache tier `tier`.
+
+    Args:
+        factor: The goal: how many times faster than the direct read.
+        sent: Returns, for a size of the ranges, the function that reads the n-th range from the sendfile process and
+            returns the seconds.
+    """
     for seed, case in enumerate(CASES):
         with open_pairs(rig, near, slow_store, case, seed) as (seamark_ranges, peer_ranges):
             count = min(rounds, len(seamark_ranges) - 1)
@@ -199,13 +205,13 @@ def open_pairs(
 
 
 def measure_sequential_reads(report: Report, rig: GatewayRig, near: S3, slow_store: S3) -> None:
-    """Measure reads of a whole object, in requests of 1 MiB one after another."""
+    """Measure reads of a whole object in successive requests of 1 MiB."""
     keys, store_keys, names = upload(rig, near, 3)
     durations: dict[str, list[float]] = {"seamark": [], "direct": []}
     for name in names:
-        for server, used in (("seamark", keys), ("direct", replace(store_keys, endpoint=slow_store.endpoint))):
-            with closing(used.make_client()) as client:
-                read_range = build_reader(client, used, MEBIBYTE, name)
+        for server, tested_keys in (("seamark", keys), ("direct", replace(store_keys, endpoint=slow_store.endpoint))):
+            with closing(tested_keys.make_client()) as client:
+                read_range = build_reader(client, tested_keys, MEBIBYTE, name)
                 durations[server].append(sum(read_range(number) for number in range(OBJECT_BYTES // MEBIBYTE)) * 1000)
     values = {server: statistics.median(times) for server, times in durations.items()}
     report.rows.append(Row("64 MiB, one MiB after another, first read", "median", "ms", values, peer="direct"))
@@ -258,7 +264,7 @@ def _receive(connection: socket.socket, request: bytes, size: int, buffer: memor
     bytes_left = size - (received_bytes - head)
     while bytes_left:
         received_bytes = connection.recv_into(buffer)
-        assert received_bytes, "the connection ended early"
+        assert received_bytes, "the server closed the connection before the end of the range"
         bytes_left -= received_bytes
 
 
@@ -268,21 +274,21 @@ def measure_throughput(requests: Callable[[int], bytes], port: int, size: int, s
     with socket.create_connection(("127.0.0.1", port)) as connection:
         for number in range(8):
             _receive(connection, requests(number), size, buffer)
-        count, begun = 0, time.perf_counter()
-        while (elapsed_s := time.perf_counter() - begun) < seconds:
+        count, began_s = 0, time.perf_counter()
+        while (elapsed_s := time.perf_counter() - began_s) < seconds:
             _receive(connection, requests(count), size, buffer)
             count += 1
     return count * size / elapsed_s
 
 
 def open_sendfile_reader(port: int, size: int) -> Read:
-    """Return a `reader` for the process that sends by sendfile."""
+    """Return a `Read` function that reads from the process that sends by sendfile."""
     connection, buffer = socket.create_connection(("127.0.0.1", port)), memoryview(bytearray(2 * MEBIBYTE))
 
     def read(number: int) -> float:
-        begun = time.perf_counter()
+        began_s = time.perf_counter()
         _receive(connection, b"%d %d" % (size, number * size % (OBJECT_BYTES // 2)), size, buffer)
-        return time.perf_counter() - begun
+        return time.perf_counter() - began_s
 
     return read
 
@@ -348,11 +354,11 @@ def measure_concurrent_readers(
         url = _presign(client, keys, name)
         client.get_object(Bucket=keys.bucket, Key=keys.prefix + name)["Body"].read()  # Fills the cache.
     process, stop, peak = psutil.Process(rig.seamark.pid), threading.Event(), [0]
-    before, kernel_before = process.memory_info().rss, _read_kernel_bytes()
+    bytes_before, kernel_before = process.memory_info().rss, _read_kernel_bytes()
 
     def watch() -> None:
         while not stop.wait(0.05):
-            peak[0] = max(peak[0], process.memory_info().rss - before)
+            peak[0] = max(peak[0], process.memory_info().rss - bytes_before)
 
     watcher = threading.Thread(target=watch)
     watcher.start()

@@ -48,7 +48,7 @@ MANIFEST_ENTRIES = 10_000
 PLANS_PER_CASE = 30
 COMMITS = 5
 BUDGET = 400
-"""The memory budget of the planner in bytes per file: the files, and the views that ten commits leave."""
+"""The memory budget of the planner in bytes per file, for the files and the views that ten commits leave behind."""
 GOALS = {"bytes": 250.0, "restart": 1000.0, "range": 10.0, "ordered": 0.2, "commit": 5.0}
 
 
@@ -58,9 +58,9 @@ class ProcessMeasurement:
 
     first_ms: float
     resident: dict[str, float] = field(default_factory=dict)
-    """The growth of the resident memory at each moment."""
+    """The growth of the resident memory, by the name of the moment."""
     private: float = 0.0
-    """The part of the last moment's growth that no file backs."""
+    """The part of the last value in `resident` without pages of files."""
     reported: float = 0.0
     views: int = 0
     plans_ms: dict[str, float] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class ProcessMeasurement:
     commit_ms: float = 0.0
     """The extra time of a plan of the next snapshot right after the commit."""
     prepared_ms: float = 0.0
-    """The extra time if the server has prepared the view, as it does for tables that clients plan."""
+    """The extra time after a commit if the server has prepared the view, as it does for tables that clients plan."""
 
 
 def measure(table: GeneratedTable, home: Path, memory_bytes: int) -> ProcessMeasurement:
@@ -78,23 +78,23 @@ def measure(table: GeneratedTable, home: Path, memory_bytes: int) -> ProcessMeas
 
 async def _measure_plans(table: GeneratedTable, home: Path, memory_bytes: int) -> ProcessMeasurement:
     async with open_our_planner(home, table, disk=True, memory_bytes=memory_bytes) as seamark_planner:
-        before, private = _read_resident_bytes(), _read_resident_bytes(private=True)
+        bytes_before, private_bytes_before = _read_resident_bytes(), _read_resident_bytes(private=True)
         first = await seamark_planner.plan(FILTERS[RANGES[0]].build_expression(table))
         measurement = ProcessMeasurement(first.ms)
         await _wait_until_settled()
-        measurement.resident["after one plan"] = (_read_resident_bytes() - before) / table.files
+        measurement.resident["after one plan"] = (_read_resident_bytes() - bytes_before) / table.files
         for name, expected in FILTERS.items():
             measurement.retained_bytes[name] = len(
                 (await seamark_planner.scan(expected.build_expression(table)))[1].entry_ids
             )
             times = [
-                (await seamark_planner.scan(expected.build_expression(table, turn)))[0]
-                for turn in range(1, PLANS_PER_CASE + 1)
+                (await seamark_planner.scan(expected.build_expression(table, number)))[0]
+                for number in range(1, PLANS_PER_CASE + 1)
             ]
             measurement.plans_ms[name] = statistics.median(times)
         await _wait_until_settled()
-        measurement.resident["after ten filters"] = (_read_resident_bytes() - before) / table.files
-        measurement.private = (_read_resident_bytes(private=True) - private) / table.files
+        measurement.resident["after ten filters"] = (_read_resident_bytes() - bytes_before) / table.files
+        measurement.private = (_read_resident_bytes(private=True) - private_bytes_before) / table.files
         stats = seamark_planner.planner.read_stats()
         measurement.reported = (stats.live_bytes + stats.added_bytes + stats.lists_bytes) / table.files
         measurement.views = stats.views
@@ -104,10 +104,10 @@ async def _measure_plans(table: GeneratedTable, home: Path, memory_bytes: int) -
 
 
 async def _wait_until_settled() -> None:
-    """Wait until the processor is idle, so that the decoded manifests are on the disk."""
-    process, before = psutil.Process(), 0.0
-    while (spent := sum(process.cpu_times()[:2])) - before > 0.02:
-        before = spent
+    """Wait until the processor is idle; then the decoded manifests are on the disk."""
+    process, previous_s = psutil.Process(), 0.0
+    while (spent := sum(process.cpu_times()[:2])) - previous_s > 0.02:
+        previous_s = spent
         await asyncio.sleep(0.5)
 
 
@@ -120,7 +120,7 @@ def _read_resident_bytes(*, private: bool = False) -> int:
 
 
 async def _measure_commits(seamark_planner: OurPlanner, table: GeneratedTable, first: int, *, prepare: bool) -> float:
-    """Return the extra time of a plan after a commit of one manifest.
+    """Return the extra milliseconds of a plan after a commit of one manifest.
 
     The result is the median over several commits of the plan's time minus the time of a plan of a known snapshot.
     """
@@ -188,7 +188,7 @@ def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
                 results.append(measuring.result())
         shutil.rmtree(folder / f"home-{files}")
         shutil.rmtree(generated_table.folder / "commits")
-        _add(report, files, *results)
+        _add_rows(report, files, *results)
     report.notes += [
         f"The planner's budget is {BUDGET} bytes a file.",
         f"Manifests of {manifest_entries:,} entries, deflated at level 1, and 20 columns with bounds and counts.",
@@ -197,25 +197,29 @@ def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
     return report
 
 
-def _add(report: Report, files: int, ever: ProcessMeasurement, measured: ProcessMeasurement) -> None:
+def _add_rows(report: Report, files: int, first_run: ProcessMeasurement, second_run: ProcessMeasurement) -> None:
+    """Add the rows of a table of `files` files: the second process compared with the first."""
+
     def add_row(measure: str, unit: str, seamark_ms: float, first: float, goal: float | None = None) -> None:
         values = {OURS: seamark_ms, "first process": first}
         report.rows.append(Row(f"{files:,} files", measure, unit, values, peer="first process", goal=goal))
 
-    add_row("first plan", "ms", measured.first_ms, ever.first_ms, GOALS["restart"])
-    for moment in measured.resident:
-        add_row(f"resident, {moment}", "B/file", measured.resident[moment], ever.resident[moment], GOALS["bytes"])
-    add_row("resident, without files", "B/file", measured.private, ever.private)
-    add_row("reported by the planner", "B/file", measured.reported, ever.reported)
+    add_row("first plan", "ms", second_run.first_ms, first_run.first_ms, GOALS["restart"])
+    for moment in second_run.resident:
+        add_row(
+            f"resident, {moment}", "B/file", second_run.resident[moment], first_run.resident[moment], GOALS["bytes"]
+        )
+    add_row("resident, without files", "B/file", second_run.private, first_run.private)
+    add_row("reported by the planner", "B/file", second_run.reported, first_run.reported)
     for name in FILTERS:
         goal = GOALS["ordered"] if name == ORDERED_COLUMN else GOALS["range"] if name in RANGES else None
-        add_row(f"plan, {name}", "ms", measured.plans_ms[name], ever.plans_ms[name], goal)
-    add_row("added by a commit, at once", "ms", measured.commit_ms, ever.commit_ms, GOALS["commit"])
-    add_row("added by a commit, prepared", "ms", measured.prepared_ms, ever.prepared_ms, GOALS["commit"])
-    if not ever.views or not measured.views:
+        add_row(f"plan, {name}", "ms", second_run.plans_ms[name], first_run.plans_ms[name], goal)
+    add_row("added by a commit, at once", "ms", second_run.commit_ms, first_run.commit_ms, GOALS["commit"])
+    add_row("added by a commit, prepared", "ms", second_run.prepared_ms, first_run.prepared_ms, GOALS["commit"])
+    if not first_run.views or not second_run.views:
         report.notes.append(f"{files:,} files: the budget of {BUDGET} B/file is too small, the view was evicted.")
     report.notes.append(
-        f"{files:,} files: kept " + ", ".join(f"{name} {n:,}" for name, n in measured.retained_bytes.items())
+        f"{files:,} files: kept " + ", ".join(f"{name} {n:,}" for name, n in second_run.retained_bytes.items())
     )
 
 

@@ -42,6 +42,7 @@ STORAGE, STEADY = "storage", "steady storage"
 
 
 def set_heavy_tailed_delay(proxy: FaultProxy, seed: int) -> None:
+    """Delay each request by a log-normal time with the median `MEDIAN_S` and the 99.9th percentile `TAIL_S`."""
     rng = random.Random(seed)
     proxy.delay_s = lambda: min(TAIL_S, MEDIAN_S * rng.lognormvariate(0, SIGMA))
 
@@ -52,6 +53,7 @@ def compute_percentile(values: Sequence[float], part: float) -> float:
 
 
 async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: str, folder: Path, rounds: int) -> None:
+    """Compare reads of files through the peer that owns them with reads from the storage."""
     settings = {
         "database": database,
         "warehouse": warehouse,
@@ -66,14 +68,14 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
             locations = await _choose_files_of_other(node, warehouse, size, rng)
             for location in locations:
                 await node.read(location)  # The owner reads the storage.
-            before = node.peers.counts()
+            counts_before = node.peers.counts()
             seamark_ms, peer_ms = [], []
             for number in range(rounds):
                 location = locations[number % len(locations)]
                 pair = [(seamark_ms, node.read), (peer_ms, node.stored.read)]
                 for times, read in pair if number % 2 else pair[::-1]:
                     times.append(await _measure_read_s(read, location, size))
-            after = node.peers.counts()
+            counts_after = node.peers.counts()
             for name, aggregate in (("median", statistics.median), ("mean", statistics.fmean)):
                 values = {OURS: aggregate(seamark_ms) * 1000, STORAGE: aggregate(peer_ms) * 1000}
                 report.rows.append(Row(f"peer hit, {label}", name, "ms", values, peer=STORAGE))
@@ -82,7 +84,7 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
                 STORAGE: compute_percentile(peer_ms, 0.99) * 1000,
             }
             report.rows.append(Row(f"peer hit, {label}", "p99", "ms", tail, peer=STORAGE))
-            hedged, failed = (after[name] - before[name] for name in ("hedged", "failed"))
+            hedged, failed = (counts_after[name] - counts_before[name] for name in ("hedged", "failed"))
             report.notes.append(f"{label}: of {rounds} reads {hedged} were hedged, {failed} failed over.")
 
 
@@ -114,7 +116,10 @@ def read_event_loop_s(pid: int) -> float:
 
 
 def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: float) -> None:
-    """Plan with a new filter each time: the view of the table is cached, but no answer is."""
+    """Compare plans and loads with a heavy-tailed and a steady storage.
+
+    Each plan has a new filter: the view of the table is cached, but no answer is.
+    """
     times: dict[str, dict[str, list[float]]] = {}
     busy: dict[str, dict[str, list[float]]] = {}
     connections = {}
@@ -124,7 +129,7 @@ def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: flo
         times[name] = {"plan": [], "loadTable": []}
         busy[name] = {"plan": [], "loadTable": []}
     pids = {OURS: jittery.replicas[0].pid, STEADY: steady.replicas[0].pid}
-    before = jittery.storage.requests.total()
+    requests_before = jittery.storage.requests.total()
     end, number = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         number += 1
@@ -164,7 +169,7 @@ def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: flo
             for name, cpu_times in busy.items()
         }
         report.rows.append(Row(case, "p99.9 / median, CPU of the event loop", "×", ratios, peer=STEADY, goal=3.0))
-    request_count = jittery.storage.requests.total() - before
+    request_count = jittery.storage.requests.total() - requests_before
     report.bounds["requests to the storage during all plans and loads"] = (
         f"{request_count}; all but the first are checks"
     )
@@ -212,7 +217,7 @@ def main() -> None:
         folder = Path(text)
         postgres = stack.enter_context(postgres_server())
         s3 = stack.enter_context(run_s3(folder))
-        _run(report, folder, postgres, s3, rounds, seconds)
+        _measure_fleet(report, folder, postgres, s3, rounds, seconds)
     report.notes.append(
         "`storage` is versitygw behind the delaying proxy. The owner is another process of this machine."
     )
@@ -221,7 +226,7 @@ def main() -> None:
     print(report.format_markdown())
 
 
-def _run(report: Report, folder: Path, postgres: Postgres, s3: S3, rounds: int, seconds: float) -> None:
+def _measure_fleet(report: Report, folder: Path, postgres: Postgres, s3: S3, rounds: int, seconds: float) -> None:
     with open_fleet(folder / "peer", postgres, s3, 1, is_linked=False) as fleet:
         set_heavy_tailed_delay(fleet.storage, 1)
         (replica,) = fleet.replicas

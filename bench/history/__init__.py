@@ -1,1 +1,1 @@
-"""Benches of the query history."""
+"""Benchmarks of the query history."""

@@ -1,4 +1,4 @@
-"""How near are the predictions of the advisor to what plans read after the first proposal is applied?
+"""How close are the bytes that the advisor predicts to the bytes that plans read after its first proposal is applied?
 
 Each case is a random table without a layout, and a skewed workload from a seed. The history has no literals. The first
 proposal is applied, and the planner plans the recorded statements again.
@@ -27,6 +27,7 @@ from tests.connector.server_thread import ServerThread
 
 CASES, QUICK_CASES, STATEMENTS, SEED = 30, 3, 80, 17
 NEAR_FRACTION, NEAR_GOAL_PERCENT = 0.2, 90.0
+"""The largest relative error of a close prediction, and the goal for the percentage of close predictions."""
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -51,10 +52,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _apply_first(home: Path, seed: int) -> tuple[str, float, float]:
-    """Apply the first proposal.
+    """Apply the first proposal of the advisor.
 
     Returns:
-        Its title, and the bytes of an average statement: predicted, and as planned after the change.
+        The title of the proposal, and the bytes that an average statement reads: as predicted, and as planned after the
+        change.
     """
     home.mkdir(parents=True)
     server = ServerThread(home, warehouse=home.as_uri(), services_workers=0)

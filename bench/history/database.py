@@ -1,8 +1,8 @@
-"""How large is the database after a million statements?
+"""How large is the database of the query history after a million statements?
 
-The statements are recorded by the code that records the statements of plans, over two months, with the housekeeping of
-each day. The workload is skewed, from a seed: few tables and few shapes have most of the statements, and most shapes
-are rare. Such a long tail takes the most space, because each shape has a row for each time in which it was used.
+The code of the server records the statements over two months, with the housekeeping of each day. The workload is
+skewed, from a seed: few tables and few shapes have most of the statements, and most shapes are rare. Such a long tail
+takes the most space, because the database stores a row for each hour in which a shape is used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from seamark.metaserver.store.port import PointerStore
 
 SIZE_GOAL_MB = 20.0
 STATEMENTS, DAYS, TABLES, SHAPES = 1_000_000, 60, 20, 300
-"""The workload. Each table has `SHAPES` shapes."""
+"""The size of the workload; `SHAPES` is the number of shapes of each table."""
 SEED = 11
 _TABLE_SKEW, _SHAPE_SKEW = 1.0, 1.1
 """The exponents of Zipf's law: the table or shape of rank r has a share of r ** -exponent."""
@@ -39,7 +39,7 @@ _FUNCTIONS = ("count", "sum", "min", "max", "avg")
 
 
 class _PassingClock(SystemClock):
-    """A clock that the bench moves."""
+    """A clock that the benchmark moves forward."""
 
     ahead_ms = 0
 
@@ -67,7 +67,7 @@ async def measure_database(report: Report, folder: Path, statements: int = STATE
             await history.flush()
             clock.ahead_ms += HOUR_MS
             if history.hour % 24 == 0:
-                await _merge(store, history.hour)
+                await _merge_hours(store, history.hour)
     size_mb = sum(path.stat().st_size for path in folder.glob("seamark.db*")) / 1e6
     case = f"the database with {per_hour * DAYS * 24:,} statements of {DAYS} days, {SHAPES} shapes, {TABLES} tables"
     report.bounds[case] = f"{size_mb:.1f} MB; the goal is {SIZE_GOAL_MB:g} MB"
@@ -103,8 +103,11 @@ def _sample(shape: QueryShape, share: float) -> StatementSample:
     return StatementSample(FilterSample(tuple(widths)), -1, -1)
 
 
-async def _merge(store: PointerStore, hour: int) -> None:
-    """Merge older rows. The housekeeping of a server distrusts a clock that jumps, so it is not used."""
+async def _merge_hours(store: PointerStore, hour: int) -> None:
+    """Merge the rows of earlier hours.
+
+    The server's housekeeping is not used, because it does not trust a clock that jumps.
+    """
     for period_hours, age_hours in MERGED_PERIODS:
         before_hour = (hour - age_hours) // period_hours * period_hours
         while await store.merge_query_hours(before_hour, 1000, period_hours):

@@ -1,8 +1,9 @@
 """What does the query history cost a plan?
 
-Two servers run in one process each: with the query history, and with `query_history_days` 0. The load alternates
-between them. A plan is requested again and again, which is answered with cached bytes, and with a filter that is new
-each time, which is parsed, bound, planned and written each time. The CPU time of the server is the figure to trust.
+Two servers run in one process each: one with the query history, and one with `query_history_days` 0. The load
+alternates between them. One kind of request repeats the same plan, which is answered with cached bytes. The other kind
+has a new filter each time, which is parsed, bound, planned and written. The CPU time of the server is the most reliable
+figure.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ async def _compare_plans(
     report: Report, folder: Path, planned_table: GeneratedTable, rounds: int, seconds: float
 ) -> None:
     same_plan = request_plan(planned_table, build_small_filter(planned_table))
-    new_plans = (request_plan(planned_table, build_small_filter(planned_table, turn)) for turn in itertools.count(1))
+    new_plans = (
+        request_plan(planned_table, build_small_filter(planned_table, number)) for number in itertools.count(1)
+    )
     with ExitStack() as stack:
         history_server = stack.enter_context(_run_server(folder, OURS, {}))
         plain_server = stack.enter_context(_run_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
@@ -74,6 +77,6 @@ def _run_server(folder: Path, name: str, env: dict[str, str]) -> Iterator[BenchT
 
 
 def _send_each(requests: Iterator[Request]) -> Worker:
-    """Yield the next request of an iterator that both servers share."""
+    """Yield the next request of an iterator, which the workers of both servers share."""
     while True:  # `yield from` would close the shared iterator.
         yield next(requests)

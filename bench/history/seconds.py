@@ -1,8 +1,8 @@
-"""How near are the predicted seconds of the advisor to the times of the same statements after the change?
+"""How close are the seconds that the advisor predicts to the times of the same statements after the change?
 
 Each case is a random table without a layout, and a skewed workload from a seed. `seamark sql` runs the statements, and
-reports their times. The first proposal is applied. The statements run again an hour later, so that the history has
-their times apart from the times before the change.
+reports their times. The first proposal is applied. The statements run again an hour later, so that the history records
+their times separately from the times before the change.
 """
 
 from __future__ import annotations
@@ -26,17 +26,21 @@ from tests.server.rig import OffsetClock
 CASES, QUICK_CASES, STATEMENTS, SEED = 10, 1, 60, 170
 FILES, ROWS = 24, 60_000
 FACTOR_MAX, GOAL_PERCENT = 2.0, 90.0
+"""The largest factor between predicted and recorded seconds, and the goal for the percentage of cases within it."""
 _LATER_MS = 2 * 3_600_000
+"""The time in ms by which the clock moves on after the change."""
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("planning_advisor_seconds", "How near are the predicted seconds of the advisor?", peer="no peer")
     ratios = []
     for case in range(QUICK_CASES if quick else CASES):
-        title, before, predicted, recorded = await asyncio.to_thread(_apply_first, folder / str(case), SEED + case)
+        title, seconds_before, predicted, recorded = await asyncio.to_thread(
+            _apply_first, folder / str(case), SEED + case
+        )
         ratios.append(predicted / recorded)
         report.notes.append(
-            f"seed {SEED + case}: {title}: {before * 1000:.1f} ms before, {predicted * 1000:.1f} ms predicted, "
+            f"seed {SEED + case}: {title}: {seconds_before * 1000:.1f} ms before, {predicted * 1000:.1f} ms predicted, "
             f"{recorded * 1000:.1f} ms recorded"
         )
     near = sum(1 / FACTOR_MAX <= ratio <= FACTOR_MAX for ratio in ratios)
@@ -54,10 +58,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _apply_first(home: Path, seed: int) -> tuple[str, float, float, float]:
-    """Apply the first proposal that a client can make.
+    """Apply the first proposal that a client can apply.
 
     Returns:
-        Its title, and the seconds of an average statement: before, predicted, and recorded after the change.
+        The title of the proposal, and the seconds of an average statement: before the change, as predicted, and as
+        recorded
+        after the change.
     """
     home.mkdir(parents=True)
     clock = OffsetClock()
@@ -68,19 +74,19 @@ def _apply_first(home: Path, seed: int) -> tuple[str, float, float, float]:
             rng = np.random.default_rng(seed)
             make_table(client, rng, FILES, ROWS)
             wheres = draw_workload(rng).draw(rng, STATEMENTS)
-            _run(server.url, wheres)
+            _run_statements(server.url, wheres)
             proposals = load_advice(client, TABLE)["proposals"]
             best = next(proposal for proposal in proposals if proposal["change"]["kind"] != "none")
             apply_proposal(client, TABLE, best, wait_s=10)
             clock.ahead_ms += _LATER_MS
-            _run(server.url, wheres)
+            _run_statements(server.url, wheres)
             recorded = load_advice(client, TABLE)["applied"][0]["recorded"]
             return best["title"], best["before"]["seconds"], best["predicted"]["seconds"], recorded["seconds"]
     finally:
         server.stop()
 
 
-def _run(url: str, wheres: Sequence[str]) -> None:
+def _run_statements(url: str, wheres: Sequence[str]) -> None:
     with SqlSession(url) as session:
         session.sql(f"SELECT count(*) FROM {TABLE}").to_arrow()  # The first statement opens connections.
         for where in wheres:

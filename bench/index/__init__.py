@@ -1,1 +1,1 @@
-"""Benches of indexes: each kind is compared with readers that have no index."""
+"""Benchmarks of the indexes: each kind of index is compared with readers that have no index."""

@@ -1,11 +1,12 @@
-"""How long does the bitmap index take to say which rows match?
+"""How long does the bitmap index take to find the matching rows?
 
 `python -m bench.index.bitmap [--quick]`
 
-The table has a million rows and two columns of one cardinality in any order. Every system returns the ascending
-positions of the matching rows, and all results must be equal. Seamark probes an opened index; the Parquet readers have
-the file in the page cache, read only the needed columns, and use both cores. Roaring has the same slices of ranks in
-memory, with optimised runs, and uses the same algorithm. The systems are timed alternately.
+The table has a million rows, and two columns of the same cardinality in random order. Every system returns the
+ascending positions of the matching rows, and all results must be equal. Seamark probes an open index. The Parquet
+readers have the file in the page cache, read only the needed columns, and use both cores. Roaring has the same slices
+of
+ranks in memory, with optimised runs, and uses the same algorithm. The systems are timed alternately.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from seamark.formats.index.kinds.slices import slice_count
 
 CARDINALITIES = (11, 1_000, 1_000_000)
 AND_GOAL_MS, BUILD_GOAL = 1.0, 10.0
-"""Per million rows; million rows a second, on one core."""
+"""The goals: ms per million rows for an AND, and millions of rows per second for the build, on one core."""
 GOAL = 15
 """The goal: how many times faster than the best Parquet reader."""
 PYARROW, DUCKDB, ROARING = "parquet-pyarrow", "parquet-duckdb", "roaring"
@@ -49,7 +50,7 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Question:
-    """A condition on each named column: values below a limit, or values in a list."""
+    """A condition on each of `columns`: values less than `below`, or values in `among`."""
 
     name: str
     columns: tuple[str, ...]
@@ -58,6 +59,8 @@ class Question:
 
 
 class RangeAnswerer(Protocol):
+    """A system that returns the ascending positions of the rows that match a question."""
+
     name: str
 
     def answer(self, question: Question) -> Positions: ...
@@ -73,14 +76,15 @@ class SeamarkBitmap:
         self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
 
     def reopen(self) -> None:
-        """Open the index again, so that nothing of it has been read or checked."""
+        """Open the index again, as if none of its parts had been read or verified."""
         self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
 
     def compute_bits(self, question: Question) -> npt.NDArray[np.uint64]:
+        """Return the bits of the matching rows, 64 rows in each word."""
         if question.below is not None:
-            ranges = KeyRanges("long", (KeyRange(None, _encode(question.below), False, True),))
+            ranges = KeyRanges("long", (KeyRange(None, _encode_value(question.below), False, True),))
         else:
-            ranges = KeyRanges("long", tuple(KeyRange(key, key) for key in map(_encode, question.among)))
+            ranges = KeyRanges("long", tuple(KeyRange(key, key) for key in map(_encode_value, question.among)))
         return reduce(np.bitwise_and, (self.opened[name].find_rows(0, ranges) for name in question.columns))
 
     def answer(self, question: Question) -> Positions:
@@ -135,7 +139,7 @@ class DuckDBRanges:
 class Roaring:
     """Slices of ranks as roaring bitmaps.
 
-    The values of a column are its ranks here, because the values are 0, 1, … .
+    The ranks of a column are its values, because the values are 0, 1, … .
     """
 
     name = ROARING
@@ -155,6 +159,7 @@ class Roaring:
         return slices
 
     def sum_bytes(self, name: str) -> int:
+        """Return the total size in bytes of the bitmaps of a column."""
         return sum(len(item.serialize()) for item in self._slices[name])
 
     def answer(self, question: Question) -> Positions:
@@ -183,7 +188,7 @@ def _count_bits(values: Values) -> int:
     return slice_count(int(values.max()) + 1)
 
 
-def _encode(value: int) -> int:
+def _encode_value(value: int) -> int:
     return value + (1 << 63)
 
 
@@ -197,10 +202,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         "How long does the bitmap index take to say which rows match?",
         peer="the faster of pyarrow and DuckDB, reading Parquet",
     )
-    rows, turns = (50_000, 2) if quick else (1_000_000, 15)
+    rows, rounds = (50_000, 2) if quick else (1_000_000, 15)
     for cardinality in CARDINALITIES:
-        _measure_cardinality(report, folder, rows, min(cardinality, rows), turns)
-    _measure_many_files(report, turns)
+        _measure_cardinality(report, folder, rows, min(cardinality, rows), rounds)
+    _measure_many_files(report, rounds)
     report.notes += [
         f"{rows:,} rows a file, two columns of longs in any order; Parquet as pyarrow writes it, with dictionary and"
         " snappy, in the page cache. Every answer is an array of row positions, and all agree, or this bench fails.",
@@ -210,7 +215,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _measure_cardinality(report: Report, folder: Path, rows: int, cardinality: int, turns: int) -> None:
+def _measure_cardinality(report: Report, folder: Path, rows: int, cardinality: int, rounds: int) -> None:
     rng = np.random.default_rng(cardinality)
     columns = {name: _draw_column(rng, rows, cardinality) for name in COLUMNS}
     path = folder / f"{cardinality}.parquet"
@@ -219,7 +224,7 @@ def _measure_cardinality(report: Report, folder: Path, rows: int, cardinality: i
     answerers: list[RangeAnswerer] = [seamark_bitmap, PyArrowRanges(path), DuckDBRanges(path), roaring]
     case = f"cardinality {cardinality:,}"
     for question in _list_questions(rng, cardinality):
-        durations = _measure_in_turns(answerers, question, turns)
+        durations = _measure_in_turns(answerers, question, rounds)
         best = min((PYARROW, DUCKDB), key=lambda name: durations[name])
         report.rows.append(
             Row(f"{case}, {question.name}", "row positions", "ms", durations, peer=best, goal=durations[best] / GOAL)
@@ -227,24 +232,24 @@ def _measure_cardinality(report: Report, folder: Path, rows: int, cardinality: i
     conjunction = Question("AND", COLUMNS, below=max(1, cardinality * 3 // 10))
     per_million = 1e6 / rows
     bits_ms = (
-        statistics.median(_measure_ms(lambda: seamark_bitmap.compute_bits(conjunction)) for _ in range(20 * turns))
+        statistics.median(_measure_ms(lambda: seamark_bitmap.compute_bits(conjunction)) for _ in range(20 * rounds))
         * per_million
     )
     report.rows.append(Row(f"{case}, two-column AND", "bits", "ms", {OURS: bits_ms}, goal=AND_GOAL_MS))
     first: list[float] = []
-    for _ in range(turns):
+    for _ in range(rounds):
         seamark_bitmap.reopen()
         first.append(_measure_ms(lambda: seamark_bitmap.answer(conjunction)))
     report.notes.append(
         f"{case}: the first question to an index just opened, checksums and all, takes"
         f" {statistics.median(first):.2f} ms, both columns."
     )
-    _measure_building(report, case, columns["a"], turns)
+    _measure_building(report, case, columns["a"], rounds)
     _measure_size(report, case, seamark_bitmap, roaring, path, rows)
 
 
 def _draw_column(rng: np.random.Generator, rows: int, cardinality: int) -> Values:
-    """Return a column in which every value from 0 occurs."""
+    """Return a column in random order that contains every value from 0 to `cardinality` - 1."""
     values = np.concatenate([np.arange(cardinality), rng.integers(0, cardinality, rows - cardinality)])
     return rng.permutation(values)
 
@@ -260,14 +265,14 @@ def _list_questions(rng: np.random.Generator, cardinality: int) -> list[Question
     ]
 
 
-def _measure_in_turns(answerers: list[RangeAnswerer], question: Question, turns: int) -> dict[str, float]:
-    """Return the medians in ms by name; a first question is not counted."""
+def _measure_in_turns(answerers: list[RangeAnswerer], question: Question, rounds: int) -> dict[str, float]:
+    """Return the median ms of each system by name. The first question of each system is not counted."""
     expected = answerers[0].answer(question)
     for answerer in answerers[1:]:
         if not np.array_equal(answerer.answer(question), expected):
             raise AnswersDiffer(f"{answerer.name} and {OURS} find other rows: {question}")
     durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
-    for round_number in range(turns):
+    for round_number in range(rounds):
         for answerer in answerers if round_number % 2 else reversed(answerers):
             durations[answerer.name].append(_measure_ms(lambda answerer=answerer: answerer.answer(question)))
     return {name: statistics.median(times) for name, times in durations.items()}
@@ -279,8 +284,8 @@ def _measure_ms(work: Callable[[], Any]) -> float:
     return (time.perf_counter() - started_s) * 1000
 
 
-def _measure_building(report: Report, case: str, values: Values, turns: int) -> None:
-    """Measure the CPU time from numpy to stored bytes, on one thread: the best of several alternate runs."""
+def _measure_building(report: Report, case: str, values: Values, rounds: int) -> None:
+    """Measure the CPU time from a NumPy array to stored bytes on one thread, the best of several alternating runs."""
     keys = _build_keys(values)
     spread = _build_keys(np.sort(values))
     operations: dict[str, Callable[[], Any]] = {
@@ -289,7 +294,7 @@ def _measure_building(report: Report, case: str, values: Values, turns: int) -> 
         ROARING: lambda: [item.serialize() for item in Roaring.build(values)],
     }
     durations: dict[str, list[float]] = {name: [] for name in operations}
-    for round_number in range(max(2, turns // 3)):
+    for round_number in range(max(2, rounds // 3)):
         for name, work in operations.items():
             if name == ROARING and round_number > 1:
                 continue
@@ -319,8 +324,11 @@ def _measure_size(
     )
 
 
-def _measure_many_files(report: Report, turns: int) -> None:
-    """Measure which of a thousand files hold a value, for keys that files share and for keys that they do not share."""
+def _measure_many_files(report: Report, rounds: int) -> None:
+    """Measure how long it takes to find which of a thousand files contain a value.
+
+    One column has keys that files share, the other has keys that occur in one file only.
+    """
     rng = np.random.default_rng(1)
     for name, top in (("shared values", 10_000), ("own values", 1 << 60)):
         files = [rng.integers(0, top, FILE_ROWS) for _ in range(FILES)]
@@ -328,11 +336,15 @@ def _measure_many_files(report: Report, turns: int) -> None:
         blob = b"".join(bitmap.encode(entries))
         index = Bitmap(memoryview(blob))
         sorted_values = sorted({int(values[0]) for values in files[:10]})
-        ranges = KeyRanges("long", tuple(KeyRange(_encode(value), _encode(value)) for value in sorted_values))
+        ranges = KeyRanges(
+            "long", tuple(KeyRange(_encode_value(value), _encode_value(value)) for value in sorted_values)
+        )
         expected = [bool(np.isin(values, sorted_values).any()) for values in files]
         if index.mark_files(ranges).astype(bool).tolist() != expected:
             raise AnswersDiffer(f"files_with of {name}")
-        durations = statistics.median(_measure_ms(lambda i=index, r=ranges: i.mark_files(r)) for _ in range(20 * turns))
+        durations = statistics.median(
+            _measure_ms(lambda i=index, r=ranges: i.mark_files(r)) for _ in range(20 * rounds)
+        )
         share = 1 - sum(entry.size_bytes for entry in entries) / len(blob)
         report.rows.append(Row(f"{FILES:,} files, {name}", "files of IN (10)", "ms", {OURS: durations}))
         report.notes.append(

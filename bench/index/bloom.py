@@ -1,11 +1,13 @@
-"""How long does it take to know which of 100,000 data files may hold a key?
+"""How long does it take to find which of 100,000 data files may contain a key?
 
 `python -m bench.index.bloom [--quick]`
 
-Seamark probes one merged blob in memory, and also in a file, of which it reads only the ranges that a probe names. A
-reader of Parquet without an index must open every file, because the footer has the position of the Bloom filter. The
-bench measures this reader on a sample of real files with the same keys, and scales the time to all files.
-Both run alternately with keys that were not probed before, and both must find the file that has the key.
+Seamark probes one merged blob, once in memory and once in a file, of which it reads only the ranges that a probe needs.
+A reader of Parquet without an index must open every file, because the position of the Bloom filter is in the footer.
+The benchmark measures this reader on a sample of real files with the same keys, and multiplies the time by the number
+of
+files per sampled file. Both run alternately with keys that were not probed before, and both must find the file with the
+key.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ FILES, QUICK_FILES = 100_000, 2_000
 KEYS = 1_000
 """The number of keys of each file.
 
-They are drawn from 2^62 values, so the minimum and maximum of a file rule out nothing.
+The keys are drawn from 2^62 values, so the minimum and maximum of a file exclude nothing.
 """
 SAMPLE, QUICK_SAMPLE = 500, 50
 ROUNDS = 5
@@ -73,7 +75,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _measure_building(report: Report, *, quick: bool) -> None:
-    """Measure the building of a filter from an Arrow column, for one file of many keys."""
+    """Measure how fast a filter is built from an Arrow column, for one file with many keys."""
     rows = 100_000 if quick else 1_000_000
     longs = pa.array(np.random.default_rng(1).integers(0, 2**62, rows))
     texts = pa.array([f"customer-{value:019d}" for value in longs.to_pylist()])
@@ -88,7 +90,7 @@ def _measure_building(report: Report, *, quick: bool) -> None:
 
 
 def _measure_assembly(report: Report, entries: list[FileBloom], folder: Path) -> bytes:
-    """Merge ten parts, as the indexer does, and return the blob.
+    """Encode ten parts, merge them into one blob as the indexer does, and return the blob.
 
     The function also writes the blob to the file that cold probes read.
     """
@@ -122,6 +124,7 @@ def _write_parquet(path: Path, values: Any) -> str:
 
 
 def _measure_probes(report: Report, blob: bytes, blob_path: Path, paths: list[str], files: int) -> None:
+    """Compare probes of the index, in memory and from a file, with reads of the Parquet filters."""
     rng = np.random.default_rng(3)
     warm, header = Bloom(blob), blob[: read_header_size(blob[:FIXED_SIZE])]
     cold = Bloom(header, len(blob))
@@ -172,7 +175,7 @@ def _measure_probes(report: Report, blob: bytes, blob_path: Path, paths: list[st
 
 
 def _check_answers(report: Report, blob: bytes, files: int) -> None:
-    """Count the false positives among keys that no file has, and among lists of keys."""
+    """Measure the false positives among keys that no file has, and the time to probe lists of keys."""
     bloom, rng = Bloom(blob), np.random.default_rng(5)
     absent_hashes = [_compute_hash(int(value)) for value in rng.integers(2**62, 2**63, 500)]
     share = statistics.mean(float(bloom.probe(hashes).mean()) for hashes in absent_hashes)
@@ -195,7 +198,7 @@ def _find_with_duckdb(connection: Any, paths: list[str], key: int) -> set[str]:
 
 
 def _measure_ms(act: Callable[[], Any]) -> tuple[Any, float]:
-    """Return the result of `act`, and the milliseconds that it took."""
+    """Call `act`, and return its result and the milliseconds that it took."""
     started_s = time.perf_counter()
     actual_answer = act()
     return actual_answer, (time.perf_counter() - started_s) * 1000

@@ -1,7 +1,7 @@
-"""What does it cost to index columns that a job reads anyway, and how large are the index files?
+"""What does an index cost to build for columns that a job reads anyway, and how large are the index files?
 
-The data files have the form that writers produce: zstd, dictionaries, field ids. The bench uses one core. The peer only
-reads the same columns into Arrow, which every index needs. Seamark also builds and writes a durable index file.
+The data files have the form that writers produce: zstd, dictionaries, field ids. The benchmark uses one core. The peer
+only reads the same columns into Arrow, which every index needs. Seamark also builds and writes a durable index file.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _measure_task(task: IndexTask, files: list[DataFile], *, rounds: int) -> tup
     for _ in range(rounds):
         started_s = time.thread_time()
         for file in files:
-            _read(task, file, column_ids)
+            _read_columns(task, file, column_ids)
         reading.append(time.thread_time() - started_s)
         started_s = time.thread_time()
         size = index_data_files(task, files).size_bytes
@@ -114,7 +114,7 @@ def _write_data_file(path: Path, number: int, rows: int) -> DataFile:
     return DataFile(path.as_uri(), path.stat().st_size, rows)
 
 
-def _read(task: IndexTask, file: DataFile, column_ids: list[int]) -> None:
+def _read_columns(task: IndexTask, file: DataFile, column_ids: list[int]) -> None:
     filesystem, place = task.storage.open(file.path)
     read_columns(place, column_ids, task.projection, filesystem=filesystem, rows=file.records)
 

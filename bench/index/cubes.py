@@ -1,7 +1,7 @@
 """How much faster are aggregate queries from a cube, and what does the cube cost?
 
 The table is a fact table with the attributes of its dimensions, as in the flat form of the Star Schema Benchmark. Each
-query runs alternately with and without the cube, on DuckDB through `seamark sql`, and both answers must be equal.
+query runs alternately with and without the cube, in DuckDB through `seamark sql`, and both answers must be equal.
 """
 
 from __future__ import annotations
@@ -56,32 +56,32 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     files, rows = (QUICK_FILES, QUICK_ROWS) if quick else (FILES, ROWS)
     with run_seamark(folder, {"SEAMARK_SQL": "on", "SEAMARK_SERVICES_WORKERS": "0"}) as server:
         url = server.base_url
-        _append(url, files, rows)
+        _append_files(url, files, rows)
         with closing(IndexClient(url)) as client:
             measures = ["sum(revenue)", "sum(revenue - cost)", "avg(revenue)", "sum(price * discount)"]
             columns = ["month(day)", "region", "category"]
             client.put_index((NAMESPACE, TABLE), "by_month", kind="cube", columns=columns, measures=measures, shrink=5)
-            full_s = _build(client)
-            report.rows += _compare(url, repeats=1 if quick else _REPEATS)
+            full_s = _build_cube(client)
+            report.rows += _compare_queries(url, repeats=1 if quick else _REPEATS)
             stored_bytes = client.index((NAMESPACE, TABLE), "by_month").size_bytes
             report.rows.append(_measure_share(url, stored_bytes))
             report.rows += _measure_tiles(url, _CLIENTS if quick else _REQUESTS)
             refreshes_s = []
             for _ in range(1 if quick else _REFRESHES):
-                _append(url, 1, max(1, files * rows // 100))
-                refreshes_s.append(_build(client))
+                _append_files(url, 1, max(1, files * rows // 100))
+                refreshes_s.append(_build_cube(client))
             refresh_s = statistics.median(refreshes_s)
             goal = REFRESH_GOAL_PERCENT
             percent = 100 * refresh_s / full_s
             report.rows.append(Row("1 % new rows", "refresh of a full build", "%", {OURS: percent}, goal=goal))
-            report.rows += _compare(url, repeats=1, case=" after 1 % new rows")
+            report.rows += _compare_queries(url, repeats=1, case=" after 1 % new rows")
     report.notes += [
         f"{files} files of {rows:,} rows, in the page cache; medians of {_REPEATS} runs, {_REFRESHES} refreshes."
     ]
     return report
 
 
-def _append(url: str, files: int, rows: int) -> None:
+def _append_files(url: str, files: int, rows: int) -> None:
     rng = np.random.default_rng(rows)
     start = (date(1992, 1, 1) - date(1970, 1, 1)).days
     with RestCatalog("sea", uri=url) as catalog:
@@ -105,13 +105,13 @@ def _append(url: str, files: int, rows: int) -> None:
             table.append(data)
 
 
-def _build(client: IndexClient) -> float:
+def _build_cube(client: IndexClient) -> float:
     begun_s = time.perf_counter()
     build(client, (NAMESPACE, TABLE), "by_month", InProcessWorkers())
     return time.perf_counter() - begun_s
 
 
-def _compare(url: str, *, repeats: int, case: str = "") -> list[Row]:
+def _compare_queries(url: str, *, repeats: int, case: str = "") -> list[Row]:
     rows = []
     with SqlSession(url) as session, SqlSession(url, cubes=OFF) as plain_session:
         for name, text in QUERIES.items():

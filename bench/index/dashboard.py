@@ -1,9 +1,9 @@
-"""How fast does a dashboard of 20 aggregate tiles load over `POST /api/v1/aggregate`?
+"""How fast does a dashboard of 20 aggregate tiles load from `POST /api/v1/aggregate`?
 
-The table has one file for each append. The server is on one core, and the load comes from another. The tiles are loaded
-three ways: unchanged (a second load finds the answers in memory), with values of their conditions that no earlier
-request had (so that every answer is computed), and at once after a commit. DuckDB reads the same Parquet files directly
-on both cores, and its answers must be equal.
+The table has one file for each append. The server runs on one core, and the load generator on another. The tiles are
+loaded in three ways: unchanged (a second load finds the answers in memory), with values of their conditions that no
+earlier request had (every answer is computed), and immediately after a commit. DuckDB reads the same Parquet files
+directly on both cores, and its answers must be equal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CATEGORIES = [f"MFGR#{number}" for number in range(25)]
 
 
 def list_tiles(number: int) -> list[dict[str, Any]]:
-    """Return 20 tiles. Each `number` gives other values in their conditions, and another limit."""
+    """Return 20 tiles. The values in their conditions and their limits depend on `number`."""
     day = _START + timedelta(days=31 * (number % 60))
     year, region, category = 1992 + number % 7, REGIONS[number % 5], CATEGORIES[number % 25]
     since = f"day >= DATE '{date(day.year, day.month, 1)}'"
@@ -81,19 +81,19 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     files, rows = (QUICK_FILES, QUICK_ROWS) if quick else (FILES, ROWS)
     with run_seamark(folder, {"SEAMARK_SQL": "on", "SEAMARK_SERVICES_WORKERS": "0"}) as server:
         begun_s = time.perf_counter()
-        _append(server.base_url, files, rows)
+        _append_events(server.base_url, files, rows)
         appended_s = time.perf_counter() - begun_s
         with closing(IndexClient(server.base_url)) as client:
             columns, measures = ["month(day)", "region", "category"], ["sum(revenue)", "sum(revenue - cost)"]
             measures += ["avg(revenue)", "max(revenue)", "min(revenue)"]
             client.put_index((NAMESPACE, TABLE), "by_month", kind="cube", columns=columns, measures=measures)
-            build_s = _build(client)
+            build_s = _build_cube(client)
             with pin_to_core(LOAD_CORE):
                 report.rows += await _measure_loads(server, quick=quick)
-                _append(server.base_url, 1, rows)
-                _build(client)
+                _append_events(server.base_url, 1, rows)
+                _build_cube(client)
                 report.rows += await _measure_commit(server)
-        report.rows += await _compare(server, quick=quick)
+        report.rows += await _compare_with_duckdb(server, quick=quick)
     report.notes += [
         f"{files} files of {rows:,} rows, in the page cache; appends: {appended_s:.0f} s, cube: {build_s:.0f} s.",
         f"The files have {_CONTENTS} contents in turn. DuckDB uses both cores, and the server one.",
@@ -102,7 +102,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _append(url: str, files: int, rows: int) -> None:
+def _append_events(url: str, files: int, rows: int) -> None:
     rng = np.random.default_rng(files)
     contents = [_draw_rows(rng, rows) for _ in range(min(files, _CONTENTS))]
     with RestCatalog("sea", uri=url) as catalog:
@@ -124,7 +124,7 @@ def _draw_rows(rng: np.random.Generator, rows: int) -> pa.Table:
     return pa.table(columns)
 
 
-def _build(client: IndexClient) -> float:
+def _build_cube(client: IndexClient) -> float:
     begun_s = time.perf_counter()
     build(client, (NAMESPACE, TABLE), "by_month", InProcessWorkers())
     return time.perf_counter() - begun_s
@@ -132,12 +132,12 @@ def _build(client: IndexClient) -> float:
 
 async def _measure_loads(server: BenchTarget, *, quick: bool) -> list[Row]:
     loads, seconds = (2, 1.0) if quick else (_LOADS, _SECONDS)
-    first = await _drive(server, [_request_tiles([0])])
-    second_sample = await _drive(server, [_request_tiles([0] * loads)])
+    first = await _drive_requests(server, [_request_tiles([0])])
+    second_sample = await _drive_requests(server, [_request_tiles([0] * loads)])
     numbers = itertools.count(1)
-    computed = await _drive(server, [_request_tiles(itertools.islice(numbers, loads))])
-    busy_sample = await _drive(server, [_request_tiles(numbers) for _ in range(_CLIENTS)], seconds)
-    repeated = await _drive(server, [_request_tiles(itertools.repeat(0)) for _ in range(_CLIENTS)], seconds)
+    computed = await _drive_requests(server, [_request_tiles(itertools.islice(numbers, loads))])
+    busy_sample = await _drive_requests(server, [_request_tiles(numbers) for _ in range(_CLIENTS)], seconds)
+    repeated = await _drive_requests(server, [_request_tiles(itertools.repeat(0)) for _ in range(_CLIENTS)], seconds)
     return [
         Row("first load, groups not merged", "20 tiles", "ms", {OURS: sum(first.latencies_ms)}),
         Row("a tile, loaded again", "p50", "ms", {OURS: second_sample.compute_quantile(0.5)}),
@@ -153,14 +153,14 @@ async def _measure_loads(server: BenchTarget, *, quick: bool) -> list[Row]:
 
 
 async def _measure_commit(server: BenchTarget) -> list[Row]:
-    sample = await _drive(server, [_request_tiles([0])])
+    sample = await _drive_requests(server, [_request_tiles([0])])
     return [
         Row("first load after a commit", "20 tiles", "ms", {OURS: sum(sample.latencies_ms)}),
         Row("first load after a commit", "slowest tile", "ms", {OURS: max(sample.latencies_ms)}),
     ]
 
 
-async def _drive(server: BenchTarget, workers: list[Worker], seconds: float = float("inf")) -> Sample:
+async def _drive_requests(server: BenchTarget, workers: list[Worker], seconds: float = float("inf")) -> Sample:
     sample = await drive(server, workers, seconds=seconds)
     if sample.failed:
         raise AnswersDiffer(f"{sample.failed} tiles failed: {sample.failures}")
@@ -168,7 +168,7 @@ async def _drive(server: BenchTarget, workers: list[Worker], seconds: float = fl
 
 
 def _request_tiles(numbers: Iterable[int]) -> Worker:
-    """Yield the requests of the tiles of each number, and check that the server answers them from the cube."""
+    """Yield the requests of the 20 tiles for each number, and check that the server answers them from the cube."""
     for number in numbers:
         for tile in list_tiles(number):
             answer = yield build_request("POST", "/api/v1/aggregate", tile)
@@ -176,7 +176,7 @@ def _request_tiles(numbers: Iterable[int]) -> Worker:
                 raise AnswersDiffer(f"{tile}: {answer.body[:500]!r}")
 
 
-async def _compare(server: BenchTarget, *, quick: bool) -> list[Row]:
+async def _compare_with_duckdb(server: BenchTarget, *, quick: bool) -> list[Row]:
     """Compare the answers and the times of some tiles with DuckDB on the Parquet files."""
     with RestCatalog("sea", uri=server.base_url) as catalog:
         table = catalog.load_table(f"{NAMESPACE}.{TABLE}")

@@ -1,10 +1,10 @@
 """How long do the record indexes of Seamark and Hudi take to find the rows of keys in tables with the same rows?
 
-Hudi 1.2 has a global record index, and runs on PySpark 3.5 in `local[2]` (`hudi_peer.py`; `make hudi` fetches both).
+Hudi 1.2 has a global record index, and runs on PySpark 3.5 in `local[2]` (`hudi_peer.py`; `make hudi` downloads both).
 The benchmark queries it in two ways. SQL is the way of its users; most of the time is the fixed cost of a query,
 which is also reported. Hudi's own reader of the metadata table runs in the driver's JVM without a Spark job, and can
-be compared with an index in memory. Seamark is queried over HTTP, through the client, and in process. All systems are
-warm, and are queried alternately for existing keys, with other keys each time.
+be compared with an index in memory. Seamark is queried over HTTP with its client, and in the process of the benchmark.
+All systems are warm, and are queried alternately for existing keys, with new keys each time.
 
 Hudi's answer by SQL contains the rows. Seamark's answer has the file and position of each row, and `files read` is the
 number of files that Hudi's query reads.
@@ -43,13 +43,15 @@ BATCHES = (1, 10_000)
 TABLE, INDEX = "bench.t", "keys"
 SQL, READER, OPENED, JOB = "hudi-sql", "hudi-reader", "hudi-reader-open", "hudi-empty-query"
 WAYS = {SQL: "sql", READER: "index", OPENED: "opened", JOB: "job"}
+"""The name of each way in the requests to Hudi's session."""
 HTTP, DIRECT = "over HTTP", "in process"
 
 
 class SeamarkIndex:
-    """A written and indexed table of Seamark. The bench queries it over HTTP and in process.
+    """A table of Seamark with a record index. The benchmark queries the index over HTTP and in process.
 
-    `seconds` is the time that the indexing took.
+    Attributes:
+        seconds: The time that the build of the index took.
     """
 
     def __init__(self, client: IndexClient, table: pa.Table) -> None:

@@ -1,7 +1,7 @@
-"""Hudi's record index, queried in its own Spark session: it reads lines of JSON, and writes an answer for each.
+"""Hudi's record index, queried in its own Spark session, which reads lines of JSON and writes an answer for each.
 
 The Python of `.cache/hudi/venv` (`make hudi`) runs this module. It has PySpark 3.5 and no package of this project. The
-arguments are the folder for tables, a Parquet file of rows whose key is `k`, and the number of data files. The module
+arguments are the folder for tables, a Parquet file of rows with the key `k`, and the number of data files. The module
 writes the table by bulk insert, and builds the record index with `CREATE INDEX`. Then it reads these requests:
 
     {"way": "sql", "keys": […]}      SELECT k … WHERE k = or IN (…), with data skipping by the record index
@@ -32,7 +32,7 @@ NO_STATISTICS = {
 Spark's optimizer busy for minutes. Statistics are useless for keys without an order.
 """
 LOCK_OPTIONS = {"hoodie.write.lock.provider": "org.apache.hudi.client.transaction.lock.InProcessLockProvider"}
-"""The options that Hudi requires to index a table without other writers."""
+"""The options with which Hudi indexes a table that has no other writers."""
 
 
 class HudiIndexPeer:
@@ -99,7 +99,10 @@ class HudiIndexPeer:
         return int(leaf.metrics().apply("numFiles").value())
 
     def _to_hoodie_list(self, keys: list[str]) -> Any:
-        """Return the keys as Hudi's list. A file carries them, because the gateway would send them one by one."""
+        """Return the keys as a list of Hudi.
+
+        They are passed in a file, because the gateway would send them one by one.
+        """
         self._given.write_text("\n".join(keys))
         strings = self._jvm.java.nio.file.Files.readAllLines(self._jvm.java.io.File(str(self._given)).toPath())
         return self._jvm.org.apache.hudi.common.data.HoodieListData.eager(strings)

@@ -3,10 +3,10 @@
 The peers read the same data from one Parquet file with key, data file and position. The file is sorted by key, has
 statistics and a page index, and is in the page cache. The peers use both cores. Seamark uses one core, and its blob is
 mapped from the page cache. Its time includes the hashing of the keys. Every key exists and is looked up once, and
-every system must answer with its row. The systems are timed alternately.
+every system must return the right row. The systems are timed alternately.
 
-In the cold case, Seamark's pages are first removed from the page cache and then read by pread, as the blob of another
-process is read by range.
+In the cold case, Seamark's pages are first removed from the page cache, and then read by pread, as a server reads
+ranges of a blob that it has not loaded.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ FILES = 10
 BATCH = 100_000
 ONE_GOAL_US, BATCH_GOAL, READS_GOAL, BYTES_GOAL = 10.0, 1.0, 2, 30
 ONE_GOAL, MANY_GOAL = 500, 10
-"""Times the fastest reader of Parquet."""
+"""The goals: how many times faster than the fastest reader of Parquet, for one key and for many keys."""
 SINGLE, SLICES = 20, 20
-"""Our single lookups are timed so many at once, as a clock is too coarse for one, and so many times a turn."""
+"""Our single lookups are timed `SINGLE` at once, because a clock is too coarse for one, in `SLICES` slices a round."""
 
 Values = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
@@ -49,6 +49,8 @@ Places = npt.NDArray[np.int64]
 
 
 class KeyAnswerer(Protocol):
+    """A system that finds the data file and the position of keys."""
+
     name: str
 
     def look_up_one(self, key: int) -> tuple[int, int]: ...
@@ -168,7 +170,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _build_index(report: Report, folder: Path, keys: Values) -> Path:
-    """Return the blob as an indexer makes it: one run for each data file, and the merge of all runs."""
+    """Build the index as an indexer does, and return the path of its blob.
+
+    The indexer makes one run for each data file, and merges all runs.
+    """
     columns = [pa.array(part) for part in np.array_split(keys, FILES)]
     started_s = time.thread_time()
     entries = [build([convert_to_keys(column, "long")]) for column in columns]
@@ -183,10 +188,10 @@ def _build_index(report: Report, folder: Path, keys: Values) -> Path:
     report.rows.append(Row("build", "from Arrow, one core", "M rows/s", rates, lower_is_better=False))
     parts = []
     for number, entry in enumerate(entries):
-        _write(folder / f"{number}.run", encode([entry]))
+        _write_parts(folder / f"{number}.run", encode([entry]))
         parts.append(_map_record(folder / f"{number}.run"))
     started_s = time.thread_time()
-    _write(folder / "blob", merge([(part, np.ones(1, np.bool_)) for part in parts]))
+    _write_parts(folder / "blob", merge([(part, np.ones(1, np.bool_)) for part in parts]))
     merge_rate = len(keys) / (time.thread_time() - started_s) / 1e6
     report.rows.append(
         Row(f"merge of {FILES} runs", "one core, written", "M entries/s", {OURS: merge_rate}, lower_is_better=False)
@@ -194,7 +199,7 @@ def _build_index(report: Report, folder: Path, keys: Values) -> Path:
     return folder / "blob"
 
 
-def _write(path: Path, parts: Iterable[Any]) -> None:
+def _write_parts(path: Path, parts: Iterable[Any]) -> None:
     with path.open("wb") as out:
         out.writelines(parts)
 
@@ -207,8 +212,9 @@ def _map_record(path: Path) -> RecordBlob:
 def _write_parquet(path: Path, keys: Values) -> Path:
     """Write the keys to a Parquet file.
 
-    The keys are sorted, so that only one row group and one page can have a key. The file is uncompressed, because
-    readers are fastest without compression.
+    The keys are sorted, so only one row group and one page can contain a key. The file is uncompressed, because readers
+    are
+    fastest without compression.
     """
     order = np.argsort(keys)
     sizes = [len(part) for part in np.array_split(keys, FILES)]
@@ -268,9 +274,9 @@ def _measure_batches(report: Report, answerers: list[KeyAnswerer], keys: Values,
         query = draw.choice(len(keys), batch, replace=False)
         wanted_keys, expected = pa.array(keys[query]), np.array(_compute_expected_places(keys, query))
         for item in answerers if round_number % 2 else reversed(answerers):
-            started_s, before = time.perf_counter(), time.process_time()
+            started_s, cpu_s_before = time.perf_counter(), time.process_time()
             result = item.look_up_many(wanted_keys)
-            worked[item.name].append((time.process_time() - before) * 1000)
+            worked[item.name].append((time.process_time() - cpu_s_before) * 1000)
             durations[item.name].append((time.perf_counter() - started_s) * 1000)
             if not np.array_equal(result, expected):
                 raise AnswersDiffer(f"{item.name}, {batch} keys")

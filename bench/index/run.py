@@ -1,7 +1,7 @@
-"""`python -m bench.index.run [NAME …] [--quick]` runs benches of indexes, and prints and writes their results.
+"""`python -m bench.index.run [NAME …] [--quick]` runs benchmarks of indexes, and prints and saves their results.
 
-Without names it runs all except `hudi`, which needs what `make hudi` fetches, and `ssb_cubes`, which generates a large
-table.
+Without names it runs all except `hudi`, which needs the download of `make hudi`, and `ssb_cubes`, which generates a
+large table.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Benches of the copy of Parquet files."""
+"""Benchmarks of rewrites that copy parts of Parquet files."""

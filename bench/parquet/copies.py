@@ -1,8 +1,8 @@
 """How much faster is a merge of Parquet files, or a column drop, that copies chunks than one that decodes them?
 
 The files have the form that writers produce: zstd, dictionaries, page indexes, row groups of 16 MB. The peer is
-pyarrow, which reads each row group and writes it again. Both use one core. Times are CPU seconds of the process; the
-plain copy of the files is the bound. All files are in the page cache. Ours and the plain copy call fsync.
+pyarrow, which reads each row group and writes it again. Both use one core. Times are CPU seconds of the process. The
+lower bound is a plain copy of the files. All files are in the page cache. Seamark and the plain copy call fsync.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from seamark.formats.iceberg.files.footer import PATCH, encode_group, patch_chun
 FILES, ROWS, GROUP_ROWS = 8, 1_200_000, 300_000
 QUICK_FILES, QUICK_ROWS = 2, 20_000
 CHUNKS_WIDE, GROUPS_WIDE = 100, 120
-"""Columns and row groups of the footer of 12,000 chunks."""
+"""The columns and row groups of a footer with 12,000 chunks."""
 DROPPED_COLUMN = "payload"
 
 
@@ -47,7 +47,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         values = measure(
             {
                 OURS: lambda out, columns=columns: _copy_rows(paths, out, columns),
-                "pyarrow": lambda out, columns=columns: _rewrite(paths, out, columns),
+                "pyarrow": lambda out, columns=columns: _decode_and_rewrite(paths, out, columns),
                 "file copy": lambda out: _copy_plainly(paths, out),
             },
             folder / "out.parquet",
@@ -88,7 +88,7 @@ def write_data_file(path: Path, number: int, rows: int, encryption: Any = None) 
 
 
 def measure(operations: dict[str, Callable[[Path], None]], out: Path, rounds: int) -> dict[str, float]:
-    """Return the CPU seconds of each work: the medians of interleaved rounds."""
+    """Return the CPU seconds of each operation, the median of interleaved rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in operations}
     for number in range(rounds):
         for name in operations if number % 2 else reversed(operations):
@@ -114,7 +114,7 @@ def _copy_rows(paths: Sequence[Path], out: Path, schema: pa.Schema) -> None:
         assembler.close()
 
 
-def _rewrite(paths: Sequence[Path], out: Path, schema: pa.Schema) -> None:
+def _decode_and_rewrite(paths: Sequence[Path], out: Path, schema: pa.Schema) -> None:
     with pq.ParquetWriter(out, schema, **build_writer_options({})) as writer:
         for path in paths:
             with pq.ParquetFile(path) as file:
@@ -123,7 +123,7 @@ def _rewrite(paths: Sequence[Path], out: Path, schema: pa.Schema) -> None:
 
 
 def _copy_plainly(paths: Sequence[Path], out: Path) -> None:
-    """Copy the files as `cp` does: the kernel copies, and the result is made durable like our file."""
+    """Copy the files as `cp` does: the kernel copies, and the result is made durable as Seamark's file is."""
     with out.open("wb") as sink:
         for path in paths:
             with path.open("rb") as source:

@@ -1,10 +1,11 @@
 """How much faster is a merge of encrypted Parquet files, with new keys, than one that decodes them?
 
-The files of `copies.py`, encrypted by pyarrow with a key for each column. The peer is pyarrow, which decrypts, decodes,
-encodes and encrypts, on one core as ours; the goal is 5 times its speed. There are two bounds:
-AES alone, where the cryptography library, which calls OpenSSL, decrypts and encrypts as many bytes in memory, page by
-page; and the same with a file that is written and made durable, as ours is. Times are CPU seconds of the process. All
-files are in the page cache.
+The files are those of `copies.py`, encrypted by pyarrow with a key for each column. The peer is pyarrow, which
+decrypts,
+decodes, encodes and encrypts, on one core like Seamark; the goal is 5 times its speed. There are two lower bounds. In
+the first, the cryptography library, which calls OpenSSL, decrypts and encrypts as many bytes in memory, page by page.
+The second also writes the bytes to a file and makes it durable, as Seamark does. Times are CPU seconds of the process.
+All files are in the page cache.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         values = measure(
             {
                 OURS: lambda out, paths=paths: _copy_rows(paths, out),
-                "pyarrow": lambda out, paths=paths, name=algorithm: _rewrite(paths, out, name),
+                "pyarrow": lambda out, paths=paths, name=algorithm: _decode_and_rewrite(paths, out, name),
                 "AES": lambda out, total=total, page=page: _encrypt_in_memory(total, page),
                 "AES and writing": lambda out, total=total, page=page: _encrypt_to_file(total, page, out),
             },
@@ -103,7 +104,7 @@ def _copy_rows(paths: Sequence[Path], out: Path) -> None:
         assembler.close()
 
 
-def _rewrite(paths: Sequence[Path], out: Path, algorithm: str) -> None:
+def _decode_and_rewrite(paths: Sequence[Path], out: Path, algorithm: str) -> None:
     decryption = _KEYS.make_decryption_properties()
     schema = pq.read_schema(paths[0], decryption_properties=decryption)
     with pq.ParquetWriter(
@@ -116,7 +117,7 @@ def _rewrite(paths: Sequence[Path], out: Path, algorithm: str) -> None:
 
 
 def _encrypt_in_memory(total: int, page: bytes) -> None:
-    """Decrypt and encrypt `total` bytes."""
+    """Decrypt and encrypt `page` until `total` bytes are processed."""
     aes, nonce = AESGCM(os.urandom(16)), os.urandom(12)
     sealed = aes.encrypt(nonce, page, b"")
     for _ in range(total // len(page)):
@@ -125,6 +126,7 @@ def _encrypt_in_memory(total: int, page: bytes) -> None:
 
 
 def _encrypt_to_file(total: int, page: bytes, out: Path) -> None:
+    """Decrypt and encrypt `page` until `total` bytes are processed, and write them to a durable file."""
     aes, nonce = AESGCM(os.urandom(16)), os.urandom(12)
     sealed = aes.encrypt(nonce, page, b"")
     with out.open("wb", buffering=0) as sink:

@@ -1,4 +1,4 @@
-"""`python -m bench.parquet.run [NAME …] [--quick]`: the benches of the copy of Parquet files, printed and written."""
+"""`python -m bench.parquet.run [NAME …] [--quick]` runs the benchmarks of Parquet rewrites, and saves the results."""
 
 from __future__ import annotations
 

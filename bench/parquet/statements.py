@@ -1,9 +1,9 @@
-"""How much faster are MERGE FILES and DROP COLUMNS, end to end, than what Spark has for them?
+"""How much faster are MERGE FILES and DROP COLUMNS than the statements of Spark with the same effect?
 
-The peers are Iceberg's `rewrite_data_files` and `INSERT OVERWRITE` with nulls, in the same Spark session. Ours runs as
-`seamark.spark.sql` runs it, as Spark jobs, and as `seamark run` does, in one process. Each engine has its own
-table, with equal rows, written by Spark; after each run the table is rolled back. Plan, commit and fsync count. In the
-end all tables must have equal rows.
+The peers are Iceberg's `rewrite_data_files` and `INSERT OVERWRITE` with nulls, in the same Spark session. Seamark's
+statements run as Spark jobs through `seamark.spark.sql`, and in one process as `seamark run` executes them. Each engine
+has its own table with equal rows, written by Spark; after each run the table is rolled back. Times include plan, commit
+and fsync. In the end all tables must have equal rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.services.seamark import Seamark
 from tests.services.spark import spark_session
 
 FILES, ROWS = 6, 700_000
-"""Files of each of two partitions, and rows of a file: about 35 MB, in one row group."""
+"""The number of files of each of two partitions, and of rows of a file: about 35 MB, in one row group."""
 QUICK_FILES, QUICK_ROWS = 2, 1000
 ROUNDS, QUICK_ROUNDS = 3, 1
 CATALOG, IN_SPARK, IN_PROCESS = "sea", "spark", "seamark, one process"
@@ -50,8 +50,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             _fill_table(spark, table, files, rows)
         size_mb = sum(client.files(tables[OURS])["file_size_in_bytes"].to_pylist()) / 1e6
         for case, statement, expected_status in (
-            ("merge", "ALTER TABLE {} MERGE FILES", _rewrite),
-            ("drop payload", "ALTER TABLE {} PARTITION (part >= 0) DROP COLUMNS (payload)", _overwrite),
+            ("merge", "ALTER TABLE {} MERGE FILES", _rewrite_with_iceberg),
+            ("drop payload", "ALTER TABLE {} PARTITION (part >= 0) DROP COLUMNS (payload)", _overwrite_with_nulls),
         ):
             operations = {
                 OURS: lambda text=statement: sql(spark, text.format(f"{CATALOG}.{tables[OURS]}")),
@@ -91,13 +91,13 @@ def _run_statement(client: IndexClient, text: str) -> None:
     run_statement(client, statement, utc=True)
 
 
-def _rewrite(spark: SparkSession, table: str) -> None:
+def _rewrite_with_iceberg(spark: SparkSession, table: str) -> None:
     spark.sql(
         f"CALL {CATALOG}.system.rewrite_data_files(table => '{table}', options => map('rewrite-all', 'true'))"
     ).collect()
 
 
-def _overwrite(spark: SparkSession, table: str) -> None:
+def _overwrite_with_nulls(spark: SparkSession, table: str) -> None:
     spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
     spark.sql(
         f"INSERT OVERWRITE {CATALOG}.{table} SELECT id, part, city, price, CAST(NULL AS string) "
@@ -108,12 +108,12 @@ def _overwrite(spark: SparkSession, table: str) -> None:
 def _measure_s(
     spark: SparkSession, tables: dict[str, str], operations: dict[str, Callable[[], object]], rounds: int
 ) -> dict[str, float]:
-    """Return the seconds of each work: the medians of interleaved rounds after one that is not counted.
+    """Return the median seconds of each operation in interleaved rounds, without the first round.
 
-    After each round the tables are in their earlier state.
+    After each round the tables are rolled back.
     """
     seconds: dict[str, list[float]] = {name: [] for name in operations}
-    before = {name: _read_snapshot_id(spark, table) for name, table in tables.items()}
+    snapshot_ids = {name: _read_snapshot_id(spark, table) for name, table in tables.items()}
     for number in range(rounds + 1):
         results = {}
         for name in operations if number % 2 else reversed(operations):
@@ -121,9 +121,8 @@ def _measure_s(
             operations[name]()
             seconds[name].append(time.perf_counter() - started_s)
             results[name] = _sum_rows(spark, tables[name])
-            spark.sql(
-                f"CALL {CATALOG}.system.rollback_to_snapshot(table => '{tables[name]}', snapshot_id => {before[name]})"
-            )
+            arguments = f"table => '{tables[name]}', snapshot_id => {snapshot_ids[name]}"
+            spark.sql(f"CALL {CATALOG}.system.rollback_to_snapshot({arguments})")
         if len(set(results.values())) != 1:
             raise AnswersDiffer(f"the tables have other rows: {results}")
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}

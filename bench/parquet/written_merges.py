@@ -1,8 +1,8 @@
 """What does it cost a write job to merge its small files before the commit?
 
 A Spark job that does not shuffle writes a file for each task and partition with `seamark.spark.write`, with and without
-`merge_files`. Row groups are as large as the files, so that they are copied. The last case shuffles the rows by
-partition instead. Plan, commit and fsync count. All tables must have equal rows in the end.
+`merge_files`. Each file is one row group, so a merge copies row groups. The last case shuffles the rows by partition
+instead. Times include plan, commit and fsync. All tables must have equal rows in the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.services.seamark import Seamark
 from tests.services.spark import spark_session
 
 TASKS, ROWS = 4, 1_500_000
-"""Tasks, and rows of each: about 60 MB in each of two partitions."""
+"""The number of tasks, and the rows of each task: about 60 MB in each of two partitions."""
 QUICK_ROWS = 2000
 ROUNDS, QUICK_ROUNDS = 5, 1
 CATALOG, SMALL, SHUFFLED = "sea", "small files", "shuffle by partition"

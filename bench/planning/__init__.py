@@ -1,1 +1,1 @@
-"""Benches of scan planning on generated tables, compared with PyIceberg and Iceberg's Java planner."""
+"""Benchmarks of scan planning on generated tables, compared with PyIceberg and Iceberg's Java planner."""

@@ -49,7 +49,10 @@ def serve(port: int, body: bytes) -> None:
 
 @contextmanager
 def run_bare_server(folder: Path, body: bytes, *, workers: int = 1) -> Iterator[BenchTarget]:
-    """Run a server in separate processes; a single worker runs on the servers' core."""
+    """Run the server in `workers` separate processes.
+
+    A single worker runs on the core that all measured servers use.
+    """
     (folder / "bare-body").write_bytes(body)
     port = free_port()
     argv = [
@@ -79,8 +82,8 @@ def main() -> None:
     process = [
         spawn.Process(target=serve, args=(arguments.port, body), daemon=True) for _ in range(arguments.workers - 1)
     ]
-    for other in process:
-        other.start()
+    for child in process:
+        child.start()
     serve(arguments.port, body)
 
 

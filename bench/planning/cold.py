@@ -1,9 +1,11 @@
-"""How long is a cold plan, and how fast is decode?
+"""How long does a cold plan take, and how fast are manifests decoded?
 
-A plan is cold if no data of the table is in memory. The first plan ever decodes every manifest; the first plan after a
-restart finds blocks on the local disk. Java's is the first plan of a fresh JVM that has loaded the table's metadata.
-The manifests are in the page cache for all planners. Decode is measured in entries a
-second of CPU time, one manifest after another, from its bytes.
+A plan is cold if no data of the table is in memory. The first plan of a new table decodes every manifest. The first
+plan
+after a restart finds decoded blocks on the local disk. For Java, the cold plan is the first plan of a new JVM that has
+loaded the table's metadata. The manifests are in the page cache for all planners. The speed of decoding is the number
+of
+entries per second of CPU time, for one manifest after another, from its bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
         generated_table = generate_table(files)
         _load_into_page_cache(generated_table)
         await _measure_plans(report, folder, generated_table, rounds=1 if quick else 3)
-    _decode(report, generate_table(2_000 if quick else 100_000), manifests=2 if quick else 50)
+    _measure_decoding(report, generate_table(2_000 if quick else 100_000), manifests=2 if quick else 50)
     report.notes.append(
         "The filter is the narrow range of the warm plans; no manifest can be left out by its partitions. First plan"
         " after a restart: the planner is new and its tier on disk holds every block."
@@ -87,12 +89,13 @@ async def _measure_plans(report: Report, folder: Path, table: GeneratedTable, ro
 
 
 def _load_into_page_cache(table: GeneratedTable) -> None:
+    """Read all files of the table once, so that they are in the page cache."""
     for path in sorted((table.folder / "metadata").iterdir()):
         path.read_bytes()
 
 
-def _decode(report: Report, table: GeneratedTable, manifests: int) -> None:
-    """Measure the entries per second: decoded to columns, to a finished block, and by the peers to their objects."""
+def _measure_decoding(report: Report, table: GeneratedTable, manifests: int) -> None:
+    """Measure the entries per second of Seamark, to columns and to blocks, and of the peers, to their objects."""
     paths = sorted((table.folder / "metadata").glob("*-m0.avro"))[:manifests]
     contents = [(path.read_bytes(), f"file://{path}") for path in paths]
     expected = {their_manifest.manifest_path for their_manifest in _list_pyiceberg_manifests(table)}

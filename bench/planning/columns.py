@@ -1,9 +1,9 @@
 """The columns of the generated tables and the statistics of their files.
 
 Twenty columns of mixed types resemble an event table: `ts` is ordered over the files, and `event_id` and `updated_at`
-are loosely clustered. The other columns overlap at random, narrowly or widely. A table of more columns repeats the
-third and later columns. The statistics of a file depend only on the random generator of the batch, so the same table
-can be generated again with the same bytes of content.
+are loosely clustered. The ranges of the other columns overlap at random, narrowly or widely. If a table has more
+columns, the third to twentieth repeat. The statistics of a file depend only on the random generator of the batch, so a
+table can be generated again with the same bytes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from bench.planning.ragged import (
 
 DAY_US = 86_400_000_000
 START_DAY = 19_723
-"""2024-01-01, in days since the epoch: the first file's day."""
+"""2024-01-01, the day of the first file, in days since the epoch."""
 BUCKETS = 16
 
 SPAN = 1_000_000_000
-"""Random columns have values in 0 … SPAN (scaled to their type), which makes a filter's share of files easy to
-choose."""
+"""Random columns have values from 0 to SPAN, scaled to their type.
+
+A filter's fraction of SPAN is therefore the fraction of the values that match.
+"""
 
 COUNTRIES = sorted(
     b"AT AU BE BR CA CH CN CZ DE DK EE ES FI FR GB GR HU IE IN IT JP KR LT LV MX NL NO NZ PL PT SE US".split()
@@ -44,7 +46,10 @@ DEVICES = [b"desktop", b"phone", b"tablet", b"television", b"watch"]
 class FileBatch:
     """Files whose statistics are drawn together.
 
-    `number` counts files over the table; all arrays are int64[files].
+    Attributes:
+        number: int64[files], the numbers of the files in the table.
+        records: int64[files], the number of rows of each file.
+        chance: The random generator of the batch.
     """
 
     number: Ints
@@ -73,9 +78,12 @@ class FileBatch:
 
 @dataclass(frozen=True)
 class Stats:
-    """The statistics of one column in each file: serialised bounds, nulls, NaNs (None where the type has no NaN).
+    """The statistics of one column in each file.
 
-    Where `present` is False, the file holds nulls only and has no bounds.
+    Attributes:
+        lower, upper: The serialised bounds.
+        nans: The number of NaNs, or None if the type has no NaN.
+        present: False for files that contain only nulls and have no bounds.
     """
 
     lower: Cells
@@ -97,7 +105,7 @@ class StatisticsColumn:
     required: bool = False
 
     def to_field(self) -> dict[str, object]:
-        """Return its JSON in a schema."""
+        """Return the field of a schema in Iceberg's JSON."""
         return {"id": self.id, "name": self.name, "required": self.required, "type": self.type}
 
 
@@ -118,9 +126,9 @@ def build_columns(count: int) -> tuple[StatisticsColumn, ...]:
 
 
 def compute_event_time_us(number: int, files_per_day: int) -> int:
-    """Return the earliest `ts` that file `number` may hold, µs since the epoch.
+    """Return the earliest `ts` that file `number` can contain, in µs since the epoch.
 
-    A group of 16 files shares a slot of time.
+    Groups of 16 files have the same range of times.
     """
     groups = files_per_day // BUCKETS
     day, group = divmod(number // BUCKETS, groups)
@@ -146,7 +154,7 @@ def _make_day(batch: FileBatch) -> Stats:
 
 
 def _draw_clustered_long(batch: FileBatch) -> Stats:
-    """Return values that grow with the files, within a tenth of the range."""
+    """Return the statistics of values that grow with the files; each file spans at most a tenth of the range."""
     lower = batch.number * (SPAN // batch.total) + batch.draw_numbers(SPAN // 10)
     return Stats(
         encode_little_endian(lower), encode_little_endian(lower + batch.draw_numbers(SPAN // 50)), return_zeros(batch)
@@ -154,7 +162,7 @@ def _draw_clustered_long(batch: FileBatch) -> Stats:
 
 
 def _draw_updated_at(batch: FileBatch) -> Stats:
-    """Return times up to three days after the event, in random order within the three days."""
+    """Return the statistics of times up to three days after the event, in random order within the three days."""
     lower = batch.day * DAY_US + batch.draw_numbers(DAY_US)
     return Stats(
         encode_little_endian(lower), encode_little_endian(lower + batch.draw_numbers(3 * DAY_US)), return_zeros(batch)
@@ -162,9 +170,9 @@ def _draw_updated_at(batch: FileBatch) -> Stats:
 
 
 def _draw_overlapping_bounds(batch: FileBatch, spread: float) -> tuple[Ints, Ints]:
-    """Return random bounds in SPAN that are up to `spread` of SPAN apart.
+    """Return random lower and upper bounds in SPAN that are up to `spread` of SPAN apart.
 
-    About spread / 2 of the files contain a point.
+    A point lies between the bounds of about spread / 2 of the files.
     """
     lower = batch.draw_numbers(SPAN)
     return lower, lower + batch.draw_numbers(max(1, round(SPAN * spread)))
@@ -204,13 +212,13 @@ def _build_decimal_maker(spread: float, *, negative: bool = False) -> Maker:
 
 
 def _make_country(batch: FileBatch) -> Stats:
-    """Return the statistics of a column of which nearly every file holds nearly every value."""
+    """Return the statistics of a column with nearly every value in nearly every file."""
     low, high = batch.draw_numbers(6), len(COUNTRIES) - 1 - batch.draw_numbers(6)
     return Stats(choose_words(COUNTRIES, low), choose_words(COUNTRIES, high), return_zeros(batch))
 
 
 def _make_device(batch: FileBatch) -> Stats:
-    """Return the statistics of a column. A third of the files hold one device only."""
+    """Return the statistics of a column with only one value in a third of the files."""
     first, second = batch.draw_numbers(len(DEVICES)), batch.draw_numbers(len(DEVICES))
     second = np.where(batch.draw_numbers(3) == 0, first, second)
     return Stats(
@@ -221,19 +229,19 @@ def _make_device(batch: FileBatch) -> Stats:
 
 
 def _to_letters(values: Ints) -> Cells:
-    """Return numbers up to 26⁷ as seven letters that sort like the numbers."""
+    """Return seven letters for each number below 26⁷. The texts sort like the numbers."""
     powers = 26 ** np.arange(6, -1, -1, dtype=np.int64)
     return Cells((values[:, None] // powers % 26 + ord("a")).astype(np.uint8))
 
 
 def _draw_tail(batch: FileBatch, low: int, high: int) -> Cells:
-    """Return `low` to `high` random letters."""
+    """Return a text of `low` to `high` random letters for each file."""
     matrix = batch.chance.integers(ord("a"), ord("z") + 1, (batch.rows, high), dtype=np.uint8)
     return Cells(matrix, np.arange(high) < (low + batch.draw_numbers(high - low + 1))[:, None])
 
 
 def _make_email(batch: FileBatch) -> Stats:
-    """Return statistics of a column that is ordered by its first letters and has narrow ranges.
+    """Return the statistics of a column that is ordered by its first letters and has narrow ranges.
 
     Bounds have at most 16 characters, because writers truncate them.
     """
@@ -243,9 +251,9 @@ def _make_email(batch: FileBatch) -> Stats:
 
 
 def _make_url(batch: FileBatch) -> Stats:
-    """Return the statistics of addresses whose first 16 characters are equal.
+    """Return the statistics of URLs whose first 16 characters are equal.
 
-    The lower bounds are equal, and the upper bound ends one letter higher.
+    The lower bounds are equal, and the last letter of the upper bounds is one letter higher.
     """
     return Stats(
         fill_cells(b"https://shop.exa", batch.rows), fill_cells(b"https://shop.exb", batch.rows), return_zeros(batch)
@@ -255,7 +263,7 @@ def _make_url(batch: FileBatch) -> Stats:
 def _make_comment(batch: FileBatch) -> Stats:
     """Return the statistics of a mostly empty column.
 
-    Three of a hundred files hold nulls only and have no bounds.
+    Three of a hundred files contain only nulls and have no bounds.
     """
     lower, upper = _draw_overlapping_bounds(batch, 0.3)
     presence = batch.draw_numbers(100) >= 3

@@ -1,8 +1,8 @@
 """The filters with which planning is measured, as REST expressions of ordinary queries.
 
-Each filter states how the values of the column are distributed over the files, because this decides what a planner can
-leave out before it reads statistics. Literals are ISO texts if the type requires it; every measured planner reads them.
-`turn` shifts the literals of a filter a little, so that a planner that caches its plans has to plan again.
+`about` states how the values of a column are distributed over the files, because this decides what a planner can leave
+out before it reads statistics. Literals are ISO texts if the type requires it; every measured planner reads them. The
+round number shifts the literals of a filter a little, so that a planner that caches its plans has to plan again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Filter:
     about: str
     make: Callable[[GeneratedTable, int], Any]
     columns: tuple[tuple[str, str], ...] = ()
-    """For RANGES: (column, "lower" or "upper"), the bounds that the filter compares."""
+    """For RANGES: (column, "lower" or "upper"), the bounds with which the filter is compared."""
 
     def build_expression(self, table: GeneratedTable, round_number: int = 0) -> Any:
         """Return the filter as JSON.
 
-        Turns up to some thousands keep nearly the same files.
+        Filters with round numbers up to some thousands keep nearly the same files.
         """
         return self.make(table, round_number)
 
@@ -52,10 +52,7 @@ def build_range_filter(column: str, low: Any, high: Any) -> dict[str, Any]:
 
 
 def format_timestamp(at_us: int) -> str:
-    """Return a timestamptz in UTC as Iceberg's JSON spells it.
-
-    `at_us` is in µs since the epoch.
-    """
+    """Return a time in µs since the epoch as a timestamptz in UTC, in the format of Iceberg's JSON."""
     moment = datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=at_us)
     return moment.isoformat(timespec="microseconds") + "+00:00"
 
@@ -72,7 +69,9 @@ def _build_hour_filter(table: GeneratedTable, round_number: int) -> Any:
 def _build_day_filter(table: GeneratedTable, round_number: int) -> Any:
     """Return a filter for one day.
 
-    The filter has a second day, which is after every file. It makes each filter different and keeps no file.
+    The filter also names a second day, later than every file, which depends on the round. It makes each filter
+    different
+    and matches no file.
     """
     days = [format_day(_compute_middle_us(table) // DAY_US), format_day(START_DAY + 100_000 + round_number)]
     return {"type": "in", "term": "day", "values": days}
@@ -90,45 +89,45 @@ FILTERS = {
         Filter(
             "narrow range",
             "order_id between two near values; files in any order, narrow bounds",
-            lambda table, turn: build_range_filter("order_id", SPAN // 2 + turn, SPAN // 2 + 10_000 + turn),
+            lambda table, number: build_range_filter("order_id", SPAN // 2 + number, SPAN // 2 + 10_000 + number),
             (("order_id", "lower"), ("order_id", "upper")),
         ),
         Filter(
             "wide range",
             "price below a value; files in any order",
-            lambda table, turn: build_comparison("lt", "price", SPAN * 0.3 / 1000 + turn / 1000),
+            lambda table, number: build_comparison("lt", "price", SPAN * 0.3 / 1000 + number / 1000),
             (("price", "lower"),),
         ),
         Filter(
             "decimal range",
             "amount, a decimal, between two near values; files in any order",
-            lambda table, turn: build_range_filter(
-                "amount", f"{SPAN // 200 + turn}.00", f"{SPAN // 200 + 100 + turn}.00"
+            lambda table, number: build_range_filter(
+                "amount", f"{SPAN // 200 + number}.00", f"{SPAN // 200 + 100 + number}.00"
             ),
             (("amount", "lower"), ("amount", "upper")),
         ),
         Filter(
             "float range",
             "discount above a value; files in any order",
-            lambda table, turn: build_comparison("gt", "discount", SPAN * 1.08 / 1000 + turn),
+            lambda table, number: build_comparison("gt", "discount", SPAN * 1.08 / 1000 + number),
             (("discount", "upper"),),
         ),
         Filter(ORDERED_COLUMN, "one hour of ts, which grows with the files", _build_hour_filter),
         Filter(
             "clustered column",
             "event_id between two near values; roughly grows with the files",
-            lambda table, turn: build_range_filter("event_id", SPAN // 2 + turn, SPAN // 2 + 1000 + turn),
+            lambda table, number: build_range_filter("event_id", SPAN // 2 + number, SPAN // 2 + 1000 + number),
         ),
         Filter(
             "string equality",
             "email equal to a text; files in any order",
-            lambda table, turn: build_comparison("eq", "email", f"bqxmaeab{turn}@m.io"),
+            lambda table, number: build_comparison("eq", "email", f"bqxmaeab{number}@m.io"),
         ),
         Filter("partition value", "one day, an identity partition", _build_day_filter),
         Filter(
             "bucketed key",
             "user_id equal to a value: one bucket of 16, then wide bounds",
-            lambda table, turn: build_comparison("eq", "user_id", SPAN // 3 + turn),
+            lambda table, number: build_comparison("eq", "user_id", SPAN // 3 + number),
         ),
         Filter("three columns", "ranges of user_id, session_id and order_id together", _build_three_conditions),
     )
@@ -136,7 +135,7 @@ FILTERS = {
 
 
 def build_small_filter(table: GeneratedTable, round_number: int = 0) -> Any:
-    """Return a filter for one user in six hours, as a dashboard sends; it keeps a few files."""
+    """Return a filter for one user in six hours, as a dashboard sends it; it keeps a few files."""
     start = _compute_middle_us(table)
     hours = build_range_filter("ts", format_timestamp(start), format_timestamp(start + 6 * HOUR_US))
     return build_conjunction(build_comparison("eq", "user_id", SPAN // 3 + round_number), hours)

@@ -116,8 +116,8 @@ def _format_count(count: int, unit: str) -> str:
 
 
 def _generate_new_plans(table: GeneratedTable) -> Iterator[Request]:
-    """Yield requests without end, each with a new filter."""
-    return (request_plan(table, build_small_filter(table, turn)) for turn in itertools.count(1))
+    """Yield plan requests without end, each with a new filter."""
+    return (request_plan(table, build_small_filter(table, number)) for number in itertools.count(1))
 
 
 def _send_each(requests: Iterator[Request]) -> Worker:
@@ -127,7 +127,7 @@ def _send_each(requests: Iterator[Request]) -> Worker:
 
 
 async def _measure_pages(report: Report, folder: Path, table: GeneratedTable, rounds: int) -> None:
-    """Measure the fetch of pages.
+    """Measure how fast a client fetches a plan in pages, and how long the server's event loop pauses.
 
     The server runs in this process on its core; the client is a process on the other core.
     """
@@ -193,7 +193,7 @@ async def _build_client(target: BenchTarget, table: GeneratedTable, *flags: str)
 
 @dataclass
 class _Pause:
-    """The longest pauses, each separately."""
+    """The longest delay of the event loop, and the longest part of a delay in which the server used the CPU."""
 
     late_ms: float = 0.0
     own_ms: float = 0.0
@@ -201,16 +201,16 @@ class _Pause:
 
 @asynccontextmanager
 async def _watch_pauses() -> AsyncIterator[_Pause]:
-    """Note how late the event loop wakes while the block runs."""
+    """Record how late the event loop wakes while the block runs."""
     longest = _Pause()
 
     async def measure_pauses() -> None:
         while True:
-            before, used = time.perf_counter(), time.process_time()
+            started_s, cpu_s_before = time.perf_counter(), time.process_time()
             await asyncio.sleep(0.001)
-            late_ms = (time.perf_counter() - before) * 1000 - 1
+            late_ms = (time.perf_counter() - started_s) * 1000 - 1
             longest.late_ms = max(longest.late_ms, late_ms)
-            longest.own_ms = max(longest.own_ms, min(late_ms, (time.process_time() - used) * 1000))
+            longest.own_ms = max(longest.own_ms, min(late_ms, (time.process_time() - cpu_s_before) * 1000))
 
     task = asyncio.create_task(measure_pauses())
     try:

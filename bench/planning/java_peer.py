@@ -1,4 +1,4 @@
-"""Iceberg's Java planner, timed in its own JVM: `table.newScan().filter(f).planFiles()`, consumed to the end.
+"""Iceberg's Java planner, timed in its own JVM: `table.newScan().filter(f).planFiles()`, read to the end.
 
 `PlanFiles.java` in this folder is run from source on the Spark runtime's jar (`make jars`). A JVM that has planned
 before is warm: its code is compiled, and the manifests are in the page cache. It decodes them again for every plan.
@@ -25,7 +25,8 @@ SOURCE = Path(__file__).parent / "PlanFiles.java"
 HEAP_BYTES_A_FILE = 6000
 """The bytes of heap per file.
 
-A task, with its statistics, stays alive while the answer is consumed. The value is generous, to be fair to the peer.
+Each scan task, with its statistics, stays in memory until the plan has been read. The value is large, to be fair to the
+peer.
 """
 
 
@@ -37,12 +38,12 @@ def find_runtime_jar() -> Path:
 
 
 def read_version() -> str:
-    """Return the peer's version from the name of its jar."""
+    """Return Iceberg's version from the name of its jar."""
     return find_runtime_jar().stem.rpartition("-")[2]
 
 
 def choose_heap_mb(files: int) -> int:
-    """Return the JVM's -Xmx in MB: 1 GB, and 8 GB at a million files."""
+    """Return the JVM's -Xmx in MB: 1 GB, plus about 7 GB for each million files."""
     return 1024 + files * HEAP_BYTES_A_FILE * 12 // 10 // 2**20
 
 
@@ -53,7 +54,7 @@ class TimedJavaPlanner:
         self._child, self._log = child, log
 
     def plan(self, expression: Any) -> KeptFiles:
-        """Return one plan of a REST expression (JSON values; ISO literals)."""
+        """Plan a filter, a REST expression as JSON values with ISO literals."""
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps(expression) + "\n")
         self._child.stdin.flush()
@@ -71,11 +72,11 @@ class TimedJavaPlanner:
 
 @contextmanager
 def run_java_planner(metadata_location: str, files: int, log: Path) -> Iterator[TimedJavaPlanner]:
-    """Run a JVM for one table, on every core that this process may use.
+    """Run a JVM for one table, on every core that this process can use.
 
     The JVM ends with the block.
     """
-    # slf4j alone is taken from the fixture's jars: the runtime jar brings everything else in its own version.
+    # Only slf4j comes from the fixture's jars: the runtime jar contains its own versions of all other libraries.
     logging = [jar for jar in read_rck_classpath().split(os.pathsep) if Path(jar).name.startswith("slf4j-")]
     argv = [find_java_17(), f"-Xmx{choose_heap_mb(files)}m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
     argv += ["-cp", os.pathsep.join([str(find_runtime_jar()), *logging]), str(SOURCE), metadata_location]

@@ -1,7 +1,7 @@
 """The parts of a generated table without its entries: Avro schemas, manifest list records, and the metadata file.
 
 Avro field ids, names and types are the same as in files that Iceberg's Java library 1.12 writes for version 2 tables
-(spec: "Manifests", "Manifest Lists"). Documentation strings are left out.
+(spec: "Manifests", "Manifest Lists"). The schemas contain no documentation strings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SPEC_FIELDS = [
     {"source-id": 4, "field-id": 1001, "name": "user_id_bucket", "transform": f"bucket[{BUCKETS}]"},
 ]
 LAST_SNAPSHOT = 4_611_686_018_427_000_000
-"""The first snapshot id. Ids count up from it, one for each manifest, so that they have the width of real ids."""
+"""The first snapshot id. The id of each further manifest's snapshot is one higher, so ids are as long as real ids."""
 
 
 def compute_snapshot_id(manifest: int) -> int:
@@ -52,7 +52,7 @@ def _build_field(name: str, kind: Any, field_id: int, *, optional: bool = False)
 
 
 def _build_map(key_id: int, value_id: int, value: str) -> dict[str, Any]:
-    """Return a map by column id, which Avro has only as an array of pairs."""
+    """Return a map by column id, which Avro can express only as an array of pairs."""
     pair = [_build_field("key", "int", key_id), _build_field("value", value, value_id)]
     items = {"type": "record", "name": f"k{key_id}_v{value_id}", "fields": pair}
     return {"type": "array", "items": items, "logicalType": "map"}
@@ -132,9 +132,9 @@ def build_manifest_file_schema() -> dict[str, Any]:
 def build_manifest_file(
     number: int, path: str, length: int, files: int, rows: int, days: tuple[int, int], buckets: tuple[int, int]
 ) -> dict[str, Any]:
-    """Return the manifest list's record of manifest `number`, which a separate append added.
+    """Return the manifest list's record of manifest `number`, which was added by its own append.
 
-    Ranges are inclusive.
+    The ranges `days` and `buckets` are inclusive.
     """
     summaries = [
         {

@@ -1,4 +1,4 @@
-"""The best speed of this machine's memory, measured in the same run as the results that it is compared with."""
+"""The highest speed of this machine's memory, measured in the same run as the results that are compared with it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 PROBE_BYTES = 512 << 20
-"""The size of the probe, far more than any cache holds."""
+"""The size of the probe in bytes, much larger than any CPU cache."""
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Gigabytes (10⁹) a second that one core reads, and copies (each byte counted once)."""
+    """The speed of memory: gigabytes (10⁹) per second that one core reads, and copies (each byte counted once)."""
 
     read: float
     copied: float
@@ -28,9 +28,9 @@ class Bandwidth:
 
 
 def measure_bandwidth(size: int = PROBE_BYTES, times: int = 3) -> Bandwidth:
-    """Return the best of `times` sums and copies over `size` bytes.
+    """Return the best speed of `times` sums and copies over `size` bytes.
 
-    Reading is bound by memory, not by the addition.
+    The speed of a sum is limited by memory, not by the additions.
     """
     source = np.ones(size // 8, np.uint64)
     target = np.empty_like(source)

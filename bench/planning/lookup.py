@@ -1,13 +1,14 @@
 """How long does a prefix lookup take: the statistics of one column in the files of one partition?
 
-10 million entries (100 columns of 100,000 files), of which 10,000 match. The peers hold the same entries in Parquet,
-LMDB and Avro, sorted by column and partition (see `lookup_peers.py`), and return the result of their fastest interface.
-Ours reads the columns of the blocks. Answers must agree in rows, values and nulls. Every lookup is of another partition
-than the previous lookup, and all are warm: the files are in the page cache, engines have seen them. Over HTTP our
-server answers with an Arrow IPC stream, and is compared with the peers' time before any encoding or network.
+There are 10 million entries (100 columns of 100,000 files), of which 10,000 match. The peers store the same entries in
+Parquet, LMDB and Avro, sorted by column and partition (`lookup_peers.py`), and return the result of their fastest
+interface. Seamark reads the columns of its blocks. Answers must agree in the numbers of rows, values and nulls.
+Successive lookups are of different partitions, and all are warm: the files are in the page cache, and the engines have
+read them before. Over HTTP, Seamark answers with an Arrow IPC stream, and is compared with the peers' time without
+encoding and network.
 
-Each store is queried in two ways: for bounds and counts by file number, and with file names. The values of LMDB hold
-all fields in both cases, and are not decoded.
+Each store is queried in two ways: for bounds and counts with file numbers, and with file names. The values of LMDB
+contain all fields in both cases, and are not decoded.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ COUNTS = ("value_counts", "null_value_counts", "nan_value_counts")
 READ = (*COUNTS, "lower", "upper")
 FIELDS = ("value-count", "null-value-count", "nan-value-count", "lower-bound", "upper-bound")
 GOAL, HTTP_GOAL = 100, 20
-"""Times the best peer."""
+"""The goals: how many times faster than the best peer, before encoding and over HTTP."""
 OURS_A_ROUND = 20
 
 
@@ -101,9 +102,9 @@ async def _measure_before_encoding(
     column = RequestedColumn(column_id, "int")
 
     def look_up(day: int, slashes: int = 0) -> dict[str, Any]:
-        """Return the answer for the prefix of a day. Slashes at its end make it a new prefix."""
+        """Return the answer for the prefix of a day. Trailing slashes make each prefix differ."""
         lookup_result = lookup(view, parse_prefix(f"day={format_day(day)}" + "/" * slashes, seamark_planner.metadata))
-        return _build_answer(lookup_result, column, names=names)
+        return _read_statistics(lookup_result, column, names=names)
 
     repeated: list[float] = []
 
@@ -136,10 +137,10 @@ async def _measure_before_encoding(
 
 
 async def _measure_over_http(
-    report: Report, table: GeneratedTable, target: BenchTarget, before: Row, seconds: float
+    report: Report, table: GeneratedTable, target: BenchTarget, peer_row: Row, seconds: float
 ) -> None:
-    """Add a row for Seamark over HTTP to the report. `before` has the figures of the peers for the same question."""
-    fields = ("file-path" if before.case.endswith("names") else "file", *FIELDS)
+    """Add a row for Seamark over HTTP to the report. `peer_row` has the figures of the peers for the same question."""
+    fields = ("file-path" if peer_row.case.endswith("names") else "file", *FIELDS)
     days = [START_DAY + number for number in range(table.files // table.files_per_day)]
     expected = [request_stats(table, COLUMN, f"day={format_day(day)}", fields) for day in days]
     answer = await target.call(expected[0])
@@ -147,11 +148,11 @@ async def _measure_over_http(
     if rows != table.files_per_day:
         raise PlansDiffer(f"over HTTP {rows} entries came, {table.files_per_day} match")
     sample = await drive(target, [_repeat_forever(expected)], seconds=seconds)
-    values = {**before.values, OURS: sample.compute_quantile(0.5)}
-    goal = None if before.goal is None else values[before.peer] / HTTP_GOAL
-    report.rows.append(Row(before.case, "Arrow over HTTP, p50", "ms", values, peer=before.peer, goal=goal))
+    values = {**peer_row.values, OURS: sample.compute_quantile(0.5)}
+    goal = None if peer_row.goal is None else values[peer_row.peer] / HTTP_GOAL
+    report.rows.append(Row(peer_row.case, "Arrow over HTTP, p50", "ms", values, peer=peer_row.peer, goal=goal))
     report.notes.append(
-        f"{before.case} over HTTP: {len(answer.body):,} bytes, server CPU {sample.server_cpu_us:.0f} µs,"
+        f"{peer_row.case} over HTTP: {len(answer.body):,} bytes, server CPU {sample.server_cpu_us:.0f} µs,"
         f" p99 {sample.compute_quantile(0.99):.2f} ms; the bytes alone take"
         f" {await transfer_ms(answer.body):.3f} ms from a bare"
         " socket."
@@ -163,8 +164,8 @@ def _repeat_forever(requests: Sequence[Request]) -> Worker:
     yield from (item for item in itertools.cycle(requests))
 
 
-def _build_answer(found_files: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[str, Any]:
-    """Return arrays of all statistics of the column in the files found."""
+def _read_statistics(found_files: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[str, Any]:
+    """Return all statistics of the column in the files found, as arrays by name."""
     stats = found_files.find_statistics(column)
     answer: dict[str, Any] = dict(zip(READ, stats.read(READ), strict=True))
     answer["file"] = found_files.read_texts("file_path") if names else found_files.list_entry_ids()
@@ -172,7 +173,7 @@ def _build_answer(found_files: FoundFiles, column: RequestedColumn, *, names: bo
 
 
 def compute_facts(answer: dict[str, Any]) -> ComparedAnswer:
-    """Return the facts of Seamark's answer, as a peer's `facts`."""
+    """Return the facts of Seamark's answer, like a peer's `summarize_answer`."""
     values, nulls = answer["value_counts"], answer["null_value_counts"]
     return ComparedAnswer(len(values), int(values.sum()), int(nulls.sum()))
 

@@ -1,11 +1,11 @@
 """Column statistics in the stores that a catalog without columnar blocks would use, for prefix lookups.
 
-One entry is one column of one file: (column id, day, bucket, file number) → file name, value, null and NaN counts,
+An entry is one column of one file: (column id, day, bucket, file number) → file name, value, null and NaN counts,
 serialised bounds. Each store is sorted by that key, so that the entries of a column in a partition are adjacent:
 
-- Parquet, one row group a column and page indexes, queried by DataFusion and by DuckDB in SQL; each has the file
-  registered beforehand and answers with Arrow batches.
-- LMDB, big-endian keys, walked by a cursor from the prefix on.
+- Parquet with one row group for each column and page indexes, queried by DataFusion and by DuckDB in SQL. Each engine
+  has registered the file before, and answers with Arrow batches.
+- LMDB with big-endian keys, read by a cursor from the first entry with the prefix.
 - Avro, which has no index, read from its beginning as a reader of Hudi's log files would.
 """
 
@@ -42,6 +42,7 @@ from bench.planning.tables import FORMAT as TABLE_FORMAT
 from bench.planning.tables import SYNC, GeneratedTable, build_file_names, read_statistics
 
 FORMAT = 1
+"""The version of the stores. A new version replaces stored files."""
 KEY = struct.Struct(">HiHI")
 """The key: column id, day, bucket, file number."""
 STATISTICS = "value_count, null_count, nan_count, lower, upper"
@@ -49,7 +50,7 @@ STATISTICS = "value_count, null_count, nan_count, lower, upper"
 
 @dataclass(frozen=True)
 class ComparedAnswer:
-    """The part of an answer by which different stores are compared."""
+    """The numbers of an answer by which stores are compared."""
 
     rows: int
     values: int
@@ -58,7 +59,7 @@ class ComparedAnswer:
 
 @dataclass(frozen=True)
 class Entries:
-    """All files' statistics of one column, in the order of the key."""
+    """The statistics of one column in all files, in the order of the key."""
 
     column_id: int
     day: Ints
@@ -73,7 +74,7 @@ class LookupPeer(Protocol):
     name: str
 
     def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
-        """Return the entries with that prefix, in the store's own form, with file names or file numbers."""
+        """Return the entries with that prefix in the store's own form, with file names or file numbers."""
 
     def summarize_answer(self, answer: Any) -> ComparedAnswer: ...
 
@@ -108,11 +109,11 @@ def list_entries(table: GeneratedTable) -> Iterator[Entries]:
 
 
 def stack_cells(parts: list[Cells]) -> Cells:
-    """Return the rows of all parts; narrower parts are padded with bytes that do not count."""
+    """Return the rows of all parts. Narrower parts are padded with bytes that are marked as unused."""
     width = max(part.matrix.shape[1] for part in parts)
     matrix = [np.pad(part.matrix, ((0, 0), (0, width - part.matrix.shape[1]))) for part in parts]
-    used = [np.pad(part.mask(), ((0, 0), (0, width - part.matrix.shape[1]))) for part in parts]
-    return Cells(np.concatenate(matrix), np.concatenate(used))
+    masks = [np.pad(part.mask(), ((0, 0), (0, width - part.matrix.shape[1]))) for part in parts]
+    return Cells(np.concatenate(matrix), np.concatenate(masks))
 
 
 def take_cells(part: Cells, order: Ints) -> Cells:
@@ -120,7 +121,7 @@ def take_cells(part: Cells, order: Ints) -> Cells:
 
 
 def create_stores(table: GeneratedTable) -> Path:
-    """Return the folder with the three files, and create the files if they do not exist in the table's folder."""
+    """Return the folder with the three stores, and create them if the table's folder does not have them."""
     folder = table.folder.parent / f"{table.folder.name}-lookup"
     expected = {"format": FORMAT, "table": TABLE_FORMAT}
     marker = folder / "made.json"
@@ -130,7 +131,7 @@ def create_stores(table: GeneratedTable) -> Path:
     shutil.rmtree(building, ignore_errors=True)
     try:
         building.mkdir(parents=True)
-        _write(table, building)
+        _write_stores(table, building)
         (building / marker.name).write_text(json.dumps(expected))
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
@@ -139,7 +140,7 @@ def create_stores(table: GeneratedTable) -> Path:
     return folder
 
 
-def _write(table: GeneratedTable, folder: Path) -> None:
+def _write_stores(table: GeneratedTable, folder: Path) -> None:
     writer = None
     environment = lmdb.open(str(folder / "entries.lmdb"), map_size=1 << 34, sync=False, readahead=False)
     with (folder / "entries.avro").open("wb") as avro:
@@ -147,7 +148,7 @@ def _write(table: GeneratedTable, folder: Path) -> None:
         for entry in list_entries(table):
             batch = _build_record_batch(entry)
             if writer is None:
-                # Files without compression and without dictionaries for rarely repeated values are fastest to read.
+                # Readers are fastest without compression, and without dictionaries for values that rarely repeat.
                 writer = pq.ParquetWriter(
                     folder / "entries.parquet",
                     batch.schema,
@@ -169,7 +170,7 @@ def _write(table: GeneratedTable, folder: Path) -> None:
 
 
 def _build_binary_array(part: Cells, kind: pa.DataType, presence: Any = None) -> pa.Array:
-    """Return an Arrow array of texts or bytes without a Python object for each."""
+    """Return an Arrow array of texts or bytes without making a Python object for each value."""
     data, lengths = encode_records([part])
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
@@ -197,7 +198,7 @@ def _build_record_batch(entries: Entries) -> pa.RecordBatch:
 
 
 def _encode_pairs(entries: Entries) -> Iterator[tuple[bytes, bytes]]:
-    """Yield LMDB's keys and values."""
+    """Yield the keys and values of LMDB."""
     rows = len(entries.day)
     nans = np.full(rows, -1, np.int64) if entries.stats.nans is None else entries.stats.nans
     body = [encode_little_endian(entries.values), encode_little_endian(entries.stats.nulls), encode_little_endian(nans)]

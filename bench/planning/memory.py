@@ -1,7 +1,8 @@
-"""How many bytes of memory does a planned table take, for each of its files?
+"""How many bytes of memory does a planned table need for each of its files?
 
-The bench measures two values: the bytes that the planner reports for its blocks and views, and the growth of the
-resident memory of a fresh process. The planner keeps its budget by the first, so the second must not be much larger.
+The benchmark measures two values: the bytes that the planner reports for its blocks and views, and the growth of the
+resident memory of a new process. The planner limits the first value by its budget, so the second must not be much
+larger.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ MANIFESTS = "manifests"
 
 @dataclass(frozen=True)
 class MemoryMeasurement:
+    """The bytes that the planner reports, and the bytes by which the process grew."""
+
     accounted: int
     grown: int
 
@@ -59,11 +62,11 @@ async def _measure_memory(table: GeneratedTable, home: Path) -> MemoryMeasuremen
     process = psutil.Process()
     async with open_our_planner(home, table) as seamark_planner:
         gc.collect()
-        before = process.memory_info().rss
+        bytes_before = process.memory_info().rss
         scans = [(await seamark_planner.scan(expected.build_expression(table)))[1] for expected in FILTERS.values()]
         view = scans[-1].view
         scans.clear()
         gc.collect()
         return MemoryMeasurement(
-            seamark_planner.planner.read_stats().live_bytes + view.size_bytes, process.memory_info().rss - before
+            seamark_planner.planner.read_stats().live_bytes + view.size_bytes, process.memory_info().rss - bytes_before
         )

@@ -1,4 +1,4 @@
-"""The planner of the server in this process. Without HTTP, plans that take microseconds can be timed."""
+"""Seamark's planner in the process of the benchmark. Without HTTP, plans that take microseconds can be timed."""
 
 from __future__ import annotations
 
@@ -24,20 +24,24 @@ from seamark.metaserver.settings.settings import Settings
 
 
 class OurPlanner:
-    """One table's metadata and a planner."""
+    """A planner and the metadata of one table."""
 
     def __init__(self, planner: Planner, metadata: TableMetadata) -> None:
         self.planner, self.metadata = planner, metadata
 
     async def scan(self, expression: Any) -> tuple[float, ScanPlan]:
-        """Return (milliseconds from the JSON values of a filter to the rows that are kept, the scan)."""
+        """Plan a filter.
+
+        Returns:
+            The milliseconds from the JSON values of the filter to the rows that are kept, and the plan.
+        """
         started_s = time.perf_counter()
         expected = TRUE if expression is True else parse_expression(expression)
         scan = await self.planner.bind_and_plan(self.metadata, ScanRequest(filter=expected))
         return (time.perf_counter() - started_s) * 1000, scan
 
     async def plan(self, expression: Any) -> KeptFiles:
-        """Plan like `scan`, and add the fingerprint of the answer, which is not timed."""
+        """Plan a filter like `scan`, and add the fingerprint of the answer, which is not timed."""
         elapsed_ms, scan = await self.scan(expression)
         paths, size = [], 0
         for row in scan.entry_ids.tolist():
@@ -51,9 +55,10 @@ class OurPlanner:
 async def open_our_planner(
     home: Path, table: GeneratedTable, *, disk: bool = False, memory_bytes: int | None = None
 ) -> AsyncIterator[OurPlanner]:
-    """Open a planner over `table`. With `disk` it has a cache tier on the local disk below `home`, which stays.
+    """Open a planner for `table`.
 
     Args:
+        disk: The planner also has a cache on the local disk below `home`, which remains after the block.
         memory_bytes: The memory budget of the planner; None means the default.
     """
     settings = Settings(home=home, warehouse=f"file://{table.folder}")

@@ -1,7 +1,7 @@
 """A client that plans a whole table and fetches its pages one after another, as a separate process.
 
-`python -m bench.planning.pages PORT TABLE-PATH [--gzip]` prints JSON: files, bytes on the wire, milliseconds of the
-whole, and the longest page.
+`python -m bench.planning.pages PORT TABLE-PATH [--gzip]` prints JSON with the number of files, the bytes received, and
+the milliseconds of all pages and of the longest page.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILE = b'"data-file":'
 
 
 async def fetch_all(port: int, table: str, *, packed: bool) -> dict[str, float]:
-    """Request the plan of every file, and then each plan task.
+    """Request a plan of all files, and then each plan task.
 
     Raises:
         LoadError: The server answered with an error.

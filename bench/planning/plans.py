@@ -13,7 +13,7 @@ class PlansDiffer(Exception):
 
 @dataclass(frozen=True)
 class KeptFiles:
-    """The number of `files` kept, their `bytes`, and the sum of the CRC-32 of their `paths`.
+    """The number of `files` that a plan keeps, their `bytes`, and `paths`, the sum of the CRC-32 of their paths.
 
     The sum does not depend on the order of the files.
     """
@@ -31,12 +31,12 @@ class KeptFiles:
         """Check that both planners kept the same files.
 
         Raises:
-            PlansDiffer: They kept different files; the message names `note`.
+            PlansDiffer: The planners kept different files. The message contains `note`.
         """
         if self.answer != other.answer:
-            raise PlansDiffer(f"{note}: one planner keeps {self.files} files, and another keeps {other.files}")
+            raise PlansDiffer(f"{note}: one planner keeps {self.files} files, the other planner {other.files}")
 
 
 def compute_fingerprint(paths: Iterable[bytes]) -> int:
-    """Return the fingerprint of the paths, as `Plan.paths` has it."""
+    """Return the fingerprint of the paths for `KeptFiles.paths`."""
     return sum(map(zlib.crc32, paths))

@@ -1,7 +1,7 @@
-"""PyIceberg's planner, timed in this process: `table.scan(row_filter=f).plan_files()`, consumed to the end.
+"""PyIceberg's planner, timed in this process: `table.scan(row_filter=f).plan_files()`, read to the end.
 
 It decodes manifests with its Cython Avro reader on a pool of threads. `python -m bench.planning.pyiceberg_peer METADATA
-FILTER` prints each plan as JSON; a million files take over a minute a plan.
+FILTER` prints each plan as JSON. A plan of a million files takes over a minute.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def get_version() -> str:
 
 
 class PyIcebergPlanner:
-    """One table, loaded from its metadata file."""
+    """PyIceberg's planner for one table, loaded from its metadata file."""
 
     def __init__(self, metadata_location: str) -> None:
         self._table = StaticTable.from_metadata(metadata_location)
 
     def plan(self, expression: Any) -> KeptFiles:
-        """Return one plan of a REST expression (JSON values; ISO literals)."""
+        """Plan a filter, a REST expression as JSON values with ISO literals."""
         expected = AlwaysTrue() if expression is True else BooleanExpression.model_validate(expression)
         started_s = time.perf_counter()
         tasks = list(self._table.scan(row_filter=expected).plan_files())

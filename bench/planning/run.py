@@ -1,7 +1,7 @@
-"""`python -m bench.planning.run [NAME …] [--quick] [--files N …]`: the benches of planning, printed and written.
+"""`python -m bench.planning.run [NAME …] [--quick] [--files N …]` runs benchmarks of planning and prints their results.
 
-Without names all of them. `--files` takes other table sizes, `--quick` runs everything on small tables; both write
-nothing. Tables are made below .cache/bench/planning when they are not there: 400 MB for the largest.
+Without names it runs all. `--files` sets other table sizes, and `--quick` runs everything on small tables; results are
+saved only without both. Missing tables are generated below .cache/bench/planning: 400 MB for the largest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BENCHES: dict[str, Bench] = {
     "lookup": lookup.run,
 }
 BENCHES_WITH_SIZES = {"warm", "cold", "memory"}
-"""The benches that run on tables of several sizes."""
+"""The benchmarks that run on tables of several sizes."""
 
 
 def main() -> None:

@@ -1,5 +1,4 @@
-"""Seamark over the generated tables, in a separate process or in this process, and the requests of a planning
-client."""
+"""Servers of Seamark over the generated tables, in a separate process or in this process, and requests of planning."""
 
 from __future__ import annotations
 
@@ -34,17 +33,18 @@ def build_path(table: GeneratedTable) -> str:
 
 
 def request_plan(table: GeneratedTable, expression: Any) -> Request:
-    """Return a scan of the current snapshot, as engines request it."""
+    """Return a plan request for the current snapshot, as engines send it."""
     return build_request("POST", f"{build_path(table)}/plan", {"filter": expression}, label="plan")
 
 
 def fetch(table: GeneratedTable, plan_task: str, *, gzip: bool = False) -> Request:
+    """Return the request that fetches the files of a plan task."""
     headers = {"Accept-Encoding": "gzip"} if gzip else {}
     return build_request("POST", f"{build_path(table)}/tasks", {"plan-task": plan_task}, headers=headers, label="page")
 
 
 def request_stats(table: GeneratedTable, column: str, partition: str, fields: Sequence[str]) -> Request:
-    """Return a prefix lookup, answered as an Arrow IPC stream."""
+    """Return the request of a prefix lookup with an answer as an Arrow IPC stream."""
     stats_path = f"/api/v1/tables/{NAMESPACE}/{build_name(table)}/stats/{column}"
     query = urlencode({"partition": partition, "fields": ",".join(fields)})
     response = build_request("GET", f"{stats_path}?{query}", label="stats")
@@ -54,7 +54,7 @@ def request_stats(table: GeneratedTable, column: str, partition: str, fields: Se
 
 @contextmanager
 def run_seamark(folder: Path, warehouse: Path, *, workers: int = 1) -> Iterator[BenchTarget]:
-    """Run `seamark serve`; a single worker runs on the servers' core, several run on any core."""
+    """Run `seamark serve`. A single worker runs on the core that all measured servers use, several run on any core."""
     flags = ("--workers", str(workers)) if workers > 1 else ()
     env = {"SEAMARK_LOG_LEVEL": "warning"}
     server = Seamark(folder / f"seamark-{workers}", warehouse=f"file://{warehouse}", env=env, flags=flags)
@@ -68,7 +68,7 @@ def run_seamark(folder: Path, warehouse: Path, *, workers: int = 1) -> Iterator[
 
 @asynccontextmanager
 async def run_seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[BenchTarget]:
-    """Run a worker on the event loop of this process, so that the bench can watch the loop."""
+    """Run a worker on the event loop of this process, so that the benchmark can measure the loop's pauses."""
     home = folder / "seamark-here"
     settings = Settings(home=home, warehouse=f"file://{warehouse}", port=free_port(), log_level="warning")
     configure_logging(settings)

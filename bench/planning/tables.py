@@ -1,12 +1,13 @@
-"""Iceberg tables with any number of files. Only the metadata that planning reads exists.
+"""Generated Iceberg tables with any number of files. Only the metadata that planning reads is written.
 
-Version 2, 1,000 entries a manifest, deflated as Java writes them (level 9, blocks of 64,000 bytes), each manifest from
-its own append whose snapshot has been expired, partitioned by identity(day) and bucket(16, user_id), with column
-sizes, value, null and NaN counts and bounds of every column. Data files are named and not made.
+Tables have format version 2 and manifests with 1,000 entries, deflated as Java writes them (level 9, blocks of 64,000
+bytes). Each manifest comes from its own append, whose snapshot has been expired. Tables are partitioned by
+identity(day) and bucket(16, user_id), and have column sizes, value, null and NaN counts, and bounds of every column.
+Data files are named, but do not exist.
 
-A table is in `<cache>/<files>x<columns>/`, is made once and kept: `made.json` says by which version of this generator
-and for which folder, because manifests name each other by absolute path. `python -m bench.planning.tables FILES …`
-makes tables beforehand.
+A table is in `<cache>/<files>x<columns>/`. It is generated once and kept: `made.json` contains the version of the
+generator and the folder, because manifests name each other by absolute path.
+`python -m bench.planning.tables FILES …` generates tables in advance.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from bench.planning.ragged import (
 FORMAT = 1
 """The version of the generator.
 
-It increases when the generator's bytes change, so that kept tables are made again.
+It must increase when the generator's bytes change, so that existing tables are generated again.
 """
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "bench" / "planning"
@@ -89,12 +90,19 @@ def generate_table(
     workers: int | None = None,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> GeneratedTable:
-    """Return the table with this number of files. Create it completely, or not at all, if it is not below `cache`.
+    """Return the table with `files` files. If it is not below `cache`, generate it completely or not at all.
 
-    `files_per_day` must be a multiple of the 16 buckets. `progress(manifests done, of)` is called as it goes.
+    Args:
+        files_per_day: A multiple of the 16 buckets.
+        progress: Called during the generation with the number of manifests written, and of all manifests.
+    Raises:
+        ValueError: An argument is out of range.
     """
     if files < 1 or column_count < 20 or files_per_day % BUCKETS or files_per_day < BUCKETS:
-        raise ValueError("a table needs at least one file and 20 columns, and a multiple of 16 files per day")
+        raise ValueError(
+            "a generated table needs at least 1 file and 20 columns, and a multiple of 16 files per day; it has"
+            f" {files} files, {column_count} columns and {files_per_day} files per day"
+        )
     name = f"{files}x{column_count}" + ("" if files_per_day == FILES_PER_DAY else f"-{files_per_day}")
     if (manifest_entries, deflate_level) != (MANIFEST_ENTRIES, DEFLATE_LEVEL):
         name += f"-{manifest_entries}-level{deflate_level}"
@@ -114,7 +122,7 @@ def generate_table(
         plan = _Plan(
             str(building), f"file://{folder}", files, column_count, files_per_day, manifest_entries, deflate_level
         )
-        written = _write(plan, workers, progress)
+        written = _write_table(plan, workers, progress)
         marker_text = json.dumps({**expected, "metadata_bytes": written})
         (building / marker.name).write_text(marker_text)
         shutil.rmtree(folder, ignore_errors=True)
@@ -128,7 +136,9 @@ def generate_table(
 class _Plan:
     """The arguments of a worker process.
 
-    `location` is the location of the table after `building` has been renamed.
+    Attributes:
+        building: The folder in which the table is generated, before it is renamed.
+        location: The location of the table after the rename.
     """
 
     building: str
@@ -150,7 +160,7 @@ class _Plan:
 
 @dataclass(frozen=True)
 class FileStatistics:
-    """The random values of up to 8,000 consecutive files: their sizes in bytes, and the statistics of each column."""
+    """The statistics of up to 8,000 consecutive files; `size` has the size of each file in bytes."""
 
     batch: FileBatch
     size: Ints
@@ -159,13 +169,13 @@ class FileStatistics:
 
 
 def read_statistics(table: GeneratedTable) -> Iterator[FileStatistics]:
-    """Return the table's statistics as they were drawn, in the order of the files, without reading a manifest."""
+    """Yield the random statistics of the table's files in their order, without reading a manifest."""
     plan = _build_plan(table)
     return (_draw_statistics(plan, first) for first in range(0, plan.manifests, BATCH_MANIFESTS))
 
 
 def build_file_names(table: GeneratedTable, batch: FileBatch) -> Cells:
-    """Return the last part of each file's path."""
+    """Return the last part of each file's path, the file name."""
     return _build_names(_build_plan(table), batch)
 
 
@@ -181,7 +191,10 @@ def _build_plan(plan_columns: GeneratedTable) -> _Plan:
 
 
 def _draw_statistics(plan: _Plan, first: int) -> FileStatistics:
-    """Draw the files from the manifest `first` on. Each batch has its own generator, so their order is arbitrary."""
+    """Draw the statistics of the files of up to eight manifests, from the manifest `first` on.
+
+    Each batch has its own random generator, so batches can be drawn in any order.
+    """
     last = min(first + BATCH_MANIFESTS, plan.manifests)
     entries = plan.manifest_entries
     number = np.arange(first * entries, min(last * entries, plan.files), dtype=np.int64)
@@ -189,12 +202,12 @@ def _draw_statistics(plan: _Plan, first: int) -> FileStatistics:
     records = chance.integers(50_000, 4_000_000, len(number), dtype=np.int64)
     batch = FileBatch(number, plan.files, plan.files_per_day, records, chance)
     size = records * 40 + batch.draw_numbers(1 << 20)
-    of = build_columns(plan.columns)
-    return FileStatistics(batch, size, of, [column.make(batch) for column in of])
+    columns = build_columns(plan.columns)
+    return FileStatistics(batch, size, columns, [column.make(batch) for column in columns])
 
 
-def _write(plan: _Plan, workers: int | None, progress: Callable[[int, int], None]) -> int:
-    """Write all files of the table; return the bytes of its manifests."""
+def _write_table(plan: _Plan, workers: int | None, progress: Callable[[int, int], None]) -> int:
+    """Write all files of the table, and return the total bytes of its manifests."""
     manifests: list[dict[str, Any]] = []
     for batch in _write_batches(plan, workers):
         manifests += batch
@@ -208,7 +221,7 @@ def _write(plan: _Plan, workers: int | None, progress: Callable[[int, int], None
         f"snap-{layout.compute_snapshot_id(len(manifests) - 1)}-1-{uuid.uuid5(uuid.NAMESPACE_URL, plan.location)}.avro"
     )
     with (Path(plan.building) / "metadata" / list_name).open("wb") as file:
-        # Newest first, as engines write manifest lists.
+        # The newest manifest is first, as engines write manifest lists.
         fastavro.writer(file, layout.build_manifest_file_schema(), reversed(manifests), codec="deflate", metadata=head)
     document = layout.build_table_metadata(
         plan.location, f"{plan.location}/metadata/{list_name}", build_columns(plan.columns), manifests
@@ -224,13 +237,17 @@ def _write_batches(plan: _Plan, workers: int | None) -> Iterator[list[dict[str, 
         for start in starts:
             yield _write_batch(plan, start)
         return
-    # Not forked: the caller may have threads.
+    # The processes are not forked, because the caller may have threads.
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield from pool.map(_write_batch, [plan] * len(starts), starts)
 
 
 def _write_batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
-    """Write up to eight manifests from the `first` on, and return their records for the manifest list, in order."""
+    """Write up to eight manifests from the manifest `first` on.
+
+    Returns:
+        The records of the manifests for the manifest list, in order.
+    """
     last = min(first + BATCH_MANIFESTS, plan.manifests)
     statistics = _draw_statistics(plan, first)
     batch, records = statistics.batch, statistics.batch.records
@@ -266,7 +283,7 @@ def _commit_uuid(location: str, manifest: int) -> uuid.UUID:
 
 
 def _build_header(columns: tuple[StatisticsColumn, ...]) -> bytes:
-    """Return an Avro container's head: magic, metadata, sync marker."""
+    """Return the header of an Avro container: magic, metadata, sync marker."""
     head = io.BytesIO()
     fastavro.writer(
         head,
@@ -280,9 +297,10 @@ def _build_header(columns: tuple[StatisticsColumn, ...]) -> bytes:
 
 
 def _encode_blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
-    """Yield Avro blocks. A block ends with the entry that fills it past 64,000 bytes.
+    """Yield the blocks of an Avro container. A block ends with the first entry that makes it larger than 64,000 bytes.
 
-    `ends` begins with 0.
+    Args:
+        ends: int64[entries + 1], the end of each entry in `data`, with a leading 0.
     """
     start = 0
     while start < len(ends) - 1:
@@ -296,7 +314,7 @@ def _encode_blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
 def _encode_entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
     """Return the fields of the entries in the order of `layout.build_entry_schema`.
 
-    Branches of unions: 0 null, 2 value.
+    In unions, the byte 0 means null and the byte 2 means a value.
     """
     batch, drawn_columns, stats, size = statistics.batch, statistics.columns, statistics.stats, statistics.size
     rows = batch.rows
@@ -305,7 +323,7 @@ def _encode_entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
     return [
         fill_cells(status_added + b"\x02", rows),
         encode_varints(layout.compute_snapshot_id(0) + manifest * 7919),
-        fill_cells(inherited + b"\x00", rows),  # both sequence numbers, and content 0: data
+        fill_cells(inherited + b"\x00", rows),  # Both sequence numbers, and content 0 (data).
         add_lengths(_build_paths(plan, batch)),
         fill_cells(b"\x0ePARQUET\x02", rows),
         encode_varints(batch.day),
@@ -321,14 +339,14 @@ def _encode_entries(plan: _Plan, statistics: FileStatistics) -> list[Cells]:
         *_encode_counts(*_select_nan_columns(drawn_columns, stats)),
         *_encode_bounds(drawn_columns, stats, [column.lower for column in stats]),
         *_encode_bounds(drawn_columns, stats, [column.upper for column in stats]),
-        fill_cells(b"\x00\x02", rows),  # no key metadata; split offsets
+        fill_cells(b"\x00\x02", rows),  # No key metadata; then split offsets.
         *_split_offsets(size),
-        fill_cells(b"\x00\x02\x00\x00", rows),  # no equality ids; sort order 0; no referenced data file
+        fill_cells(b"\x00\x02\x00\x00", rows),  # No equality ids; sort order 0; no referenced data file.
     ]
 
 
 def _build_paths(plan: _Plan, batch: FileBatch) -> Cells:
-    """Return paths of the form …/data/day=2024-01-01/user_id_bucket=3/ and the file's name."""
+    """Return the paths of the files: …/data/day=2024-01-01/user_id_bucket=3/ and the file name."""
     rows = batch.rows
     first_day = int(batch.day.min())
     days = [layout.format_day(day).encode() for day in range(first_day, int(batch.day.max()) + 1)]
@@ -361,7 +379,7 @@ def _build_names(plan: _Plan, batch: FileBatch) -> Cells:
 
 
 def _encode_counts(columns: tuple[StatisticsColumn, ...], values: list[Ints]) -> list[Cells]:
-    """Return a map from column id to a number."""
+    """Encode a map from column id to a number."""
     rows = len(values[0])
     parts = [fill_cells(b"\x02" + encode_varint(len(columns)), rows)]
     for column, value in zip(columns, values, strict=True):
@@ -377,7 +395,7 @@ def _select_nan_columns(
 
 
 def _encode_bounds(columns: tuple[StatisticsColumn, ...], stats: list[Stats], values: list[Cells]) -> list[Cells]:
-    """Return a map from column id to bytes; columns that hold only nulls are left out of it."""
+    """Encode a map from column id to bytes, without the columns of which a file has only nulls."""
     rows = values[0].matrix.shape[0]
     absent_count = sum(
         ((~stat.present).astype(np.int64) for stat in stats if stat.present is not None), np.zeros(rows, np.int64)
@@ -390,7 +408,7 @@ def _encode_bounds(columns: tuple[StatisticsColumn, ...], stats: list[Stats], va
 
 
 def _split_offsets(size: Ints) -> list[Cells]:
-    """Return one offset a row group of 128 MB, the first behind the magic bytes."""
+    """Return one offset for each row group of 128 MB. The first offset is after the magic bytes."""
     groups = -(-size // ROW_GROUP)
     offsets = (
         filter_cells(encode_varints(np.full(len(size), 4 + group * ROW_GROUP)), groups > group)

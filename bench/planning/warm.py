@@ -1,8 +1,8 @@
 """How long does a warm plan take, if the metadata of the table is already decoded and the filter is new?
 
-Ours is timed in the process that has the metadata, from the filter's JSON to the rows that are kept; Java and PyIceberg
-are timed from the filter to the last task. Every planner gets the same filters alternately, and must keep the same
-files. The literals of a filter change a little from turn to turn, so that no planner can use a cached plan.
+Seamark is timed in the process that has the metadata, from the filter's JSON to the rows that are kept; Java and
+PyIceberg are timed from the filter to the last task. Every planner gets the same filters alternately, and must keep the
+same files. The literals of a filter change a little from round to round, so that no planner can use a cached plan.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from bench.report import OURS, Report, Row
 
 JAVA, PYICEBERG = "iceberg-java", "pyiceberg"
 GOALS_MS = {100_000: 0.2, 1_000_000: 2.0}
-"""The goals for one range over columns in any order, by the number of files."""
+"""The goals in ms for one range of a column in random order, by the number of files."""
 ORDERED_GOAL_MS = {1_000_000: 0.1}
+"""The goal in ms for one range of an ordered column, by the number of files."""
 GROWTH_GOAL = 2.0
+"""The largest factor by which the time may grow from 100,000 to 1,000,000 files, for an ordered column."""
 OURS_A_TURN = 40
 SIZES = (10_000, 100_000, 1_000_000)
 BYTE_OF_MASK = 1
@@ -38,11 +40,11 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
         generated_table = generate_table(files)
         async with open_our_planner(folder / f"home-{files}", generated_table) as seamark_planner:
             with run_java_planner(generated_table.metadata_location, files, folder / "java.log") as java:
-                turns = 1 if quick else 2 if files >= 1_000_000 else 5
+                rounds = 1 if quick else 2 if files >= 1_000_000 else 5
                 for _ in range(1 if files >= 1_000_000 else 3):  # The JVM compiles while it runs.
                     java.plan(True)
                 for expected in FILTERS.values():
-                    filter_row = await _measure_filter(report, generated_table, expected, seamark_planner, java, turns)
+                    filter_row = await _measure_filter(report, generated_table, expected, seamark_planner, java, rounds)
                     if expected.name == ORDERED_COLUMN:
                         ordered[files] = filter_row
             if files <= 100_000:
@@ -65,14 +67,14 @@ async def _measure_filter(
     query_filter: Filter,
     seamark_planner: OurPlanner,
     java: TimedJavaPlanner,
-    turns: int,
+    rounds: int,
 ) -> dict[str, float]:
     """Measure a filter with each planner. Add a row to the report, and return the median times in ms by planner."""
     first = await seamark_planner.plan(
         query_filter.build_expression(table)
     )  # The planner combines the summaries of the column here.
     seamark_ms, java_ms = [], []
-    for round_number in range(1, turns + 1):
+    for round_number in range(1, rounds + 1):
         plan = java.plan(query_filter.build_expression(table, round_number))
         java_ms.append(plan.ms)
         plan.check_same(
@@ -105,9 +107,9 @@ def _compute_p99(values: list[float]) -> float:
 
 
 def _add_pyiceberg_plan(report: Report, table: GeneratedTable) -> None:
-    """Add one plan of the first range to its row.
+    """Add one plan by PyIceberg to the row of the first range.
 
-    PyIceberg takes seconds for a plan, and its time hardly differs by filter.
+    PyIceberg takes seconds for a plan, and its time hardly depends on the filter.
     """
     name = RANGES[0]
     plan = PyIcebergPlanner(table.metadata_location).plan(FILTERS[name].build_expression(table))
@@ -118,7 +120,7 @@ def _add_pyiceberg_plan(report: Report, table: GeneratedTable) -> None:
 async def _compare_with_memory(
     report: Report, table: GeneratedTable, seamark_planner: OurPlanner, memory: Bandwidth
 ) -> None:
-    """Add the ratio of the time to compare bounds and the time to read their bytes from memory."""
+    """Add the ratio of the time to compare bounds to the time to read their bytes from memory."""
     schema = seamark_planner.metadata.current_schema
     for name in RANGES:
         expected = FILTERS[name]

@@ -1,1 +1,1 @@
-"""Measurements of commands that recover a catalog."""
+"""Benchmarks of commands that recover a catalog."""

@@ -1,7 +1,7 @@
 """How fast does `seamark import` register the tables of another catalog, on the local disk?
 
 The other catalog is a Seamark server with tables of 20 columns, or the folder of its warehouse without a server. The
-time is that of the whole command, with its start. The peer is a loop over `load_table` and `register_table` of
+time is that of the whole command, including its start. The peer is a loop over `load_table` and `register_table` of
 PyIceberg, which registers the same tables in another server.
 """
 

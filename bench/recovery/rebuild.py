@@ -1,7 +1,7 @@
 """How fast does a rebuild register the tables of a warehouse on the local disk?
 
-Each table has three metadata files with 20 columns. The time is that of the whole command `seamark rebuild`, with its
-start. The backup, the move and the restore copy the database of these tables.
+Each table has three metadata files with 20 columns. The time is that of the whole command `seamark rebuild`, including
+its start. The benchmark also times a backup, a restore and a move of the database of these tables.
 """
 
 from __future__ import annotations

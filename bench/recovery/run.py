@@ -1,4 +1,4 @@
-"""`python -m bench.recovery.run`: how fast are names found again, a database copied, and another catalog imported?"""
+"""`python -m bench.recovery.run` measures rebuilds of a catalog, copies of its database, and imports of tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BENCHES: dict[str, Bench] = {"rebuild": rebuild.run, "import": moving.run}
 
 def main() -> None:
     parser = choose_names("bench.recovery.run", __doc__, BENCHES)
-    parser.add_argument("--folder", type=Path, help="where the warehouse is (the disk that is measured)")
+    parser.add_argument("--folder", type=Path, help="a folder for the warehouse, on the disk to measure")
     arguments = parser.parse_args()
     run_benches(BENCHES, build_parser(parser, arguments, BENCHES), quick=arguments.quick, folder=arguments.folder)
 

@@ -1,4 +1,4 @@
-"""Count the files of the facts with a row that a query with its joins needs. No plan can keep fewer files.
+"""The number of fact files that a query needs at least, because they have a row that passes its filters and joins.
 
 DuckDB finds the rows in the data files themselves, without the catalog.
 """
@@ -25,7 +25,10 @@ def list_data_paths(client: SeamarkClient, table: Name) -> list[str]:
 
 
 def open_facts(paths: Sequence[str], data: Path) -> duckdb.DuckDBPyConnection:
-    """Open DuckDB with the tables in `data`, but with the facts from the files `paths` and a column `filename`."""
+    """Open DuckDB with the tables in `data`, except the facts, which are read from the files `paths`.
+
+    The facts have an additional column `filename`.
+    """
     db = duckdb.connect()
     for table in TABLES:
         source = f"read_parquet({list(paths)}, filename=true)" if table == FACT else f"'{get_table_path(data, table)}'"
@@ -34,7 +37,7 @@ def open_facts(paths: Sequence[str], data: Path) -> duckdb.DuckDBPyConnection:
 
 
 def count_files_with_rows(paths: Sequence[str], data: Path) -> dict[str, int]:
-    """Return for each query the number of files in `paths` that hold a row for which its whole WHERE clause is true."""
+    """Return, for each query, the number of files in `paths` with a row for which its whole WHERE clause is true."""
     results = {}
     with closing(open_facts(paths, data)) as db:
         for query, sql in QUERIES.items():

@@ -33,11 +33,11 @@ CUBES: dict[str, tuple[Sequence[str], str]] = {
 }
 """The dimensions and the measure of each cube."""
 SHRINK = 5
-"""The least number of facts for each group of a cube."""
+"""The smallest average number of facts for each group of a cube."""
 
 
 def define_cubes(client: IndexClient, facts: Name, dimension_namespace: str) -> None:
-    """Define all cubes of a fact table. Its dimension tables are in `dimension_namespace`, and have their rows."""
+    """Define all cubes of a fact table whose dimension tables are in `dimension_namespace`."""
     for name, (columns, measure) in CUBES.items():
         terms = [_format_dimension(column, dimension_namespace) for column in columns]
         pinned = pin_attributes(client, terms)

@@ -1,8 +1,8 @@
-"""`python -m bench.index.run ssb_cubes`: the Star Schema Benchmark with and without cubes of the facts.
+"""`python -m bench.index.run ssb_cubes` runs the Star Schema Benchmark with and without cubes of the facts.
 
 How much faster are the 13 queries through `seamark sql` and through the Trino proxy, what do the cubes cost, and are
 answers exact after new rows? DuckDB also reads the Parquet files of the facts directly, without a catalog. All answers
-must be equal. Trino is left out where it is not installed (`make trino`), or with `BENCH_SSB_TRINO=0`.
+must be equal. Trino is left out if it is not installed (`make trino`), or with `BENCH_SSB_TRINO=0`.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ WITHOUT, DUCKDB = "without cubes", "DuckDB on Parquet"
 SPEEDUP_GOAL, SHARE_GOAL_PERCENT, REFRESH_GOAL_PERCENT = 20, 2.0, 3.0
 _REPEATS = int(os.environ.get("BENCH_SSB_REPEATS", "2"))
 _GROUP_REPEATS = 7
-"""The number of runs of a query that is answered from a cube, which take little time."""
+"""The number of runs of a query that is answered from a cube; these runs are short."""
 _REFRESHES = 3
 _BUDGET_MS = "5000"
-"""The time limit for the plans of a statement in the proxy."""
+"""The time limit in ms for the plans of a statement in the proxy."""
 _CUBE_IN_HEADER = re.compile(r"; cube=([^:;]+):")
 
 
@@ -62,10 +62,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         run_seamark(folder, {"SEAMARK_SERVICES_WORKERS": "0"}) as server,
         closing(IndexClient(server.base_url)) as client,
     ):
-        rows = _load(server.base_url, data)
+        rows = _append_tables(server.base_url, data)
         define_cubes(client, (NAMESPACE, FACT), NAMESPACE)
-        full_s = _build(client)
-        report.rows += _compare(client, data, repeats)
+        full_s = _build_cubes(client)
+        report.rows += _compare_queries(client, data, repeats)
         if _has_trino():
             report.rows += _compare_in_trino(server.base_url, folder, data, repeats)
         cube_bytes, fact_bytes = _measure_sizes(client)
@@ -75,8 +75,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for number in range(1 if quick else _REFRESHES):
             _append_rows(server.base_url, data, rows, rows // 100)
             if number == 0:
-                report.rows += _compare(client, data, repeats, case=" after 1 % new rows")
-            refreshes_s.append(_build(client))
+                report.rows += _compare_queries(client, data, repeats, case=" after 1 % new rows")
+            refreshes_s.append(_build_cubes(client))
         percent = 100 * statistics.median(refreshes_s) / full_s
         report.rows.append(
             Row("1 % new rows", "refresh of a full build", "%", {OURS: percent}, goal=REFRESH_GOAL_PERCENT)
@@ -90,8 +90,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _load(url: str, data: Path) -> int:
-    """Append the tables, the facts by date into several files, and return the number of facts."""
+def _append_tables(url: str, data: Path) -> int:
+    """Append the rows of all tables, and return the number of facts.
+
+    The facts are in several files, ordered by date.
+    """
     with RestCatalog("sea", uri=url) as catalog:
         catalog.create_namespace(NAMESPACE)
         for name in TABLES:
@@ -105,20 +108,20 @@ def _load(url: str, data: Path) -> int:
 
 
 def _append_rows(url: str, data: Path, rows: int, count: int) -> None:
-    """Append some of the facts again."""
+    """Append `count` of the facts again."""
     facts = pq.read_table(get_table_path(data, FACT))
     with RestCatalog("sea", uri=url) as catalog:
         catalog.load_table(f"{NAMESPACE}.{FACT}").append(facts.slice(rows // 2, count))
 
 
-def _build(client: IndexClient) -> float:
+def _build_cubes(client: IndexClient) -> float:
     begun_s = time.perf_counter()
     for name in CUBES:
         build(client, (NAMESPACE, FACT), name, InProcessWorkers())
     return time.perf_counter() - begun_s
 
 
-def _compare(client: IndexClient, data: Path, repeats: int, case: str = "") -> list[Row]:
+def _compare_queries(client: IndexClient, data: Path, repeats: int, case: str = "") -> list[Row]:
     rows = []
     paths = list_data_paths(client, (NAMESPACE, FACT))
     with (
@@ -127,8 +130,8 @@ def _compare(client: IndexClient, data: Path, repeats: int, case: str = "") -> l
         closing(open_facts(paths, data)) as db,
     ):
         for name, text in QUERIES.items():
-            used = session.explain(text).cube
-            cube = used.index if used is not None else None
+            used_cube = session.explain(text).cube
+            cube = used_cube.index if used_cube is not None else None
             engines: dict[str, Callable[[str], list[Any]]] = {
                 OURS: lambda sql: _read_rows(session, sql),
                 WITHOUT: lambda sql: _read_rows(plain_session, sql),
@@ -188,8 +191,8 @@ def _compare_in_trino(url: str, folder: Path, data: Path, repeats: int) -> list[
                     if difference := oracle.describe_difference(text, answer.rows):
                         raise AnswersDiffer(f"{name} in Trino, {label}: {difference}")
                     wall_ms[label].append(answer.wall_ms)
-                    if used := _CUBE_IN_HEADER.search(answer.proxy_plan):
-                        cube, runs = used[1], _GROUP_REPEATS
+                    if cube_match := _CUBE_IN_HEADER.search(answer.proxy_plan):
+                        cube, runs = cube_match[1], _GROUP_REPEATS
                 del wall_ms[label][0]  # The first run fills caches.
             medians = {label: statistics.median(times) for label, times in wall_ms.items()}
             goal = medians[WITHOUT] / SPEEDUP_GOAL

@@ -1,16 +1,18 @@
-"""Star Schema Benchmark data as Parquet, made from a real TPC-H generator (tpchgen-cli) and `schema.sql`.
+"""Star Schema Benchmark data as Parquet, made from the data of a TPC-H generator (tpchgen-cli) by `schema.sql`.
 
-The transformation is the paper's: lineitem and orders become one fact table with dates as yyyymmdd and money in cents;
-partsupp, comments and clerks go; nations and regions move into the dimensions, cities and brands appear; a date
-dimension is added. The same scale gives the same bytes of content on every machine.
+The transformation is that of the paper: lineitem and orders become one fact table with dates as yyyymmdd and money in
+cents; partsupp, comments and clerks are left out; nations and regions become columns of the dimensions; cities, brands
+and a date dimension are added. The same scale gives the same rows on every machine.
 
-What differs from the paper's own program (dbgen):
+Differences from the paper's own program (dbgen):
 - customer (30,000 × scale), supplier (2,000 × scale) and part (200,000 × ⌊1 + log₂ scale⌋, linear below 1) are the
-  first rows of TPC-H's larger tables, and the fact's keys are folded onto them (key modulo rows), so all keys hold.
-- City digits and brand numbers come from a hash of the key, dbgen draws them; both are uniform.
-- The category is TPC-H's brand (a manufacturer and one of five), the colour the first word of the part's name.
-- The date dimension has all 2,557 days of 1992–1998; dbgen stops one day short.
-- lo_orderkey is 64 bits wide; texts are not padded with blanks (but the city is, as its definition asks).
+  first rows of TPC-H's larger tables. The keys of the facts are reduced modulo their numbers of rows, so all keys
+  exist.
+- City digits and brand numbers come from a hash of the key, while dbgen draws them; both are uniform.
+- The category is the first part of TPC-H's brand (a manufacturer and one of five), the colour the first word of the
+  part's name.
+- The date dimension has all 2,557 days of 1992–1998; dbgen has one day less.
+- lo_orderkey is 64 bits wide. Only the city is padded with blanks, as its definition requires.
 """
 
 from __future__ import annotations
@@ -30,19 +32,19 @@ TABLES = ("date", "supplier", "customer", "part", "lineorder")
 """The tables in the order of their size; each is one Parquet file, `<table>.parquet`."""
 
 FORMAT = 1
-"""The version of the generated data. Raise it when the output of `schema.sql` changes, so that caches are replaced."""
+"""The version of the generated data. It must increase when the output of `schema.sql` changes; caches are replaced."""
 
 SOURCES = ("region", "nation", "supplier", "customer", "part", "orders", "lineitem")
 
 
 def compute_dimension_rows(scale: float) -> dict[str, int]:
-    """Return rows of customer, supplier and part at a scale factor, as the paper has them.
+    """Return the number of rows of customer, supplier and part at a scale factor, as in the paper.
 
     Raises:
         ValueError: The scale factor is less than 0.001.
     """
     if not 0.001 <= scale <= 1000:
-        raise ValueError(f"scale factor {scale:g} is out of range: take 0.001 to 1000 (1 is 6 million facts)")
+        raise ValueError(f"scale factor {scale:g} is out of range: use 0.001 to 1000 (1 is 6 million facts)")
     parts = 200_000 * math.floor(1 + math.log2(scale)) if scale >= 1 else round(200_000 * scale)
     return {"customers": round(30_000 * scale), "suppliers": round(2_000 * scale), "parts": parts}
 
@@ -52,9 +54,11 @@ def get_table_path(folder: Path, table: str) -> Path:
 
 
 def generate(cache: Path, scale: float, progress: Callable[[str, int, int], None] = lambda *_: None) -> Path:
-    """Return the folder with the five Parquet files of `scale`, made if it is not below `cache` yet.
+    """Return the folder with the five Parquet files of `scale`. If it is not below `cache`, generate it.
 
-    `progress(step, done, total)` is called as it goes. A folder appears whole or not at all.
+    The folder appears with all files or not at all.
+    Args:
+        progress: Called during the generation with a step, the work done and the total work.
     """
     rows = compute_dimension_rows(scale)
     folder = cache / f"sf{scale:g}"
@@ -69,7 +73,7 @@ def generate(cache: Path, scale: float, progress: Callable[[str, int, int], None
         progress("TPC-H", 0, total)
         _generate_tpch(scale, building / "tpch")
         with duckdb.connect() as db:
-            _define(db, building / "tpch", rows)
+            _define_views(db, building / "tpch", rows)
             for tables_done, table in enumerate(TABLES, start=1):
                 progress(f"SSB {table}", tables_done, total)
                 target = str(get_table_path(building, table))
@@ -92,7 +96,7 @@ def _generate_tpch(scale: float, folder: Path) -> None:
         raise RuntimeError(f"tpchgen-cli could not make TPC-H data: {completed.stderr.strip()}")
 
 
-def _define(db: duckdb.DuckDBPyConnection, tpch: Path, rows: dict[str, int]) -> None:
+def _define_views(db: duckdb.DuckDBPyConnection, tpch: Path, rows: dict[str, int]) -> None:
     for source in SOURCES:
         db.execute(f"CREATE VIEW {source} AS FROM '{tpch / source}.parquet'")
     for name, count in rows.items():

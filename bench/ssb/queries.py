@@ -1,7 +1,7 @@
 """The 13 queries of the Star Schema Benchmark, in the text of its paper, and their answers by an independent engine.
 
-DuckDB answers from the Parquet files from which the tables were created. So DuckDB shares neither the catalog, nor
-Iceberg, nor Spark with the answers that it checks.
+DuckDB reads the Parquet files from which the tables were created. It therefore shares neither the catalog, nor Iceberg,
+nor Spark with the answers that it checks.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ QUERIES: dict[str, str] = {
         " and p_category = 'MFGR#14'",
     ),
 }
-"""The SQL text of each query, which Spark, Trino and DuckDB all accept.
+"""The SQL text of each query, which Spark, Trino and DuckDB accept.
 
-Unqualified tables belong to the session's namespace.
+The tables have no namespace, so the session must choose it.
 """
 
 
 class Oracle:
-    """The right answers, from the Parquet files in `folder`."""
+    """The correct answers, which DuckDB computes from the Parquet files in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._db = duckdb.connect()
@@ -110,7 +110,7 @@ class Oracle:
         return self._db.execute(sql).fetchall()
 
     def prepare(self) -> None:
-        """Run all queries now, so that `describe_difference` does not run them later."""
+        """Compute the answers of all queries now, so that `describe_difference` need not compute them later."""
         for sql in QUERIES.values():
             self._answer(sql)
 
@@ -120,14 +120,16 @@ class Oracle:
         return self._right[sql]
 
     def describe_difference(self, sql: str, answer: Iterable[Sequence[object]]) -> str:
-        """Return a description of the difference to the right rows in any order, or an empty text if there is none."""
-        right = self._answer(sql)
+        """Return a description of how `answer` differs from the correct rows, in any order, or an empty text if it does
+        not.
+        """
+        expected_answer = self._answer(sql)
         actual = sorted(map(_to_comparable, answer))
-        if actual == right:
+        if actual == expected_answer:
             return ""
-        wrong_rows = [row for row in actual if row not in right][:3]
-        missing_rows = [row for row in right if row not in actual][:3]
-        return f"{len(actual)} rows, {len(right)} expected; not right: {wrong_rows}; missing: {missing_rows}"
+        wrong_rows = [row for row in actual if row not in expected_answer][:3]
+        missing_rows = [row for row in expected_answer if row not in actual][:3]
+        return f"{len(actual)} rows, {len(expected_answer)} expected; wrong: {wrong_rows}; missing: {missing_rows}"
 
 
 def _to_comparable(row: Sequence[object]) -> tuple[str, ...]:

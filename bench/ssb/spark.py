@@ -1,7 +1,7 @@
-"""The benchmark's tables and queries on Spark, through any catalog of the session, by its name.
+"""The tables and queries of the Star Schema Benchmark in Spark, in any catalog of the session.
 
-The files that a query read are taken from its executed plan: the tasks of each scan name their files. So the figures
-are Spark's, not the server's, and independent of who planned the scan.
+The files that a query read come from its executed plan: the tasks of each scan name their files. So the figures are
+Spark's, not the server's, and do not depend on the planner of the scan.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ORDER = ("lo_orderdate", "lo_orderkey", "lo_linenumber")
 
 @dataclass(frozen=True)
 class FilesRead:
-    """The data files that a scan read, and their bytes."""
+    """The number of data files that a scan read, and their size in bytes."""
 
     files: int
     size_bytes: int
@@ -35,7 +35,13 @@ class FilesRead:
 
 @dataclass(frozen=True)
 class SparkAnswer:
-    """One query: its rows, wall seconds (planning, reading and fetching), and what was read of each table."""
+    """The result of one query.
+
+    Attributes:
+        rows: The rows of the result.
+        seconds: The time of planning, reading and fetching.
+        read: The files that were read, by table name.
+    """
 
     rows: list[tuple[Any, ...]]
     seconds: float
@@ -52,15 +58,16 @@ def write_table(
 ) -> None:
     """Create `target` (catalog.namespace.table) from the Parquet file of `table` with Spark's DataFrame writer.
 
-    The fact is cut by order date into `fact_files` files of about equal rows, ordered within; with None it is copied in
-    the order of the source, into a file for each task. A dimension is one file.
+    The facts are split by order date into `fact_files` files with about the same number of rows, sorted in each file.
+    With
+    None they are copied in the order of the source, into one file for each task. A dimension has one file.
     """
     frame = spark.read.parquet(str(get_table_path(folder, table)))
     if table == FACT and fact_files is not None:
         frame = frame.repartitionByRange(fact_files, *_ORDER[:2]).sortWithinPartitions(*_ORDER)
     elif table != FACT:
         frame = frame.coalesce(1)
-    # Distribution none: Spark keeps the cut made here instead of shuffling the rows into few large files.
+    # With distribution "none", Spark keeps this split instead of shuffling the rows into a few large files.
     writer = frame.writeTo(target).using("iceberg").tableProperty("format-version", "2")
     writer = writer.tableProperty("write.distribution-mode", "none")
     for key, value in properties.items():
@@ -74,7 +81,7 @@ def count_files(spark: SparkSession, target: str) -> int:
 
 
 def ask(run: Callable[[str], DataFrame], sql: str) -> SparkAnswer:
-    """Return the answer of `run`, such as `spark.sql`."""
+    """Run a query, and return its answer. `run` is a function such as `spark.sql`."""
     started_s = time.perf_counter()
     frame = run(sql)
     rows = [tuple(row) for row in frame.collect()]
@@ -90,8 +97,10 @@ def ask(run: Callable[[str], DataFrame], sql: str) -> SparkAnswer:
 def _find_scans(plan: Any) -> Iterator[Any]:
     """Yield every BatchScanExec of a plan.
 
-    Of an adaptive plan the initial one is walked: the final one drops what turned out not to matter (a join whose other
-    side came up empty), whether or not it was read by then. A scan that never ran has 0 in its metrics.
+    Of an adaptive plan, this is the initial plan. The final plan leaves out scans whose rows turned out not to matter,
+    for
+    example because the other side of a join was empty, even if they had read files. A scan that never ran has 0 in its
+    metrics.
     """
     kind = plan.getClass().getSimpleName()
     if kind == "BatchScanExec":
@@ -110,12 +119,13 @@ def _find_table_name(node: Any) -> str:
 
 
 def _count_files(node: Any) -> FilesRead:
-    """Return the data files of the scan.
+    """Return the number and size of the data files of the scan.
 
-    The metric `resultDataFiles` is 0 where a server planned.
+    The metric `resultDataFiles` is 0 if a server planned the scan.
 
-    A call into the JVM is slow, and there are thousands of files. So the locations of a group of tasks are taken from
-    its text, if that has one for each task, and the bytes from the group.
+    A call into the JVM is slow, and there are thousands of files. So one call reads the text of a whole group of tasks.
+    The
+    locations come from that text if it has one for each task, and the bytes from the group.
     """
     partitions = node.inputPartitions()
     locations: set[str] = set()

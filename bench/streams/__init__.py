@@ -1,1 +1,1 @@
-"""Benches of stream tables."""
+"""Benchmarks of stream tables."""

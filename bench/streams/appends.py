@@ -1,8 +1,8 @@
-"""How fast does a server acknowledge rows over HTTP, beside Kafka with the same durability?
+"""How fast does a server acknowledge rows over HTTP, compared with Kafka with the same durability?
 
 Each writer sends a batch and waits for the answer. A batch is durable on the disk when it is acknowledged. The peer is
 confluent-kafka with `acks=all`, an idempotent producer, and a topic with `flush.messages=1`: the broker writes each
-record to the disk before it answers. The bound is the disk alone: one writer, with an fdatasync after each batch.
+record to the disk before it answers. The bound is the disk alone: one writer that calls fdatasync after each batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ JSON_ROWS_MAX = 10
 """The largest batch that is sent as JSON. Larger batches are Arrow IPC streams."""
 SECONDS, QUICK_SECONDS = 1.5, 0.1
 _PAUSE_S = 0.02
-"""The pause of a writer that the server refuses because its memory is full."""
+"""The pause in seconds of a writer whose request the server refuses because its memory is full."""
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -97,7 +97,7 @@ async def _add_case(
 async def _measure_requests(
     server: Seamark, rows: int, row_bytes: int, writers: int, seconds: float
 ) -> AppendMeasurements:
-    """Append batches to a new table for a time."""
+    """Append batches to a new table for `seconds`, and return the measurements."""
     name = f"t{rows}_{row_bytes}_{writers}"
     client = SeamarkClient(server.base_url)
     fields = [
@@ -122,9 +122,9 @@ async def _measure_requests(
                 await asyncio.sleep(_PAUSE_S)
 
         async def write() -> None:
-            while (before := time.perf_counter()) - started_s < seconds:
+            while (call_began_s := time.perf_counter()) - started_s < seconds:
                 await append()
-                latencies.append(time.perf_counter() - before)
+                latencies.append(time.perf_counter() - call_began_s)
 
         await append()
         started_s, cpu_s = time.perf_counter(), read_cpu_s(server.pid)

@@ -1,4 +1,4 @@
-"""DuckLake's test of small writes: 300,000 rows in batches of ten.
+"""The benchmark of DuckLake for small writes: 300,000 rows in batches of ten.
 
 The peer is the extension `ducklake` of DuckDB, which keeps small writes in its catalog's database (data inlining). It
 needs the package `duckdb-extension-ducklake`, which the project does not install:
@@ -6,7 +6,7 @@ needs the package `duckdb-extension-ducklake`, which the project does not instal
     pip install --no-deps --target FOLDER duckdb-extension-ducklake==1.5.5
     PYTHONPATH=FOLDER python -m bench.streams.run ducklake
 
-Without it, the report has no peer. In the end, both return all rows.
+Without the package, the report has no peer. In the end, both systems must return all rows.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _create(server: Seamark, name: str) -> None:
+def _create_table(server: Seamark, name: str) -> None:
     schema = {"type": "struct", "fields": COLUMNS}
     create_table(SeamarkClient(server.base_url), ("bench", name), schema, properties={"seamark.stream.enabled": "true"})
 
@@ -96,8 +96,12 @@ def _check_count(server: Seamark, name: str, rows: int) -> None:
 
 
 async def _measure_requests(server: Seamark, name: str, connections: int, rows: int, seconds: float) -> float:
-    """Return the acknowledged rows a second of some writers over HTTP, until all rows are sent or the time ends."""
-    await asyncio.to_thread(_create, server, name)
+    """Append rows over HTTP from `connections` writers, until all rows are sent or the time ends.
+
+    Returns:
+        The acknowledged rows per second.
+    """
+    await asyncio.to_thread(_create_table, server, name)
     url, places, batches = f"{server.base_url}/api/v1/tables/bench/{name}/rows", iter(range(rows // BATCH_ROWS)), 0
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=connections)) as http:
 
@@ -123,8 +127,8 @@ async def _measure_requests(server: Seamark, name: str, connections: int, rows: 
 
 
 def _measure_writer(server: Seamark, rows: int) -> float:
-    """Return the acknowledged rows a second of a Python program with `seamark.stream_writer`."""
-    _create(server, "writer")
+    """Return the rows per second that a Python program with `seamark.stream_writer` gets acknowledged."""
+    _create_table(server, "writer")
     started_s = time.perf_counter()
     with seamark.stream_writer(SeamarkClient(server.base_url), ("bench", "writer")) as writer:
         for place in range(rows // BATCH_ROWS):
@@ -135,9 +139,9 @@ def _measure_writer(server: Seamark, rows: int) -> float:
 
 
 def _measure_ducklake(folder: Path, rows: int, seconds: float) -> float | None:
-    """Return the inserted rows a second of DuckLake, until all rows are inserted or the time ends.
+    """Return the rows per second that DuckLake inserts, or None if the extension is not installed.
 
-    None if the extension is not installed.
+    The measurement ends when all rows are inserted, or after `seconds`.
     """
     extension = find_extension("ducklake")
     if extension is None:

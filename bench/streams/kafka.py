@@ -1,7 +1,7 @@
-"""How fast does the log in Kafka acknowledge rows, beside a client that writes to Kafka itself?
+"""How fast does Seamark's log in Kafka acknowledge rows, compared with a client that writes to Kafka itself?
 
-The peer is confluent-kafka with the same promise: `acks=all`, an idempotent producer, one record for a batch, and a
-writer that waits for the answer of the broker before its next batch. Both use the same broker, one after the other.
+The peer is confluent-kafka with the same guarantee: `acks=all`, an idempotent producer, one record for each batch, and
+writers that wait for the answer of the broker before their next batch. Both use the same broker, one after the other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WRITERS = (1, 64, 512)
 SECONDS, QUICK_SECONDS = 3.0, 0.2
 PARTITIONS = 8
 RECORD_BYTES_MAX = 900_000
-"""The maximum size of a record of the peer. The broker accepts records up to 1 MiB."""
+"""The maximum bytes of a record of the peer. The broker accepts records up to 1 MiB."""
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -45,7 +45,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             for writers in WRITERS:
                 raw = await measure_producer(kafka, rows, row_bytes, writers, seconds)
                 measurements = await _measure_appends(kafka, rows, row_bytes, writers, seconds)
-                _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, measurements, raw)
+                _add_rows(
+                    report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, measurements, raw
+                )
     report.notes += [
         f"Each writer has a shard of one of {PARTITIONS} partitions and waits for each answer; {seconds:g} s a case. "
         "One broker, on the same machine: Kafka answers when the page cache has the record, without a sync.",
@@ -56,7 +58,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _add(
+def _add_rows(
     report: Report, case: str, rows: int, row_bytes: int, measurements: AppendMeasurements, raw: AppendMeasurements
 ) -> None:
     mib = rows * row_bytes / 2**20
@@ -85,42 +87,43 @@ def _add(
 
 
 async def _measure_appends(kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float) -> AppendMeasurements:
-    """Append batches to the log by several writers for a time."""
+    """Append batches to the log with several writers for `seconds`."""
     batch = Batch(rows, os.urandom(rows * row_bytes))
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     latencies: list[float] = []
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
         shards = [Shard("table", number) for number in range(PARTITIONS)]
         await log.append(dict.fromkeys(shards, batch))  # creates the topic
-        before, started_s, cpu = log.groups, time.perf_counter(), time.process_time()
+        groups_before, started_s, cpu_s_before = log.groups, time.perf_counter(), time.process_time()
         await asyncio.gather(
             *(
-                _append(log, shards[number % PARTITIONS], batch, started_s + seconds, latencies)
+                _append_repeatedly(log, shards[number % PARTITIONS], batch, started_s + seconds, latencies)
                 for number in range(writers)
             )
         )
-        seconds, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu
-        return AppendMeasurements(latencies, seconds, cpu_s, log.groups - before)
+        seconds, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s_before
+        return AppendMeasurements(latencies, seconds, cpu_s, log.groups - groups_before)
 
 
-async def _append(log: KafkaLog, shard: Shard, batch: Batch, until_s: float, latencies: list[float]) -> None:
-    while (before := time.perf_counter()) < until_s:
+async def _append_repeatedly(log: KafkaLog, shard: Shard, batch: Batch, until_s: float, latencies: list[float]) -> None:
+    """Append the same batch again and again until the time `until_s`, and record the latencies in seconds."""
+    while (call_began_s := time.perf_counter()) < until_s:
         await log.append({shard: batch})
-        latencies.append(time.perf_counter() - before)
+        latencies.append(time.perf_counter() - call_began_s)
 
 
 async def measure_producer(
     kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float, *, is_synced: bool = False
 ) -> AppendMeasurements:
-    """Write batches by a producer for a time; a thread serves its callbacks.
+    """Write batches with a producer for a time. A thread serves the callbacks of the producer.
 
     Args:
         kafka: The broker.
         rows: The rows of a batch. A batch is one record, or several if it is too large for one.
         row_bytes: The bytes of a row.
         writers: The number of writers. Each waits for the answer to its batch before its next batch.
-        seconds: How long they write.
-        is_synced: Whether the broker writes each record to the disk before it answers.
+        seconds: The time for which the writers send batches.
+        is_synced: The broker writes each record to the disk before it answers.
     """
     size_bytes = rows * row_bytes
     records = -(-size_bytes // RECORD_BYTES_MAX)
@@ -141,9 +144,9 @@ async def measure_producer(
         await answer
 
     async def write(partition: int) -> None:
-        while (before := time.perf_counter()) - started_s < seconds:
+        while (call_began_s := time.perf_counter()) - started_s < seconds:
             await asyncio.gather(*(produce(partition) for _ in range(records)))
-            latencies.append(time.perf_counter() - before)
+            latencies.append(time.perf_counter() - call_began_s)
 
     try:
         await asyncio.gather(*map(produce, range(PARTITIONS)))  # The producer connects, as the log has done.

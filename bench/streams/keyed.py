@@ -1,8 +1,9 @@
-"""A keyed stream table under updates, deletes and batch corrections.
+"""How fast are updates, deletes and batch corrections of a keyed stream table, and do readers see the right rows?
 
-A writer sends Arrow batches with kinds, a batch writer corrects rows by upserts, and stock PyIceberg reads meanwhile.
-The model is an array with the last value of each key. In the end PyIceberg, DuckDB over the files of the last flush,
-and the model have to agree; otherwise the run fails.
+A writer sends Arrow batches with change kinds, a batch writer corrects rows by upserts, and PyIceberg, without
+Seamark's
+code, reads at the same time. The model is an array with the last value of each key. In the end PyIceberg, DuckDB over
+the files of the last flush, and the model must agree; otherwise the run fails.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ from tests.services.seamark import Seamark
 ROWS, QUICK_ROWS = 10_000_000, 200_000
 BATCH_ROWS = 10_000
 KEYS_PER_ROW = 0.4
-"""The number of distinct keys for each row that is sent."""
+"""The number of distinct keys for each sent row."""
 DELETED_FRACTION = 0.1
 CORRECTED_ROWS = 200
-"""The rows of one correction by a batch writer. One follows each `BATCHES_PER_CORRECTION` batches."""
+"""The rows of one correction by a batch writer. One correction follows each `BATCHES_PER_CORRECTION` batches."""
 BATCHES_PER_CORRECTION = 20
 ABSENT = -1
+"""The value of a key without a row."""
 TABLE = "bench.keyed"
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
@@ -48,7 +50,7 @@ Values = npt.NDArray[np.int64]
 
 
 def send(url: str, rows: int, seed: int) -> Values:
-    """Send changes and corrections; return the last value of each key, `ABSENT` for a key without a row."""
+    """Send changes and corrections, and return the last value of each key, or `ABSENT` for a key without a row."""
     rng = np.random.default_rng(seed)
     keys = max(1, int(rows * KEYS_PER_ROW))
     values = np.full(keys, ABSENT, dtype=np.int64)
@@ -73,7 +75,7 @@ def send(url: str, rows: int, seed: int) -> Values:
 
 
 def read(catalog: Catalog) -> Values:
-    """Return the rows that PyIceberg reads: the keys and their values, by key.
+    """Read the table with PyIceberg, and return the keys and their values, sorted by key.
 
     Raises:
         AssertionError: A key has several rows.
@@ -82,7 +84,7 @@ def read(catalog: Catalog) -> Values:
 
 
 def read_by_duckdb(url: str) -> Values:
-    """Return the rows that unmodified DuckDB plans and reads.
+    """Plan and read the table with DuckDB alone, and return the keys and their values, sorted by key.
 
     Raises:
         AssertionError: A key has several rows.
@@ -92,7 +94,7 @@ def read_by_duckdb(url: str) -> Values:
 
 
 def to_values(rows: pa.Table) -> Values:
-    """Return the keys and their values, by key.
+    """Return the keys and their values, sorted by key.
 
     Raises:
         AssertionError: A key has several rows.
@@ -104,14 +106,14 @@ def to_values(rows: pa.Table) -> Values:
 
 
 def create(catalog: Catalog, version: int) -> None:
-    """Create the table. Its record index finds the rows that later rows replace."""
+    """Create the table, with a record index that finds the rows to replace."""
     properties = {"seamark.stream.enabled": "true", "seamark.index.ids": "record(id)", "format-version": str(version)}
     catalog.create_namespace("bench")
     catalog.create_table(TABLE, SCHEMA, properties={**properties, "write.merge.mode": "merge-on-read"})
 
 
 def flush(url: str) -> None:
-    """Flush the table, so that its files have all rows."""
+    """Flush the table, so that its files contain all rows."""
     SeamarkClient(url)._request_json("POST", "/api/v1/tables/bench/keyed/flush")
 
 
@@ -121,10 +123,10 @@ def to_expected_rows(values: Values) -> Values:
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
-    return await asyncio.to_thread(_run, folder, QUICK_ROWS if quick else ROWS)
+    return await asyncio.to_thread(_run_bench, folder, QUICK_ROWS if quick else ROWS)
 
 
-def _run(folder: Path, rows: int) -> Report:
+def _run_bench(folder: Path, rows: int) -> Report:
     report = Report("streams_keyed", "How fast are rows of a keyed stream table, and does every engine read the model?")
     with Seamark(folder / "home") as server:
         catalog = RestCatalog("bench", uri=server.base_url, **{"rest-scan-planning-enabled": "true"})

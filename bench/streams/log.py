@@ -1,9 +1,9 @@
 """How fast does the log acknowledge rows, and how long does it take to open after a kill?
 
-`python -m bench.streams.log FOLDER BYTES ROWS ROW_BYTES` fills a log for the second question and waits to be killed.
+`python -m bench.streams.log FOLDER BYTES ROWS ROW_BYTES` fills a log for the second question, and waits to be killed.
 
-The peer is the disk alone: the same bytes written to one file, with an fdatasync after each batch, by one writer
-without checksums or offsets. It runs before each case, on the same disk.
+The peer is the disk alone: one writer without checksums or offsets writes the same bytes to one file, and calls
+fdatasync after each batch. It runs before each case, on the same disk.
 """
 
 from __future__ import annotations
@@ -38,7 +38,14 @@ LIMITS = SegmentLimits()
 
 @dataclass
 class AppendMeasurements:
-    """Acknowledged batches: how many seconds each took, and the time and the CPU time of all."""
+    """The measurements of acknowledged batches.
+
+    Attributes:
+        latencies_s: The seconds of each batch.
+        seconds: The time of the whole run.
+        cpu_s: The CPU time of the whole run.
+        syncs: The number of syncs of the disk.
+    """
 
     latencies_s: list[float]
     seconds: float
@@ -46,7 +53,7 @@ class AppendMeasurements:
     syncs: int
 
     def compute_quantile_ms(self, share: float) -> float:
-        """Return a quantile of the latencies."""
+        """Return the latency in ms that a fraction `share` of the batches does not exceed."""
         ordered = sorted(self.latencies_s)
         return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
@@ -68,7 +75,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         disk = measure_bare_log(folder, rows * row_bytes, seconds)
         for writers in WRITERS:
             measurements = await measure_appends(folder, rows, row_bytes, writers, seconds)
-            _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, measurements, disk)
+            _add_rows(
+                report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, measurements, disk
+            )
     await _measure_small_batches(report, folder, QUICK_SMALL_ROWS if quick else SMALL_ROWS)
     for rows, row_bytes in ((10, 1000), (1000, 1000)):
         await _measure_recovery(report, folder, rows, row_bytes, QUICK_RECOVERED_BYTES if quick else RECOVERED_BYTES)
@@ -82,7 +91,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _add(
+def _add_rows(
     report: Report, case: str, rows: int, row_bytes: int, measurements: AppendMeasurements, disk: AppendMeasurements
 ) -> None:
     mib = rows * row_bytes / 2**20
@@ -111,7 +120,7 @@ def _add(
 
 
 def measure_bare_log(folder: Path, size_bytes: int, seconds: float) -> AppendMeasurements:
-    """Write and sync batches of this size without a log."""
+    """Write and sync batches of `size_bytes` for `seconds`, without a log."""
     path = folder / "bare"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
@@ -119,10 +128,10 @@ def measure_bare_log(folder: Path, size_bytes: int, seconds: float) -> AppendMea
         os.fsync(descriptor)
         data, position, latencies = os.urandom(size_bytes), 0, []
         started_s, cpu = time.perf_counter(), time.process_time()
-        while (before := time.perf_counter()) - started_s < seconds:
+        while (call_began_s := time.perf_counter()) - started_s < seconds:
             os.pwrite(descriptor, data, position)
             os.fdatasync(descriptor)
-            latencies.append(time.perf_counter() - before)
+            latencies.append(time.perf_counter() - call_began_s)
             position = position + size_bytes if position + 2 * size_bytes <= LIMITS.segment_bytes else 0
         return AppendMeasurements(latencies, time.perf_counter() - started_s, time.process_time() - cpu, len(latencies))
     finally:
@@ -131,21 +140,21 @@ def measure_bare_log(folder: Path, size_bytes: int, seconds: float) -> AppendMea
 
 
 async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int, seconds: float) -> AppendMeasurements:
-    """Append batches by several writers for a time."""
+    """Append batches with several writers for `seconds`, and return the measurements."""
     batch = Batch(rows, os.urandom(rows * row_bytes))
     latencies: list[float] = []
     async with open_segment_log(folder / "log", SystemClock(), LIMITS) as log:
         started_s, cpu = time.perf_counter(), time.process_time()
 
         async def write(shard: Shard) -> None:
-            while (before := time.perf_counter()) - started_s < seconds:
+            while (call_began_s := time.perf_counter()) - started_s < seconds:
                 while True:
                     try:
                         await log.append({shard: batch})
                         break
                     except TooManyRequests:
                         await asyncio.sleep(0.01)
-                latencies.append(time.perf_counter() - before)
+                latencies.append(time.perf_counter() - call_began_s)
 
         await asyncio.gather(*(write(Shard(f"table-{number}", 0)) for number in range(writers)))
         measured = AppendMeasurements(latencies, time.perf_counter() - started_s, time.process_time() - cpu, log.syncs)
@@ -154,7 +163,7 @@ async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int,
 
 
 async def _measure_small_batches(report: Report, folder: Path, rows: int) -> None:
-    """Measure DuckLake's test: batches of ten rows, by a writer with one batch in flight and a writer with 64."""
+    """Measure the benchmark of DuckLake: batches of ten rows, by a writer with one unanswered batch and one with 64."""
     batch = Batch(10, os.urandom(10 * 50))
     for in_flight in (1, 64):
         async with open_segment_log(folder / "log", SystemClock(), LIMITS) as log:
@@ -198,7 +207,7 @@ async def _measure_recovery(report: Report, folder: Path, rows: int, row_bytes: 
 
 
 async def _fill_log(folder: Path, size_bytes: int, rows: int, row_bytes: int) -> None:
-    """Fill a log, print how many batches it has, and wait to be killed."""
+    """Fill a log, print the number of its batches, and wait to be killed."""
     batch = Batch(rows, os.urandom(rows * row_bytes))
     async with open_segment_log(folder, SystemClock(), LIMITS) as log:
         count = 0

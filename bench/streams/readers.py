@@ -1,6 +1,6 @@
-"""How much do readers slow writers of a stream table?
+"""How much do readers slow down the writers of a stream table?
 
-Writers send rows at a steady rate, first alone, then while stock PyIceberg scans the new rows in a loop, as fast as it
+Writers send rows at a steady rate, first alone, then while PyIceberg scans the new rows in a loop, as fast as it
 can. Each reader is a separate process. With the log in Kafka, readers use the server of the writers, or a server that
 only reads.
 """
@@ -81,22 +81,22 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 async def _add_cases(report: Report, cases: Sequence[Servers], seconds: float) -> None:
     """Measure the first case without readers, then each case with each number of readers."""
-    alone, _ = await _measure_readers(cases[0], 0, seconds)
+    without_readers, _ = await _measure_readers(cases[0], 0, seconds)
     for servers in cases:
         for readers in READERS:
             beside, scans = await _measure_readers(servers, readers, seconds)
             case = f"{readers} readers at full speed, {servers.label}"
-            rates = {OURS: beside.rate * BATCH_ROWS, ALONE: alone.rate * BATCH_ROWS}
+            rates = {OURS: beside.rate * BATCH_ROWS, ALONE: without_readers.rate * BATCH_ROWS}
             goal = GOAL_SHARE * rates[ALONE]
             report.rows.append(Row(case, "acknowledged", "rows/s", rates, False, ALONE, goal))
             for name, share in (("p50", 0.5), ("p99", 0.99)):
-                values = {OURS: beside.compute_quantile_ms(share), ALONE: alone.compute_quantile_ms(share)}
+                values = {OURS: beside.compute_quantile_ms(share), ALONE: without_readers.compute_quantile_ms(share)}
                 report.rows.append(Row(case, name, "ms", values, peer=ALONE))
             report.notes.append(f"{case}: {scans:,} scans in {seconds:g} s")
 
 
 async def _measure_readers(servers: Servers, readers: int, seconds: float) -> tuple[AppendMeasurements, int]:
-    """Return the acknowledged batches, and the number of scans meanwhile."""
+    """Return the measurements of the writers, and the number of scans during the writes."""
     name = f"{servers.prefix}{readers}"
     catalog = RestCatalog("bench", uri=servers.writer_url)
     catalog.create_table(f"bench.{name}", SCHEMA, properties={"seamark.stream.enabled": "true"})
@@ -111,17 +111,17 @@ async def _measure_readers(servers: Servers, readers: int, seconds: float) -> tu
     try:
         if readers:
             await asyncio.to_thread(is_ready.wait)
-        before = scans.value
-        measured = await _write(f"{servers.writer_url}/api/v1/tables/bench/{name}/rows", seconds)
-        return measured, scans.value - before
+        scans_before = scans.value
+        measured = await _write_steadily(f"{servers.writer_url}/api/v1/tables/bench/{name}/rows", seconds)
+        return measured, scans.value - scans_before
     finally:
         is_ending.set()
         for process in processes:
             process.join()
 
 
-async def _write(url: str, seconds: float) -> AppendMeasurements:
-    """Send batches at a steady rate. A batch that is late is sent at once."""
+async def _write_steadily(url: str, seconds: float) -> AppendMeasurements:
+    """Send batches at a steady rate. A late batch is sent immediately."""
     latencies: list[float] = []
     every_s = BATCH_ROWS * WRITERS / RATE
     async with aiohttp.ClientSession() as http:
@@ -129,11 +129,11 @@ async def _write(url: str, seconds: float) -> AppendMeasurements:
         async def append(first_id: int) -> None:
             read_time_s = time.time()
             rows = [{"id": first_id + place, "at": read_time_s, "payload": PAYLOAD} for place in range(BATCH_ROWS)]
-            before = time.perf_counter()
+            call_began_s = time.perf_counter()
             async with http.post(url, json=rows) as answer:
                 assert answer.status == 200, await answer.text()
                 await answer.read()
-            latencies.append(time.perf_counter() - before)
+            latencies.append(time.perf_counter() - call_began_s)
 
         async def write(first: int) -> None:
             for number in range(1, int(seconds / every_s) + 1):
@@ -148,7 +148,7 @@ async def _write(url: str, seconds: float) -> AppendMeasurements:
 
 
 def scan_repeatedly(url: str, name: str, is_ready: Event, is_ending: Event, scans: Synchronized[int]) -> None:
-    """Scan the rows after those that were seen, until the end."""
+    """Scan the rows after the last row that was read, until `is_ending` is set."""
     catalog = RestCatalog("bench", uri=url, **{"rest-scan-planning-enabled": "true"})
     last_number = -1
     while not is_ending.is_set():

@@ -1,7 +1,7 @@
 """How long does a server take to serve a stream table again after `kill -9`, with a gigabyte of rows in its log?
 
-Two cases: with the flush interval of the settings, so that most rows of the log are in data files, and without any
-flush, so that the server has to read all rows again. The second case needs more memory for rows than the default.
+There are two cases. With the default flush interval, most rows of the log are in data files. Without any flush, the
+server has to read all rows again; this case needs more memory for rows than the default.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ LOG_BYTES, QUICK_LOG_BYTES = 1 << 30, 8 << 20
 BATCH_ROWS, ROW_BYTES = 2_000, 1_000
 GOAL_S = 5.0
 NEVER_MS = 3_600_000
+"""A flush interval that is longer than the benchmark."""
 CASES = {
     "rows of the last interval wait for a flush": {},
     "all rows wait for a flush": {
@@ -36,13 +37,14 @@ CASES = {
 }
 SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "payload", StringType()))
 _BUSY = (429, 503)
+"""The statuses of answers that refuse rows for some time."""
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
-    return await asyncio.to_thread(_run, folder, QUICK_LOG_BYTES if quick else LOG_BYTES)
+    return await asyncio.to_thread(_run_bench, folder, QUICK_LOG_BYTES if quick else LOG_BYTES)
 
 
-def _run(folder: Path, size_bytes: int) -> Report:
+def _run_bench(folder: Path, size_bytes: int) -> Report:
     report = Report("streams_recovery", "How soon does a server serve a stream table again after kill -9?")
     for number, (case, settings) in enumerate(CASES.items()):
         name = f"{size_bytes / 2**20:,.0f} MiB in the log, {case}"
@@ -59,7 +61,7 @@ def _run(folder: Path, size_bytes: int) -> Report:
 
 
 def _measure_recovery(server: Seamark, size_bytes: int) -> dict[str, float]:
-    """Fill the log, kill and start the server; return the seconds until each step has succeeded."""
+    """Fill the log, kill and start the server, and return the seconds until each step succeeds, by step."""
     catalog = RestCatalog("bench", uri=server.base_url, **{"rest-scan-planning-enabled": "true"})
     catalog.create_namespace("bench")
     catalog.create_table("bench.t", SCHEMA, properties={"seamark.stream.enabled": "true"})
@@ -68,7 +70,7 @@ def _measure_recovery(server: Seamark, size_bytes: int) -> dict[str, float]:
     with requests.Session() as http:
 
         def append(first: int) -> None:
-            body = _encode(first, payload)
+            body = _encode_rows(first, payload)
             url = f"{server.base_url}/api/v1/tables/bench/t/rows"
             while (answer := http.post(url, body, headers={"Content-Type": ARROW})).status_code in _BUSY:
                 time.sleep(0.05)
@@ -89,8 +91,8 @@ def _measure_recovery(server: Seamark, size_bytes: int) -> dict[str, float]:
     return steps
 
 
-def _encode(first: int, payload: list[str]) -> bytes:
-    """Return rows as an Arrow IPC stream."""
+def _encode_rows(first: int, payload: list[str]) -> bytes:
+    """Encode rows as an Arrow IPC stream. The ids begin with `first`."""
     table, sink = pa.table({"id": np.arange(first, first + len(payload)), "payload": payload}), io.BytesIO()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)

@@ -1,4 +1,4 @@
-"""`python -m bench.streams.run [NAME …] [--quick] [--folder FOLDER]`: the benches of streams, printed and written."""
+"""`python -m bench.streams.run [NAME …] [--quick] [--folder FOLDER]` runs the benchmarks of streams, and saves them."""
 
 from __future__ import annotations
 

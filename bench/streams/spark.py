@@ -1,8 +1,8 @@
-"""After how long does stock Spark read a row of a stream table, and what does a Structured Streaming job take for it?
+"""How soon does Spark read a row of a stream table, and how soon with a Structured Streaming job?
 
-The first part sends rows to a stream table, and reads them by stock Spark in a loop. The second part is what people run
-today: a Structured Streaming job that commits to an Iceberg table at its shortest trigger. PyIceberg reads both tables.
-Both use the same catalog server.
+In the first part, a writer sends rows to a stream table, and Spark, without Seamark's code, reads them in a loop. The
+second part is the usual way today: a Structured Streaming job that commits to an Iceberg table at its shortest trigger.
+PyIceberg reads both tables. Both use the same catalog server.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ PEER = "structured streaming"
 RATE, QUICK_RATE = 10_000, 500
 SECONDS, QUICK_SECONDS = 60.0, 4.0
 WARM_S_MAX = 20.0
-"""The maximum time of the scans that are not measured."""
+"""The maximum time in seconds of the scans before the measurement."""
 FLUSH_S = 30
-"""The time between two flushes of the stream tables. Readers see rows before their flush, so it only decides about the
-size of files.
+"""The seconds between two flushes of the stream tables.
+
+Readers see rows before their flush, so the interval only affects the size of the files.
 """
 GOAL_MS = 300.0
 MILLION = 1_000_000
@@ -43,8 +44,8 @@ class StreamOutcome(NamedTuple):
 
     Attributes:
         delays: The delay of each row in milliseconds.
-        files: The data files of the table in the end.
-        cpu_s: The CPU seconds of the processes that store rows, for a million rows.
+        files: The number of data files of the table in the end.
+        cpu_s: The CPU seconds that the processes which store rows need for a million rows.
     """
 
     delays: list[float]
@@ -53,10 +54,12 @@ class StreamOutcome(NamedTuple):
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
-    return await asyncio.to_thread(_run, folder, QUICK_RATE if quick else RATE, QUICK_SECONDS if quick else SECONDS)
+    return await asyncio.to_thread(
+        _run_bench, folder, QUICK_RATE if quick else RATE, QUICK_SECONDS if quick else SECONDS
+    )
 
 
-def _run(folder: Path, rate: int, seconds: float) -> Report:
+def _run_bench(folder: Path, rate: int, seconds: float) -> Report:
     report = Report(
         "streams_spark", "After how long does stock Spark read a row of a stream table?", peer="Structured Streaming"
     )
@@ -101,7 +104,7 @@ def _measure_stream(
     seconds: float,
     read: partial[pa.Table] | None,
 ) -> StreamOutcome:
-    """Send rows to a stream table and read them, by PyIceberg if `read` is None."""
+    """Send rows to a stream table, and read them with `read`, or with PyIceberg if `read` is None."""
     properties = {"seamark.stream.enabled": "true", "format-version": "2"}
     catalog.create_table(f"bench.{name}", SCHEMA, properties=properties)
     client = SeamarkClient(server.base_url)
@@ -116,7 +119,7 @@ def _measure_stream(
 def _measure_job(
     server: Seamark, catalog: Catalog, spark: SparkSession, spark_catalog: str, folder: Path, rate: int, seconds: float
 ) -> StreamOutcome:
-    """Run a Structured Streaming job into a table, and read the table by PyIceberg."""
+    """Run a Structured Streaming job that writes into a table, and read the table with PyIceberg."""
     spark.sql(f"CREATE TABLE {spark_catalog}.bench.job (id bigint, at double, payload string) USING iceberg")
     (jvm,) = [child for child in psutil.Process().children(recursive=True) if child.name() == "java"]
     before_s = read_cpu_s(server.pid) + read_cpu_s(jvm.pid)

@@ -31,7 +31,7 @@ from tests.services.seamark import Seamark
 
 MESSAGES, QUICK_MESSAGES = 20_000, 200
 ROWS = (1, 100)
-"""The rows of a message."""
+"""The number of rows in a message."""
 _AVRO_SCHEMA = fastavro.parse_schema(
     {
         "type": "record",
@@ -44,7 +44,8 @@ _AVRO_SCHEMA = fastavro.parse_schema(
     }
 )
 _ARROW_SCHEMA = pa.schema({"id": pa.int64(), "name": pa.string(), "value": pa.float64()})
-_LOOK_S = 0.05
+_POLL_S = 0.05
+"""The time in seconds between two checks of the stream's end."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -93,7 +94,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 def _measure_topic(
     kafka: Kafka, client: SeamarkClient, name: str, encode: Callable[[Rows], bytes], messages: int, rows: int
 ) -> float:
-    """Return the rows a second that the server appends to a table from its topic."""
+    """Send messages to the topic, and return the rows per second that the server appends to the table."""
     schema = {"type": "struct", "fields": COLUMNS}
     create_table(client, ("bench", name), schema, properties={"seamark.stream.enabled": "true"})
     topic = load_stream_topic(client, ("bench", name))
@@ -107,20 +108,20 @@ def _measure_topic(
         if not number % 1_000:
             producer.poll(0)
     producer.flush(60)
-    return _follow(client, name, messages * rows)
+    return _measure_rows_per_s(client, name, messages * rows)
 
 
-def _follow(client: SeamarkClient, name: str, rows: int) -> float:
-    """Wait until the stream of a table has some rows; return the rows a second."""
+def _measure_rows_per_s(client: SeamarkClient, name: str, rows: int) -> float:
+    """Wait until the stream of a table has `rows` rows, and return the rows per second."""
     first: tuple[float, int] | None = None
     while True:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
         try:
             durable = sum(shard["durable"] for shard in load_stream(client, ("bench", name))["shards"])
         except InvalidRequest:  # The server has not found the topic yet.
             continue
         now_s = time.perf_counter()
         if durable >= rows:
-            begun_s, count = first or (now_s - _LOOK_S, 0)
+            begun_s, count = first or (now_s - _POLL_S, 0)
             return (durable - count) / (now_s - begun_s)
         first = first or (now_s, durable)

@@ -1,8 +1,9 @@
-"""After how long does stock PyIceberg read a row of a stream table?
+"""How soon does PyIceberg read a row of a stream table?
 
-A process sends rows at a steady rate, each with the time at which it was made. PyIceberg, unmodified, loads the table
-and scans the rows after those that it has seen, again and again. The delay of a row is from its making to the
-end of the scan that returned it. So it has the writer's batching, the acknowledgement, the plan, and the read.
+A process sends rows at a steady rate; each row contains the time at which it was made. PyIceberg, without Seamark's
+code, loads the table and scans the rows after the last row that it has read, again and again. The delay of a row is the
+time from its making to the end of the scan that returns it. It includes the writer's batching, the acknowledgement, the
+plan, and the read.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tests.services.seamark import Seamark
 RATES, QUICK_RATES = (100, 1_000, 10_000), (100, 1_000)
 SECONDS, QUICK_SECONDS = 20.0, 4.0
 WARM_S = 2.0
-"""Rows of the first seconds do not count: both sides import and connect."""
+"""The first seconds, whose rows do not count, because both sides import modules and connect."""
 GOAL_MS = 1_000.0
 PAYLOAD = "x" * 80
 TICK_S = 0.01
@@ -41,7 +42,7 @@ SCHEMA = Schema(
 
 
 Read = Callable[[int], pa.Table]
-"""Reads the columns `id` and `at` of the rows after an id."""
+"""A function that reads the columns `id` and `at` of the rows with an id greater than its argument."""
 
 
 def measure_visibility(url: str, name: str, rate: int, seconds: float, read: Read) -> tuple[list[float], int]:
@@ -59,7 +60,7 @@ def measure_visibility(url: str, name: str, rate: int, seconds: float, read: Rea
 
 
 def follow(read: Read, count: int | None, seconds: float = 0.0) -> tuple[list[float], int]:
-    """Read new rows in a loop, until the row `count - 1` is there, or without a count for some seconds.
+    """Read new rows in a loop, until the row with the id `count` - 1 is read, or for `seconds` if `count` is None.
 
     Returns:
         The delay of each row in milliseconds, and the number of scans.
@@ -79,7 +80,7 @@ def follow(read: Read, count: int | None, seconds: float = 0.0) -> tuple[list[fl
 
 
 def read_by_pyiceberg(catalog: Catalog, name: str) -> Read:
-    """Return a reader that loads the table and scans it by stock PyIceberg."""
+    """Return a function that loads the table and scans it with PyIceberg."""
 
     def read(last_number: int) -> pa.Table:
         scan = catalog.load_table(f"bench.{name}").scan(GreaterThan("id", last_number), selected_fields=("id", "at"))
@@ -97,7 +98,7 @@ def add_delays(
     *,
     goal_ms: float = GOAL_MS,
 ) -> None:
-    """Add the quantiles of delays. The goal is that of 99 % of the rows."""
+    """Add the quantiles of delays to the report. `goal_ms` is the goal for the 99th percentile."""
     for percent, goal in ((50, None), (99, goal_ms), (99.9, None)):
         values = {server: round(float(np.percentile(each, percent)), 1) for server, each in peers.items()}
         values[OURS] = round(float(np.percentile(delays, percent)), 1)
@@ -105,7 +106,7 @@ def add_delays(
 
 
 def send(url: str, name: str, rate: int, seconds: float) -> None:
-    """Send rows at a steady rate."""
+    """Send `rate` rows per second to a stream table, for `seconds`."""
     sent_count, count, begun_s = 0, int(rate * seconds), time.monotonic()
     with stream_writer(SeamarkClient(url), ("bench", name)) as writer:
         while sent_count < count:
@@ -117,10 +118,10 @@ def send(url: str, name: str, rate: int, seconds: float) -> None:
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
-    return await asyncio.to_thread(_run, folder, quick)
+    return await asyncio.to_thread(_run_bench, folder, quick)
 
 
-def _run(folder: Path, quick: bool) -> Report:
+def _run_bench(folder: Path, quick: bool) -> Report:
     seconds = QUICK_SECONDS if quick else SECONDS
     report = Report("streams_visible", "After how long does stock PyIceberg read a row of a stream table?", peer="none")
     with Seamark(folder / "home") as server:

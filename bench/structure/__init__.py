@@ -1,1 +1,1 @@
-"""Measures how many files and functions a request runs through."""
+"""Count the files and functions that a request runs through."""

@@ -1,6 +1,6 @@
-"""The cost of libraries that could replace code of this project: `python -m bench.structure.libraries`.
+"""Measure libraries that could replace code of this project: `python -m bench.structure.libraries`.
 
-The benchmark measures the installed libraries: botocore is a dependency, and `pip install theine thriftpy2` adds the
+The benchmark measures the installed libraries. botocore is a dependency, and `pip install theine thriftpy2` adds the
 others. The decisions are in docs/design/0044-libraries.md.
 """
 
@@ -65,14 +65,14 @@ def _measure_signatures() -> None:
 
     for name, verify in (("ours", lambda target: is_signed(claim, target, SECRET)), ("botocore", verify_by_botocore)):
         seconds = _measure_minimum(lambda verify=verify: [verify(target) for target in targets])
-        _show("verify a signature", name, f"{seconds / REQUESTS * 1e6:.1f} µs")
+        _print_figure("verify a signature", name, f"{seconds / REQUESTS * 1e6:.1f} µs")
 
 
 def _measure_admission() -> None:
     draw = random.Random(1)
     weights = [1 / (rank + 1) ** 0.8 for rank in range(KEYS)]
     keys = draw.choices(range(KEYS), weights, k=ACCESSES)
-    keys[ACCESSES // 2 : ACCESSES // 2] = range(KEYS, 2 * KEYS)  # a scan
+    keys[ACCESSES // 2 : ACCESSES // 2] = range(KEYS, 2 * KEYS)  # A scan reads each of its keys once.
     value = b"x"
 
     def ours() -> tuple[Callable[[int], object], Callable[[int], object]]:
@@ -81,7 +81,7 @@ def _measure_admission() -> None:
         return cache.get, lambda key: cache.put(key, value, 1)
 
     caches = {"ours": ours}
-    theine = _optional("theine")
+    theine = _import_or_none("theine")
     if theine is not None:
 
         def theirs() -> tuple[Callable[[int], object], Callable[[int], object]]:
@@ -93,15 +93,15 @@ def _measure_admission() -> None:
         seconds, hits = [], 0
         for _ in range(ROUNDS):
             get, put = make()
-            hits, before = 0, time.process_time()
+            hits, cpu_s_before = 0, time.process_time()
             for key in keys:
                 if get(key) is None:
                     put(key)
                 else:
                     hits += 1
-            seconds.append(time.process_time() - before)
+            seconds.append(time.process_time() - cpu_s_before)
         share = f"{hits / len(keys):.1%} hits"
-        _show("get, and put on a miss", name, f"{min(seconds) / len(keys) * 1e6:.2f} µs, {share}")
+        _print_figure("get, and put on a miss", name, f"{min(seconds) / len(keys) * 1e6:.2f} µs, {share}")
 
 
 def _measure_footers() -> None:
@@ -112,8 +112,10 @@ def _measure_footers() -> None:
         data = path.read_bytes()
     size = int.from_bytes(data[-8:-4], "little")
     footer = data[-8 - size : -8]
-    _show("read a footer of 2,000 chunks", "ours", f"{_measure_minimum(lambda: read_footer(footer)) * 1e3:.2f} ms")
-    thriftpy2 = _optional("thriftpy2")
+    _print_figure(
+        "read a footer of 2,000 chunks", "ours", f"{_measure_minimum(lambda: read_footer(footer)) * 1e3:.2f} ms"
+    )
+    thriftpy2 = _import_or_none("thriftpy2")
     if thriftpy2 is None:
         return
     parquet = thriftpy2.load_fp(io.StringIO(_IDL), "parquet_thrift")
@@ -126,7 +128,7 @@ def _measure_footers() -> None:
         assert len(metadata.row_groups) == GROUPS
         return metadata
 
-    _show(
+    _print_figure(
         "read a footer of 2,000 chunks",
         "thriftpy2",
         f"{_measure_minimum(read_by_library) * 1e3:.2f} ms, drops unknown fields",
@@ -134,23 +136,24 @@ def _measure_footers() -> None:
 
 
 def _measure_minimum(work: Callable[[], object]) -> float:
-    """Return the least CPU seconds of the rounds."""
+    """Return the least CPU seconds of all rounds."""
     seconds = []
     for _ in range(ROUNDS):
-        before = time.process_time()
+        cpu_s_before = time.process_time()
         work()
-        seconds.append(time.process_time() - before)
+        seconds.append(time.process_time() - cpu_s_before)
     return min(seconds)
 
 
-def _optional(name: str) -> ModuleType | None:
+def _import_or_none(name: str) -> ModuleType | None:
+    """Return the module `name`, or None if it is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
         return None
 
 
-def _show(case: str, library: str, figure: str) -> None:
+def _print_figure(case: str, library: str, figure: str) -> None:
     print(f"{case:32} {library:10} {figure}")
 
 

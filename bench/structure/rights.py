@@ -1,6 +1,6 @@
-"""`python -m bench.structure.rights [--quick]`: what does a decision of the built-in authorizer cost?
+"""`python -m bench.structure.rights [--quick]` measures the time of a decision of the built-in authorizer.
 
-Each case asks for a right that only the last grant gives, so the decision reads all grants of the login.
+Each case asks for a privilege that only the last grant gives, so the decision reads all grants of the login.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def make_principal(grant_count: int) -> Principal:
 
 
 async def measure_decision_us(principal: Principal, decisions: int) -> float:
-    """Return the time of a decision in microseconds, the least of five rounds."""
+    """Return the microseconds of a decision, in the fastest of five rounds."""
     authorizer = GrantAuthorizer(None)
     rounds = []
     for _ in range(5):

@@ -1,11 +1,12 @@
-"""`python -m bench.structure.run`: how many of our files and functions does a warm request run through?
+"""`python -m bench.structure.run` counts the files and functions of Seamark that a warm request runs through.
 
-A server and a Trino proxy run in this process over SQLite and local files; Trino is a program that only answers.
-`sys.setprofile` records each function of Seamark that is entered between a request and its answer, in the event loop
-and in its threads. Counted are the functions that run in each of several requests, which have pauses between them: so
-background work of the server, and of earlier requests, does not count. Comprehensions and generator expressions are
-functions for Python 3.11 and are counted; a further row has their number. Compiled kernels are not counted. `--list`
-prints the functions in the order of their first call.
+A server and a Trino proxy run in this process over SQLite and local files; Trino is replaced by a program that only
+answers. `sys.setprofile` records each function of Seamark that is entered between a request and its answer, in the
+event
+loop and in its threads. The benchmark counts the functions that run in each of several equal requests with pauses
+between them, so background work does not count. Comprehensions and generator expressions are functions in Python 3.11
+and are counted; a separate row has their number. Compiled kernels are not counted. `--list` prints the functions in the
+order of their first call.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ GOALS: dict[str, tuple[int, int] | tuple[None, None]] = {
     STATEMENT: (None, None),
     EXISTS: (None, None),
 }
-"""Files and functions, from the issue on the project's structure. The last flow does no work: it shows what the HTTP
-server, the checks of the caller and one read of the database take of each flow."""
+"""The goals: files and functions of each flow, from the issue on the project's structure.
+
+The last flow does no work. It shows the share of the HTTP server, of the checks of the caller and of one database read.
+"""
 ROUNDS = 5
 PAUSE_S = 0.3
-"""The time before a request that is measured, in which work of earlier requests ends."""
+"""The time in seconds before a measured request, in which the work of earlier requests ends."""
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 LAYERS = {
     "HTTP, identity and rights": (
@@ -62,7 +65,7 @@ LAYERS = {
     "caches, clock, decoding": ("cache/", "formats/"),
     "the flow itself": ("",),
 }
-"""The beginnings of the paths of each layer; the first that fits counts."""
+"""The path prefixes of each layer; a file belongs to the first layer with a matching prefix."""
 SCHEMA = pa.schema([("id", pa.int64()), ("city", pa.string())])
 
 
@@ -78,7 +81,7 @@ class Function(NamedTuple):
 
 
 class CallRecorder:
-    """Records the functions of Seamark that any thread enters while it is active."""
+    """Records the functions of Seamark that any thread enters while the recorder is active."""
 
     def __init__(self) -> None:
         self.active = False
@@ -105,24 +108,24 @@ class CallRecorder:
         return list(self.functions)
 
 
-async def post(server: RunningServer, path: str, body: object) -> None:
+async def _post(server: RunningServer, path: str, body: object) -> None:
     async with server.http.post(server.url + path, json=body) as answer:
         if answer.status != 200:
             raise RuntimeError(f"{path} was answered by {answer.status}: {await answer.text()}")
         await answer.read()
 
 
-async def plan(server: RunningServer, number: int) -> None:
+async def _request_plan(server: RunningServer, number: int) -> None:
     body = {"filter": {"type": "lt", "term": "id", "value": 100 + number}}
-    await post(server, "/v1/namespaces/db/tables/t/plan", body)
+    await _post(server, "/v1/namespaces/db/tables/t/plan", body)
 
 
-async def commit(server: RunningServer, number: int) -> None:
+async def _commit_property(server: RunningServer, number: int) -> None:
     updates = [{"action": "set-properties", "updates": {"number": str(number)}}]
-    await post(server, "/v1/namespaces/db/tables/t", {"requirements": [], "updates": updates})
+    await _post(server, "/v1/namespaces/db/tables/t", {"requirements": [], "updates": updates})
 
 
-async def exists(server: RunningServer, number: int) -> None:
+async def _check_table_exists(server: RunningServer, number: int) -> None:
     async with server.http.head(f"{server.url}/v1/namespaces/db/tables/t") as answer:
         if answer.status != 204:
             raise RuntimeError(f"the table was answered by {answer.status}")
@@ -138,12 +141,12 @@ async def send_statement(proxy: ProxyRig, number: int) -> None:
 
 
 async def count_functions(server: RunningServer, proxy: ProxyRig, recorder: CallRecorder) -> dict[str, list[Function]]:
-    """Return the functions of each flow, after requests that warm the caches."""
+    """Return the functions that each request of a flow runs, after requests that warm the caches."""
     flows: dict[str, Callable[[int], Awaitable[None]]] = {
-        PLAN: partial(plan, server),
-        COMMIT: partial(commit, server),
+        PLAN: partial(_request_plan, server),
+        COMMIT: partial(_commit_property, server),
         STATEMENT: partial(send_statement, proxy),
-        EXISTS: partial(exists, server),
+        EXISTS: partial(_check_table_exists, server),
     }
     functions_by_name: dict[str, list[Function]] = {}
     for title, send in flows.items():
@@ -155,15 +158,15 @@ async def count_functions(server: RunningServer, proxy: ProxyRig, recorder: Call
             rounds.append(await recorder.record(partial(send, number)))
         in_each = set.intersection(*map(set, rounds))
         functions_by_name[title] = [function for function in rounds[-1] if function in in_each]
-    # The server answers the proxy's requests in this process, too.
+    # The server answers the proxy's requests in this process as well.
     functions_by_name[STATEMENT] = [
         function for function in functions_by_name[STATEMENT] if function.path.startswith("connector/")
     ]
     return functions_by_name
 
 
-def describe_layers(functions: Sequence[Function]) -> str:
-    """Return the numbers of files and functions of each layer."""
+def _describe_layers(functions: Sequence[Function]) -> str:
+    """Return a text with the number of files and functions of each layer."""
     layers = [(layer, [function for function in functions if function.layer == layer]) for layer in LAYERS]
     return "; ".join(
         f"{layer}: {len({item.path for item in within})} files, {len(within)} functions" for layer, within in layers
@@ -184,7 +187,7 @@ async def run(folder: Path, *, quick: bool = False, lists: bool = False) -> Repo
             fields = [{"id": 1, "name": "id", "type": "long", "required": False}]
             fields.append({"id": 2, "name": "city", "type": "string", "required": False})
             schema = {"type": "struct", "fields": fields}
-            await post(server, "/v1/namespaces/db/tables", {"name": "t", "schema": schema})
+            await _post(server, "/v1/namespaces/db/tables", {"name": "t", "schema": schema})
             client = SeamarkClient(server.url)
             for number in range(4):
                 rows = pa.table({"id": [number], "city": [f"city {number}"]}, SCHEMA)
@@ -201,7 +204,7 @@ async def run(folder: Path, *, quick: bool = False, lists: bool = False) -> Repo
         report.rows.append(Row(title, "functions", "", {"seamark": len(functions)}, goal=functions_goal))
         report.rows.append(Row(title, "of which comprehensions", "", {"seamark": inner}))
         if title in (PLAN, COMMIT):
-            report.notes.append(f"{title}, by layer: {describe_layers(functions)}.")
+            report.notes.append(f"{title}, by layer: {_describe_layers(functions)}.")
         if lists:
             print(
                 f"\n{title}",

@@ -1,9 +1,9 @@
-"""`python -m bench.structure.versus CHECKOUT [NAME …]`: is this checkout as fast as another checkout?
+"""`python -m bench.structure.versus CHECKOUT [NAME …]` compares the speed of this checkout with another checkout.
 
-Servers of both run side by side, and each slice of load goes to one and then to the other, so that a machine that
-drifts drifts for both. The table has, for each case, the ratio of this checkout to the other: the median over the
-pairs of slices, and the ratio of the minima. Below 1 is less CPU time; CPU time of the server does not depend on other
-programs as rates do. CHECKOUT needs its own virtual environment in `.venv`, and its compiled kernels.
+Servers of both run side by side, and each slice of load goes first to one and then to the other, so that changes of the
+machine's speed affect both. For each case, the table has the ratio of this checkout to the other: the median over the
+pairs of slices, and the ratio of the minima. A ratio below 1 means less CPU time; CPU time depends less on other
+programs than rates do. CHECKOUT needs its own virtual environment in `.venv`, and its compiled kernels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.services.seamark import Seamark
 
 NAMESPACE = "commits"
 PARALLEL = (1, 4, 16)
-"""Clients, each with its own table."""
+"""The numbers of clients; each client has its own table."""
 SECONDS = 1.0
 PLANNED_FILES = 10_000
 _slices: Iterator[int] = itertools.count()
@@ -44,16 +44,16 @@ _slices: Iterator[int] = itertools.count()
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.structure.versus", description=__doc__)
     parser.add_argument("checkout", type=Path, help="the root of the other checkout")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="parts of the names of cases; default: all")
-    parser.add_argument("--rounds", type=int, default=12, help="slices of each case on each server")
-    parser.add_argument("--folder", type=Path, help="where servers keep their data (the disk that is measured)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="run only cases with NAME in their name; default: all")
+    parser.add_argument("--rounds", type=int, default=12, help="number of slices of each case on each server")
+    parser.add_argument("--folder", type=Path, help="a folder for the servers' data, on the disk to measure")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         uvloop.run(compare(Path(folder), arguments.checkout.resolve(), arguments.names, arguments.rounds))
 
 
 async def compare(folder: Path, checkout: Path, names: Sequence[str], rounds: int) -> None:
-    """Print the ratios of all cases whose name has one of `names` in it."""
+    """Print the ratios of all cases whose name contains one of `names`."""
     grid = Grid("case", "CPU, median", "CPU, minimum", "rate, median", "ms of CPU, here and there")
     table = tables.generate_table(PLANNED_FILES)
     with ExitStack() as stack:
@@ -96,13 +96,13 @@ def _compute_median_ratio(current_server: Sequence[float], base_server: Sequence
 
 
 def _compute_cpu_ms(sample: Sample) -> float:
-    """Return the CPU time of the server for each counted answer. The time of refused requests is included."""
+    """Return the server's CPU time in ms per counted answer, including the time of refused requests."""
     return sample.server_cpu_s * 1000 / max(1, len(sample.latencies_ms))
 
 
 @contextmanager
 def _run_server(name: str, folder: Path, checkout: Path) -> Iterator[BenchTarget]:
-    """Run the server of a checkout on the servers' core."""
+    """Run the server of `checkout` on the core that all measured servers use."""
     server = Seamark(
         folder / name,
         warehouse=f"file://{folder / name / 'warehouse'}",
@@ -119,7 +119,7 @@ def _run_server(name: str, folder: Path, checkout: Path) -> Iterator[BenchTarget
 
 
 def _list_cases(table: tables.GeneratedTable) -> dict[str, Slice]:
-    filters = (request_plan(table, build_small_filter(table, turn)) for turn in itertools.count(1))
+    filters = (request_plan(table, build_small_filter(table, number)) for number in itertools.count(1))
     path = bodies.build_table_path(load_table.NAMESPACE, "long")
     kinds = {"property": touch_each, "append": append_each, "append of manifests": _append_manifests}
     cases: dict[str, Slice] = {
@@ -130,17 +130,17 @@ def _list_cases(table: tables.GeneratedTable) -> dict[str, Slice]:
         for count in PARALLEL
     }
     cases["load_table, references"] = partial(
-        _drive, worker=lambda: repeat(build_request("GET", f"{path}?snapshots=refs"))
+        _drive_worker, worker=lambda: repeat(build_request("GET", f"{path}?snapshots=refs"))
     )
-    cases["load_table, all snapshots"] = partial(_drive, worker=lambda: repeat(build_request("GET", path)))
+    cases["load_table, all snapshots"] = partial(_drive_worker, worker=lambda: repeat(build_request("GET", path)))
     cases["plan, the same filter"] = partial(
-        _drive, worker=lambda: repeat(request_plan(table, build_small_filter(table)))
+        _drive_worker, worker=lambda: repeat(request_plan(table, build_small_filter(table)))
     )
-    cases["plan, a new filter"] = partial(_drive, worker=lambda: _send_each(filters))
+    cases["plan, a new filter"] = partial(_drive_worker, worker=lambda: _send_each(filters))
     return cases
 
 
-async def _drive(target: BenchTarget, worker: Callable[[], Worker]) -> Sample:
+async def _drive_worker(target: BenchTarget, worker: Callable[[], Worker]) -> Sample:
     return await drive(target, [worker()], seconds=SECONDS)
 
 
@@ -151,7 +151,7 @@ def _send_each(requests: Iterator[Request]) -> Worker:
 
 
 async def _drive_commits(target: BenchTarget, kind: Callable[[list[str]], Worker], tables: int) -> Sample:
-    """Commit to new tables, so that no slice pays for the history of an earlier one."""
+    """Commit to new tables, so that no slice is slowed down by the history of an earlier slice."""
     number = next(_slices)
     names = [f"t{number}_{table}" for table in range(tables)]
     for name in names:
@@ -160,7 +160,7 @@ async def _drive_commits(target: BenchTarget, kind: Callable[[list[str]], Worker
 
 
 def _append_manifests(names: list[str]) -> Worker:
-    """Append a file to a table, with a manifest and a manifest list as engines write them."""
+    """Append a file to each table in turn, with a manifest and a manifest list as engines write them."""
     (name,) = names
     path = bodies.build_table_path(NAMESPACE, name)
     metadata = (yield build_request("GET", path, counted=(), tolerated=(200,))).json()["metadata"]

@@ -1,1 +1,1 @@
-"""Benches of queries through the Trino proxy, compared with Trino alone on the same tables."""
+"""Benchmarks of queries through the Trino proxy, compared with Trino alone on the same tables."""

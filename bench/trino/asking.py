@@ -23,8 +23,11 @@ _AMOUNT = re.compile(r"([\d.]+)(\w+)")
 class TrinoAnswer:
     """The answer to a statement, and what Trino read for it.
 
-    `files` are the files of the facts that Trino received. `splits` and `kilobytes` are what it read of them.
-    `proxy_plan` is the proxy's header, or empty without a proxy.
+    Attributes:
+        files: The number of files of the facts that Trino received.
+        splits: The number of splits of these files that Trino read.
+        kilobytes: The kilobytes that Trino read.
+        proxy_plan: The proxy's response header, or empty without a proxy.
     """
 
     rows: list[tuple[Any, ...]]
@@ -37,11 +40,14 @@ class TrinoAnswer:
 
 
 class Failed(Exception):
-    """Trino refused or failed to run a statement. The message is Trino's."""
+    """Trino refused or failed to run a statement. The message comes from Trino."""
 
 
 class TrinoConnection:
-    """A client of one address, over one connection. The statistics come from the coordinator itself."""
+    """A client with one connection to `url`.
+
+    Statistics come from the coordinator at `coordinator`, without the proxy.
+    """
 
     def __init__(self, url: str, coordinator: str) -> None:
         self._url, self._coordinator = url, coordinator
@@ -79,7 +85,7 @@ class TrinoConnection:
         return page["id"], rows, first.headers.get("X-Seamark-Plan", "")
 
     def query(self, query_id: str) -> dict[str, Any]:
-        """Return the complete report of the coordinator about the query."""
+        """Return the coordinator's complete report about a query."""
         path = f"{self._coordinator}/v1/query/{query_id}"
         document: dict[str, Any] = json.loads(self._pool.request("GET", path, headers={"X-Trino-User": "bench"}).data)
         return document

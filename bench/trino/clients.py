@@ -1,4 +1,4 @@
-"""Cheap clients of Trino: a client posts a statement and follows its pages to the end."""
+"""Clients of Trino that use little CPU: a client posts a statement and follows its pages to the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ _PATH = b"/v1/statement/"
 
 @dataclass(frozen=True, slots=True)
 class StatementMeasurement:
-    """The measurements of one statement. `plan` is the outcome that the adapter reports; it is empty without one."""
+    """The measurements of one statement.
+
+    Attributes:
+        plan: The outcome that the Trino proxy reports, or empty without a proxy.
+    """
 
     ms: float
     requests: int
@@ -30,10 +34,10 @@ def build_statement(sql: str, **headers: str) -> Request:
 
 
 async def follow(connection: Connection, posted: Request) -> StatementMeasurement:
-    """Post a statement and follow its pages to the end.
+    """Post a statement, and follow its pages to the end.
 
     Raises:
-        LoadError: The statement failed. The message has Trino's words.
+        LoadError: The statement failed. The message contains Trino's message.
     """
     started_s = time.perf_counter()
     answer = await connection.ask(posted)

@@ -1,9 +1,9 @@
 """The tables of the benchmark. Each namespace has all five tables, with its own layout and indexes of the facts.
 
-They are created once for a scale and a number of files, below `.cache/bench/trino`. A run starts a server over a copy
-of the home that was created with the tables, so that it finds no plan of an earlier run. Spark writes the facts once,
-in an order that no query filters on. Seamark's job (`connector/spark/frames/clustering.py`) clusters them into each
-layout. The other tables, and layouts that differ only in their indexes, are clones, whose metadata names the same
+They are created once for a scale and a number of files, below `.cache/bench/trino`. Each run starts a server on a copy
+of the server's folder as it was after the creation, so that it finds no plan of an earlier run. Spark writes the facts
+once, in an order that no query filters on. Seamark's job (`connector/spark/frames/clustering.py`) clusters them into
+each layout. The other tables, and layouts that differ only in their indexes, are clones: their metadata names the same
 files.
 """
 
@@ -33,7 +33,7 @@ from tests.services.seamark import Seamark
 from tests.services.spark import spark_session
 
 FORMAT = 1
-"""The version of the tables. Raise it when the tables change, so that stored lakes are replaced."""
+"""The version of the tables. It must increase when the tables change, so that stored lakes are replaced."""
 LAKES = CACHE / "bench" / "trino"
 BASE = "base"
 BASE_FILES = 16
@@ -51,7 +51,7 @@ SPARK = {"spark.driver.memory": "2g", "spark.driver.extraJavaOptions": "", "spar
 class FactLayout:
     """The layout of the facts in the namespace `name`.
 
-    The facts have the files of the layout `of`, or are clustered by the columns `by`.
+    The facts have the same files as the layout `of`, or are clustered by the columns `by`.
     """
 
     name: str
@@ -86,7 +86,7 @@ LAYOUTS = (
 def open_lake(
     scratch: Path, scale: float, files: int, layouts: Sequence[FactLayout] = LAYOUTS
 ) -> Iterator[tuple[Seamark, Path]]:
-    """Yield a server with these layouts, and the folder of the Parquet files that are their source."""
+    """Yield a server with these layouts, and the folder of the Parquet files from which the tables were made."""
     data = generate(CACHE / "ssb", scale)
     suffix = "" if len(layouts) == len(LAYOUTS) else "-" + "-".join(layout.name for layout in layouts)
     folder = LAKES.resolve() / f"sf{scale:g}-{files}{suffix}"
@@ -96,7 +96,7 @@ def open_lake(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         with _build_server(folder / "home", folder) as server:
-            _make(server, scratch, data, files, layouts)
+            _create_lake(server, scratch, data, files, layouts)
         marker.write_text(json.dumps(expected))
     shutil.copytree(folder / "home", scratch / "home")
     try:
@@ -112,7 +112,7 @@ def _build_server(home: Path, folder: Path) -> Seamark:
     return Seamark(home, warehouse=warehouse, env={"SEAMARK_LOG_LEVEL": "warning"})
 
 
-def _make(server: Seamark, scratch: Path, data: Path, files: int, layouts: Sequence[FactLayout]) -> None:
+def _create_lake(server: Seamark, scratch: Path, data: Path, files: int, layouts: Sequence[FactLayout]) -> None:
     with (
         closing(IndexClient(server.base_url, timeout_s=600)) as client,
         spark_session(scratch / "spark", SPARK) as spark,
@@ -126,11 +126,11 @@ def _make(server: Seamark, scratch: Path, data: Path, files: int, layouts: Seque
             client._request("POST", "/v1/namespaces", {}, body)
             for table in TABLES:
                 _clone_table(client, (layout.of or BASE if table == FACT else BASE, table), (layout.name, table))
-            _lay(client, spark, layout, files)
+            _write_layout(client, spark, layout, files)
 
 
 def _clone_table(client: IndexClient, source: tuple[str, str], target: tuple[str, str]) -> None:
-    """Create another table with the same files. Neither table deletes files."""
+    """Create a table with the same files as `source`. Neither table deletes files."""
     loaded_table = client.load_table(source, history=True)
     metadata = json.loads(loaded_table.metadata)
     folder = Path(urlsplit(metadata["location"]).path).parents[1] / "/".join(target)
@@ -143,10 +143,11 @@ def _clone_table(client: IndexClient, source: tuple[str, str], target: tuple[str
     client._request("POST", f"/v1/namespaces/{target[0]}/register", {}, body)
 
 
-def _lay(client: IndexClient, spark: SparkSession, layout: FactLayout, files: int) -> None:
+def _write_layout(client: IndexClient, spark: SparkSession, layout: FactLayout, files: int) -> None:
     """Write the tables of a layout.
 
-    The tasks that write the files also build the existing indexes. Other indexes are built from the files afterwards.
+    The tasks that write the files also build the indexes that exist then. Other indexes are built from the files
+    afterwards.
     """
     fact = (layout.name, FACT)
     names = [f"of_{column}" for column in INDEXED_COLUMNS] if layout.index else []
@@ -157,4 +158,7 @@ def _lay(client: IndexClient, spark: SparkSession, layout: FactLayout, files: in
     for name in names:
         report = build(client, fact, name, SparkWorkers(spark))
         if report.files_not_indexed:
-            raise RuntimeError(f"{name} of {layout.name} lacks {report.files_not_indexed} files: {report.skipped[:3]}")
+            raise RuntimeError(
+                f"index {name} of layout {layout.name} does not cover {report.files_not_indexed} files: "
+                f"{report.skipped[:3]}"
+            )

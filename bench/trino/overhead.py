@@ -1,11 +1,11 @@
-"""What does the adapter cost a statement that it cannot help?
+"""What does the Trino proxy cost a statement that it cannot make faster?
 
-One client that keeps its connection runs each statement alternately by Trino alone and through the adapter. The number
-of requests for a statement differs from run to run, because Trino decides when it answers.
+One client with an open connection runs each statement alternately in Trino alone and through the proxy. The number of
+requests for a statement differs from run to run, because Trino decides when it answers.
 
 Memory is measured with Trino, and with a simulated coordinator (`upstream.py`) that is fast enough for a hundred
-thousand statements. A tenth of these statements has its own condition, for which the adapter requests a plan. The state
-that the adapter keeps for statements is bounded, and half of the statements reach the bounds.
+thousand statements. A tenth of these statements has its own condition, for which the proxy requests a plan. The proxy
+limits the state that it keeps for statements, and after half of the statements the limits are reached.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.wire import Connection, LoadError
 from tests.services.seamark import Seamark
 
 GOAL_MS, GOAL_SHARE = 5.0, 1.03
-"""The larger of the two is allowed."""
+"""The goals: the additional ms of a statement, and the ratio to Trino alone. Meeting one of them is enough."""
 MEMORY_RATIO_MAX = 1.03
 """The maximum memory at the end, relative to the memory after half of the statements."""
 FILES, RUNS, CLIENTS = 20, 250, 1000
@@ -48,7 +48,7 @@ async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talk
     with run_points(FILES, folder / "seamark") as server:
         with run_both_targets(folder, server) as targets:
             for case, sql in CASES.items():
-                await _compare(report, case, sql, targets, runs)
+                await _compare_with_trino(report, case, sql, targets, runs)
             await _measure_many_clients(report, targets, clients)
             await _measure_repeats(report, "Trino", targets[1], statements, clients=8)
         await _measure_protocol(report, folder, server, talked, size)
@@ -59,10 +59,10 @@ async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talk
     return report
 
 
-# One client
+# One client with an open connection
 
 
-async def _compare(report: Report, case: str, sql: str, targets: Sequence[BenchTarget], runs: int) -> None:
+async def _compare_with_trino(report: Report, case: str, sql: str, targets: Sequence[BenchTarget], runs: int) -> None:
     """Measure a statement with and without the adapter, in alternating order."""
     seamark_target = targets[-1]
     connections = {target.name: await Connection.open(target.port) for target in targets}
@@ -93,11 +93,11 @@ def _compute_quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-# Many
+# Many clients and many statements
 
 
 async def _measure_many_clients(report: Report, targets: Sequence[BenchTarget], clients: int) -> None:
-    """Measure many concurrent clients with one connection and three statements each. Trino queues statements."""
+    """Measure many concurrent clients with one connection and three statements each. Trino queues the statements."""
     case = f"{clients:,} clients at once"
     values: dict[str, dict[str, float]] = {}
     seamark_target = targets[-1]
@@ -138,7 +138,7 @@ async def _run_together(target: BenchTarget, clients: int, sqls: Sequence[str]) 
 async def _measure_repeats(
     report: Report, behind: str, seamark_target: BenchTarget, statements: int, clients: int
 ) -> float:
-    """Measure the adapter's memory over many statements, and return the statements per second."""
+    """Measure the proxy's memory over many statements, and return the statements per second."""
     remaining_statements, resident = iter(range(statements)), []
     step = max(1, statements // 10)
 
@@ -164,11 +164,11 @@ async def _measure_repeats(
     return statements / took_s
 
 
-# A coordinator that only talks
+# A simulated coordinator that runs no queries
 
 
 async def _measure_protocol(report: Report, folder: Path, server: Seamark, statements: int, size: int) -> None:
-    """Measure the adapter on one core, while all other processes use the other core."""
+    """Measure the proxy on one core, while all other processes use the other core."""
     with ExitStack() as stack:
         with pin_to_core(LOAD_CORE):
             talker = stack.enter_context(run_upstream(folder))
@@ -208,7 +208,7 @@ async def _measure_pages(report: Report, targets: Sequence[BenchTarget], pages: 
     rates: dict[str, float] = {}
     for target in targets:
         async with _watch_peak_mb(target) as peak_mb:
-            seconds, size = await _drain(target, f"{pages} {page_bytes}")
+            seconds, size = await _drain_statement(target, f"{pages} {page_bytes}")
         if size < pages * page_bytes:
             raise LoadError(f"{target.name} gave {size} bytes of {pages * page_bytes}")
         rates[target.name] = size / seconds / 1e6
@@ -217,8 +217,8 @@ async def _measure_pages(report: Report, targets: Sequence[BenchTarget], pages: 
     report.rows.append(Row(case, "adapter's memory, more at the peak", "MB", {OURS: more_mb}, goal=16.0))
 
 
-async def _drain(target: BenchTarget, sql: str) -> tuple[float, int]:
-    """Return the seconds and the bytes of all bodies. The function discards the bodies."""
+async def _drain_statement(target: BenchTarget, sql: str) -> tuple[float, int]:
+    """Read all bodies of a statement without keeping them, and return the seconds and the number of bytes."""
     loop = asyncio.get_running_loop()
     started_s, size = loop.time(), 0
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port, limit=1 << 20)
@@ -256,8 +256,8 @@ async def _read_chunks(reader: asyncio.StreamReader, head: bytes) -> AsyncIterat
 
 @asynccontextmanager
 async def _watch_peak_mb(target: BenchTarget) -> AsyncIterator[Callable[[], float]]:
-    """Yield a function that returns the maximum growth of the memory in MB."""
-    before = peak = target.read_rss_mb()
+    """Yield a function that returns the largest growth of the memory in MB."""
+    first_mb = peak = target.read_rss_mb()
 
     async def watch() -> None:
         nonlocal peak
@@ -267,6 +267,6 @@ async def _watch_peak_mb(target: BenchTarget) -> AsyncIterator[Callable[[], floa
 
     watching = asyncio.create_task(watch())
     try:
-        yield lambda: peak - before
+        yield lambda: peak - first_mb
     finally:
         watching.cancel()

@@ -1,8 +1,8 @@
-"""How long does it take to find one row by its key in 10,000 files?
+"""How long does Trino take to find one row by its key in 10,000 files?
 
-A client sends the same statement to Trino and to the adapter before it, alternately, each time for another key; both
-must give the same row. The time of a plan table is measured at the server: for a key that was not requested yet, and
-once more.
+A client sends the same statement alternately to Trino and to the Trino proxy, each time for a new key; both must give
+the same row. The time of a plan table is measured at the server, for a key that was not requested before, and again for
+the same key.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ async def _measure_without_proxy(trino: BenchTarget, keys: int) -> float:
 async def _measure_plan(report: Report, case: str, column: str, files: int, target: BenchTarget, plans: int) -> None:
     connection = await Connection.open(target.port)
     path = f"/api/v1/tables/{NAMESPACE}/{TABLE}/plan-tables"
-    # No statement uses these keys: they are every other number from the end.
+    # No statement uses these keys: they are every second number, counted from the end.
     queries = [
         {"predicate": f"{column} = {compute_key(column, files * ROWS - 1 - 2 * number, files)}"}
         for number in range(plans)

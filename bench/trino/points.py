@@ -1,10 +1,11 @@
 """A table of many small data files, in which a query finds a row by its key.
 
 Each row has its number in four columns. In `in_record`, `in_bloom` and `in_bitmap`, every file spans nearly all values,
-so that statistics leave out no file. Each of these columns has the index of its name. `in_order` rises from file to
-file. A commit adds a thousand files in one manifest.
+so that statistics exclude no file. Each of these columns has an index of the kind in its name. `in_order` increases
+from
+file to file. A commit adds a thousand files in one manifest.
 
-Each run writes the lake again with Seamark's writer, in memory if the system has a folder for that. Readers would find
+Each run writes the files again with Seamark's writer, into a folder in memory if the system has one. Readers would find
 the files in the page cache in any case, and syncing ten thousand files to a disk would take longer than all
 measurements.
 """
@@ -31,14 +32,14 @@ from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
 from tests.services.seamark import Seamark
 
 NAMESPACE, TABLE, ALONE = "bench", "points", "one"
-"""`ALONE` has the first file's rows, and nothing else."""
+"""`ALONE` is a table with the rows of the first file only."""
 ROWS = 100
 """The number of rows in each file."""
 FILES_A_COMMIT = 1000
 INDEX_KIND_BY_COLUMN = {"in_record": "record", "in_bloom": "bloom", "in_bitmap": "bitmap"}
 ORDERED = "in_order"
 FPP = 1e-6
-"""The false-positive rate: so low that none of 10,000 files is a false positive."""
+"""The false positive rate, so low that none of 10,000 files is a false positive."""
 _FIELDS = {
     **dict.fromkeys((*INDEX_KIND_BY_COLUMN, ORDERED), "long"),
     "city": "string",
@@ -47,11 +48,11 @@ _FIELDS = {
 }
 _ARROW = {"long": pa.int64(), "string": pa.string(), "double": pa.float64()}
 _STEPS = dict(zip(INDEX_KIND_BY_COLUMN, (7_368_787, 5_915_587, 8_460_769), strict=True))
-"""Primes. Their multiples, modulo the number of rows, are each number exactly once."""
+"""Primes. Their multiples, modulo the number of rows, take each value exactly once."""
 
 
 def compute_key(column: str, number: int, files: int) -> int:
-    """Return the value of a column in the row with this number. Each row has another value."""
+    """Return the value of a column in row `number`. The values of all rows are different."""
     return number if column == ORDERED else number * _STEPS[column] % (files * ROWS)
 
 
@@ -84,7 +85,7 @@ def _fill_table(server: Seamark, files: int) -> None:
     with closing(IndexClient(server.base_url)) as client:
         client._request("POST", "/v1/namespaces", {}, json.dumps({"namespace": [NAMESPACE]}).encode())
         for table in (TABLE, ALONE):
-            _create(client, table)
+            _create_table(client, table)
         destination = open_destination(client, (NAMESPACE, ALONE))
         destination.commit(client, write_batches(destination.target, [build_rows(0, files)]))
         for column, kind in INDEX_KIND_BY_COLUMN.items():
@@ -93,11 +94,11 @@ def _fill_table(server: Seamark, files: int) -> None:
         destination = open_destination(client, (NAMESPACE, TABLE))
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
             starts = range(0, files, FILES_A_COMMIT)
-            for written_files in pool.map(partial(_write, destination.target, files), starts):
+            for written_files in pool.map(partial(_write_files, destination.target, files), starts):
                 destination.commit(client, written_files)
 
 
-def _create(client: IndexClient, table: str) -> None:
+def _create_table(client: IndexClient, table: str) -> None:
     fields = [
         {"id": number, "name": name, "required": False, "type": kind}
         for number, (name, kind) in enumerate(_FIELDS.items(), 1)
@@ -107,7 +108,7 @@ def _create(client: IndexClient, table: str) -> None:
     client._request("POST", f"/v1/namespaces/{NAMESPACE}/tables", {}, json.dumps(body).encode())
 
 
-def _write(target: WriteTarget, files: int, start: int) -> WrittenFiles:
+def _write_files(target: WriteTarget, files: int, start: int) -> WrittenFiles:
     return write_batches(
         target, (build_rows(number, files) for number in range(start, min(start + FILES_A_COMMIT, files)))
     )

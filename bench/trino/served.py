@@ -1,4 +1,4 @@
-"""Trino over a Seamark server, with and without the adapter."""
+"""Trino over a Seamark server, with and without the Trino proxy."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.services.trino_proxy import run_trino_proxy
 
 TRINO = "trino"
 _QUEUE = {"query.max-concurrent-queries": "16", "query.max-queued-queries": "5000"}
-"""On a machine with few cores, Trino fails some of a thousand concurrent statements."""
+"""The limits of concurrent and queued queries. With few cores, Trino fails some of a thousand concurrent statements."""
 
 
 @contextmanager
 def run_adapter(folder: Path, target: BenchTarget, seamark: str, *flags: str) -> Iterator[BenchTarget]:
-    """Run `seamark trino-proxy` before `target`, with its default log file."""
+    """Run `seamark trino-proxy` in front of `target`, with its default log file."""
     with run_trino_proxy(
         folder / f"proxy-of-{target.name}", "--trino", target.base_url, *flags, seamark=seamark
     ) as proxy:
@@ -28,7 +28,7 @@ def run_adapter(folder: Path, target: BenchTarget, seamark: str, *flags: str) ->
 
 @contextmanager
 def run_both_targets(folder: Path, server: Seamark) -> Iterator[tuple[BenchTarget, BenchTarget]]:
-    """Run Trino and the adapter, and yield both as targets."""
+    """Run Trino and the Trino proxy, and yield Trino alone and Trino through the proxy as targets."""
     with trino_server(folder / "trino", uri=server.base_url, jvm=(), properties=_QUEUE) as trino:
         direct_target = BenchTarget(TRINO, trino.base_url, (trino.process.pid,), folder)
         with run_adapter(folder, direct_target, server.base_url) as adapter_url:

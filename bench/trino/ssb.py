@@ -1,8 +1,8 @@
-"""How many more files than necessary do SSB's queries read, and how much faster is stock Trino with the proxy?
+"""How many more files than necessary do SSB's queries read, and how much faster is Trino with the proxy?
 
-The same Trino answers each query directly and through the proxy, alternately in one run. THE BOUND is the number of
-files with a row for which the whole WHERE clause is true, including joins. DuckDB finds it in the data files. Each
-answer is compared with DuckDB's.
+The same Trino answers each query directly and through the proxy, alternately in one run. The bound is the number of
+files with a row for which the whole WHERE clause is true, including joins. DuckDB finds this number in the data files.
+Each answer is compared with DuckDB's.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ WALL_BETTER_MIN = 5.0
 SLOWER_MAX, SLOWER_MS_MAX = 1.05, 20.0
 CLUSTERED = "hilbert"
 LARGE = (5.0, 5000)
-"""The scale and the number of files: 30 M facts in files as large as those of scale 1 in 1,000 files."""
+"""The scale and the number of files: 30 M facts. The files are as large as those of scale 1 in 1,000 files."""
 LARGE_BUDGET_MS = 2000
 QUICK = {"scale": 0.01, "files": 40, "rounds": 1}
 WARM_ROUNDS = 2
-"""Rounds that do not count. In its second run, a query still takes twice as long as later."""
+"""The rounds that do not count. In its second run, a query still takes twice as long as later."""
 DOUBTFUL_ROUNDS = 8
-"""Additional rounds of queries that seem slower than tolerated, because Trino's own times vary by more."""
+"""Additional rounds of queries that seem slower than tolerated, because Trino's times vary by more than that."""
 
 
 @dataclass
 class LayoutMeasurement:
-    """One query on one layout, with the measurements of both ways in each round."""
+    """The measurements of one query on one layout, in each round with and without the proxy."""
 
     layout: FactLayout
     query: str
@@ -55,7 +55,7 @@ class LayoutMeasurement:
 
     @property
     def files(self) -> int:
-        """Return the largest number of files in any round that Trino received through the proxy."""
+        """Return the largest number of files that Trino received through the proxy in any round."""
         return max(item.files for item in self.answers[OURS])
 
     @property
@@ -64,7 +64,7 @@ class LayoutMeasurement:
 
     @property
     def fewer(self) -> float:
-        """Return how many times fewer files Trino opens than without the proxy.
+        """Return how many times fewer files Trino opens with the proxy than without it.
 
         Without the proxy, Trino also leaves out some files while joins run.
         """
@@ -72,7 +72,7 @@ class LayoutMeasurement:
 
     @property
     def less_read(self) -> float:
-        """Return how many times fewer bytes Trino reads, the speed-up of a query that only reads."""
+        """Return how many times fewer bytes Trino reads with the proxy."""
         return max(1.0, self.compute_median(DIRECT, "kilobytes")) / max(1.0, self.compute_median(OURS, "kilobytes"))
 
     @property
@@ -93,7 +93,7 @@ async def run(folder: Path, *, quick: bool = False, scale: float = 1.0, files: i
 
 
 async def run_large(folder: Path, *, quick: bool = False, rounds: int = 5) -> Report:
-    """Run the clustered layout alone at a large scale, where the fixed cost of a query matters less."""
+    """Run only the clustered layout, at a large scale, where the fixed cost of a query matters less."""
     scale, files = LARGE
     if quick:
         scale, files, rounds = QUICK["scale"], int(QUICK["files"]), int(QUICK["rounds"])
@@ -123,31 +123,31 @@ def _run_queries(
         bounds = {layout.name: compute_bounds(client, layout, data) for layout in layouts if layout.of is None}
         cases = []
         for layout in (layout for layout in layouts if layout.of is None):
-            same = [item for item in layouts if layout.name in (item.name, item.of)]
+            similar_layouts = [item for item in layouts if layout.name in (item.name, item.of)]
             for number in range(-WARM_ROUNDS, rounds):
                 for query, sql in QUERIES.items():
                     if number == -WARM_ROUNDS:
                         total, bound = bounds[layout.name][0], bounds[layout.name][1][query]
-                        cases += [LayoutMeasurement(item, query, total, bound) for item in same]
-                    query_cases = [case for case in cases if case.query == query and case.layout in same]
-                    _ask_in_turns(query_cases, sql, clients, oracle, backwards=number % 2 == 1, is_counted=number >= 0)
-            doubtful = [case for case in cases if case.layout in same and case.slower_ms > 0]
+                        cases += [LayoutMeasurement(item, query, total, bound) for item in similar_layouts]
+                    query_cases = [case for case in cases if case.query == query and case.layout in similar_layouts]
+                    _run_in_turns(query_cases, sql, clients, oracle, backwards=number % 2 == 1, is_counted=number >= 0)
+            doubtful = [case for case in cases if case.layout in similar_layouts and case.slower_ms > 0]
             for number in range(0 if rounds == 1 else DOUBTFUL_ROUNDS):
                 for query in dict.fromkeys(item.query for item in doubtful):
                     query_cases = [item for item in doubtful if item.query == query]
-                    _ask_in_turns(
+                    _run_in_turns(
                         query_cases, QUERIES[query], clients, oracle, backwards=number % 2 == 1, is_counted=True
                     )
     return _build_report(bench, layouts, cases, scale, rounds)
 
 
 def compute_bounds(client: SeamarkClient, layout: FactLayout, data: Path) -> tuple[int, dict[str, int]]:
-    """Return the number of all files of the facts, and for each query the number of files with a row that it needs."""
+    """Return the number of all files of the facts, and the number of files with a needed row for each query."""
     paths = list_data_paths(client, (layout.name, FACT))
     return len(paths), count_files_with_rows(paths, data)
 
 
-def _ask_in_turns(
+def _run_in_turns(
     cases: Sequence[LayoutMeasurement],
     sql: str,
     clients: Mapping[str, TrinoConnection],
@@ -156,9 +156,12 @@ def _ask_in_turns(
     backwards: bool,
     is_counted: bool,
 ) -> None:
-    """Run a query directly once, because all cases have the same files, and through the proxy for each case."""
-    turns = [(DIRECT, cases[0]), *((OURS, case) for case in cases)]
-    for client_name, case in reversed(turns) if backwards else turns:
+    """Run a query for all cases:
+
+    once without the proxy, because all cases have the same files, and once for each with it.
+    """
+    order = [(DIRECT, cases[0]), *((OURS, case) for case in cases)]
+    for client_name, case in reversed(order) if backwards else order:
         answer = clients[client_name].ask(sql, case.layout.name)
         if difference := oracle.describe_difference(sql, answer.rows):
             raise AnswersDiffer(f"{case.query} on {case.layout.label}, {client_name}: {difference}")
@@ -254,7 +257,7 @@ def _list_rows(case: LayoutMeasurement) -> list[Row]:
 
 
 def _list_unchanged_queries(cases: Sequence[LayoutMeasurement]) -> list[str]:
-    """Return the queries that Trino received unchanged, each with the proxy's reason."""
+    """Return the queries that Trino received unchanged, each with the reason that the proxy gave."""
     document: dict[tuple[str, str], list[str]] = {}
     for case in cases:
         reason = next(

@@ -1,8 +1,8 @@
-"""A simulated coordinator that answers by Trino's client protocol at the speed of a socket, without running queries.
+"""A simulated coordinator that speaks Trino's client protocol at the speed of a socket, without running queries.
 
 Usage: `python -m bench.trino.upstream PORT`. The text of a statement is `<pages> <bytes of each>`. Any other text
-gives one row. The answers are as long as those of Trino 483. They are chunked like Jetty's, with their end in a
-separate packet. The coordinator keeps nothing between requests: the id of a statement contains its text.
+returns one row. The answers are as long as those of Trino 483. They are chunked like Jetty's, with their end in a
+separate packet. The coordinator stores nothing between requests: the id of a statement contains its text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PIECE = 1 << 18
 
 
 class _Exchange(asyncio.Protocol):
-    """One connection, one request at a time."""
+    """One connection, which answers one request at a time."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -75,21 +75,21 @@ class _Exchange(asyncio.Protocol):
             _, _, _, _, id_, _, last_part = path.split(b"/")
             step = int(last_part)
         pages, size = map(int, id_.split(b"_"))
-        before, after = _encode_page(base, id_, step, pages)
+        page_head, tail = _encode_page(base, id_, step, pages)
         if 2 <= step < 2 + pages and size > _PIECE:
-            self._talking = asyncio.get_running_loop().create_task(self._write_rows(before, size, after))
+            self._talking = asyncio.get_running_loop().create_task(self._write_rows(page_head, size, tail))
         else:
             rows = b"x" * size if 2 <= step < 2 + pages else b""
-            self._transport.write(_HEAD + _encode_chunk(before + rows + after)[:-2])
+            self._transport.write(_HEAD + _encode_chunk(page_head + rows + tail)[:-2])
             asyncio.get_running_loop().call_soon(self._transport.write, b"\r\n0\r\n\r\n")
 
-    async def _write_rows(self, before: bytes, size: int, after: bytes) -> None:
-        self._transport.write(_HEAD + _encode_chunk(before))
+    async def _write_rows(self, head: bytes, size: int, tail: bytes) -> None:
+        self._transport.write(_HEAD + _encode_chunk(head))
         piece = _encode_chunk(b"x" * _PIECE)
         for _ in range(size // _PIECE):
             self._transport.write(piece)
             await self._writable.wait()
-        self._transport.write(_encode_chunk(after) + b"0\r\n\r\n")
+        self._transport.write(_encode_chunk(tail) + b"0\r\n\r\n")
 
 
 def _encode_chunk(data: bytes) -> bytes:
@@ -99,7 +99,7 @@ def _encode_chunk(data: bytes) -> bytes:
 def _encode_page(base: bytes, id_: bytes, step: int, pages: int) -> tuple[bytes, bytes]:
     """Return the bytes of a page before its rows, and the bytes after them.
 
-    The steps are the POST, the queue, the pages with rows, and the end.
+    The steps of a statement are the POST, the queue, the pages with rows, and the end.
     """
     head = b'{"id":"%s","infoUri":"%s/ui#/queries/%s",' % (id_, base, id_)
     if step < 2 + pages:

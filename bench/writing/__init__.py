@@ -1,1 +1,1 @@
-"""Benches of writers and readers, compared with those of Iceberg, PyIceberg and Hudi."""
+"""Benchmarks of writers and readers, compared with those of Iceberg, PyIceberg and Hudi."""

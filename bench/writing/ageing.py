@@ -1,10 +1,9 @@
-"""What does reading cost after a hundred batches of merge-on-read, and after a rewrite of the files?
+"""How much slower are reads after a hundred merge-on-read batches, and after a rewrite of the files?
 
 A hundred batches leave a hundred small data files, and a deletion vector for each data file with changed rows.
 Iceberg's own reader reads four columns of the whole table: before the batches, after them, and after
 `rewrite_data_files`. The times are multiples of the first time. The time of the last batches, compared with the first
-batches, shows the cost for writers. With equality deletes, in buckets by key, a batch leaves two files for each
-bucket.
+batches, shows the cost for writers. With equality deletes, in buckets by key, a batch adds two files to each bucket.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def measure_ageing(
     name = f"aged_{layout}"
     table = lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, is_indexed=strategy is None)
     writer, drawn_batches = PythonWriter("aged", table, strategy=strategy), Batches(rows, lake.folder)
-    read_s = {"before": _read(lake.spark, name, rounds)}
+    read_s = {"before": _measure_read_s(lake.spark, name, rounds)}
     durations = []
     for _ in range(batches):
         batch = drawn_batches.draw_batch()
@@ -47,9 +46,9 @@ def measure_ageing(
         writer.upsert(batch)
         durations.append(time.perf_counter() - started_s)
         batch.path.unlink()
-    read_s["after"] = _read(lake.spark, name, rounds)
+    read_s["after"] = _measure_read_s(lake.spark, name, rounds)
     lake.spark.sql(f"CALL {CATALOG}.system.rewrite_data_files(table => '{NAMESPACE}.{name}', options => {REWRITE})")
-    read_s["rewritten"] = _read(lake.spark, name, rounds)
+    read_s["rewritten"] = _measure_read_s(lake.spark, name, rounds)
     if (versions := writer.count_rows_by_version()) != (
         expected := drawn_batches.count_expected_rows(range(1, batches + 1))
     ):
@@ -69,7 +68,7 @@ def measure_ageing(
     )
 
 
-def _read(spark: SparkSession, name: str, rounds: int) -> float:
+def _measure_read_s(spark: SparkSession, name: str, rounds: int) -> float:
     durations = []
     for _ in range(rounds + 1):
         started_s = time.perf_counter()

@@ -1,10 +1,11 @@
-"""What do buckets save a reader: equality on the key, joins and groupings by it?
+"""What do buckets save a reader in queries for a key, and in joins and groupings by the key?
 
 Two tables with the same keys have 16 buckets by key each. A third table has the rows of the first without buckets, in
 as many files. Queries for one key read the first and the third table. Joins and groupings read the bucketed tables
-twice: Spark uses the buckets, or exchanges the rows if buckets are turned off. A join with the third table exchanges
-only that table. Broadcast joins are off, because the tables are larger than Spark may broadcast. The files and
-exchanges are those of the executed plan. Each pair of queries must give the same answer.
+twice: with buckets turned on, and with buckets turned off, so that Spark exchanges the rows. A join with the third
+    table
+exchanges only that table. Broadcast joins are off, because Spark would not broadcast tables of this size. The numbers
+of files and exchanges come from the executed plan. Each pair of queries must give the same answer.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         spark = new_lake.spark
         for name, layout in (("left", BUCKETED), ("right", BUCKETED), ("flat", FLAT)):
             new_lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, is_indexed=False)
-        left, right, flat_table = (f"{CATALOG}.{NAMESPACE}.{name}" for name in ("left", "right", "flat"))
-        _measure_equalities(report, spark, rows, {OURS: left, UNBUCKETED: flat_table}, equals)
+        left_table, right_table, flat_table = (f"{CATALOG}.{NAMESPACE}.{name}" for name in ("left", "right", "flat"))
+        _measure_equalities(report, spark, rows, {OURS: left_table, UNBUCKETED: flat_table}, equals)
         for case, query in (
-            ("join of two bucketed tables", JOIN.format(left, right)),
-            ("join of a bucketed and an unbucketed table", JOIN.format(left, flat_table)),
-            ("grouping by the key", GROUPING_QUERY.format(left)),
+            ("join of two bucketed tables", JOIN.format(left_table, right_table)),
+            ("join of a bucketed and an unbucketed table", JOIN.format(left_table, flat_table)),
+            ("grouping by the key", GROUPING_QUERY.format(left_table)),
         ):
-            _compare(report, spark, case, query, rounds)
+            _compare_with_exchange(report, spark, case, query, rounds)
     report.notes += [
         f"{rows:,} rows a table, in {BUCKETS} files. Medians of {rounds} in turns after one; of {equals} keys.",
         f"{EXCHANGED}: the same tables, {next(iter(FORGOTTEN))} off. Iceberg's own reader, two cores.",
@@ -72,11 +73,11 @@ def _measure_equalities(report: Report, spark: SparkSession, rows: int, tables: 
         if results != {1}:
             raise AnswersDiffer(f"{key} has {results} rows")
     for measure, unit, bucket_values in (("time", "s", durations), ("files read", "", files)):
-        values = {name: float(statistics.median(one)) for name, one in bucket_values.items()}
+        values = {name: float(statistics.median(measurements)) for name, measurements in bucket_values.items()}
         report.rows.append(Row("rows of one key", measure, unit, values, peer=UNBUCKETED))
 
 
-def _compare(report: Report, spark: SparkSession, case: str, query: str, rounds: int) -> None:
+def _compare_with_exchange(report: Report, spark: SparkSession, case: str, query: str, rounds: int) -> None:
     durations: dict[str, list[float]] = {name: [] for name in WAYS}
     exchanges: dict[str, int] = {}
     answers = set()
@@ -91,10 +92,10 @@ def _compare(report: Report, spark: SparkSession, case: str, query: str, rounds:
                 durations[name].append(seconds)
     if len(answers) != 1:
         raise AnswersDiffer(f"{case}: {answers}")
-    seconds_of = {name: statistics.median(one) for name, one in durations.items()}
+    median_s = {name: statistics.median(seconds) for name, seconds in durations.items()}
     exchange_counts = {name: float(exchange) for name, exchange in exchanges.items()}
     report.rows += [
-        Row(case, "time", "s", seconds_of, peer=EXCHANGED),
+        Row(case, "time", "s", median_s, peer=EXCHANGED),
         Row(case, "exchanges of rows", "", exchange_counts, peer=EXCHANGED),
     ]
 

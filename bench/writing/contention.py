@@ -1,10 +1,11 @@
-"""Eight writers write into one table: how many commits a second, and how many of them fail?
+"""How many commits per second do eight writers of one table make, and how many of their commits fail?
 
-Seamark's writers upsert ten rows at a time through the commit API, each writer into its own bucket; or they append.
-Stock PyIceberg appends the same rows: once with its default retries, and once without retries on a table with
+Seamark's writers upsert ten rows at a time through the commit API, each writer into its own buckets, or they append.
+PyIceberg appends the same rows: once with its default retries, and once without retries on a table with
 `seamark.commit.rebase` = `append`. Each writer is a process that has its rows ready and has committed once. All writers
-then begin together, and the time ends with the last commit. The cases run one after the other. A rate is of four
-hundred commits. In the end the bench reads each table: each row of a successful commit must exist once.
+then start at the same time, and the measurement ends with the last commit. The cases run one after the other. Each rate
+comes from four hundred commits. In the end the benchmark reads each table: each row of a successful commit must exist
+exactly once.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ NO_RETRIES = {"commit.retry.num-retries": "0"}
 
 @dataclass(frozen=True)
 class Job:
-    """The work of one process. `batches` have rows of this process only."""
+    """The work of one process. The rows in `batches` belong to this process only."""
 
     kind: str
     url: str
@@ -65,9 +66,11 @@ class Job:
 
 @dataclass(frozen=True)
 class ContentionOutcome:
-    """The commits of one process. Times are in seconds, of a clock that all processes share.
+    """The commits of one process.
 
-    `attempts` counts the attempts of Seamark's upserts.
+    Attributes:
+        began, ended: Times in seconds, of a clock that all processes share.
+        attempts: The number of attempts of Seamark's upserts.
     """
 
     began: float
@@ -97,7 +100,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             jobs, stored = _prepare(client, kind, name, writers, times + 1)
             outcomes = _run_at_once(pool, manager, jobs)
             committed = sum(item.committed for item in outcomes)
-            _check(client, name, stored + (0 if kind == UPSERTS else sum(item.rows for item in outcomes)))
+            _check_rows(client, name, stored + (0 if kind == UPSERTS else sum(item.rows for item in outcomes)))
             rates[kind] = committed / (max(item.ended for item in outcomes) - min(item.began for item in outcomes))
             failed[kind] = 100 * sum(item.failed for item in outcomes) / (writers * times)
             if kind == UPSERTS:
@@ -130,7 +133,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int) -> tuple[list[Job], int]:
-    """Return the jobs, and the number of rows of the table before they begin."""
+    """Create the table, and return the jobs and the number of rows that the table has before they start."""
     properties = {
         UPSERTS: dict.fromkeys(MODES, MERGE_ON_READ),
         APPENDS: {},
@@ -215,8 +218,8 @@ def _build_stock_writer(job: Job) -> Callable[[pa.Table], int]:
     return append_batch
 
 
-def _check(client: IndexClient, name: str, expected: int) -> None:
-    """Check the number of rows and that each key occurs once.
+def _check_rows(client: IndexClient, name: str, expected: int) -> None:
+    """Check that the table has `expected` rows, and that each key occurs once.
 
     Raises:
         AnswersDiffer: The table has other rows.

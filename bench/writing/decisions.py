@@ -1,7 +1,7 @@
-"""What does it cost a server of 10,000 tables to decide which of them need work?
+"""What does it cost a server with 10,000 tables to decide which of them need work?
 
-The tables have the metadata of real tables, each with some snapshots, an index, and policies for compaction and
-expiration. The scheduler's own watch checks them at its own rate, and its own queue takes the jobs. No job runs.
+The metadata of the tables is like that of real tables: each has some snapshots, an index, and policies for compaction
+and expiration. The scheduler checks them at its own rate, and puts jobs into its queue. No job runs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report.peer = "none"
     tables, seconds = (QUICK_TABLES, QUICK_SECONDS) if quick else (TABLES, SECONDS)
     async with run_server(folder, services_workers=0, log_level="warning") as server:
-        await _create(server, tables)
+        await _create_tables(server, tables)
         before_bytes = _read_peak_bytes()
         cpu_s, tables_in_time, jobs = await _ScheduledTables(server).check(seconds)
         scheduled_tables = _ScheduledTables(server)
@@ -79,8 +79,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _create(server: RunningServer, tables: int) -> None:
-    """Create tables whose metadata files are like that of a real table."""
+async def _create_tables(server: RunningServer, tables: int) -> None:
+    """Create tables whose metadata files are like those of real tables."""
     lake = await CommitTable.create(Api(server), "sample", **PROPERTIES)
     for number in range(SNAPSHOTS):
         await lake.append([(number, 0, "a")])

@@ -1,10 +1,11 @@
-"""Many small commits feed a table: does the server keep it in shape by its policy alone?
+"""Does a server keep a table in shape by the table's policy alone, while many small commits fill it?
 
-Stock PyIceberg appends 500 small files to an unpartitioned table. By the table's properties, the server clusters it by
+PyIceberg appends 500 small files to an unpartitioned table. As the table's properties request, the server clusters it
+by
 two columns, and limits its snapshots, manifests and metadata files. No client starts a job. A second table gets
-the same commits and has no services. After every 25 commits the bench measures both tables: their files, the number of
-files that may hold a row (the depth of the clustering), manifests and metadata, and the time of a plan. In the end it
-reads both tables: the rows must be the appended rows.
+the same commits, but has no table services. After every 25 commits the benchmark measures both tables: their files, the
+number of files that may contain a row (the depth of the clustering), manifests and metadata, and the time of a plan. In
+the end it reads both tables: the rows must be the appended rows.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ from tests.services.seamark import Seamark
 COMMITS, ROWS, COMMITS_PER_MEASUREMENT = 500, 2_000, 25
 QUICK_COMMITS, QUICK_EVERY = 20, 10
 PAUSE_S = 0.4
-"""The time from the start of a commit to the start of the next commit. A minute passes between two
-rewrites of a table, so with a faster feed, more files wait for a rewrite.
+"""The seconds from the start of a commit to the start of the next commit.
+
+A minute passes between two rewrites of a table, so with a shorter pause, more files would wait for a rewrite.
 """
 PLANS, QUICK_PLANS = 15, 4
-"""The number of plans of each kind at each measurement, also in a quick run."""
+"""The number of plans of each kind in each measurement."""
 TARGET_BYTES = 1 << 20
 MAX_AGE_MS = 30_000
 VERSIONS = 20
@@ -55,11 +57,14 @@ PROPERTIES = {
 }
 CUSTOMERS, ITEMS = 20_000, 50_000
 SHARE = 0.05
-"""The fraction of the items, and of the customers, in a range."""
+"""The fraction of the items, and of the customers, in the condition `range`."""
 SETTLED_S = 150.0
+"""The maximum time in seconds after the last commit until no file is left to cluster."""
 GROWTH_RATIO_MAX = 1.5
-"""The maximum ratio by which a value may grow: from the first half of the commits to the second half, or for the
-time of a plan, from the second fifth of the commits to the last fifth.
+"""The maximum ratio by which a value may grow.
+
+Values are compared between the first and the second half of the commits, times of a plan between the second fifth and
+the last fifth.
 """
 _FIELDS = (("id", "long"), ("customer", "long"), ("item", "long"), ("price", "double"), ("note", "string"))
 _SCHEMA = pa.schema(
@@ -69,11 +74,12 @@ _SCHEMA = pa.schema(
 
 @dataclass
 class TableMeasurement:
-    """A table after a number of commits.
+    """The measurements of a table after a number of commits.
 
     Attributes:
-        depth: The number of files that may hold a row with the customer and the item of a given row.
-        opened: The bytes of the files in the plan of a customer, and of a range, in percent of the table.
+        depth: The number of files that may contain a row with the customer and the item of a given row.
+        opened: The bytes of the files in the plan of a condition, in percent of the table, by the kind of the
+            condition.
     """
 
     commits: int
@@ -93,7 +99,7 @@ class TableMeasurement:
 
 @dataclass
 class Feed:
-    """The rows that were appended: the oracle of both tables."""
+    """All appended rows, with which both tables are compared in the end."""
 
     rng: np.random.Generator
     batches: list[pa.Table] = field(default_factory=list)
@@ -112,7 +118,7 @@ class Feed:
         return pa.concat_tables(self.batches)
 
     def build_conditions(self) -> dict[str, str]:
-        """Return conditions for one row, for a customer with rows, and for two ranges."""
+        """Return the conditions by kind: for one row, for a customer with rows, and for two ranges."""
         batch = self.batches[int(self.rng.integers(len(self.batches)))]
         row = batch.slice(int(self.rng.integers(ROWS)), 1).to_pylist()[0]
         customer, item = row["customer"], row["item"]
@@ -141,7 +147,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         catalog = load_catalog("sea", type="rest", uri=server.base_url)
         create_namespace(client, "bench", {})
         for name, table in TABLES.items():
-            _create(client, table, PROPERTIES if name == OURS else {})
+            _create_table(client, table, PROPERTIES if name == OURS else {})
         tables = {name: catalog.load_table(table) for name, table in TABLES.items()}
         append_s: dict[str, list[float]] = {name: [] for name in TABLES}
         failures: list[str] = []
@@ -149,16 +155,16 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             began_s = time.perf_counter()
             batch = feed.append_batch()
             for name, table in tables.items():
-                append_s[name].append(_measure_s(partial(_append, table, batch, failures)))
+                append_s[name].append(_measure_s(partial(_append_batch, table, batch, failures)))
             if number % query_every == 0:
                 _measure_tables(folder, client, catalog, feed, measurements, number, plans)
             elif not quick:
                 time.sleep(max(0.0, PAUSE_S - (time.perf_counter() - began_s)))
-        settled_s = _measure_s(lambda: _settle(client))
+        settled_s = _measure_s(lambda: _wait_until_clustered(client))
         _measure_tables(folder, client, catalog, feed, measurements, commits, plans)
         if failures:
             raise AnswersDiffer(f"{len(failures)} appends failed, the first: {failures[0]}")
-        _check(client, catalog, feed)
+        _check_rows(client, catalog, feed)
         runs = [run.summary for run in client.timeline(TABLES[OURS], action="maintenance")]
         fed_bytes = _sum_data_bytes(client, TABLES[WITHOUT_SERVICES])
     _fill_report(report, measurements, append_s)
@@ -172,7 +178,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         ("from the last commit until no file is left to cluster", "s", settled_s, None),
     ):
         report.rows.append(Row(case, measure, unit, {OURS: value}, peer=WITHOUT_SERVICES, goal=goal))
-    _annotate(report, measurements, runs, fed_bytes)
+    _add_notes(report, measurements, runs, fed_bytes)
     return report
 
 
@@ -183,7 +189,7 @@ def _measure_s(work: Callable[[], object]) -> float:
     return time.perf_counter() - began_s
 
 
-def _create(client: IndexClient, table: str, properties: dict[str, str]) -> None:
+def _create_table(client: IndexClient, table: str, properties: dict[str, str]) -> None:
     fields = [
         {"id": number, "name": name, "type": kind, "required": False} for number, (name, kind) in enumerate(_FIELDS, 1)
     ]
@@ -191,14 +197,14 @@ def _create(client: IndexClient, table: str, properties: dict[str, str]) -> None
     create_table(client, table, schema, properties={"format-version": "2", **properties})
 
 
-def _append(table: Any, batch: pa.Table, failures: list[str]) -> None:
+def _append_batch(table: Any, batch: pa.Table, failures: list[str]) -> None:
     try:
         table.append(batch)
     except Exception as error:  # noqa: BLE001  a failed append is a result of this bench
         failures.append(f"{type(error).__name__}: {error}")
 
 
-def _settle(client: IndexClient) -> None:
+def _wait_until_clustered(client: IndexClient) -> None:
     """Wait until no service has files to cluster."""
     until_s = time.perf_counter() + SETTLED_S
     while any(problem["problem"] == "unclustered files" for problem in client.health(TABLES[OURS])["problems"]):
@@ -261,7 +267,7 @@ def _measure_shape(folder: Path, client: IndexClient, table: str, commits: int) 
 
 
 def _plan_as_reader(client: IndexClient, table: str, where: str) -> tuple[list[ScanTask], int, float]:
-    """Plan as a reader does, including the load of the table.
+    """Plan a condition as a reader does, including the load of the table.
 
     Returns:
         The tasks, the bytes of the table, and the seconds.
@@ -279,7 +285,7 @@ def _sum_data_bytes(client: IndexClient, table: str) -> int:
 
 
 def _count_matches(rows: pa.Table, where: str) -> int:
-    """Count the rows that meet a condition of two ranges, with numpy."""
+    """Count the rows that meet a condition of two ranges, with NumPy."""
     matching = np.ones(rows.num_rows, dtype=np.bool_)
     words = where.split()
     for place in (place for place, word in enumerate(words) if word == "BETWEEN"):
@@ -288,7 +294,7 @@ def _count_matches(rows: pa.Table, where: str) -> int:
     return int(matching.sum())
 
 
-def _check(client: IndexClient, catalog: Catalog, feed: Feed) -> None:
+def _check_rows(client: IndexClient, catalog: Catalog, feed: Feed) -> None:
     """Compare all rows of both tables, read by Seamark and by PyIceberg, with the appended rows."""
     expected = feed.rows
     for name, table in TABLES.items():
@@ -363,7 +369,7 @@ def _plan_ms(measurements: Iterable[TableMeasurement], kind: str, quantile: floa
     return float(np.quantile([took for measurement in measurements for took in measurement.plan_ms[kind]], quantile))
 
 
-def _annotate(
+def _add_notes(
     report: Report, measurements: dict[str, list[TableMeasurement]], runs: list[dict[str, Any]], fed_bytes: int
 ) -> None:
     seamark_measurements = measurements[OURS]

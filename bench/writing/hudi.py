@@ -1,6 +1,6 @@
-"""Hudi with its bucket index, in its own session (`bench/hudi.py`, `hudi_peer.py`).
+"""Hudi tables with a bucket index, in their own Spark session (`bench/hudi.py`, `hudi_peer.py`).
 
-A bulk insert of a base's data files creates the tables once. They are stored next to the bases. A run works on a copy
+A bulk insert of a base's data files creates each table once. It is stored next to the bases. A run works on a copy
 that shares the data files, because Hudi rewrites no data file in place.
 """
 
@@ -20,7 +20,7 @@ FORMAT = 1
 
 
 class HudiWriter:
-    """The writer of one Hudi table. `mode` has the names that Seamark's writers use."""
+    """The writer of one Hudi table. `mode` is MERGE_ON_READ or COPY_ON_WRITE."""
 
     def __init__(
         self, name: str, base: Base, peer: HudiSession, folder: Path, *, mode: str, bases: Path = BASES
@@ -52,7 +52,10 @@ class HudiWriter:
         return {int(version): rows for version, rows in versions.items()}
 
     def tidy(self) -> None:
-        """Keep only the latest base file of each file group, as Hudi's cleaner does. A batch does not pay for it."""
+        """Keep only the latest base file of each file group, as Hudi's cleaner does.
+
+        The time is not part of a batch.
+        """
         if self._kind == "COPY_ON_WRITE":
             groups: dict[str, list[Path]] = {}
             for path in self.folder.glob("*.parquet"):  # <file group>_<write token>_<instant>.parquet

@@ -1,10 +1,10 @@
-"""Hudi's bucket index under upserts, in its own Spark session: it reads lines of JSON, and writes an answer for each.
+"""Hudi's bucket index under upserts, in its own Spark session, which reads lines of JSON and writes an answer for each.
 
-Run by the Python of `.cache/hudi/venv` (`make hudi`) with Hudi's jar and a folder for scratch. Its requests:
+The Python of `.cache/hudi/venv` (`make hudi`) runs this module with Hudi's jar and a scratch folder. Its requests:
 
-    {"do": "make", "location": URI, "kind": "COPY_ON_WRITE", "files": […]}       a table of these Parquet files' rows
-    {"do": "upsert", "location": URI, "kind": …, "path": …}                      a batch
-    {"do": "versions", "location": URI}                                          rows by version
+    {"do": "make", "location": URI, "kind": "COPY_ON_WRITE", "files": […]}       create a table of these Parquet files
+    {"do": "upsert", "location": URI, "kind": …, "path": …}                      upsert the rows of a Parquet file
+    {"do": "versions", "location": URI}                                          count the rows by version
 
 An answer is {"seconds": …, "versions": {…}}.
 """
@@ -41,8 +41,10 @@ OPTIONS = {
     "hoodie.upsert.shuffle.parallelism": "4",
     "hoodie.bulkinsert.shuffle.parallelism": str(BUCKETS),
 }
-"""The usual options of Hudi's users. A batch includes no compaction and no cleaning. There is no metadata table: a
-bucket index does not read it, and each commit would write it.
+"""The usual options of Hudi's users.
+
+A batch includes no compaction and no cleaning. There is no metadata table: a bucket index does not read it, and each
+commit would write it.
 """
 
 

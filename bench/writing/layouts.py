@@ -1,9 +1,10 @@
-"""How many bytes do queries open after a clustering along Seamark's curve, and after Iceberg's `rewrite_data_files`?
+"""How many bytes do queries open after Seamark clusters a table, and after Iceberg's `rewrite_data_files`?
 
-There are four sets of rows, each in several tables with the same files. The job of the table service clusters one
-table, in one process. Iceberg's Spark procedure clusters the others by a sort and by its z-order. The server plans the
-same predicates on all tables by column statistics alone: points, ranges of one column, and ranges of two columns. All
-tables must keep their rows.
+There are four sets of rows, each in several tables with the same files. Seamark's table service clusters one table
+along
+its curve, in one process. Iceberg's Spark procedure clusters the others by a sort and by its z-order. The server plans
+the same predicates on all tables by column statistics alone: points, ranges of one column, and ranges of two columns.
+All tables must keep their rows.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a table. `columns` are the clustering columns, which predicates use."""
+    """A set of rows. `columns` are the clustering columns, which predicates use."""
 
     name: str
     columns: tuple[str, ...]
@@ -107,13 +108,13 @@ def _measure_layout(
     layouts: dict[str, Callable[[str], None]] = {
         OURS: lambda table: _cluster_table(client, table, columns, "hilbert"),
         OUR_ZORDER: lambda table: _cluster_table(client, table, columns, "zorder"),
-        SORT: lambda table: _rewrite(spark, table, columns),
-        ZORDER: lambda table: _rewrite(spark, table, f"zorder({columns})"),
+        SORT: lambda table: _rewrite_with_iceberg(spark, table, columns),
+        ZORDER: lambda table: _rewrite_with_iceberg(spark, table, f"zorder({columns})"),
     }
     readers, seconds = {}, {}
     for number, (layout, work) in enumerate(layouts.items()):
         table = f"{name}_{number}"
-        _create(client, table, base_table)
+        _create_table(client, table, base_table)
         began_s = time.perf_counter()
         work(table)
         seconds[layout] = time.perf_counter() - began_s
@@ -128,7 +129,7 @@ def _measure_layout(
     report.rows.append(Row(row_source.name, f"seconds of the job, beside {SORT}", "s", seconds, peer=SORT))
 
 
-def _create(client: IndexClient, table: str, layout: pa.Table) -> None:
+def _create_table(client: IndexClient, table: str, layout: pa.Table) -> None:
     fields = [
         {"id": number, "name": field.name, "type": _TYPES[field.type], "required": False}
         for number, field in enumerate(layout.schema, 1)
@@ -144,14 +145,14 @@ def _create(client: IndexClient, table: str, layout: pa.Table) -> None:
 
 def _cluster_table(client: IndexClient, table: str, columns: str, curve: str) -> None:
     properties = {"seamark.clustering.columns": columns, "seamark.clustering.curve": curve}
-    # The service of the server must not do it before the clock runs.
+    # The service of the server must not cluster the table before the clock runs.
     change_table_properties(client, table, {**properties, "seamark.clustering.enabled": "false"}, ())
     report = cluster_incrementally(client, table)
     if report.errors or not report.commits:
         raise AnswersDiffer(f"{table} is not clustered: {report}")
 
 
-def _rewrite(spark: SparkSession, table: str, order: str) -> None:
+def _rewrite_with_iceberg(spark: SparkSession, table: str, order: str) -> None:
     spark.sql(
         f"CALL {CATALOG}.system.rewrite_data_files(table => '{table}', strategy => 'sort', sort_order => '{order}', "
         "options => map('rewrite-all', 'true'))"
@@ -159,7 +160,7 @@ def _rewrite(spark: SparkSession, table: str, order: str) -> None:
 
 
 def _draw_predicate(rng: Rng, table: pa.Table, columns: Sequence[str]) -> str:
-    """Return a point, a range of a hundredth of the rows, or two ranges of a twentieth."""
+    """Return a condition: a point, a range of a hundredth of the rows, or two ranges of a twentieth."""
     kind = rng.integers(3)
     column_numbers = rng.choice(columns, 2 if kind == 2 else 1, replace=False)
     share = (0.0, 0.01, 0.05)[kind]
@@ -178,7 +179,7 @@ def _format_literal(value: Any) -> str:
 
 
 def _measure_planned_percent(client: IndexClient, table: str, predicates: Sequence[str]) -> float:
-    """Return the mean share, in percent, of the table's bytes in the planned files."""
+    """Return the mean percentage of the table's bytes that are in the planned files."""
     opened_table = open_table(client, table, CURRENT)
     total = sum(task.size_bytes for task in plan(client, opened_table))
     shares = [

@@ -1,10 +1,10 @@
-"""Maintenance of tables: Seamark's jobs compared with Spark's procedures and Trino's `ANALYZE` and `optimize`.
+"""How long do Seamark's maintenance jobs take, compared with Spark's procedures and Trino's `ANALYZE` and `optimize`?
 
 The jobs are statistics, manifests, compaction, expiration of snapshots, and removal of orphan files (the last three are
-in `upkeep.py`). There is one table for each engine. The same commits write equal rows into them. The bench times a job
-as its user sees it. Seamark's jobs are function calls of a client, which sends requests to the server. Spark's and
-Trino's jobs are statements in a running session, so no figure contains the start of a JVM. In the end the numbers of
-distinct values, and the files of each table, must agree.
+in `upkeep.py`). Each engine has its own table, and the same commits write equal rows into all tables. The benchmark
+times a job as its user sees it. Seamark's jobs are function calls of a client, which sends requests to the server.
+Spark's and Trino's jobs are statements in a running session, so no figure contains the start of a JVM. In the end the
+numbers of distinct values, and the files of each table, must agree.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COLUMNS = ("id", "part", "text", "price")
 
 
 async def run(folder: Path, *, quick: bool = False, commits: int | None = None) -> Report:
-    """Run the bench.
+    """Run the benchmark.
 
     Args:
         commits: The number of commits of each table.
@@ -69,12 +69,12 @@ async def run(folder: Path, *, quick: bool = False, commits: int | None = None) 
             )
             for number in range(appends):
                 append(client, table, _build_rows(number * ROWS))
-        _add(report, commits, _measure_statistics(client, spark, trino, rounds, commits))
-        _add(report, commits, _measure_manifests(client, spark))
+        _add_rows(report, commits, _measure_statistics(client, spark, trino, rounds, commits))
+        _add_rows(report, commits, _measure_manifests(client, spark))
         measured = upkeep.measure_upkeep(
             client, spark, trino, TABLES, SMALL, (CATALOG, TRINO), url=server.base_url, folder=folder
         )
-        _add(report, commits, measured)
+        _add_rows(report, commits, measured)
     report.notes += [
         f"{commits} commits of {ROWS:,} rows in 8 partitions. Statistics: medians of {rounds} rounds, the engines "
         "taking turns.",
@@ -97,7 +97,7 @@ def _build_rows(first: int) -> pa.Table:
     return pa.table(columns)
 
 
-def _add(report: Report, commits: int, measured: dict[str, dict[str, float]]) -> None:
+def _add_rows(report: Report, commits: int, measured: dict[str, dict[str, float]]) -> None:
     for measure, values in measured.items():
         for peer in (name for name in (IN_SPARK, IN_TRINO) if name in values):
             report.rows.append(
@@ -114,7 +114,7 @@ def _add(report: Report, commits: int, measured: dict[str, dict[str, float]]) ->
 def _measure_statistics(
     client: IndexClient, spark: SparkSession, trino: Trino, rounds: int, commits: int
 ) -> dict[str, dict[str, float]]:
-    """Measure statistics of the whole table, and after one more commit.
+    """Measure the statistics of the whole table, and again after one more commit.
 
     The other engines read the whole table in both cases.
     """
@@ -146,12 +146,12 @@ def _measure_statistics(
 
 
 def _measure_ms(
-    operations: dict[str, Callable[[], object]], rounds: int, before: Callable[[], None]
+    operations: dict[str, Callable[[], object]], rounds: int, prepare: Callable[[], None]
 ) -> dict[str, float]:
-    """Return the median milliseconds of each work."""
+    """Return the median milliseconds of each operation. `prepare` runs before each round."""
     durations: dict[str, list[float]] = {name: [] for name in operations}
     for number in range(rounds + 1):
-        before()
+        prepare()
         for name, work in operations.items():
             began_s = time.perf_counter()
             work()
@@ -171,7 +171,7 @@ def _read_distinct_counts(client: IndexClient, table: str) -> dict[str, int]:
 def _measure_manifests(client: IndexClient, spark: SparkSession) -> dict[str, dict[str, float]]:
     """Measure one rewrite of manifests, because a second rewrite has nothing to do.
 
-    Spark is warm, because it has run its procedures before.
+    Spark is warm, because it has run its procedures on the small table.
     """
     files = {name: client.files(table).num_rows for name, table in TABLES.items()}
     began_s = time.perf_counter()

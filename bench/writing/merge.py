@@ -1,9 +1,9 @@
-"""Iceberg's own MERGE INTO with settings of Spark and Iceberg that make it fast. A run tries each of the settings.
+"""Iceberg's own MERGE INTO, with settings of Spark and Iceberg that make it fast. A run tries each combination.
 
-The catalog is a Hadoop catalog, which costs no request and syncs nothing. A broadcast of the source gains nothing: the
+The catalog is a Hadoop catalog, which sends no request and syncs nothing. A broadcast of the source gains nothing: the
 statement inserts rows without a match, so the join keeps all rows of the source, and Spark broadcasts only the other
-side of this kind of join. Spark can make a hash table of the source instead of sorting both sides. With a table in
-buckets it exchanges only the source.
+side of such a join. Spark can make a hash table of the source instead of sorting both sides. If the table has buckets,
+Spark exchanges only the source.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ CATALOG = "merged"
 
 @dataclass(frozen=True)
 class Tuning:
+    """Settings of Spark and a layout of the table, with which MERGE INTO runs."""
+
     name: str
     mode: str
     layout: str

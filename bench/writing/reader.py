@@ -1,15 +1,15 @@
-"""For which queries does the reader of bitmap indexes beat Iceberg's own reader, and what does a full scan cost?
+"""For which queries is the reader with bitmap indexes faster than Iceberg's own reader, and how fast is a full scan?
 
 One Spark session has two tables and two readers, and runs the same query alternately: `format("seamark")` with the
 predicate, and Iceberg's reader over the files that the server planned. A third run uses the reader that
 `seamark.connector.spark.session.read` chooses. The values of a key are spread evenly, so that no minimum or maximum
-leaves out a file or a row group. Each file is in the order of a second key, so that few row groups hold all rows of a
+excludes a file or a row group. Each file is sorted by a second key, so that a few row groups contain all rows of a
 value. All three runs must find the same rows.
 
 The smaller table has row groups of 4 MB, so that a reader can skip some. The larger table has Iceberg's row groups of
-128 MB, in which a reader can skip only pages. The files are in `.cache/bench/writing`; the bench creates missing files.
+128 MB, in which a reader can skip only pages. The files are in `.cache/bench/writing`; missing files are created.
 
-The figure of bytes counts the bytes that system calls brought to the JVM and to Python's workers, from files and from
+The number of bytes counts the bytes that system calls brought to the JVM and to Python's workers, from files and from
 each other. The query that finds no row shows the fixed cost of a query.
 """
 
@@ -63,9 +63,11 @@ from seamark.connector.write.target import WriteTarget
 
 @dataclass(frozen=True)
 class Size:
-    """The rows and files of a table.
+    """The size of a table.
 
-    Each of `shares` is the share of the rows that one key selects.
+    Attributes:
+        shares: For each key column, the number of its values; a value selects one row of so many.
+        group_bytes: The bytes of a row group.
     """
 
     label: str
@@ -87,9 +89,9 @@ SIZES = (
 )
 QUICK = (Size("", 2, 40_000, (1_000, 100), 1 << 18, 1), Size("larger: ", 2, 60_000, (1_000, 100), 128 << 20, 1))
 PAGES = 100_000
-"""The share of the pages that have a chosen row. Three values show about where the readers are equally fast."""
+"""The number of values of a key for a query that selects few pages, near the point of equal speed."""
 CLUSTERED_FILES = 100
-"""The number of values of the key by which the rows of each file are in order."""
+"""The number of values of the key by which the rows of each file are sorted."""
 READ = ("id", "price", "quantity", "name")
 ICEBERG, CHOSEN = "iceberg", "chosen"
 _CHUNK = 1 << 18
@@ -102,7 +104,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     with open_lake(folder, bases) as new_lake:
         for size in QUICK if quick else SIZES:
             table = _fill_table(new_lake, size, bases)
-            measurements = [_compare(report, new_lake, table, size, case, where) for case, where in _list_queries(size)]
+            measurements = [
+                _compare_readers(report, new_lake, table, size, case, where) for case, where in _list_queries(size)
+            ]
             report.notes.append(f"{size.label}{_describe_break_even(measurements)}")
     report.notes += [
         f"Ours is taken below {BREAK_EVEN_FRACTION:.0%}, less {BREAK_EVEN_ROWS:,} rows.",
@@ -123,9 +127,9 @@ def _list_queries(size: Size) -> Iterator[tuple[str, str | None]]:
 
 
 def _describe_break_even(measurements: Sequence[tuple[float, float]]) -> str:
-    """Return a sentence with the fraction of rows at which Seamark becomes slower than its peer.
+    """Return a sentence that says for which fraction of rows Seamark is faster than its peer, and for which slower.
 
-    The fraction counts rows on pages that contain a selected row.
+    The fraction counts the rows on pages that contain a selected row.
     """
     slower = min((fraction for fraction, ratio in measurements if ratio < 1), default=1.0)
     faster = max((fraction for fraction, ratio in measurements if ratio >= 1 and fraction < slower), default=0.0)
@@ -184,7 +188,7 @@ def _build_batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
 # Turns
 
 
-def _compare(
+def _compare_readers(
     report: Report, lake: WritingLake, table: str, size: Size, case: str, where: str | None
 ) -> tuple[float, float]:
     ways: dict[str, Callable[[], DataFrame]] = {
@@ -198,9 +202,9 @@ def _compare(
     case = size.label + case
     for round_number in range(size.rounds + 1):
         for name in ways if round_number % 2 else reversed(ways):
-            before, started_s = count_read_bytes(), time.perf_counter()
+            bytes_before, started_s = count_read_bytes(), time.perf_counter()
             answers.add(_collect_answer(ways[name]().select(*READ)))
-            seconds, bytes_read = time.perf_counter() - started_s, read_since(before)
+            seconds, bytes_read = time.perf_counter() - started_s, read_since(bytes_before)
             if round_number:
                 durations[name].append(seconds)
                 actual[name].append(bytes_read / 1e6)

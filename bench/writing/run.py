@@ -1,11 +1,11 @@
-"""`python -m bench.writing.run [NAME …] [--quick] [--rows N …] [--batches N] [--commits N]` runs benches of writing.
+"""`python -m bench.writing.run [NAME …] [--quick] [--rows N …] [--batches N] [--commits N]` runs benchmarks of writing.
 
-It prints and writes their results. Without names it runs all.
+It prints and saves their results. Without names it runs all.
 
 `--rows` sets other table sizes for `upserts`, and another size for `statements`. `--batches` sets the number of batches
 before the measurement of reading. `--commits` sets the number of commits for `maintenance`. `--quick` runs everything
-on small tables and writes nothing. The benches create missing tables below .cache/bench/writing: 6 GB for all sizes.
-Hudi takes part if `make hudi` has fetched it.
+on small tables and saves nothing. Missing tables are created below .cache/bench/writing: 6 GB for all sizes.
+Hudi takes part if `make hudi` has downloaded it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ BENCHES: dict[str, Bench] = {
 
 def main() -> None:
     parser = choose_names("bench.writing.run", __doc__, BENCHES)
-    parser.add_argument("--rows", type=int, nargs="+", help="rows of the tables, instead of 1 M, 10 M and 50 M")
-    parser.add_argument("--batches", type=int, help="batches before reading is measured, instead of 100")
-    parser.add_argument("--commits", type=int, help="commits of the tables of `maintenance`, instead of 100")
+    parser.add_argument("--rows", type=int, nargs="+", help="rows of the tables; default: 1 M, 10 M and 50 M")
+    parser.add_argument("--batches", type=int, help="batches before reading is measured; default: 100")
+    parser.add_argument("--commits", type=int, help="commits of the tables of `maintenance`; default: 100")
     arguments = parser.parse_args()
     options: dict[str, Any] = {}
     if arguments.rows:

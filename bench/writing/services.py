@@ -1,8 +1,8 @@
-"""`seamark serve` alone keeps a table healthy: does it delay writers and readers, and what does it rewrite?
+"""Does `seamark serve` alone keep a table healthy, does it delay writers and readers, and what does it rewrite?
 
-Stock Spark appends 300 small files to a table with two indexes. It does so once on a server without table services
-(quiet), and once on a server that builds the indexes, compacts the table and expires its snapshots by the table's
-properties. A reader requests a plan and reads the rows of a key all the time. In the end the bench reads both tables:
+Spark appends 300 small files to a table with two indexes. It does so once on a server without table services (quiet),
+and once on a server that builds the indexes, compacts the table and expires its snapshots, as the table's properties
+request. A reader requests a plan and reads the rows of a key all the time. In the end the benchmark reads both tables:
 the rows must be the same, each answer to the reader must have been right, and no writer may have failed.
 """
 
@@ -28,7 +28,7 @@ from tests.services.spark import spark_session
 APPENDS, ROWS = 300, 1_000
 QUICK_APPENDS = 12
 PAUSE_S = 0.02
-"""The pause between two reads. The reader represents one of many clients, not the whole load."""
+"""The seconds between two reads. The reader represents one of many clients, not the whole load."""
 QUIET = "quiet"
 TABLE = "bench.events"
 MAX_AGE_MS = 60_000
@@ -40,11 +40,12 @@ PROPERTIES = {
     "history.expire.max-snapshot-age-ms": str(MAX_AGE_MS),
 }
 SETTLED_S = 240.0
+"""The maximum time in seconds until the table is indexed and compacted."""
 
 
 @dataclass
 class KeyReader:
-    """Reads one appended key again and again, in a thread."""
+    """A thread that reads a random appended key again and again, and records times and errors."""
 
     client: IndexClient
     seconds: list[float] = field(default_factory=list)
@@ -155,7 +156,7 @@ def _measure_service(folder: Path, spark: SparkSession, name: str, workers: str,
                     reader.errors.append(f"append {number}: {error}")
                 took_s.append(time.perf_counter() - began_s)
                 reader.appended = number + 1
-            settled_s = _settle(client) if workers != "0" else 0.0
+            settled_s = _wait_until_maintained(client) if workers != "0" else 0.0
         finally:
             reader.end()
             thread.join()
@@ -177,8 +178,8 @@ def _measure_service(folder: Path, spark: SparkSession, name: str, workers: str,
         )
 
 
-def _settle(client: IndexClient) -> float:
-    """Wait until the table has no problem that an enabled service corrects, and its indexes cover it."""
+def _wait_until_maintained(client: IndexClient) -> float:
+    """Wait until the indexes cover the table and no enabled service has work, and return the seconds."""
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < SETTLED_S:
         problems = [problem for problem in client.health(TABLE)["problems"] if problem["problem"] == "small files"]

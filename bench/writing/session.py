@@ -1,4 +1,4 @@
-"""A server and a Spark session with the catalog of the server, for the benches of writing."""
+"""A server, and a Spark session with the catalog of the server, for the benchmarks of writing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.services.spark import spark_session
 
 CATALOG = "sea"
 SPARK = {"spark.driver.memory": "4g", "spark.driver.extraJavaOptions": "", "spark.sql.shuffle.partitions": "4"}
-"""Options of a JVM that compiles like a JVM of a cluster. The JVM of the tests starts faster."""
+"""Options of a JVM that compiles like a JVM in a cluster. The JVM of the tests starts faster."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class WritingLake:
     spark: SparkSession
 
     def table(self, base: Base, name: str, *, mode: str, is_indexed: bool) -> OurTable:
-        """Clone the base, register the clone at the server, and return it."""
+        """Clone the base, register the clone in the server, and return it."""
         folder = self.folder / "warehouse" / NAMESPACE / name
         return OurTable.of(base, self.client, self.spark, CATALOG, folder, mode=mode, is_indexed=is_indexed)
 
 
 @contextmanager
 def serve(folder: Path, bases: Path = BASES) -> Iterator[Seamark]:
-    """Run a server whose tables may use the files of base tables."""
+    """Run a server that may read the files of base tables."""
     env = {"SEAMARK_LOG_LEVEL": "warning", "SEAMARK_ALLOWED_LOCATIONS": bases.resolve().as_uri()}
     with Seamark(folder / "home", warehouse=(folder / "warehouse").as_uri(), env=env) as server:
         yield server

@@ -1,6 +1,6 @@
 """The time of a compaction including the start of its process: a Seamark process, or a new JVM with Spark.
 
-A user who schedules maintenance by cron or a workflow pays for the start each time. Spark starts a local session;
+A user who schedules maintenance with cron or a workflow pays for the start each time. Spark starts a local session;
 `spark-submit` to a cluster is not faster. The tables are those of `upkeep.py`, rolled back to their small files.
 
     python -m bench.writing.starts URL TABLE FOLDER
@@ -27,17 +27,17 @@ REWRITE = "CALL {}.system.rewrite_data_files(table => '{}', options => map('min-
 
 
 def compact_with_start(
-    url: str, spark: SparkSession, tables: Mapping[str, str], before: Mapping[str, int], folder: Path
+    url: str, spark: SparkSession, tables: Mapping[str, str], snapshot_ids: Mapping[str, int], folder: Path
 ) -> dict[str, float]:
-    """Return the milliseconds until each process has ended.
+    """Return the milliseconds until the process of each engine has ended.
 
     Args:
         tables: The table of each engine.
-        before: The snapshots with the small files, by engine. The tables are rolled back to them first.
+        snapshot_ids: The snapshot with the small files, by engine. The tables are first rolled back to it.
     """
     for name, table in tables.items():
         spark.sql(
-            f"CALL {CATALOG}.system.rollback_to_snapshot(table => '{table}', snapshot_id => {before[name]})"
+            f"CALL {CATALOG}.system.rollback_to_snapshot(table => '{table}', snapshot_id => {snapshot_ids[name]})"
         ).collect()
     commands = {
         name: [str(Path(sys.executable).parent / "seamark"), "run", "compact", table, "--url", url]

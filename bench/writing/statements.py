@@ -1,8 +1,9 @@
 """What do MERGE, UPDATE and DELETE of 10,000 keys cost through `seamark.spark.sql`, and as Iceberg's own statements?
 
-Both are the same text in the same session, on two tables with the same data files; ours has a record index on the key.
-They run alternately, and the order is reversed each time. Iceberg's join may make a hash table of the keys. In the end
-both tables must have the same rows.
+Both run the same text in the same session, on two tables with the same data files; Seamark's table has a record index
+on
+the key. They run alternately, and the order is reversed each time. Iceberg's join may make a hash table of the keys. In
+the end both tables must have the same rows.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ STATEMENTS = {
     "DELETE": "DELETE FROM {t} WHERE {k} IN (SELECT {k} FROM batch)",
 }
 COPYING_STATEMENTS = ("MERGE", "DELETE")
-"""The statements that are also measured with copy-on-write, which writes the whole table: all files contain keys."""
+"""The statements that are also measured with copy-on-write. They rewrite the whole table, as all files contain keys."""
 
 
 @dataclass
 class StatementPair:
-    """Two tables with the same rows."""
+    """The names of two tables with the same rows, one for Seamark's statements and one for Iceberg's."""
 
     ours: str
     theirs: str
@@ -107,7 +108,7 @@ def _check_located(lake: WritingLake, text: str) -> None:
 
 
 def _summarize_rows(lake: WritingLake, table: str) -> list[tuple[int, ...]]:
-    """Return the number of rows of each version, and the sum of their hashes."""
+    """Return the version, the number of rows and the sum of their hashes, for each version of rows."""
     frame: DataFrame = lake.spark.table(table)
     hashed = frame.groupBy("version").agg(
         sf.count("*").alias("rows"), sf.sum(sf.xxhash64(*COLUMNS).cast("decimal(38,0)")).alias("hashes")

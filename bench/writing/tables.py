@@ -1,12 +1,13 @@
-"""The tables of the benches, the batches that writers write, and the rows that a table must hold afterwards.
+"""The tables of the benchmarks, the batches that writers write, and the rows that a table must have afterwards.
 
-A row has ten columns. Its number identifies it. The key is a UUID as text that is computed from the number, so that
-keys come in no order, and the keys of a batch can be drawn again without storing them. `version` is 0 in a new table,
-and the number of the batch in rows of a batch. So the number of rows of each version is known without reading a row.
+A row has ten columns. Its number identifies it. The key is a UUID as text that is computed from the number, so keys are
+in no order, and the keys of a batch can be drawn again without storing them. `version` is 0 in a new table, and
+the number of the batch in rows of a batch. So the expected number of rows of each version is known without reading
+rows.
 
 A base table is in `.cache/bench/writing`, once for each number of rows and layout. Seamark's writer writes it, and only
 clones read it. A clone is a separate table whose first snapshot has the base's data files. Neither Iceberg nor Seamark
-deletes these files automatically, and the clones declare `gc.enabled`, so that the base stays.
+deletes these files automatically, because the clones set `gc.enabled` to false.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 
 FORMAT = 1
-"""The version of the rows and files. Raise it when they change, so that stored bases are replaced."""
+"""The version of the rows and files. It must increase when they change, so that stored bases are replaced."""
 BASES = CACHE / "bench" / "writing"
 NAMESPACE = "bench"
 FILES = BUCKETS = 16
 FLAT, BUCKETED = "flat", "bucketed"
 BATCH_ROWS = 10_000
 UPDATED_FRACTION = 0.9
-"""The fraction of a batch whose keys the base has. The other keys are new."""
+"""The fraction of a batch with keys that the base has. The other keys are new."""
 KEY = "k"
 COLUMNS = {
     KEY: "string",
@@ -84,7 +85,7 @@ def compute_keys(numbers: Numbers) -> pa.Array:
 
 
 def _mix_bits(numbers: Numbers, half: int) -> npt.NDArray[np.uint64]:
-    """Return the numbers after the finalizer of SplitMix64, which is one to one."""
+    """Return the numbers after the finalizer of SplitMix64, which maps different numbers to different numbers."""
     positions = numbers.astype(np.uint64) * np.uint64(2) + np.uint64(half)
     positions = positions * np.uint64(0x9E3779B97F4A7C15)
     positions = (positions ^ (positions >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -113,7 +114,7 @@ def build_rows(numbers: Numbers, version: int) -> pa.Table:
 
 @dataclass(frozen=True)
 class RowBatch:
-    """The rows of a batch. `path` is a Parquet file with the same rows, for jobs."""
+    """The rows of a batch. `path` is a Parquet file with the same rows, which jobs read."""
 
     number: int
     numbers: Numbers
@@ -123,9 +124,9 @@ class RowBatch:
 
 @dataclass
 class Batches:
-    """The batches for a table of `base_rows` rows, and the expected rows after the batches that were drawn.
+    """The batches for a table of `base_rows` rows, and the rows that the table must have after them.
 
-    The batches are deterministic.
+    The batches are the same in each run.
     """
 
     base_rows: int
@@ -135,7 +136,7 @@ class Batches:
     _versions: dict[int, Numbers] = field(default_factory=dict)
 
     def draw_batch(self) -> RowBatch:
-        """Return the next batch. Its row numbers are distinct, and in no order."""
+        """Return the next batch. Its row numbers are distinct and in random order."""
         self.drawn += 1
         draw = np.random.default_rng([self.base_rows, self.drawn])
         updated = min(int(self.batch_rows * UPDATED_FRACTION), self.base_rows)
@@ -150,7 +151,7 @@ class Batches:
         return RowBatch(self.drawn, numbers, rows, path)
 
     def count_expected_rows(self, applied: Iterable[int]) -> dict[int, int]:
-        """Return the number of rows of each version after some of the batches, in the order of their numbers."""
+        """Return the expected number of rows by version, after the batches with the numbers `applied` in this order."""
         last_values: dict[int, int] = {}
         for number in applied:
             last_values |= dict.fromkeys(self._versions[number].tolist(), number)
@@ -165,7 +166,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Base:
-    """A table with the rows 0 to `rows`: in 16 files, or in 16 buckets by key with a file each."""
+    """A table with the rows 0 to `rows`, in 16 files, or in 16 buckets by key with one file each."""
 
     rows: int
     layout: str
@@ -175,7 +176,7 @@ class Base:
 
 
 def open_base(rows: int, layout: str, *, bases: Path = BASES) -> Base:
-    """Return the base table, and create it if it does not exist. It takes 40 bytes for each row."""
+    """Return the base table, and create it if it does not exist. It needs 40 bytes of disk space for each row."""
     return make_once(rows, layout, partial(_write_files, rows=rows, layout=layout), bases=bases)
 
 
@@ -185,7 +186,7 @@ def make_once(
     """Return the stored base, or create it.
 
     Args:
-        make: Writes the files into a folder, and returns them with the metadata of a table that has them.
+        make: Writes the files into a folder, and returns them with the metadata of a table that contains them.
     """
     folder = bases.resolve() / f"{rows}-{layout}"
     marker = folder / "made.json"
@@ -210,7 +211,7 @@ def _write_files(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, di
         parts = list(pairwise(ends))
         if layout == FLAT:
             written_files = write_at_once(partial(_write_part, destination.target), parts)
-        else:  # One writer writes the rows, so that each bucket has one file.
+        else:  # One writer writes all rows, so that each bucket has one file.
             written_files = write_batches(
                 destination.target, (batch for part in parts for batch in _build_batches(*part))
             )
@@ -251,7 +252,7 @@ def _build_batches(start: int, end: int) -> Iterator[pa.RecordBatch]:
 def create(
     client: SeamarkClient, name: str, buckets: int, properties: Mapping[str, str], columns: Mapping[str, str] = COLUMNS
 ) -> None:
-    """Create an empty table in the namespace of all benches, with buckets unless `buckets` is 0."""
+    """Create an empty table in the namespace of the benchmarks, with buckets by key unless `buckets` is 0."""
     fields = [
         {"id": number, "name": column, "required": column == KEY, "type": kind}
         for number, (column, kind) in enumerate(columns.items(), 1)
@@ -273,7 +274,10 @@ def _create_namespace(client: SeamarkClient) -> None:
 
 
 def clone_table(base: Base, folder: Path, properties: Mapping[str, str]) -> Path:
-    """Return a table's first metadata file, below `folder/metadata`, named as a Hadoop catalog names it."""
+    """Write the first metadata file of a clone below `folder/metadata`, and return its path.
+
+    The file is named as a Hadoop catalog names it.
+    """
     metadata = dict(base.metadata)
     metadata |= {"table-uuid": str(uuid.uuid4()), "location": folder.as_uri(), "metadata-log": []}
     metadata["properties"] = {**metadata["properties"], "gc.enabled": "false", **properties}

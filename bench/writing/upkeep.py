@@ -1,8 +1,8 @@
-"""Maintenance of files: Seamark's jobs compared with Spark's procedures and Trino's statements, on equal tables.
+"""How long do Seamark's jobs on files take, compared with Spark's procedures and Trino's statements on equal tables?
 
 The jobs run one after the other. Each job has work to do only once, so it runs first on a small table, and this time is
-not counted: engines load classes and compile then. Afterwards the rows of all tables are the same, and no engine has
-left a file that another engine removed.
+not counted: the engines load classes and compile code in it. Afterwards the rows of all tables are the same, and no
+engine has left a file that another engine removed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ORPHANS, ORPHAN_DAYS = 50, 30
 _DAY_S = 86_400
 
 Measured = dict[str, dict[str, float]]
-"""The values of the engines, by measure with its unit, such as "compaction (ms)"."""
+"""The values by engine, by measure with its unit, such as "compaction (ms)"."""
 Work = Callable[[str], object]
-"""A job on the table of this name."""
+"""A job that runs on the table with the given name."""
 
 
 def measure_upkeep(
@@ -48,7 +48,7 @@ def measure_upkeep(
 
     Args:
         tables: The table of each engine.
-        small: The small table of each engine.
+        small_tables: The small table of each engine, on which each job runs first.
         catalogs: The catalogs of Spark and Trino.
         url: The URL of the server.
         folder: The folder for files of new processes.
@@ -65,7 +65,7 @@ def measure_upkeep(
         IN_TRINO: lambda table: trino.rows(f"ALTER TABLE {table} EXECUTE optimize", catalog=in_trino),
     }
     of_two = {name: tables[name] for name in (OURS, IN_SPARK)}
-    before = {
+    snapshot_ids = {
         name: int(json.loads(client.load_table(table).metadata)["current-snapshot-id"])
         for name, table in of_two.items()
     }
@@ -74,7 +74,9 @@ def measure_upkeep(
         tables, lambda table: _measure_files(client, table)[0]
     )
     measured["size of the data files (bytes)"] = _measure_tables(tables, lambda table: _measure_files(client, table)[1])
-    measured["compaction with the start of its process (ms)"] = compact_with_start(url, spark, of_two, before, folder)
+    measured["compaction with the start of its process (ms)"] = compact_with_start(
+        url, spark, of_two, snapshot_ids, folder
+    )
     for name, table in of_two.items():
         if _measure_files(client, table)[0] != files[name]:
             raise AnswersDiffer(
@@ -107,7 +109,7 @@ def measure_upkeep(
 def _measure_once(
     operations: Mapping[str, Work], tables: Mapping[str, str], small_tables: Mapping[str, str]
 ) -> dict[str, float]:
-    """Return the milliseconds of one run of each work, after a run on a small table."""
+    """Return the milliseconds of one run of each operation, after a run on a small table."""
     results = {}
     for name, work in operations.items():
         work(small_tables[name])
@@ -122,7 +124,7 @@ def _measure_tables(tables: Mapping[str, str], value: Callable[[str], int]) -> d
 
 
 def _measure_files(client: IndexClient, table: str) -> tuple[int, int]:
-    """Return the number and bytes of the live data files."""
+    """Return the number and the total bytes of the live data files."""
     files = client.files(table, content="data")
     return files.num_rows, sum(files["file_size_in_bytes"].to_pylist())
 

@@ -1,15 +1,17 @@
 """What does a batch of 10,000 rows cost, and does it cost more in a larger table?
 
-The tables have 1, 10 and 50 million rows. The table has nine of ten keys of a batch, spread over all of its files.
+The tables have 1, 10 and 50 million rows. Nine of ten keys of a batch are in the table, spread over all of its files.
 Seamark writes from plain Python and through PySpark in three ways: it locates rows by a record index; it reads the
-column of keys in buckets by key; or, also in buckets, it locates no row and writes equality deletes, as Hudi's logs of
-a bucket do. The peers are Iceberg's MERGE INTO in the same Spark session, and Hudi's bucket index in its own session.
-The bench times the writers alternately, one process at a time, all warm. Each writer has its own table with the same
-data files, and gets the same batches. In the end the bench counts the rows of each table by version: they must be
+column of keys in buckets by key; or, also in buckets, it locates no row and writes equality deletes, as Hudi writes
+logs
+of a bucket. The peers are Iceberg's MERGE INTO in the same Spark session, and Hudi's bucket index in its own session.
+The benchmark times the writers alternately, one process at a time, all warm. Each writer has its own table with the
+same
+data files, and gets the same batches. In the end the benchmark counts the rows of each table by version: they must be
 exactly those of the batches.
 
-The figure of bytes read counts what system calls brought to any process, from files, sockets and pipes. The figure of
-bytes written counts the new files below the table's folder.
+The number of read bytes counts what system calls brought to any process, from files, sockets and pipes. The number of
+written bytes counts the new files below the table's folder.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from seamark.connector.write.equality_upserts import EQUALITY
 
 SIZES, QUICK_SIZES = (1_000_000, 10_000_000, 50_000_000), (20_000, 40_000)
 COPIED_MAX, HUDI_MAX, TRIED_MAX = 10_000_000, 10_000_000, 10_000_000
-"""Rows of the largest tables that are rewritten, that Hudi has, and for which MERGE's tunings are tried."""
+"""The largest tables, in rows, that are rewritten, that Hudi has, and for which the tunings of MERGE are tried."""
 ROUNDS, SLOW_ROUNDS, WARM = 7, 2, 2
 SLOW_S, VERY_SLOW_S = 8.0, 24.0
 MERGE, HUDI = "merge", "hudi"
@@ -69,7 +71,7 @@ class RunSizes:
 
 @dataclass
 class WriterMeasurements:
-    """The measurements of one writer: seconds, bytes read, files and bytes written of each counted batch."""
+    """The measurements of one writer, for each counted batch: seconds, bytes read, files and bytes written."""
 
     writer: BenchWriter
     mode: str
@@ -77,7 +79,7 @@ class WriterMeasurements:
     warm: int = WARM
     rounds: int = ROUNDS
     last: float = 0.0
-    """Seconds of the last batch, counted or not."""
+    """The seconds of the last batch, whether it is counted or not."""
     applied: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
@@ -93,11 +95,16 @@ class WriterMeasurements:
         return len(self.seconds) < self.rounds
 
     def take(self, batch: RowBatch) -> None:
-        before, read_before, started_s = list_file_sizes(self.writer.folder), count_read_bytes(), time.perf_counter()
+        """Write a batch, and record its measurements unless it is a warm-up."""
+        sizes_before, read_before, started_s = (
+            list_file_sizes(self.writer.folder),
+            count_read_bytes(),
+            time.perf_counter(),
+        )
         upsert = self.writer.upsert(batch)
         elapsed_s = time.perf_counter() - started_s if upsert is None else upsert
         read_bytes = read_since(read_before)
-        after = list_file_sizes(self.writer.folder)
+        sizes_after = list_file_sizes(self.writer.folder)
         self.applied.append(batch.number)
         self.last = elapsed_s
         self.writer.tidy()
@@ -107,13 +114,14 @@ class WriterMeasurements:
             if len(self.applied) == self.warm and elapsed_s > SLOW_S:
                 self.rounds = min(self.rounds, SLOW_ROUNDS)
             return
-        new_files = after.keys() - before.keys()
+        new_files = sizes_after.keys() - sizes_before.keys()
         self.seconds.append(elapsed_s)
         self.read.append(read_bytes)
         self.files.append(len(new_files))
-        self.written.append(sum(after[path] for path in new_files))
+        self.written.append(sum(sizes_after[path] for path in new_files))
 
     def check(self, batches: Batches) -> None:
+        """Check that the table has the rows of the applied batches."""
         versions, expected = self.writer.count_rows_by_version(), batches.count_expected_rows(self.applied)
         if versions != expected:
             raise AnswersDiffer(f"{self.writer.name} has {versions} rows by version, the batches make {expected}")
@@ -142,7 +150,7 @@ async def run(
         for rows in sizes:
             tables[rows] = [
                 *_prepare_our_writers(lake_of_run, rows, plan),
-                *_merge(report, lake_of_run.spark, drawn_batches[rows], folder / "hadoop", plan, tuned),
+                *_measure_merge(report, lake_of_run.spark, drawn_batches[rows], folder / "hadoop", plan, tuned),
                 *([] if peer is None or rows > plan.hudi_max else _prepare_hudi_writers(peer, rows, folder, plan)),
             ]
         _run_rounds(tables, drawn_batches)
@@ -203,10 +211,10 @@ def _prepare_our_writers(lake: WritingLake, rows: int, plan: RunSizes) -> Iterat
         yield WriterMeasurements(writer, mode, strategy, plan.warm, plan.rounds)
 
 
-def _merge(
+def _measure_merge(
     report: Report, spark: SparkSession, batches: Batches, warehouse: Path, plan: RunSizes, tuned: dict[str, Tuning]
 ) -> Iterator[WriterMeasurements]:
-    """Yield the measurements of MERGE INTO with the quickest tuning of each mode.
+    """Yield the measurements of MERGE INTO with the fastest tuning of each mode.
 
     If the table is too large to try all tunings, the tuning is that of the previous size.
     """
@@ -219,24 +227,25 @@ def _merge(
             _open_merge_writer(spark, tried_tuning, rows, number, warehouse, plan.bases)
             for number, tried_tuning in enumerate(tried)
         ]
-        turns = [WriterMeasurements(writer, mode, MERGE, warm=1, rounds=1) for writer in writers]
-        if len(turns) > 1:
+        measurements = [WriterMeasurements(writer, mode, MERGE, warm=1, rounds=1) for writer in writers]
+        if len(measurements) > 1:
             for _ in range(2):
                 batch = batches.draw_batch()
-                for item in turns:
+                for item in measurements:
                     item.take(batch)
-                if min(turn.last for turn in turns) > VERY_SLOW_S:
+                if min(measurement.last for measurement in measurements) > VERY_SLOW_S:
                     break
             tried_times = ", ".join(
-                f"{tried_tuning.name} {turn.last:.2f} s" for tried_tuning, turn in zip(tried, turns, strict=True)
+                f"{tried_tuning.name} {measurement.last:.2f} s"
+                for tried_tuning, measurement in zip(tried, measurements, strict=True)
             )
             report.notes.append(f"MERGE's tunings, {rows:,} rows, {mode}, tried: {tried_times}.")
-            turns.sort(key=lambda turn: turn.last)
-            for item in turns[1:]:
+            measurements.sort(key=lambda measurement: measurement.last)
+            for item in measurements[1:]:
                 shutil.rmtree(item.writer.folder)
-        best = turns[0]
+        best = measurements[0]
         tuned[mode] = next(writer.tuning for writer in writers if writer is best.writer)
-        # The writer continues with its table and is already warm.
+        # The writer keeps its table and is already warm.
         rounds = min(plan.rounds, SLOW_ROUNDS) if best.last > SLOW_S else plan.rounds
         warm = len(best.applied) or plan.warm
         yield WriterMeasurements(best.writer, mode, MERGE, warm, rounds, last=best.last, applied=best.applied)
@@ -264,10 +273,10 @@ def _prepare_hudi_writers(
 def _run_rounds(tables: dict[int, list[WriterMeasurements]], batches: dict[int, Batches]) -> None:
     """Run the writers in alternating order until each writer has written all its batches."""
     number = 0
-    while any(turn.is_due for turns in tables.values() for turn in turns):
+    while any(measurement.is_due for measurements in tables.values() for measurement in measurements):
         number += 1
-        for rows, turns in tables.items():
-            due = [turn for turn in turns if turn.is_due]
+        for rows, measurements in tables.items():
+            due = [measurement for measurement in measurements if measurement.is_due]
             batch = batches[rows].draw_batch() if due else None
             for item in due if number % 2 else reversed(due):
                 assert batch is not None
@@ -275,18 +284,18 @@ def _run_rounds(tables: dict[int, list[WriterMeasurements]], batches: dict[int, 
 
 
 MEASURES: dict[str, tuple[str, Callable[[WriterMeasurements], float]]] = {
-    "read": ("MB", lambda turns: statistics.median(turns.read) / 1e6),
-    "written": ("MB", lambda turns: statistics.median(turns.written) / 1e6),
-    "files written": ("", lambda turns: statistics.median(turns.files)),
+    "read": ("MB", lambda measurement: statistics.median(measurement.read) / 1e6),
+    "written": ("MB", lambda measurement: statistics.median(measurement.written) / 1e6),
+    "files written": ("", lambda measurement: statistics.median(measurement.files)),
 }
 
 
-def _report_rows(report: Report, rows: int, turns: Sequence[WriterMeasurements]) -> None:
+def _report_rows(report: Report, rows: int, measurements: Sequence[WriterMeasurements]) -> None:
     for mode in (MERGE_ON_READ, COPY_ON_WRITE):
-        mode_turns = [turn for turn in turns if turn.mode == mode]
+        mode_measurements = [measurement for measurement in measurements if measurement.mode == mode]
         case = f"{rows:,} rows, {mode}"
-        peers = {item.strategy: item for item in mode_turns if item.strategy in (MERGE, HUDI)}
-        seamark_upserts = [item for item in mode_turns if item.strategy not in peers]
+        peers = {item.strategy: item for item in mode_measurements if item.strategy in (MERGE, HUDI)}
+        seamark_upserts = [item for item in mode_measurements if item.strategy not in peers]
         for our in seamark_upserts:
             for name, peer in peers.items():
                 values = {OURS: our.median, name: peer.median}
@@ -312,7 +321,7 @@ def _choose_goal(strategy: str, peer: str, mode: str, rows: int) -> float | None
 
 
 def _report_flatness(report: Report, tables: dict[int, list[WriterMeasurements]]) -> None:
-    """Compare merge-on-read in the largest table with the smallest table."""
+    """Compare the times of merge-on-read in the largest table with those in the smallest table."""
     small_upsert, large_upsert = (
         {
             table.writer.name if table.strategy != MERGE else MERGE: table.median

@@ -29,6 +29,8 @@ MODES = ("write.merge.mode", "write.update.mode", "write.delete.mode")
 
 
 class BenchWriter(Protocol):
+    """A writer of batches into one table."""
+
     name: str
     folder: Path
     """The folder of the table's own files."""
@@ -38,11 +40,11 @@ class BenchWriter(Protocol):
         ...
 
     def count_rows_by_version(self) -> dict[int, int]:
-        """Return rows of the table by version."""
+        """Return the number of rows of the table by version."""
         ...
 
     def tidy(self) -> None:
-        """Delete files that the table no longer names, if the writer rewrites whole tables."""
+        """Delete files that the table no longer uses, if the writer rewrites whole tables."""
         ...
 
 
@@ -51,10 +53,7 @@ class BenchWriter(Protocol):
 
 @dataclass(frozen=True)
 class OurTable:
-    """A table in the catalog `catalog` of the session.
-
-    If `indexed` is set, the table has a record index on the key.
-    """
+    """A table in the catalog `catalog` of the Spark session, which Seamark's writers write."""
 
     client: IndexClient
     spark: SparkSession
@@ -66,6 +65,7 @@ class OurTable:
     def of(
         base: Base, client: IndexClient, spark: SparkSession, catalog: str, folder: Path, *, mode: str, is_indexed: bool
     ) -> OurTable:
+        """Clone the base into a new folder, register the clone, and give it a record index if `is_indexed`."""
         register(client, folder.name, clone_table(base, folder, dict.fromkeys(MODES, mode)))
         table = OurTable(client, spark, catalog, folder.name, folder)
         if is_indexed:
@@ -98,16 +98,16 @@ class _SeamarkWriter:
 
 
 class PythonWriter(_SeamarkWriter):
-    """`seamark.connector.write.upserts`, in this process, of rows in memory."""
+    """Writes rows from memory in this process, with `seamark.connector.write.upserts`."""
 
     def upsert(self, batch: RowBatch) -> None:
         upsert(self._table.client, self._table.named, batch.rows, keys=[KEY], strategy=self._strategy)
 
 
 class SparkFrameWriter(_SeamarkWriter):
-    """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file.
+    """Writes a DataFrame that reads the batch's file, with `seamark.connector.spark.frames.writes`.
 
-    With `by_tasks`, tasks write although the driver could.
+    If `by_tasks` is true, Spark tasks write even if the driver could.
     """
 
     def __init__(self, name: str, table: OurTable, *, strategy: str | None = None, by_tasks: bool = False) -> None:
@@ -124,7 +124,7 @@ class SparkFrameWriter(_SeamarkWriter):
 
 
 def build_frame(spark: SparkSession, batch: RowBatch) -> DataFrame:
-    """Return a data frame with the schema of the batch. Otherwise Spark would read the schema in a job."""
+    """Return a data frame of the batch's file with a known schema. Without it, Spark would read the schema in a job."""
     return spark.read.schema(DDL).parquet(str(batch.path))
 
 
@@ -138,19 +138,19 @@ def forget(folder: Path, live: set[str]) -> None:
     for path in (folder / "data").rglob("*.parquet"):
         if str(path) not in live_paths:
             path.unlink()
-            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop writes this checksum file.
 
 
 @contextmanager
 def configure(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
     """Change the settings of the session within the block."""
-    before = {name: spark.conf.get(name, None) for name in conf}
+    old_settings = {name: spark.conf.get(name, None) for name in conf}
     for name, value in conf.items():
         spark.conf.set(name, value)
     try:
         yield
     finally:
-        for name, size_bytes in before.items():
+        for name, size_bytes in old_settings.items():
             if size_bytes is None:
                 spark.conf.unset(name)
             else:
@@ -158,9 +158,9 @@ def configure(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
 
 
 def count_read_bytes() -> dict[int, int]:
-    """Return the bytes that this process and its descendants have read so far, by process.
+    """Return the bytes that this process and each of its descendants have read, by process id.
 
-    The bytes come from system calls on files, sockets and pipes, not from memory maps.
+    The numbers include system calls on files, sockets and pipes, but not reads of memory maps.
     """
     own_process = psutil.Process()
     return dict(_list_read_bytes([own_process, *own_process.children(recursive=True)]))
@@ -172,12 +172,12 @@ def _list_read_bytes(processes: Iterable[psutil.Process]) -> Iterator[tuple[int,
             yield process.pid, int(process.io_counters().read_chars)
 
 
-def read_since(before: Mapping[int, int]) -> int:
-    """Return the bytes that the running processes have read since `before`.
+def read_since(bytes_before: Mapping[int, int]) -> int:
+    """Return the bytes that the running processes have read since `bytes_before` was measured.
 
-    The reads of processes that have ended meanwhile are unknown.
+    Reads of processes that have ended meanwhile are unknown.
     """
-    return sum(size - before.get(pid, 0) for pid, size in count_read_bytes().items())
+    return sum(size - bytes_before.get(pid, 0) for pid, size in count_read_bytes().items())
 
 
 def list_file_sizes(folder: Path) -> dict[Path, int]:

@@ -21,7 +21,7 @@ def test_corpus_has_each_query_once() -> None:
     assert any(f"all: {len(query_queries)} queries" == case for case, _ in readme.CORPUS_CLAIMS["corpus"])
 
 
-def test_needed_files_cannot_be_pruned(tmp_path: Path) -> None:
+def test_query_without_a_needed_file_returns_other_rows(tmp_path: Path) -> None:
     facts, days = [], []
     with duckdb.connect() as con:
         for number in range(8):
@@ -51,14 +51,14 @@ def test_needed_files_cannot_be_pruned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("expected", [set(), {0}, {39}, {2, 3, 26}, set(range(40)), set(range(5, 33))])
-def test_files_are_pruned_until_each_is_needed(expected: set[int]) -> None:
+def test_smallest_set_contains_only_needed_files(expected: set[int]) -> None:
     assert find_smallest_set(range(40), lambda file_set: expected <= set(file_set)) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_queries_read_fewer_files_than_duckdb_alone(tmp_path: Path) -> None:
-    report = asyncio.run(run(tmp_path, quick=True))  # Raises AnswersDiffer.
+    report = asyncio.run(run(tmp_path, quick=True))  # `run` raises AnswersDiffer if a query returns other rows.
     rows = {(row.case, row.measure): row for row in report.rows}
     assert set(readme.CORPUS_CLAIMS["corpus"]) <= rows.keys()
     for query in list_queries():

@@ -47,7 +47,7 @@ def test_invalid_setting_is_rejected_with_its_name(env: dict[str, str]) -> None:
 
 
 def test_empty_settings_use_their_defaults() -> None:
-    """`make demo` passes SCALE and KEEP, which are empty if they are not given."""
+    """`make demo` passes SCALE and KEEP as empty texts if they are not set."""
     assert Options.read({"SCALE": "", "KEEP": "", "FILES": ""}) == Options()
     assert Options.read({"KEEP": "1"}).keep
     assert not Options.read({"KEEP": "0"}).keep
@@ -62,7 +62,7 @@ def test_folder_with_foreign_files_is_never_emptied(tmp_path: Path) -> None:
     assert (tmp_path / "precious").exists()
 
 
-def test_spark_command_has_the_settings_that_the_tests_use() -> None:
+def test_spark_command_has_the_settings_of_the_tests() -> None:
     text = connect.format_spark("http://127.0.0.1:1", [Path("/jars/iceberg.jar")], "ssb.lineorder")
     for key, value in build_catalog_conf(connect.CATALOG, "http://127.0.0.1:1").items():
         assert f"--conf {key}={value}" in text
@@ -95,7 +95,7 @@ def test_screens_fit_a_terminal_without_truncation(width: int, scale: float) -> 
     assert any(line.split() == HEAD for line in lines)
     bars = [line for line in lines if "█" in line]
     assert len(bars) == 4 + 3
-    assert all(re.fullmatch(r"  \S.* █+ +[\d,]+( +[\d.]+ s)?", line) for line in bars), "each bar is one line"
+    assert all(re.fullmatch(r"  \S.* █+ +[\d,]+( +[\d.]+ s)?", line) for line in bars), "each bar must be on one line"
 
 
 def test_figures_of_a_large_scale_are_not_truncated() -> None:
@@ -104,10 +104,10 @@ def test_figures_of_a_large_scale_are_not_truncated() -> None:
     assert "1,000,000" in screens
 
 
-@pytest.mark.slow  # More than 100 s of CPU time; test_first_act.py tests `seamark demo`.
+@pytest.mark.slow  # It needs more than 100 s of CPU time; test_first_act.py tests `seamark demo`.
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_demo_gives_right_answers_from_fewer_files_and_a_kept_server_runs_the_printed_snippets(
+def test_demo_gives_right_answers_from_fewer_files_and_prints_working_snippets(
     tmp_path: Path,
 ) -> None:
     kept_home = tmp_path / "kept"
@@ -144,13 +144,19 @@ def check_table(output: str) -> None:
     for name, (iceberg, untouched, clustered, bound) in rows.items():
         assert iceberg == 30 >= untouched, name
         assert bound <= clustered <= 1.05 * max(1, bound), name
-    assert sum(row[1] for row in rows.values()) < sum(row[0] for row in rows.values()) * 0.8, "joins prune by dates"
-    assert sum(row[2] for row in rows.values()) < sum(row[1] for row in rows.values()) * 0.8, "so does the layout"
-    assert "…" not in output.partition("Files opened by the 13 queries")[0], "no head is cut"
+    assert sum(row[1] for row in rows.values()) < sum(row[0] for row in rows.values()) * 0.8, (
+        "plans must prune the files by the dates of joins"
+    )
+    assert sum(row[2] for row in rows.values()) < sum(row[1] for row in rows.values()) * 0.8, (
+        "the layout must prune more files"
+    )
+    assert "…" not in output.partition("Files opened by the 13 queries")[0], "no head of a column may be truncated"
     text = " ".join(output.split())
     from_cubes = re.findall(r"Cubes answer (\d+) of 13 queries without reading the facts: [\d.]+× sooner", text)
     assert from_cubes
-    assert all(int(count) >= 1 for count in from_cubes), "most cubes do not shrink so few facts"
+    assert all(int(count) >= 1 for count in from_cubes), (
+        "at this scale, at least one query must be answered from a cube"
+    )
     assert "DuckDB confirmed every answer" in text
 
 

@@ -13,8 +13,8 @@ from tests.services.needs import NEEDS_TRINO
 pytestmark = [*NEEDS_TRINO, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_demo_runs_the_queries_on_trino_too(tmp_path: Path) -> None:
-    # Trino's jvm.config chooses a garbage collector; a JVM with a second one does not start.
+def test_demo_runs_the_queries_on_trino(tmp_path: Path) -> None:
+    # Trino's jvm.config chooses a garbage collector, and a JVM with options for two collectors does not start.
     result = run_demo(TRINO="1", DEMO_REPORT=str(tmp_path / "demo.html"), JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1")
     assert result.returncode == 0, result.stdout + result.stderr
     check_table(result.stdout)

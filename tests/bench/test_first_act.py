@@ -27,12 +27,12 @@ ARGV = [sys.executable, "-c", "from seamark.commands.main import main; main()", 
 
 
 def build_environment(folder: Path) -> dict[str, str]:
-    """Return the environment with the settings of another server, which the demo must not use."""
+    """Return an environment with settings of an unrelated server, which the demo must not use."""
     other_settings = {"SEAMARK_DATABASE": "postgresql://nobody@127.0.0.1:1/none", "SEAMARK_AUTH": "token"}
     return {**os.environ, "TMPDIR": str(folder), "COLUMNS": "120", "http_proxy": "http://127.0.0.1:1", **other_settings}
 
 
-@pytest.mark.slow  # `make demo` runs the same.
+@pytest.mark.slow  # `make demo` runs the same program.
 def test_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
     completed = subprocess.run(
         [*ARGV, "--files", "60"], env=build_environment(tmp_path), cwd=REPO, capture_output=True, text=True, timeout=120
@@ -42,10 +42,10 @@ def test_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
         name.strip(): int(files.replace(",", ""))
         for name, files in re.findall(r"^  (.+?) +█+ +([\d,]+)", completed.stdout, re.M)
     }
-    before, after, minimum = actual.values()
-    assert before == 60
-    assert minimum <= after < 30
-    assert re.search(rf"rows: 60 → {after} files, [\d,]+× sooner", completed.stdout)
+    files_before, files_after, minimum = actual.values()
+    assert files_before == 60
+    assert minimum <= files_after < 30
+    assert re.search(rf"rows: 60 → {files_after} files, [\d,]+× sooner", completed.stdout)
     streamed = " ".join(completed.stdout.split())
     assert re.search(
         r"5,000 rows posted .* each once and after 0 commits. Then one commit added them as 1 file", streamed
@@ -100,7 +100,7 @@ def test_invalid_number_of_files_is_rejected(files: str) -> None:
 
 @pytest.mark.slow
 def test_server_that_does_not_start_is_an_error_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "START_S", 3600.0)  # It is not awaited, because a test has less time.
+    monkeypatch.setattr(demo, "START_S", 3600.0)  # The demo must not wait for so long.
     (tmp_path / "home").write_text("a file is in the way")
     with pytest.raises(click.ClickException, match="did not start") as failed, demo._run_server(tmp_path):
         pass

@@ -8,12 +8,12 @@ from bench.fleet.arithmetic import PAGE, FleetSize, compute_shares, format_figur
 
 
 @pytest.mark.slow
-def test_figures_on_the_page_equal_those_of_the_simulation() -> None:
+def test_figures_on_the_page_equal_the_results_of_the_simulation() -> None:
     page = PAGE.read_text()
     assert replace_figures(page, format_figures()) == page
 
 
-def test_replica_that_joins_or_leaves_moves_about_its_share() -> None:
+def test_replica_that_joins_or_leaves_moves_about_its_share_of_the_files() -> None:
     fleet = FleetSize(replicas=20)
     key_shares = compute_shares(fleet, keys=8000)
     assert 0.75 < key_shares.least < 1 < key_shares.most < 1.25

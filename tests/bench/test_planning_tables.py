@@ -132,7 +132,7 @@ def test_lower_bounds_are_not_above_upper_bounds_in_any_type(
                 upper = from_bytes(field.field_type, entry["upper_bounds"][field.field_id])
                 assert lower <= upper, (field.name, lower, upper)
                 if field.field_type == StringType():
-                    assert len(lower) <= 16  # The length at which writers truncate text
+                    assert len(lower) <= 16  # Writers truncate text at this length.
                 if isinstance(lower, Decimal):
                     assert abs(lower) < Decimal(10) ** 10
     assert kinds == {
@@ -141,7 +141,7 @@ def test_lower_bounds_are_not_above_upper_bounds_in_any_type(
     }  # fmt: skip
 
 
-def test_one_column_is_ordered_one_is_clustered_and_one_is_neither(entries: list[dict[str, Any]]) -> None:
+def test_columns_are_ordered_clustered_or_random_over_the_files(entries: list[dict[str, Any]]) -> None:
     def lower(column: int) -> list[int]:
         return [struct.unpack("<q", entry["lower_bounds"][column])[0] for entry in entries]
 
@@ -185,17 +185,17 @@ def test_partitions_paths_and_summaries_agree_with_the_day_column(
 def test_spec_buckets_a_long_like_other_implementations(generated_table: GeneratedTable) -> None:
     spec = StaticTable.from_metadata(generated_table.metadata_location).spec()
     assert [str(field.transform) for field in spec.fields] == ["identity", "bucket[16]"]
-    assert BucketTransform(16).transform(LongType())(34) == 3  # Spec, appendix B: hash 2017239379
+    assert BucketTransform(16).transform(LongType())(34) == 3  # The hash is 2017239379 (spec, appendix B).
 
 
 def test_existing_table_is_reused_unless_it_was_moved(
     generated_table: GeneratedTable, cache: Path, tmp_path: Path
 ) -> None:
-    before = {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")}
+    files_before = {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")}
     steps: list[int] = []
     assert generate_table(FILES, cache=cache, progress=lambda done, of: steps.append(done)) == generated_table
     assert steps == []
-    assert {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")} == files_before
     moved_folder = tmp_path / generated_table.folder.name
     moved_folder.mkdir()
     (moved_folder / "made.json").write_text((generated_table.folder / "made.json").read_text())
@@ -222,7 +222,7 @@ def _find_first_manifest(table: GeneratedTable) -> str:
         return Path(list(fastavro.reader(file))[-1]["manifest_path"]).name
 
 
-def test_interrupted_table_leaves_no_file(tmp_path: Path) -> None:
+def test_interrupted_generation_of_a_table_leaves_no_file(tmp_path: Path) -> None:
     def interrupt(files_done: int, total: int) -> None:
         raise KeyboardInterrupt
 
@@ -231,7 +231,7 @@ def test_interrupted_table_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wider_table_repeats_the_columns_under_new_names(tmp_path: Path) -> None:
+def test_table_with_more_columns_repeats_the_columns_under_new_names(tmp_path: Path) -> None:
     wide_table = generate_table(100, column_count=100, files_per_day=16, cache=tmp_path, workers=1)
     schema = StaticTable.from_metadata(wide_table.metadata_location).schema()
     assert len(schema.fields) == 100
@@ -241,7 +241,7 @@ def test_wider_table_repeats_the_columns_under_new_names(tmp_path: Path) -> None
     assert plan.files == 16
 
 
-@pytest.mark.slow  # This starts a separate JVM; tests/planner/ compares both planners with ours too.
+@pytest.mark.slow  # This starts a separate JVM; tests/planner/ also compares both planners with Seamark's.
 def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(
     generated_table: GeneratedTable, tmp_path: Path
 ) -> None:
@@ -259,7 +259,7 @@ def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHES)
-def test_bench_of_planning_runs_to_its_table(name: str) -> None:
+def test_bench_of_planning_prints_its_table(name: str) -> None:
     argv = [sys.executable, "-m", "bench.planning.run", "--quick", name]
     completed = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=280)
     assert completed.returncode == 0, completed.stdout + completed.stderr

@@ -56,7 +56,7 @@ def test_report_is_equal_after_saving_and_loading(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0"), (0.01234, "0.0123"), (1.2345, "1.23"), (99.96, "100.0"), (12345.6, "12,300")]
 )
-def test_figures_have_three_digits(value: float, text: str) -> None:
+def test_figures_have_three_significant_digits(value: float, text: str) -> None:
     assert format_figure(value) == text
 
 
@@ -67,7 +67,7 @@ def test_only_the_marked_section_of_the_readme_is_filled() -> None:
         readme.fill_section(f"{readme.END}\n{readme.BEGIN}", "new\n")
 
 
-def test_pages_show_the_figures_of_the_results() -> None:
+def test_pages_show_the_figures_of_the_stored_results() -> None:
     for page, content in ((readme.README, readme.format_headlines()), (readme.PAGE, readme.format_section())):
         text = page.read_text()
         assert readme.fill_section(text, content) == text, "run `python -m bench.readme`"

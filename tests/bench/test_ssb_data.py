@@ -14,7 +14,7 @@ import pytest
 from bench.ssb.generate import TABLES, compute_dimension_rows, generate, get_table_path
 from bench.ssb.queries import QUERIES, Oracle
 
-pytestmark = pytest.mark.slow  # The rows are made for benches only.
+pytestmark = pytest.mark.slow  # Only benches use these rows.
 SCALE = 0.02
 NATIONS = 25
 REGIONS = {"AFRICA", "AMERICA", "ASIA", "EUROPE", "MIDDLE EAST"}
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Data:
-    """The five tables, with SQL queries on them."""
+    """The five tables, with methods for SQL queries on them."""
 
     def __init__(self, folder: Path) -> None:
         self.db = duckdb.connect()
@@ -58,7 +58,7 @@ def test_dimensions_have_the_papers_row_counts(data: Data) -> None:
     assert rows["lineorder"] == pytest.approx(6_000_000 * SCALE, rel=0.02)
 
 
-def test_part_grows_with_the_logarithm_above_scale_one() -> None:
+def test_number_of_parts_grows_with_the_logarithm_of_scales_above_one() -> None:
     assert compute_dimension_rows(1)["parts"] == 200_000
     assert compute_dimension_rows(4)["parts"] == 600_000
     assert compute_dimension_rows(100)["parts"] == 1_400_000
@@ -110,10 +110,10 @@ def test_facts_stay_in_their_domains(data: Data) -> None:
 def test_money_is_in_cents_and_adds_up(data: Data) -> None:
     sql = "SELECT count(*) FROM lineorder WHERE lo_revenue <> lo_extendedprice * (100 - lo_discount)::BIGINT // 100"
     assert data.fetch_value(sql) == 0
-    # 60 % of the part's price: TPC-H's price of a part, in cents, is a formula of its key (specification 4.2.3).
+    # 60 % of the part's price. TPC-H's price of a part in cents is a formula of its key (specification 4.2.3).
     cheapest, dearest = data.fetch_value("SELECT min(lo_supplycost), max(lo_supplycost) FROM lineorder")
     assert 90000 * 0.6 <= cheapest <= dearest <= 211000 * 0.6
-    # TPC-H's order total is the sum of its lines, discounted, then taxed, truncated to the cent at each step.
+    # TPC-H's order total is the sum of the discounted and taxed prices of its lines, truncated at each step.
     sql = """
         SELECT max(abs(total - lines)) FROM (
             SELECT any_value(lo_ordtotalprice) AS total,
@@ -135,10 +135,10 @@ def test_cities_nations_and_regions_nest(data: Data) -> None:
             == 1
         )
     assert len(data.read_column("SELECT DISTINCT c_nation FROM customer")) == NATIONS
-    assert data.fetch_value("SELECT count(DISTINCT c_city) FROM customer") > 200  # There are 250 cities.
+    assert data.fetch_value("SELECT count(DISTINCT c_city) FROM customer") > 200  # There are 250 cities in all.
 
 
-def test_brands_nest_in_categories_in_manufacturers(data: Data) -> None:
+def test_brands_nest_in_categories_and_categories_in_manufacturers(data: Data) -> None:
     assert data.read_column("SELECT DISTINCT p_mfgr FROM part") == {f"MFGR#{m}" for m in range(1, 6)}
     assert data.read_column("SELECT DISTINCT p_category FROM part") == {
         f"MFGR#{m}{c}" for m in range(1, 6) for c in range(1, 6)
@@ -146,7 +146,7 @@ def test_brands_nest_in_categories_in_manufacturers(data: Data) -> None:
     brands = {f"MFGR#{m}{c}{b}" for m in range(1, 6) for c in range(1, 6) for b in range(1, 41)}
     column = data.read_column("SELECT DISTINCT p_brand1 FROM part")
     assert column <= brands
-    assert len(column) > 900  # Of 1,000, by 4,000 parts
+    assert len(column) > 900  # There are 1,000 brands, and 4,000 parts.
     nested = "starts_with(p_brand1, p_category) AND starts_with(p_category, p_mfgr)"
     assert data.fetch_value(f"SELECT count(*) FROM part WHERE NOT ({nested})") == 0
     assert data.fetch_value("SELECT max(length(p_name)), max(length(p_color)) FROM part") <= (22, 11)
@@ -215,8 +215,8 @@ def test_interrupted_generation_leaves_no_partial_folder(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_thirteen_queries_select_the_papers_fractions(folder: Path) -> None:
-    """The filter factors on the facts (the paper's table 3.1) hold within the random variation of a small scale."""
+def test_each_query_selects_the_fraction_of_facts_that_the_paper_states(folder: Path) -> None:
+    """The filter factors on the facts (table 3.1 of the paper) vary randomly at a small scale."""
     expected = {"Q1.1": 1.9e-2, "Q1.2": 6.5e-4, "Q2.1": 8.0e-3, "Q2.2": 1.6e-3, "Q3.1": 3.4e-2, "Q4.1": 1.6e-2}
     oracle = Oracle(folder)
     facts = oracle.read_rows("SELECT count(*) FROM lineorder")[0][0]

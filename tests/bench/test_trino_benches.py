@@ -16,7 +16,7 @@ pytestmark = [*NEEDS_TRINO, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("name", BENCHES)
-def test_bench_of_trinos_adapter_runs_to_its_table(name: str) -> None:
+def test_bench_of_the_trino_proxy_prints_its_table(name: str) -> None:
     argv = [sys.executable, "-m", "bench.trino.run", "--quick", name]
     completed = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=580)
     assert completed.returncode == 0, completed.stdout + completed.stderr

@@ -19,7 +19,7 @@ from bench.trino.ssb import DIRECT, LayoutMeasurement, compute_bounds, compute_m
 
 
 class Files:
-    """The part of a client that the bounds use."""
+    """The part of a client that the computation of bounds uses."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._paths = paths
@@ -75,7 +75,7 @@ EXPECTED_FACTS: dict[str, Any] = {
 }
 
 
-def test_every_query_has_a_bound_of_the_facts_that_it_joins() -> None:
+def test_every_query_reads_the_facts_for_its_bound() -> None:
     with duckdb.connect() as db:
         for name, sql in QUERIES.items():
             from_clause = sql.partition("\nfrom ")[2].partition("\ngroup by ")[0]
@@ -88,7 +88,7 @@ def build_answer(wall_ms: float, files: int, splits: int) -> TrinoAnswer:
     return TrinoAnswer([], wall_ms, 1.0, files, splits, 1.0, "")
 
 
-def test_query_counts_as_slower_beyond_a_fraction_and_some_milliseconds() -> None:
+def test_query_is_slower_only_beyond_the_tolerated_fraction_and_milliseconds() -> None:
     case = LayoutMeasurement(LAYOUTS[0], "Q1.1", total=100, bound=10)
     case.answers = {
         DIRECT: [build_answer(1000, 100, 80)] * 3,
@@ -103,7 +103,7 @@ def test_query_counts_as_slower_beyond_a_fraction_and_some_milliseconds() -> Non
     assert case.slower_ms == pytest.approx(1)
 
 
-def test_reading_nothing_counts_as_one_file() -> None:
+def test_query_that_reads_no_file_counts_as_one_file() -> None:
     case = LayoutMeasurement(LAYOUTS[0], "Q1.1", total=100, bound=0)
     case.answers = {DIRECT: [build_answer(10, 100, 0)], OURS: [build_answer(10, 0, 0)]}
     assert (case.over_bound, case.fewer) == (1, 1)

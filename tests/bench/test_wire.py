@@ -45,11 +45,11 @@ async def run_server(*pieces: bytes) -> AsyncIterator[int]:
         await asyncio.gather(*handlers)
 
 
-async def ask(port: int, request: Request) -> Response:
+async def send_twice(port: int, request: Request) -> Response:
     connection = await Connection.open(port)
     try:
         first = await connection.ask(request)
-        assert (await connection.ask(request)).body == first.body  # The connection has no unread data.
+        assert (await connection.ask(request)).body == first.body  # The connection must have no unread data.
         return first
     finally:
         connection.close()
@@ -71,22 +71,22 @@ CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         ([b"HTTP/1.1 204 No Content\r\nServer: x\r\n\r\n"], b""),
     ],
 )
-async def test_answer_is_split_at_its_end(pieces: list[bytes], body: bytes) -> None:
+async def test_answers_are_split_at_their_ends(pieces: list[bytes], body: bytes) -> None:
     async with run_server(*pieces) as port:
-        answer = await ask(port, build_request("GET", "/"))
+        answer = await send_twice(port, build_request("GET", "/"))
     assert answer.body == body
 
 
 async def test_head_and_304_answers_have_no_body_despite_a_content_length() -> None:
     async with run_server(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n") as port:
-        assert (await ask(port, build_request("HEAD", "/"))).body == b""
+        assert (await send_twice(port, build_request("HEAD", "/"))).body == b""
     async with run_server(b'HTTP/1.1 304 Not Modified\r\nContent-Length: 900\r\nETag: "x"\r\n\r\n') as port:
-        answer = await ask(port, build_request("GET", "/"))
+        answer = await send_twice(port, build_request("GET", "/"))
         assert answer.body == b""
         assert answer.get_field("etag") == '"x"'
 
 
-async def test_connection_closed_before_the_answer_voids_the_measurement() -> None:
+async def test_connection_closed_before_the_answer_fails_the_measurement() -> None:
     async with run_server() as port:
         connection = await Connection.open(port)
         query = asyncio.ensure_future(connection.ask(build_request("GET", "/")))

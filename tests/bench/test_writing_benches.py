@@ -23,7 +23,7 @@ from tests.services.process import REPO
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", BENCHES)
-def test_bench_of_writing_runs_to_its_table(name: str) -> None:
+def test_bench_of_writing_prints_its_table(name: str) -> None:
     argv = [sys.executable, "-m", "bench.writing.run", "--quick", name]
     completed = subprocess.run(argv, env={**os.environ}, cwd=REPO, capture_output=True, text=True, timeout=880)
     assert completed.returncode == 0, completed.stdout + completed.stderr

@@ -1,4 +1,4 @@
-"""A server for each test, which the tests reach only over its port."""
+"""Fixtures with a server for each test, which the tests reach only over its port."""
 
 from __future__ import annotations
 

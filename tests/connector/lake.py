@@ -30,7 +30,7 @@ def create(url: str, name: str = "db.t") -> None:
 
 
 def append(url: str, name: str, parts: Sequence[Sequence[int]]) -> None:
-    """Append one data file with the given ids for each part.
+    """Append one data file for each part, whose ids are the numbers in the part.
 
     All files span the same range of all columns, as far as possible.
     """
@@ -45,5 +45,5 @@ def build_columns(ids: Sequence[int]) -> dict[str, list[Any]]:
 
 
 def spread(parts: int, rows_each: int = 20) -> list[list[int]]:
-    """Return ids for each part; each part spans the range of all ids."""
+    """Return the ids of `parts` parts; each part spans the range of all ids."""
     return [[part + parts * number for number in range(rows_each)] for part in range(parts)]

@@ -36,7 +36,7 @@ class ServerThread:
 
     @property
     def http(self) -> aiohttp.ClientSession:
-        """An HTTP client that lives in the server's event loop."""
+        """An HTTP client that runs in the server's event loop."""
         return self._running.http
 
     @property

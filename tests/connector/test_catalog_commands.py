@@ -27,7 +27,7 @@ def invoke_command(client: IndexClient, *arguments: str, answer: str | None = No
 def run_command(client: IndexClient, *arguments: str, answer: str | None = None) -> str:
     result = invoke_command(client, *arguments, answer=answer)
     assert result.exit_code == 0, result.output
-    # The server logs to the same output.
+    # The server writes its log to the same output.
     return "\n".join(line for line in result.stdout.splitlines() if "[info" not in line)
 
 
@@ -161,10 +161,10 @@ def test_dropped_table_is_restored(shop: IndexClient) -> None:
     assert "Table already exists: shop.orders; --to NAME restores it under another name" in refusal.output
 
 
-def _retain(client: IndexClient, name: str, *, is_view: bool = False) -> Path:
-    """Drop and purge a table or view whose location contains a foreign file, and return that file.
+def _purge_with_foreign_file(client: IndexClient, name: str, *, is_view: bool = False) -> Path:
+    """Drop and purge a table or view whose location contains a foreign file, and return the path of that file.
 
-    The foreign file makes the entry keep its location.
+    The catalog keeps the entry and its location, because of the foreign file.
     """
     kind = "view" if is_view else "table"
     metadata = run_json(client, kind, "show", name)
@@ -178,7 +178,7 @@ def _retain(client: IndexClient, name: str, *, is_view: bool = False) -> Path:
 
 def test_retained_entries_are_listed_and_released(shop: IndexClient) -> None:
     assert run_command(shop, "retained", "list").strip() == "No dropped table or view still reserves its location."
-    foreign_file = _retain(shop, "shop.orders")
+    foreign_file = _purge_with_foreign_file(shop, "shop.orders")
     (entry,) = run_json(shop, "retained", "list")
     assert (entry["namespace"], entry["name"], entry["kind"]) == (["shop"], "orders", "table")
     assert entry["id"] in run_command(shop, "retained", "list", "shop")
@@ -186,7 +186,7 @@ def test_retained_entries_are_listed_and_released(shop: IndexClient) -> None:
         shop, "retained", "purge", "shop.orders", "--yes"
     )
     assert invoke_command(shop, "retained", "release", "shop.orders", answer="n\n").exit_code == 1
-    assert [one["id"] for one in run_json(shop, "retained", "list")] == [entry["id"]]
+    assert [item["id"] for item in run_json(shop, "retained", "list")] == [entry["id"]]
     assert run_json(shop, "retained", "release", "shop.orders", "--yes")["released"]["id"] == entry["id"]
     assert foreign_file.exists()
     assert run_json(shop, "retained", "list") == []
@@ -199,9 +199,9 @@ def test_retained_entries_are_listed_and_released(shop: IndexClient) -> None:
 
 
 def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClient) -> None:
-    _retain(shop, "shop.orders")
+    _purge_with_foreign_file(shop, "shop.orders")
     run_command(shop, "table", "create", "shop.orders", "--column", "id:long")
-    foreign_file = _retain(shop, "shop.orders")
+    foreign_file = _purge_with_foreign_file(shop, "shop.orders")
     first, second = entries = run_json(shop, "retained", "list")
     refusal = invoke_command(shop, "retained", "release", "shop.orders", "--yes")
     assert (
@@ -212,8 +212,8 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
     assert "No dropped table or view shop.orders with the id none reserves its location" in unknown.output
     folder = str(foreign_file.parent)
     (latest,) = (entry for entry in entries if urlsplit(entry["metadata-location"]).path.startswith(f"{folder}/"))
-    (other,) = (entry for entry in entries if entry is not latest)
-    run_command(shop, "retained", "release", "shop.orders", "--id", other["id"], "--yes")
+    (older_entry,) = (entry for entry in entries if entry is not latest)
+    run_command(shop, "retained", "release", "shop.orders", "--id", older_entry["id"], "--yes")
     foreign_file.unlink()
     purged = run_json(shop, "retained", "purge", "shop.orders", "--yes")
     assert purged == {"purged": latest, "retained": False}
@@ -223,7 +223,7 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
 def test_dropped_view_that_keeps_its_location_is_purged(shop: IndexClient) -> None:
     body = {"name": "v", "schema": {"type": "struct", "fields": []}, "properties": {}, "view-version": VIEW_VERSION}
     shop._request("POST", "/v1/namespaces/shop/views", {}, json.dumps(body).encode())
-    _retain(shop, "shop.v", is_view=True)
+    _purge_with_foreign_file(shop, "shop.v", is_view=True)
     (entry,) = run_json(shop, "retained", "list", "shop")
     assert (entry["name"], entry["kind"]) == ("v", "view")
     assert run_json(shop, "retained", "purge", "shop.v", "--yes") == {"purged": entry, "retained": False}
@@ -232,7 +232,10 @@ def test_dropped_view_that_keeps_its_location_is_purged(shop: IndexClient) -> No
 
 def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
     listing = run_json(shop, "snapshot", "list", "shop.orders")
-    assert [(one["summary"]["total-records"], one["refs"]) for one in listing] == [("2", ["main"]), ("1", [])]
+    assert [(snapshot["summary"]["total-records"], snapshot["refs"]) for snapshot in listing] == [
+        ("2", ["main"]),
+        ("1", []),
+    ]
     assert "1 older snapshot is not shown" in run_command(shop, "snapshot", "list", "shop.orders", "--limit", "1")
     assert "append" in run_command(shop, "snapshot", "list", "shop.orders")
     by_name = run_json(shop, "snapshot", "show", "shop.orders", "main")
@@ -250,7 +253,7 @@ def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
     assert "No instant has the action nap." in run_command(shop, "timeline", "--action", "nap")
 
 
-def test_mistake_is_reported_in_one_sentence(shop: IndexClient) -> None:
+def test_invalid_command_is_reported_in_one_sentence(shop: IndexClient) -> None:
     cases: list[tuple[list[str], int, str]] = [
         (["table", "show", "shop.order"], 1, "Did you mean shop.orders?"),
         (["snapshot", "list", "shpo.orders"], 1, "Did you mean shop.orders?"),
@@ -307,7 +310,7 @@ def test_joined_names_are_split_into_the_same_levels(levels: tuple[str, ...]) ->
 
 
 def test_jobs_find_a_table_whose_namespace_has_a_dot(client: IndexClient) -> None:
-    """A job without work says that nothing is to do."""
+    """A job without work prints that there is nothing to do."""
     run_command(client, "namespace", "create", r"shop\.eu")
     run_command(client, "table", "create", r"shop\.eu.orders", "--column", "id:long")
     assert "are complete" in run_command(client, "run", "index", r"shop\.eu.orders")
@@ -324,7 +327,7 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     assert run_json(shop, "policy", "list", "shop") == []
     run_command(shop, "policy", "set", "shop.orders", f"{property_name}=true")
     assert "follow the new policy" in run_command(shop, "policy", "set", "shop", "--namespace", f"{inherited}=true")
-    listing = {tuple(one["table"]): one["properties"] for one in run_json(shop, "policy", "list")}
+    listing = {tuple(policy["table"]): policy["properties"] for policy in run_json(shop, "policy", "list")}
     sources = {table: {entry["name"]: entry["source"] for entry in found} for table, found in listing.items()}
     assert sources == {
         ("shop", "orders"): {property_name: "table", inherited: "namespace"},
@@ -336,7 +339,7 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     properties = run_json(shop, "policy", "show", "shop.orders")["properties"]
     assert next(name["value"] for name in properties if name["name"] == property_name) == "true"
     run_command(shop, "policy", "drop", "shop.orders")
-    assert [one["table"] for one in run_json(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
+    assert [policy["table"] for policy in run_json(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
     run_command(shop, "policy", "drop", "shop", inherited, "--namespace")
     assert run_json(shop, "policy", "list") == []
     assert run_json(shop, "namespace", "show", "shop")["properties"]["owner"] == "ann", (

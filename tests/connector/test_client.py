@@ -33,7 +33,7 @@ from tests.planner.lakes.history import write_random_lake
 
 
 def build_files_of_ten(count: int, first: int = 0) -> list[Any]:
-    """Return files. File n contains the ids from 10 n to 10 n + 9."""
+    """Return `count` files. File n contains the ids from 10 n to 10 n + 9."""
     return [build_data_file(f"file:///t/{n:03d}.parquet", 10 * n, 10 * n + 9) for n in range(first, first + count)]
 
 
@@ -83,7 +83,7 @@ def test_pages_with_different_dictionaries_are_joined_to_one_table(server: Serve
     with_client.close()
 
 
-def test_explanation_has_the_files_left_and_the_unused_conditions(client: SeamarkClient) -> None:
+def test_explanation_has_the_remaining_files_and_the_unused_conditions(client: SeamarkClient) -> None:
     explanation = client.explain("db.t", "id BETWEEN 25 AND 31 AND length(data) = 3", files=True, limit=1)
     assert (explanation.files, explanation.records, explanation.delete_files) == (2, 200, 0)
     assert explanation.stages[0].files_in == 7
@@ -92,16 +92,16 @@ def test_explanation_has_the_files_left_and_the_unused_conditions(client: Seamar
     assert explanation.not_used == ("LENGTH(data) = 3",)
     assert [column["name"] for column in explanation.columns] == ["id"]
     assert explanation.kept_files is not None
-    assert [one["file-path"] for one in explanation.kept_files] == ["file:///t/002.parquet"]
-    same = client.explain("db.t", filter={"type": "eq", "term": "id", "value": 5})
-    assert (same.files, same.kept_files) == (1, None)
+    assert [file["file-path"] for file in explanation.kept_files] == ["file:///t/002.parquet"]
+    equal_explanation = client.explain("db.t", filter={"type": "eq", "term": "id", "value": 5})
+    assert (equal_explanation.files, equal_explanation.kept_files) == (1, None)
 
 
 def test_timeline_is_read_to_its_end(client: SeamarkClient) -> None:
     timeline = list(client.timeline("db.t"))
-    assert [one.action for one in timeline] == ["create", "commit"]
+    assert [instant.action for instant in timeline] == ["create", "commit"]
     assert timeline[1].snapshot_id == 1
-    assert [one.action for one in client.timeline("db.t", limit=1, newest_first=True)] == ["commit"]
+    assert [instant.action for instant in client.timeline("db.t", limit=1, newest_first=True)] == ["commit"]
     assert list(client.timeline("db.t", since=timeline[1].position)) == []
     assert next(client.timeline(action="create")).name == "t"
 
@@ -149,14 +149,14 @@ def test_name_with_several_levels_can_contain_dots() -> None:
             split_name(invalid_value)
 
 
-# Servers that misbehave
+# Servers with busy, invalid or missing answers
 
 
 @contextmanager
 def serve_answers(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the URL of a server and a list of the tokens that it received.
+    """Yield the URL of a server, and a list of the tokens that it receives.
 
-    The server gives the answers one after another, and then repeats the last one.
+    The server sends the answers one after another, and then repeats the last answer.
     """
     requests: list[str] = []
 
@@ -224,10 +224,10 @@ def test_invalid_answer_raises_the_error_of_its_kind(
 ) -> None:
     with serve_answers(answer) as (url, requests):
         client = SeamarkClient(url, retries=2)
-        with pytest.raises(expected) as raised:
+        with pytest.raises(expected) as error:
             list(client.timeline())
         client.close()
-    assert type(raised.value) is expected
+    assert type(error.value) is expected
     assert len(requests) == (3 if expected is Unavailable else 1)
 
 
@@ -243,7 +243,7 @@ def test_messages_hide_the_password_of_a_url() -> None:
 
 
 def test_as_of_time_is_parsed_to_the_millisecond() -> None:
-    """A float of seconds would lose a millisecond of each time, and so name the snapshot before."""
+    """A float of seconds would lose a millisecond of some times, and would therefore select the previous snapshot."""
     for expected in (1_079_337_347_472, 2_165_497_250_429, 2_183_226_373_411):
         expected_time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=expected)
         assert parse_timestamp(expected_time.isoformat()) == expected
@@ -252,16 +252,16 @@ def test_as_of_time_is_parsed_to_the_millisecond() -> None:
     assert parse_timestamp("2026-10-25T02:30+02:00") == parse_timestamp("2026-10-25T00:30")
 
 
-def test_page_of_another_server_is_reported_as_such() -> None:
+def test_answer_of_a_server_without_an_iceberg_catalog_is_reported() -> None:
     page = b"<!DOCTYPE html>\n<html><title>404 Not\nFound</title></html>"
     with serve_answers((404, {}, page)) as (url, _):
-        with SqlSession(url) as session, pytest.raises(NoSuchResource) as raised:
+        with SqlSession(url) as session, pytest.raises(NoSuchResource) as error:
             session.sql("SELECT 1 FROM a.b")
         client = SeamarkClient(url.replace("http:", "https:"), retries=0)
         with pytest.raises(Unreachable, match="does not answer by TLS; a server without TLS has an http:// URL"):
             list(client.timeline())
         client.close()
-    assert raised.value.message == "HTTP 404, in the form of another server or of a proxy: 404 Not Found"
+    assert error.value.message == "HTTP 404, in the form of another server or of a proxy: 404 Not Found"
 
 
 def test_listing_that_is_not_arrow_is_a_server_failure() -> None:

@@ -56,7 +56,7 @@ def test_table_is_loaded_below_the_servers_prefix_with_vended_credentials(tmp_pa
         server.stop()
 
 
-def test_credentials_of_the_longest_prefix_win_and_are_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_of_the_longest_prefix_are_used_and_are_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = (
         b'{"metadata":{"location":"s3://lake/db/t"},"config":{"s3.endpoint":"http://s3","s3.access-key-id":"any"},'
         b'"storage-credentials":[{"prefix":"s3://lake/db/t/","config":{"s3.access-key-id":"mine"}},'

@@ -15,7 +15,7 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 
 @pytest.fixture
 def warehouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a warehouse behind a symbolic link, as operators may have it; a secret is beside it."""
+    """Return a warehouse that operators reach through a symbolic link. A secret file is next to the warehouse."""
     (tmp_path / "disk" / "t").mkdir(parents=True)
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "f").write_text("secret")
@@ -49,7 +49,7 @@ def test_links_and_files_outside_the_folder_are_refused(warehouse: Path, place: 
     if place == "t/link":
         Storage().delete(
             f"file://{warehouse}/{place}"
-        )  # This deletes the link itself, which is in the table's own folder.
+        )  # This deletes the link itself, which is in the table's own folder, and not its target.
         assert not os.path.lexists(warehouse / place)
     else:
         with pytest.raises(PermissionError, match="outside the warehouse"):
@@ -64,7 +64,9 @@ def test_processes_without_confinement_follow_links(tmp_path: Path, monkeypatch:
     assert bytes(Storage().read(f"file://{tmp_path}/link")) == b"own"
 
 
-def test_own_folder_that_a_link_replaces_gives_no_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_folder_that_is_replaced_by_a_link_gives_no_access(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker of statements is confined to table folders, which writers of the tables can replace."""
     monkeypatch.setattr(storage, "_confined_to", None)
     (tmp_path / "disk/d/t").mkdir(parents=True)
@@ -106,7 +108,7 @@ def test_pipe_in_the_place_of_a_file_does_not_block(warehouse: Path) -> None:
             call(f"file://{warehouse}/t/f")
 
 
-def test_new_file_replaces_no_file_and_a_failure_leaves_none(warehouse: Path) -> None:
+def test_write_replaces_no_file_and_leaves_no_file_if_it_fails(warehouse: Path) -> None:
     storage = Storage()
     with pytest.raises(FileExistsError):
         storage.write(f"file://{warehouse}/t/f", [b"other"])
@@ -124,7 +126,10 @@ def test_new_file_replaces_no_file_and_a_failure_leaves_none(warehouse: Path) ->
 
 
 def test_client_follows_no_link_in_the_folder_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`confine` is not active. A link to the table is the operator's, but a link in its folder may be a tenant's."""
+    """`confine` is not active.
+
+    The operator may place a link to the table, but a link in its folder may be a tenant's.
+    """
     monkeypatch.setattr(storage, "_confined_to", None)
     (tmp_path / "disk/ns/t/data").mkdir(parents=True)
     (tmp_path / "disk/ns/t/data/f").write_text("own")

@@ -63,7 +63,7 @@ def test_python_scripts_compile_and_take_the_token_from_the_environment(has_toke
     }
 
 
-def test_spark_configuration_is_that_of_the_tests() -> None:
+def test_printed_spark_configuration_equals_that_of_the_test_session() -> None:
     text = format_connection("spark", "sea", URI, has_token=False)
     assert text.startswith(f"spark-sql --packages {RUNTIME} ")
     assert read_spark_conf(text) == {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **build_catalog_conf("sea", URI)}
@@ -79,7 +79,7 @@ def test_spark_configuration_is_that_of_the_tests() -> None:
     assert "spark.sql.catalog.sea.token=smk_x" in output.stdout.splitlines()
 
 
-def test_trino_configuration_is_that_of_the_how_to() -> None:
+def test_printed_trino_configuration_equals_that_of_the_how_to_guide() -> None:
     blocks = [
         block.read_text
         for block in Page(REPO / "docs/how-to/connect-trino.md").blocks
@@ -91,7 +91,7 @@ def test_trino_configuration_is_that_of_the_how_to() -> None:
     assert {line.partition("=")[0] for line in of_s3} == documented - {"iceberg.metadata-cache.enabled"}
 
 
-def test_duckdb_configuration_is_that_of_the_how_to() -> None:
+def test_printed_duckdb_configuration_equals_that_of_the_how_to_guide() -> None:
     statement = next(
         line for line in format_connection("duckdb", "sea", URI, has_token=False).splitlines() if "ATTACH" in line
     )
@@ -104,7 +104,7 @@ def test_duckdb_text_takes_the_token_from_the_environment() -> None:
 
 
 def test_duckdb_text_runs(server: ServerThread, tmp_path: Path) -> None:
-    """PyPI's extensions are where INSTALL would put them, so the text runs without a download."""
+    """PyPI's extensions are in the folder to which INSTALL would download them, so no download is needed."""
     version, platform = _read_duckdb_platform()
     folder = tmp_path / "extensions" / version / platform
     folder.mkdir(parents=True)
@@ -128,7 +128,7 @@ def _read_duckdb_platform() -> tuple[str, str]:
     return f"v{duckdb.__version__}", platform
 
 
-def test_iceberg_runtime_is_that_of_the_tests() -> None:
+def test_printed_iceberg_runtime_equals_that_of_the_tests() -> None:
     pom = (REPO / "deploy" / "jars" / "pom.xml").read_text()
     version = re.search(r"<iceberg.version>(.*)</", pom)
     assert version is not None
@@ -144,7 +144,7 @@ def test_iceberg_runtime_is_that_of_the_tests() -> None:
         (["trino", "--url", "http://127.0.0.1:1"], 1, "No answer from http://127.0.0.1:1"),
     ],
 )
-def test_connect_command_reports_each_mistake(
+def test_connect_command_reports_each_invalid_argument(
     client: IndexClient, arguments: list[str], code: int, message: str
 ) -> None:
     result = run_connect(client.url, *arguments)

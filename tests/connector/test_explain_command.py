@@ -47,7 +47,7 @@ def test_explain_shows_stages_and_unused_conditions(url: str) -> None:
     assert "[3]" not in text
 
 
-def test_explain_says_why_a_condition_did_not_prune_and_what_would_help(url: str) -> None:
+def test_explain_states_why_a_condition_did_not_prune_and_proposes_a_remedy(url: str) -> None:
     _, text = run_explain("db.t", "id >= 1 AND data = 'x' AND id <> 'abc'", "--url", url)
     for part in (
         "id did not prune: bounds of id allow it in 4 of 4 files",
@@ -131,7 +131,7 @@ def test_query_is_explained_table_by_table(url: str) -> None:
     assert json.loads("{" + text.partition("\n{")[2])["tables"][0]["plan"]["files"] == 3
 
 
-def test_query_with_unused_conditions_is_not_said_to_match_all_rows(url: str) -> None:
+def test_explain_does_not_claim_that_unused_conditions_match_all_rows(url: str) -> None:
     for where, expected in (
         ("id = 'abc'", "Not used: \"id\" = 'abc': 'abc' is not a literal of id, which is long; write a number"),
         ("id > 15 AND idd = 1", "Not used: idd: no table of the query has this column; did you mean id."),

@@ -50,7 +50,7 @@ class S3Lake:
 
     def list_files(self, ending: str) -> set[str]:
         pages = self.s3.client().get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
-        keys = [one["Key"] for page in pages for one in page.get("Contents", ())]
+        keys = [object_["Key"] for page in pages for object_ in page.get("Contents", ())]
         return {f"s3://{self.bucket}/{key}" for key in keys if key.endswith(ending)}
 
     def list_unfinished(self) -> list[str]:
@@ -98,10 +98,10 @@ def test_rows_in_s3_are_written_changed_and_read(lake: S3Lake, mode: str, versio
     overwrite(client, name, build_rows((5, "ch", 5)), where="ts >= 1")
     expected = [(5, "ch", 5, None)]
     assert read_rows(client, name) == expected
-    if version == 2:  # PyIceberg applies the deletes of version 2, too.
+    if version == 2:  # PyIceberg also applies the deletes of version 2.
         with lake.open_catalog() as catalog:
             actual_rows = catalog.load_table(name).scan().to_arrow().sort_by("id").to_pylist()
-        assert [tuple(one.values()) for one in actual_rows] == expected
+        assert [tuple(row.values()) for row in actual_rows] == expected
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: S3L
     append(lake.client, "db.stock", build_rows((0, "de", 0)))
     with lake.open_catalog() as catalog:
         handles = [catalog.load_table("db.stock") for _ in range(3)]
-        for number, handle in enumerate(handles, start=1):  # Each append is based on the snapshot before both appends.
+        for number, handle in enumerate(handles, start=1):  # Both appends are based on the same snapshot.
             handle.append(build_rows((number, "fr", number)).cast(handle.schema().as_arrow()))
         table = catalog.load_table("db.stock")
         actual_rows = table.scan().to_arrow()
@@ -126,7 +126,7 @@ def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: S3L
 
 @pytest.mark.slow
 def test_unfinished_uploads_of_killed_writers_are_aborted(lake: S3Lake) -> None:
-    """Only uploads of the table's files that are old enough are aborted, and the table stays unchanged."""
+    """Only old uploads of the table's files are aborted, and the table stays unchanged."""
     for name in ("uploads", "neighbour"):
         create(lake.client, name, version=2)
         append(lake.client, f"db.{name}", build_rows((1, "de", 1)))
@@ -156,7 +156,7 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: S3Lake) -> None:
             begin(key)
         age_uploads(lake)
         begin(young)
-        before = lake.list_files("")
+        files_before = lake.list_files("")
         dry_report = remove_orphan_files(lake.client, "db.uploads", dry_run=True)
         assert (dry_report.uploads, dry_report.files) == (len(aborted), 0)
         assert list_unfinished_keys() == {*aborted, *kept_keys, young}
@@ -165,12 +165,12 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: S3Lake) -> None:
         assert remove_orphan_files(lake.client, "db.uploads").uploads == 0
         for upload in s3.list_multipart_uploads(Bucket=lake.bucket)["Uploads"]:  # Other tests share the bucket.
             s3.abort_multipart_upload(Bucket=lake.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
-    assert lake.list_files("") == before
+    assert lake.list_files("") == files_before
     assert read_rows(lake.client, "db.uploads") == [(1, "de", 1, None)]
 
 
 def age_uploads(lake: S3Lake) -> None:
-    """Make the uploads a week old. The store takes the time of an upload from its folder."""
+    """Make the uploads a week old. The store derives the time of an upload from its folder."""
     week_ago = time.time() - 7 * 86_400
     for path in (lake.s3.root / lake.bucket).glob(".sgwtmp/multipart/*/*"):
         os.utime(path, (week_ago, week_ago))
@@ -236,8 +236,8 @@ def test_statements_merge_files_and_drop_columns_in_s3(
         append(lake.client, "db.t", build_many_rows(number, number * 10_000))
     if is_encrypted:
         encrypt_all(lake, encrypted.build_configuration({"k1": ["payload"], "k2": ["price"]}, plaintext_footer=True))
-    before = read_table(lake.client)
-    assert len(before) == 14_000
+    rows_before = read_table(lake.client)
+    assert len(rows_before) == 14_000
     sizes: list[int] = []
     blocks = SourceFile.read
 
@@ -250,13 +250,15 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     assert (report.files_before, report.files_after) == (4, 2)
     assert report.row_groups_copied > 0
     assert max(sizes) <= BLOCK_BYTES
-    assert read_table(lake.client) == before
+    assert read_table(lake.client) == rows_before
     sizes.clear()
     report = run_statement(lake.client, DropColumns(("db", "t"), "part = 1", ("payload",)), utc=True)
     assert report.files_before == 1
     assert sum(sizes) < report.bytes_before / 10
-    after = {number: {**row, "payload": None if row["part"] else row["payload"]} for number, row in before.items()}
-    assert read_table(lake.client) == after
+    rows_after = {
+        number: {**row, "payload": None if row["part"] else row["payload"]} for number, row in rows_before.items()
+    }
+    assert read_table(lake.client) == rows_after
     assert lake.list_unfinished() == []
     location = lake.client.load_table("db.t").location
     paths = set(lake.client.files("db.t", content="data")["file_path"].to_pylist())
@@ -265,16 +267,16 @@ def test_statements_merge_files_and_drop_columns_in_s3(
 
 @pytest.mark.slow
 def test_columns_of_old_partitions_are_dropped_in_s3(lake: S3Lake) -> None:
-    """The service of column TTL drops them in this way."""
+    """The table service for column TTL runs this statement."""
     create_table_of_parts(lake, 2)
     append(lake.client, "db.t", build_many_rows(5, 0))
-    before = read_table(lake.client)
+    rows_before = read_table(lake.client)
     dropped = drop_columns(lake.client, "db.t", ["payload", "place.note"], where="part = 0", whole_partitions=True)
     assert (dropped.errors, dropped.commits) == ([], 1)
-    for row in before.values():
+    for row in rows_before.values():
         if row["part"] == 0:
             row["payload"] = None
-    assert read_table(lake.client) == before
+    assert read_table(lake.client) == rows_before
     second_report = drop_columns(
         lake.client, "db.t", ["payload", "place.note"], where="part = 0", whole_partitions=True
     )
@@ -284,18 +286,18 @@ def test_columns_of_old_partitions_are_dropped_in_s3(lake: S3Lake) -> None:
 @pytest.mark.slow  # Each step takes 50 s. tests/connector/jobs/test_statements.py always tests files on a local disk.
 @pytest.mark.parametrize("step", [23, 2])
 def test_killed_statement_leaves_no_partial_file_in_s3(lake: S3Lake, step: int) -> None:
-    """An object exists completely or not at all. What remains is an orphan file or an unfinished upload."""
+    """An object exists completely or not at all. A killed statement can leave orphan files and unfinished uploads."""
     create_table_of_parts(lake, 3)
     for number in range(2):
         append(lake.client, "db.t", build_many_rows(number, number * 10_000))
-    before = read_table(lake.client)
+    rows_before = read_table(lake.client)
     files_before = lake.list_files(".parquet")
     job = StatementJob(lake.server.base_url, None, MergeFiles(("db", "t")), utc=True)
     killed, kill_at, answer = 0, random.Random(first_seed()).randint(2, step), None
     while answer is None:
         answer = run_killed_at(kill_at, job)
         killed += answer is None
-        assert read_table(lake.client) == before, kill_at
+        assert read_table(lake.client) == rows_before, kill_at
         storage = open_table(lake.client, "db.t", At(ref=MAIN)).storage
         for location in lake.list_files(".parquet") - files_before:
             with SourceFile(location, storage) as source:
@@ -317,4 +319,4 @@ def test_killed_statement_leaves_no_partial_file_in_s3(lake: S3Lake, step: int) 
         for path in lake.client.files("db.t", at=At(snapshot_id=snapshot["snapshot-id"]))["file_path"].to_pylist()
     }
     assert {path for path in lake.list_files(".parquet") if path.startswith(location)} == known_paths
-    assert read_table(lake.client) == before
+    assert read_table(lake.client) == rows_before

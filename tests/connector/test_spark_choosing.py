@@ -34,7 +34,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize("is_indexed", [True, False])
-def test_counts_of_rows_and_pages_equal_those_of_the_files(
+def test_row_counts_from_pages_and_indexes_equal_the_row_counts_of_the_files(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch, is_indexed: bool
 ) -> None:
     monkeypatch.setattr(choosing, "PAGE_ROWS", 100)
@@ -68,7 +68,7 @@ def test_counts_of_rows_and_pages_equal_those_of_the_files(
         assert row_count == expected, seed
 
 
-def test_seamark_reader_is_chosen_by_the_share_of_pages_that_it_skips() -> None:
+def test_seamark_reader_is_chosen_if_it_skips_enough_pages() -> None:
     large = 100 * BREAK_EVEN_ROWS
     assert RemainingRows(planned=large, touched=BREAK_EVEN_ROWS, chosen=1).suits_seamark
     assert RemainingRows(

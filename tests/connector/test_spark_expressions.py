@@ -15,7 +15,7 @@ def build_upper_case_comparison(text: str) -> exp.Expr:
 
 def test_conditions_on_expanding_upper_case_texts_are_left_to_spark() -> None:
     """For `upper(c) = 'J̌ANE'`, the rules would search only prefixes with j and J, and miss a text with ǰ."""
-    longer = {one.upper() for one in map(chr, range(sys.maxunicode)) if len(one.upper()) > 1}
+    longer = {letter.upper() for letter in map(chr, range(sys.maxunicode)) if len(letter.upper()) > 1}
     of_letters = {text for text in longer if text[0].isascii()}
     assert {"SS", "J\u030c"} <= of_letters
     for text in of_letters:

@@ -33,7 +33,7 @@ def test_task_owns_files_only_if_it_has_all_their_keys() -> None:
 
 
 def test_rows_of_one_bucket_with_many_keys_are_spread_over_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An example is one tenant in a table with buckets by tenant, whose keys are tenant and number."""
+    """For example, a table has buckets by tenant, its key is (tenant, number), and all rows belong to one tenant."""
     monkeypatch.setattr(upserting, "find_record_index", lambda *_: None)
     spec = PartitionSpec(0, (PartitionField("b", "bucket[16]", 1),))
     opened_table: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))

@@ -32,8 +32,8 @@ def test_pairs_are_all_rows_with_equal_keys() -> None:
             assert match_rows(stored_buckets, keys, len(expected) - 1) is None
 
 
-def test_rows_have_the_ordinal_of_their_key() -> None:
-    """The key has two columns. One is an int that is compared with bigints, some of which do not fit."""
+def test_row_has_the_ordinal_of_the_target_row_with_its_key() -> None:
+    """The key has two columns. One is an int that is compared with bigints, some of which do not fit into an int."""
     seed = first_seed()
     rng = random.Random(seed)
     schema = Schema((Field(1, "a", False, "int"), Field(2, "b", False, "string"), Field(3, "c", False, "int")), 0)

@@ -21,12 +21,12 @@ def test_all_spellings_of_a_local_location_name_one_file(tmp_path: Path) -> None
         assert Storage().read(location) == b"abcd"
 
 
-def test_write_overwrites_no_file_and_a_failure_leaves_none(tmp_path: Path) -> None:
+def test_write_overwrites_no_file_and_leaves_no_file_if_it_fails(tmp_path: Path) -> None:
     location = f"file://{tmp_path}/folder/x"
     Storage().write(location, [b"first"])
     with pytest.raises(FileExistsError):
         Storage().write(location, [b"second"])
-    assert [one.name for one in (tmp_path / "folder").iterdir()] == ["x"]
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["x"]
     assert (tmp_path / "folder" / "x").read_bytes() == b"first"
 
 

@@ -53,7 +53,7 @@ RULES: dict[str, Any] = {
         _build_cubed_rule("dan", columns=[{"name": "card", "allow": False}]),
         _build_cubed_rule("sue", privileges=[]),
         {"user": "rita|dan|sue", "schema": "cubed", "table": "sales|kinds", "privileges": ["SELECT"]},
-        {"schema": "ruled", "privileges": ["SELECT"]},  # The catch-all rule, which includes the names of plans
+        {"schema": "ruled", "privileges": ["SELECT"]},  # This rule also applies to the names of plans.
         {"schema": "information_schema", "privileges": ["SELECT"]},
     ],
 }

@@ -16,8 +16,8 @@ from tests.services.trino_lake import TrinoLake, open_trino_lake
 def trino_lake(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[TrinoLake]:
     """Start one Trino over a server with tables on local files and a server with tables in S3.
 
-    Each test uses its own namespaces, and restarts any part that it stops. This Trino has access control,
-    because a second Trino for those tests would spend half of their CPU time on its start and warm-up.
+    Each test uses its own namespaces, and restarts any server that it stops. This Trino has access control, because a
+    second Trino for the tests of access control would spend half of their CPU time on its start and warm-up.
     """
     folder = tmp_path_factory.mktemp("trino")
     with open_trino_lake(folder, s3, write_access_control(folder)) as lake:

@@ -31,9 +31,9 @@ ROWS = 500
 
 @dataclass
 class Shop:
-    """A server for Trino, and a second server over the same database and tables for the proxy.
+    """Trino over a server, and a proxy with a second server over the same database and tables.
 
-    Tests may kill the second.
+    Tests may kill the second server, `planner`.
     """
 
     seamark: Seamark
@@ -46,7 +46,7 @@ class Shop:
 def open_shop(folder: Path, trino_lake: TrinoLake) -> Iterator[Shop]:
     """Open a shop with the table `shop.orders`.
 
-    It has twenty files with the same range of ids, and an index that keeps one file for one id.
+    The table has twenty files with the same range of ids, and an index that finds the file of an id.
     """
     seamark, coordinator = trino_lake.seamark, trino_lake.trino
     fill(seamark)
@@ -104,14 +104,14 @@ def query_rows(port: int, sql: str, parameters: Any = None, **options: Any) -> l
 
 
 def run_both_ways(shop: Shop, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
-    """Run a statement through the proxy and without it, check that the rows are equal, and return them."""
+    """Run a statement through the proxy and without it, and return the rows, which must be equal."""
     direct = query_rows(shop.trino.port, sql, parameters, **options)
     assert query_rows(shop.proxy.port, sql, parameters, **options) == direct
     return direct
 
 
 def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
-    """Send a statement, and return its outcome in the proxy's header and the first answer."""
+    """Send a statement, and return its outcome in the proxy's header and the first page of the answer."""
     request_headers = {"X-Trino-User": "tests", "X-Trino-Catalog": "seamark", "X-Trino-Schema": "shop", **headers}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/statement", data=sql.encode(), headers=request_headers
@@ -123,7 +123,7 @@ def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
 def await_final_outcome(shop: Shop, sql: str, **headers: str) -> str:
     """Return the final outcome of a statement: rewritten, or not worth a plan.
 
-    A slow Trino reports `planned` first. A proxy that has seen failed statements plans again only after a pause.
+    A slow Trino first reports `planned`. After failed statements, the proxy makes plans again only after a pause.
     """
 
     def read_outcome_if_final() -> str:
@@ -142,10 +142,11 @@ def is_planned(shop: Shop, explanation: str) -> bool:
 
 
 def explain_with_plan_tables(shop: Shop, sql: str, **options: Any) -> str:
-    """Return the answer of an EXPLAIN statement that the proxy has rewritten.
+    """Return the answer to an EXPLAIN statement that the proxy has rewritten.
 
-    On a busy machine a plan can miss its budget. Then Trino gets the original statement, and the proxy plans again only
-    after a pause, so the statement is repeated.
+    On a busy machine, a plan can exceed its time budget. Then Trino gets the original statement, and the proxy makes
+    plans
+    again only after a pause, so the statement is repeated.
     """
 
     def read_planned_explanation() -> str:
@@ -172,13 +173,13 @@ def run_until_cancelled(cursor: Any, sql: str) -> None:
 
 
 def wait_for_result(ask: Callable[[], Any], within_s: float = 60) -> Any:
-    """Return the result of `ask` once it is true, within a time limit.
+    """Call `ask` until its result is true, and return the result. The time is limited to `within_s`.
 
     The pauses between attempts grow, because a statement is expensive for Trino.
     """
     deadline_s, wait_s = time.monotonic() + within_s, 0.1
     while not (answer := ask()):
-        assert time.monotonic() < deadline_s, "it has not come true"
+        assert time.monotonic() < deadline_s, f"the result was not true within {within_s} s"
         time.sleep(wait_s)
         wait_s = min(1.0, 1.5 * wait_s)
     return answer

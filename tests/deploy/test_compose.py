@@ -31,7 +31,7 @@ SERVICES: dict[str, Any] = COMPOSE["services"]
 
 
 def list_mounted_files(service: str) -> dict[str, Path]:
-    """Return the files that a service mounts: the path in the container → the path in the checkout."""
+    """Return the files that a service mounts: the path in the checkout by the path in the container."""
     binds = (volume.split(":") for volume in SERVICES[service].get("volumes", []) if volume.startswith("."))
     return {bind[1]: REPO / bind[0] for bind in binds}
 
@@ -97,7 +97,7 @@ def test_published_ports_are_on_loopback_only() -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-def test_mounted_configurations_are_those_of_the_tests() -> None:
+def test_mounted_configurations_equal_the_configurations_of_the_tests() -> None:
     assert list_mounted_files("postgres")["/etc/postgresql/postgresql.conf"] == postgres.CONFIG
     assert list_mounted_files("trino")["/etc/trino"] == trino.ETC
     assert [REPO / path for path in SERVICES["s3"]["env_file"]] == [s3.CONFIG]
@@ -113,7 +113,7 @@ def test_images_have_the_tested_versions() -> None:
     assert f"@v{read_image_version('s3')}\n" in (REPO / "Makefile").read_text()
 
 
-def test_spark_defaults_equal_those_that_the_connector_would_write() -> None:
+def test_spark_defaults_equal_the_output_of_the_connect_command() -> None:
     store = {"s3.endpoint": "http://s3:7070", "s3.path-style-access": "true"}
     spark_settings = {
         key: value for key, value in read_spark_defaults().items() if key.startswith("spark.sql.catalog.")
@@ -139,7 +139,7 @@ def test_server_settings_are_known_and_agree_with_other_services() -> None:
     assert settings["auth"] != "none"
 
 
-def test_indexer_uses_the_servers_image_and_the_engines_token_and_keys() -> None:
+def test_indexer_has_the_image_of_the_server_and_the_token_and_keys_of_engines() -> None:
     service, spark = SERVICES["indexer"], SERVICES["spark"]["environment"]
     assert service["image"] == SERVICES["seamark"]["image"]
     name, *arguments = service["command"]

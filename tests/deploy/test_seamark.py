@@ -15,7 +15,7 @@ from tests.services.seamark import Seamark
 def test_mounted_settings_serve_tables_over_postgresql_and_s3(
     start_seamark: Callable[..., Seamark], postgres_url: str, s3: S3, s3_bucket: str
 ) -> None:
-    """The test replaces only the addresses and allows access without a login from loopback."""
+    """The test replaces only the addresses, and allows access without a login from the loopback interface."""
     environment = {
         "SEAMARK_CONFIG": str(DEPLOY / "seamark" / "seamark.toml"),
         "SEAMARK_AUTH": "none",

@@ -14,7 +14,7 @@ from tests.services.s3 import S3
 from tests.services.spark import new_catalog
 
 
-def test_postgres_runs_composes_configuration_and_keeps_what_it_acknowledged(postgres: Postgres) -> None:
+def test_postgres_uses_the_compose_configuration_and_keeps_acknowledged_writes(postgres: Postgres) -> None:
     assert postgres.run_sql("SHOW fsync") == "on"
     assert postgres.run_sql("SHOW synchronous_commit") == "on"
     assert postgres.run_sql("SHOW password_encryption") == "scram-sha-256"
@@ -63,7 +63,7 @@ def test_service_that_never_becomes_ready_is_ended(tmp_path: Path) -> None:
     assert not process.running()
 
 
-@pytest.mark.slow  # No other test needs Iceberg's Java server, which this one starts.
+@pytest.mark.slow  # Only this test needs Iceberg's Java server, which takes long to start.
 @pytest.mark.spark
 def test_spark_uses_a_rest_catalog_added_while_it_runs(spark: SparkSession, java_catalog: str) -> None:
     name = new_catalog(spark, java_catalog)

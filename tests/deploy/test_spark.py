@@ -18,7 +18,7 @@ from tests.services.seamark import Seamark
 @pytest.mark.spark
 @pytest.mark.slow
 def test_spark_sql_uses_seamark_with_the_mounted_configuration(tmp_path: Path, s3: S3, s3_bucket: str) -> None:
-    """Only addresses differ: compose has names of services, and the test has ports of this machine."""
+    """Only the addresses differ: compose uses the names of services, and the test uses ports of this machine."""
     warehouse = f"s3://{s3_bucket}/warehouse"
     with Seamark(tmp_path / "seamark", warehouse=warehouse, env=s3.build_seamark_env()) as seamark:
         environment = {

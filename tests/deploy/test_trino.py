@@ -46,7 +46,7 @@ class TrinoCatalog:
 
     @property
     def by_name(self) -> TrinoCatalog:
-        """Return the lake with another catalog of Trino, in which plan tables have names."""
+        """Return this catalog under another Trino catalog, in which plan tables have names."""
         return replace(self, catalog=f"{self.catalog}{BY_NAME}")
 
 
@@ -158,7 +158,7 @@ def make_plan(lake: TrinoCatalog, table: str, predicate: str, *, at: At = CURREN
     indirect=["lake"],
 )
 def test_trino_reads_a_plan_table_like_the_table(lake: TrinoCatalog, version: int) -> None:
-    """The table has deleted rows, and a snapshot that is not current."""
+    """The table has deleted rows and a snapshot that is not current."""
     rows, schema = lake.by_name.read_rows, f"plans{version}"
     rows(f"CREATE SCHEMA {schema}")
     rows(
@@ -171,7 +171,7 @@ def test_trino_reads_a_plan_table_like_the_table(lake: TrinoCatalog, version: in
     rows(f"DELETE FROM {schema}.t WHERE id IN (25, 26, 57)")
     rows(f"UPDATE {schema}.t SET day = DATE '2027-01-01' WHERE id IN (21, 51)")
     files = {path for (path,) in rows(f'SELECT file_path FROM {schema}."t$files" WHERE content = 0')}
-    before = rows(f'SELECT snapshot_id FROM {schema}."t$snapshots" ORDER BY committed_at')[-2][0]
+    old_snapshot_id = rows(f'SELECT snapshot_id FROM {schema}."t$snapshots" ORDER BY committed_at')[-2][0]
     for predicate in ("id BETWEEN 18 AND 31", "land = 'l1' AND id > 45", "day = DATE '2027-01-01'", "id < 0", "true"):
         name = make_plan(lake, f"plans{version}.t", predicate)
         plan = f'{schema}."{name}"'
@@ -184,10 +184,10 @@ def test_trino_reads_a_plan_table_like_the_table(lake: TrinoCatalog, version: in
         assert {path for *_, path, _ in expected} <= live_paths
         join = f"SELECT count(*) FROM {plan} a JOIN {schema}.t b ON a.id = b.id JOIN {plan} c ON b.id = c.id"
         assert rows(join) == rows(f"SELECT count(*) FROM {plan}")
-    old_plan = make_plan(lake, f"plans{version}.t", "id = 21", at=At(snapshot_id=before))
-    expected = rows(f"SELECT day FROM {schema}.t FOR VERSION AS OF {before} WHERE id = 21")
+    old_plan = make_plan(lake, f"plans{version}.t", "id = 21", at=At(snapshot_id=old_snapshot_id))
+    expected = rows(f"SELECT day FROM {schema}.t FOR VERSION AS OF {old_snapshot_id} WHERE id = 21")
     assert rows(f'SELECT day FROM {schema}."{old_plan}" WHERE id = 21') == expected
-    assert rows(f'SELECT day FROM {schema}."{old_plan}" FOR VERSION AS OF {before} WHERE id = 21') == expected
+    assert rows(f'SELECT day FROM {schema}."{old_plan}" FOR VERSION AS OF {old_snapshot_id} WHERE id = 21') == expected
     assert expected != rows(f"SELECT day FROM {schema}.t WHERE id = 21")
     assert rows(f"SHOW TABLES FROM {schema}") == [["t"]]
 
@@ -212,7 +212,7 @@ def test_trino_cannot_damage_a_plan_table_or_its_table(lake: TrinoCatalog) -> No
     ):
         with pytest.raises(TrinoQueryError):
             rows(statement)
-    # The plan table does not name the files that the plan prunes. A clean-up must not treat them as orphans.
+    # The plan table does not name the files that the plan excludes. A clean-up must not delete them as orphans.
     lake.read_rows(
         f"ALTER TABLE {name} EXECUTE remove_orphan_files(retention_threshold => '0s')",
         session={f"{lake.catalog}.remove_orphan_files_min_retention": "0s"},
@@ -252,8 +252,8 @@ def test_trino_and_seamark_read_each_others_statistics(trino_lake: TrinoLake) ->
     rows("ALTER TABLE counted.t EXECUTE drop_extended_stats")
     rows("ANALYZE counted.t")
     assert show_stats() == pytest.approx(seamark_stats, rel=0.05)
-    # Trino merges the sketches of new rows with those of the previous snapshot. Then Seamark merges its own with
-    # Trino's.
+    # Trino merges the sketches of new rows with those of the previous snapshot. Then Seamark merges its sketches with
+    # Trino's sketches.
     rows("INSERT INTO counted.t SELECT n, n % 9, CAST(n AS varchar), 1, DATE '2021-01-01', 9, true "
          "FROM UNNEST(sequence(8001, 9100)) u (n)")  # fmt: skip
     compute_statistics(client, "counted.t")
@@ -284,7 +284,9 @@ def test_index_deleted_by_trinos_remove_orphan_files_is_built_again(trino_lake: 
         "ALTER TABLE keep.t EXECUTE remove_orphan_files(retention_threshold => '0s')",
         session={f"{lake.catalog}.remove_orphan_files_min_retention": "0s"},
     )
-    assert not list(location.rglob("_seamark/**/*.puffin")), "if Trino leaves them, the how-to about indexes is wrong"
+    assert not list(location.rglob("_seamark/**/*.puffin")), (
+        "the how-to guide about indexes says that Trino deletes these files"
+    )
     statistics_paths = [
         file["statistics-path"] for file in json.loads(client.load_table("keep.t").metadata)["statistics"]
     ]

@@ -45,7 +45,7 @@ def run_java(*arguments: str) -> str:
 
 
 def run_command_line(url: str, *statements: str) -> list[dict[str, Any]]:
-    """Return the output of Trino's command line."""
+    """Run statements with Trino's command line, and return its output rows."""
     options = ["--server", url, "--user", "tests", "--catalog", CATALOG, "--schema", "shop", "--output-format", "JSON"]
     text = ";".join(statements)
     return [
@@ -67,9 +67,9 @@ def test_trino_command_line_gets_equal_results_through_the_proxy(shop: Shop) -> 
     direct = run_command_line(shop.trino.base_url, *statements)
     assert {"id": 4711, "note": "n4711"} in direct
     assert {"note": "n77"} in direct
-    before = shop.proxy.count_statements("rewritten")
+    count_before = shop.proxy.count_statements("rewritten")
     assert run_command_line(shop.proxy.url, *statements) == direct
-    assert shop.proxy.count_statements("rewritten") == before + 3
+    assert shop.proxy.count_statements("rewritten") == count_before + 3
 
 
 @pytest.mark.slow
@@ -81,13 +81,13 @@ def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: s
     request = [ONE_ROW_QUERY, "0", prepared, "2", "bigint:4712", "varchar:it's", MANY_ROWS_QUERY, "0"]
     request += [among, "3", "bigint:5", "bigint:8", "varchar:Z", prepared, "2", "bigint:4713", "varchar:n4713"]
     driver = ["-cp", find_client_jar("trino-jdbc-*"), str(JDBC)]
-    before = shop.proxy.count_statements("rewritten")
+    count_before = shop.proxy.count_statements("rewritten")
     direct, proxied = (
         run_java(*driver, f"jdbc:trino://127.0.0.1:{port}/{CATALOG}/shop{options}", *request)
         for port in (shop.trino.port, shop.proxy.port)
     )
     assert proxied == direct
-    assert shop.proxy.count_statements("rewritten") == before + 5
+    assert shop.proxy.count_statements("rewritten") == count_before + 5
     results = direct.split("\n\n")
     assert results[0] == "id bigint\tnote varchar\t\n4711\tn4711\t"
     assert results[1].splitlines()[1:] == ["4712\tn4712\t"]
@@ -98,14 +98,16 @@ def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: s
 
 @pytest.mark.slow
 def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
-    before, actual = shop.proxy.count_statements("rewritten"), []
+    count_before, actual = shop.proxy.count_statements("rewritten"), []
     for port in (shop.trino.port, shop.proxy.port):
         engine = sqlalchemy.create_engine(f"trino://tests@127.0.0.1:{port}/{CATALOG}/shop")
         try:
             tables, inspector = sqlalchemy.MetaData(), sqlalchemy.inspect(engine)
             columns = {name: inspector.get_columns(name) for name in inspector.get_table_names()}
             orders, countries = (
-                sqlalchemy.Table(name, tables, *[sqlalchemy.Column(one["name"], one["type"]) for one in columns[name]])
+                sqlalchemy.Table(
+                    name, tables, *[sqlalchemy.Column(column["name"], column["type"]) for column in columns[name]]
+                )
                 for name in ("orders", "countries")
             )
             query = sqlalchemy.select(orders.c.id, orders.c.note, countries.c.name).select_from(
@@ -114,33 +116,33 @@ def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
             with engine.connect() as connection:
                 rows = connection.execute(query.where(orders.c.id.in_([12, 4711])).order_by(orders.c.id)).all()
             actual.append(
-                (rows, {name: [(one["name"], str(one["type"])) for one in columns[name]] for name in columns})
+                (rows, {name: [(column["name"], str(column["type"])) for column in columns[name]] for name in columns})
             )
         finally:
             engine.dispose()
     assert actual[0] == actual[1]
     assert actual[0][0] == [(12, "n12", "France"), (4711, "n4711", "Germany")]
-    assert shop.proxy.count_statements("rewritten") == before + 1
+    assert shop.proxy.count_statements("rewritten") == count_before + 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "encoding", ["json+zstd", *(pytest.param(one, marks=pytest.mark.slow) for one in ("json", "json+lz4"))]
+    "encoding", ["json+zstd", *(pytest.param(encoding, marks=pytest.mark.slow) for encoding in ("json", "json+lz4"))]
 )
 def test_spooled_results_are_fetched_through_the_proxy(shop: Shop, encoding: str) -> None:
-    before = shop.proxy.count_statements("rewritten")
+    count_before = shop.proxy.count_statements("rewritten")
     rows = run_both_ways(shop, MANY_ROWS_QUERY, encoding=encoding)
     assert len(rows) == 8000
-    assert shop.proxy.count_statements("rewritten") == before + 1
+    assert shop.proxy.count_statements("rewritten") == count_before + 1
     assert rows == query_rows(shop.trino.port, MANY_ROWS_QUERY)
     assert run_both_ways(shop, ONE_ROW_QUERY, encoding=encoding) == [[4711, "n4711"]]
 
 
 @pytest.mark.slow
-def test_addresses_of_spooled_results_are_those_of_the_proxy(shop: Shop, tmp_path: Path) -> None:
+def test_spooled_results_have_addresses_of_the_proxy(shop: Shop, tmp_path: Path) -> None:
     """If the proxy has several coordinators, the addresses contain the path of the coordinator."""
-    other = shop.trino.base_url.replace("127.0.0.1", "localhost")
-    flags = ("--trino", shop.trino.base_url, "--trino", other)
+    other_url = shop.trino.base_url.replace("127.0.0.1", "localhost")
+    flags = ("--trino", shop.trino.base_url, "--trino", other_url)
     with run_trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as several:
         for url in (shop.proxy.url, several.url):
             segments = [segment for segment in read_segments(url, MANY_ROWS_QUERY) if segment["type"] == "spooled"]
@@ -208,7 +210,7 @@ def test_clients_and_coordinators_may_both_use_https(
     shop: Shop, trino_lake: TrinoLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = create_self_signed(tmp_path)
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))  # If this is set, requests trusts nothing else.
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))  # With this variable, requests trusts nothing else.
     flags = ["--trino-ca", str(trino_lake.authority), "--tls-cert", str(certificate), "--tls-key", str(key)]
     with run_trino_proxy(
         tmp_path, "--trino", build_https_url(trino_lake), *flags, "--budget-ms", "30000", seamark=shop.planner.base_url

@@ -38,7 +38,7 @@ LONG_QUERY = (
 
 @dataclass
 class BreakableServers:
-    """Servers that a test may break; `catalog` is the server for Trino, and `planner` the server for the proxy."""
+    """Servers that a test may stop. Trino uses the server `catalog`, and the proxy uses the server `planner`."""
 
     catalog: Seamark
     planner: Seamark
@@ -57,7 +57,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BreakableServers]
         database = f"sqlite:///{catalog.home / 'seamark.db'}"
         planner = Seamark(folder / "planner", warehouse=catalog.warehouse, database=database)
         properties = {"query.max-concurrent-queries": str(RUNNING_MAX)}
-        fill(catalog, "shop")
+        create_orders(catalog, "shop")
         with (
             planner,
             trino_server(folder / "trino", uri=catalog.base_url, properties=properties) as coordinator,
@@ -80,8 +80,8 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BreakableServers]
             yield BreakableServers(catalog, planner, coordinator, proxy)
 
 
-def fill(seamark: Seamark, schema: str) -> None:
-    """Create the table `orders` with forty files, by id."""
+def create_orders(seamark: Seamark, schema: str) -> None:
+    """Create the table `orders` with forty files, which have separate ranges of ids."""
     catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
     catalog.create_namespace(schema)
     rows = pa.table({"id": range(10_000), "note": [f"n{number}" for number in range(10_000)]})
@@ -90,7 +90,11 @@ def fill(seamark: Seamark, schema: str) -> None:
 
 
 def fetch_rows(port: int, sql: str, meanwhile: Callable[[], None], **options: Any) -> int | str:
-    """Run `meanwhile` after the first rows were fetched; return the number of rows, or Trino's error."""
+    """Fetch the first rows of a statement, run `meanwhile`, and fetch the rest.
+
+    Returns:
+        The number of rows, or Trino's error.
+    """
     connection = connect(port, **options)
     try:
         cursor = connection.cursor()
@@ -120,7 +124,7 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
     assert fetch_rows(lake.proxy.port, MANY_ROWS, do_nothing) == 900_000
     plan_header, first = post(lake.proxy.port, MANY_ROWS)
     assert plan_header.startswith("rewritten")
-    # Otherwise the statement runs until Trino abandons its client. The next test does not wait so long for a slot.
+    # Otherwise the statement runs until Trino abandons its client, and the next test cannot wait so long for a slot.
     with urllib.request.urlopen(urllib.request.Request(first["nextUri"], method="DELETE"), timeout=60):
         pass
     rows = []
@@ -133,7 +137,7 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
     assert rows == [900_000, 900_000]
 
 
-def test_catalog_outage_after_the_plan_is_trinos_own_error(lake: BreakableServers) -> None:
+def test_catalog_outage_after_the_plan_gives_trinos_own_error(lake: BreakableServers) -> None:
     assert query_rows(lake.proxy.port, ONE_ROW_QUERY) == [["n4711"]]
     lake.catalog.kill9()
     try:
@@ -156,9 +160,9 @@ def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: Br
         running_queries = [threads.submit(run_until_cancelled, cursor, LONG_QUERY) for cursor in cursors]
         try:
             wait_for_result(lambda: are_running(lake, cursors, running_queries), within_s=200)
-            before = lake.proxy.count_statements("rewritten")
+            count_before = lake.proxy.count_statements("rewritten")
             waiting = threads.submit(query_rows, lake.proxy.port, ONE_ROW_QUERY)
-            wait_for_result(lambda: lake.proxy.count_statements("rewritten") > before, within_s=200)
+            wait_for_result(lambda: lake.proxy.count_statements("rewritten") > count_before, within_s=200)
             with pytest.raises(TimeoutError):
                 waiting.result(3 * LEASE_S)
         finally:
@@ -190,7 +194,7 @@ def test_expired_snapshot_gives_trinos_own_error(lake: BreakableServers) -> None
     session = {"seamark.expire_snapshots_min_retention": "0s"}
     results: list[object] = []
     for schema, port in zip(("direct", "proxied"), lake.ports, strict=True):
-        fill(lake.catalog, schema)
+        create_orders(lake.catalog, schema)
         query_rows(lake.trino.port, "DELETE FROM orders WHERE id = 1", schema=schema)
         past = query_rows(
             lake.trino.port, 'SELECT snapshot_id FROM "orders$snapshots" ORDER BY committed_at', schema=schema
@@ -229,7 +233,7 @@ def test_clients_see_the_restart_of_a_killed_coordinator(lake: BreakableServers)
 
 
 def are_running(lake: BreakableServers, cursors: Sequence[Any], statements: Sequence[Future[None]]) -> bool:
-    """Return whether all statements are running; raise the error of a statement that has ended."""
+    """Return whether all statements are running. Raise the error of a statement that has ended."""
     for statement in statements:
         if statement.done():
             statement.result()
@@ -238,9 +242,10 @@ def are_running(lake: BreakableServers, cursors: Sequence[Any], statements: Sequ
 
 
 def read_query_state(lake: BreakableServers, query_id: str | None) -> str:
-    """Return the state of a query through the web interface.
+    """Return the state of a query from Trino's web interface.
 
-    A SQL statement for it would wait in the queue, and Trino knows a query only after its client's first request.
+    A SQL statement for the state would wait in the queue, and Trino knows a query only after its client's first
+    request.
     """
     request = urllib.request.Request(f"{lake.trino.base_url}/v1/query/{query_id}", headers={"X-Trino-User": "tests"})
     try:

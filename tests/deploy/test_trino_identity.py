@@ -42,40 +42,40 @@ def benchmark_tables(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("benchmark_tables")
-@pytest.mark.parametrize("every", [7, 3, 1])
+@pytest.mark.parametrize("query_step", [7, 3, 1])
 def test_queries_of_tpc_h_and_the_star_schema_benchmark_are_equal_through_the_proxy(
-    trino_and_proxy: TrinoAndProxy, every: int
+    trino_and_proxy: TrinoAndProxy, query_step: int
 ) -> None:
-    """The parameter is the step: every seventh query, every third, or all."""
-    tpch, ssb = TPCH[::every], list(QUERIES.values())[::every]
-    before = trino_and_proxy.proxy.count_statements("rewritten")
+    """`query_step` is the step between tested queries: every seventh query, every third query, or all queries."""
+    tpch, ssb = TPCH[::query_step], list(QUERIES.values())[::query_step]
+    count_before = trino_and_proxy.proxy.count_statements("rewritten")
     for sql in tpch:
         assert trino_and_proxy.ask(sql, schemas=("tpch", "tpch")).rows
-    of_tpch = trino_and_proxy.proxy.count_statements("rewritten") - before
+    of_tpch = trino_and_proxy.proxy.count_statements("rewritten") - count_before
     for sql in ssb:
         assert trino_and_proxy.ask(sql, schemas=("ssb", "ssb")).columns
     assert len(TPCH) == 22
-    assert of_tpch >= {1: 14, 3: 4, 7: 1}[every]
-    assert trino_and_proxy.proxy.count_statements("rewritten") - before - of_tpch == len(ssb)
+    assert of_tpch >= {1: 14, 3: 4, 7: 1}[query_step]
+    assert trino_and_proxy.proxy.count_statements("rewritten") - count_before - of_tpch == len(ssb)
     assert trino_and_proxy.proxy.count_statements("original") == 0
 
 
 @pytest.mark.usefixtures("benchmark_tables")
 # The fast tests include random queries of the SQL entry over Trino.
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [7, 1])
-def test_sql_entry_answers_the_queries_of_both_benchmarks_like_trino(trino_lake: TrinoLake, every: int) -> None:
+@pytest.mark.parametrize("query_step", [7, 1])
+def test_sql_entry_answers_the_queries_of_both_benchmarks_like_trino(trino_lake: TrinoLake, query_step: int) -> None:
     url = f"http://tests@127.0.0.1:{trino_lake.trino.port}?catalog={CATALOG}"
     for schema, queries in (("tpch", TPCH), ("ssb", list(QUERIES.values()))):
         with (
             SqlSession(trino_lake.seamark.base_url, schema=schema, engines=Engines(DUCKDB)) as duckdb_session,
             SqlSession(trino_lake.seamark.base_url, schema=schema, engines=Engines(TRINO, url)) as trino_session,
         ):
-            for sql in queries[::every]:
+            for sql in queries[::query_step]:
                 assert count_rows(duckdb_session.sql(sql)) == count_rows(trino_session.sql(sql)), sql
 
 
-# Other statements
+# Random statements, and statements that write
 
 
 def create_lake(rng: random.Random, trino_lake: TrinoLake, schema: str) -> RandomStatements:
@@ -95,13 +95,13 @@ def create_lake(rng: random.Random, trino_lake: TrinoLake, schema: str) -> Rando
 
 
 def translate_to_trino(text: str, schema: str) -> str:
-    """Translate DuckDB's text to Trino's syntax: the order of LIMIT and OFFSET, and the schema's name."""
+    """Translate a statement from DuckDB's syntax to Trino's: the order of LIMIT and OFFSET, and the schema's name."""
     text = re.sub(r" LIMIT (\d+) OFFSET (\d+)", r" OFFSET \2 LIMIT \1", text)
     return re.sub(r"\bmain(?=\.| \. |/\*\*/\.)", schema, text)
 
 
 def replace_numbers(rng: random.Random, text: str) -> tuple[str, list[Any]]:
-    """Replace some of the numbers with parameters; return the text and the values."""
+    """Replace some of the numbers with parameters, and return the text and the values of the parameters."""
     values: list[Any] = []
 
     def bind(match: re.Match[str]) -> str:
@@ -139,11 +139,11 @@ def test_random_queries_are_equal_through_the_proxy(
     """The queries have joins, subqueries, set operations, grouping sets, windows, quoted names, comments and
     parameters.
     """
-    counts_before, before = trino_and_proxy.counts.copy(), trino_and_proxy.proxy.count_statements("rewritten")
+    counts_before, rewritten_before = trino_and_proxy.counts.copy(), trino_and_proxy.proxy.count_statements("rewritten")
     run_campaign(trino_and_proxy, trino_lake, f"{seed}", queries)
     counts_before, rewritten = (
         trino_and_proxy.counts - counts_before,
-        trino_and_proxy.proxy.count_statements("rewritten") - before,
+        trino_and_proxy.proxy.count_statements("rewritten") - rewritten_before,
     )
     print(f"{dict(counts_before)}, {rewritten} rewritten")
     assert counts_before["asked"] == queries
@@ -161,7 +161,7 @@ def test_statements_that_write_are_equal_through_the_proxy(
     schemas = ("written", "written_through")
     for schema in schemas:
         trino_lake.trino.rows(f"CREATE SCHEMA {schema}")
-    before = trino_and_proxy.proxy.count_statements("rewritten")
+    count_before = trino_and_proxy.proxy.count_statements("rewritten")
     for text in WRITING:
         trino_and_proxy.ask(text, schemas=schemas)
         for table in ("t", "u", "copy", "view"):
@@ -169,7 +169,7 @@ def test_statements_that_write_are_equal_through_the_proxy(
     for table in ("t", "u"):
         trino_and_proxy.ask(f"SELECT * FROM {table}", schemas=schemas)
     assert trino_and_proxy.counts["failed"] > 0
-    assert trino_and_proxy.proxy.count_statements("rewritten") - before > len(WRITING)
+    assert trino_and_proxy.proxy.count_statements("rewritten") - count_before > len(WRITING)
 
 
 WRITING = [

@@ -25,19 +25,21 @@ SESSION = {"X-Trino-Schema": "star"}
 
 @pytest.fixture(scope="module")
 def star(shop: Shop) -> Iterator[Shop]:
-    """Open `star.sales`: each of its files has ten items of one colour, in all countries, on all days of its month."""
+    """Open `star.sales`. Each of its files has ten items of one colour, in all countries, on all days of its month."""
     catalog = load_catalog("seamark", type="rest", uri=shop.seamark.base_url)
     catalog.create_namespace("star")
     keys = list(range(FILES * ITEMS_PER_FILE))
-    create(
+    create_table(
         catalog,
         "items",
         {"i_key": keys, "color": [f"c{key // ITEMS_PER_FILE}" for key in keys], "i_brand": [key % 8 for key in keys]},
     )
-    create(catalog, "brands", {"b_key": list(range(8)), "brand": [f"b{number}" for number in range(8)]})
+    create_table(catalog, "brands", {"b_key": list(range(8)), "brand": [f"b{number}" for number in range(8)]})
     days = [DAY + datetime.timedelta(days=number) for number in range(40 * FILES)]
-    create(catalog, "days", {"d_day": days, "month": [day.month for day in days], "year": [day.year for day in days]})
-    create(catalog, "nations", {"code": ["FR", "DE", "IT"], "name": ["France", "Germany", "Italy"]})
+    create_table(
+        catalog, "days", {"d_day": days, "month": [day.month for day in days], "year": [day.year for day in days]}
+    )
+    create_table(catalog, "nations", {"code": ["FR", "DE", "IT"], "name": ["France", "Germany", "Italy"]})
     for part in range(FILES):
         numbers = range(100)
         rows = {
@@ -47,14 +49,14 @@ def star(shop: Shop) -> Iterator[Shop]:
             "price": [1000 * part + number for number in numbers],
         }
         if part == 0:
-            create(catalog, "sales", rows)
+            create_table(catalog, "sales", rows)
         else:
             catalog.load_table("star.sales").append(pa.table(rows))
     yield shop
     catalog.close()
 
 
-def create(catalog: Catalog, name: str, rows: dict[str, list[Any]]) -> None:
+def create_table(catalog: Catalog, name: str, rows: dict[str, list[Any]]) -> None:
     table = pa.table(rows)
     catalog.create_table(f"star.{name}", schema=table.schema).append(table)
 
@@ -151,7 +153,7 @@ def check_same(star: Shop, sql: str) -> list[list[Any]]:
         ),
     ],
 )
-def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int, joins: str) -> None:
+def test_only_files_with_matching_rows_of_the_join_are_read(star: Shop, sql: str, files: int, joins: str) -> None:
     check_same(star, sql)
     join_outcome = read_outcome(star, sql)
     assert join_outcome.startswith("rewritten; "), join_outcome
@@ -194,7 +196,7 @@ def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int
         ),
     ],
 )
-def test_conditions_of_more_forms_prune_files(star: Shop, sql: str, files: int) -> None:
+def test_join_condition_with_an_expression_prunes_files(star: Shop, sql: str, files: int) -> None:
     check_same(star, sql)
     join_outcome = read_outcome(star, sql)
     assert f"; star.sales={files}/{FILES}; " in f"{join_outcome}; ", join_outcome
@@ -217,20 +219,20 @@ def test_conditions_of_more_forms_prune_files(star: Shop, sql: str, files: int) 
         ),
     ],
 )
-def test_all_files_are_read_when_all_can_have_partners(star: Shop, sql: str) -> None:
+def test_all_files_are_read_if_all_can_have_matching_rows(star: Shop, sql: str) -> None:
     check_same(star, sql)
     assert "star.sales=" not in read_outcome(star, sql)
 
 
 @pytest.mark.slow
-def test_dimension_that_changes_is_read_at_its_planned_snapshot(star: Shop) -> None:
-    """Items change their colour constantly, and the items of one file have all colours.
+def test_changing_dimension_is_read_at_its_planned_snapshot(star: Shop) -> None:
+    """A writer constantly changes the colours of items, and the items of one file have all colours.
 
-    If rows of one snapshot were joined to files chosen by another snapshot, the join would return no rows.
+    If rows of one snapshot were joined with files chosen by another snapshot, the join would return no rows.
     """
     catalog = load_catalog("seamark", type="rest", uri=star.seamark.base_url)
     keys = list(range(FILES * ITEMS_PER_FILE))
-    create(catalog, "turning", {"t_key": keys, "hue": [key // ITEMS_PER_FILE for key in keys]})
+    create_table(catalog, "turning", {"t_key": keys, "hue": [key // ITEMS_PER_FILE for key in keys]})
     table, is_over = catalog.load_table("star.turning"), threading.Event()
 
     def overwrite_repeatedly() -> None:
@@ -290,8 +292,8 @@ def draw_statement(rng: random.Random) -> str:
             case 3:
                 where.append(f"EXISTS (SELECT 1 FROM {name} WHERE {equal} AND {condition})")
             case 4:
-                own_column, other = equal.split(" = ")
-                where.append(f"{own_column} IN (SELECT {other} FROM {name} WHERE {condition})")
+                own_column, other_column = equal.split(" = ")
+                where.append(f"{own_column} IN (SELECT {other_column} FROM {name} WHERE {condition})")
     if "items" in sql and rng.random() < 0.4:
         where.append(
             "i_brand IN (SELECT b_key FROM brands WHERE brand < 'b3')" if "JOIN items" in sql else "s_item > 3"

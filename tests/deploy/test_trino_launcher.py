@@ -15,7 +15,9 @@ from tests.services.trino import ETC
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a checkout with the launcher, files named like Trino's jars, and a `java` that prints its arguments."""
+    """Return a checkout with the launcher, with files named like Trino's jars, and with a `java` that prints its
+    arguments.
+    """
     shutil.copytree(DEPLOY / "trino", tmp_path / "deploy" / "trino")
     for jar in ("lib/trino-main-1.jar", "plugin/iceberg/trino-iceberg-1.jar"):
         path = tmp_path / ".cache" / "trino" / jar
@@ -28,7 +30,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def launch(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_launcher(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [checkout / "deploy" / "trino" / "run.sh"],
         capture_output=True,
@@ -39,7 +41,7 @@ def launch(checkout: Path, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def test_launcher_runs_trino_with_the_files_of_the_checkout(checkout: Path) -> None:
-    result = launch(checkout, TRINO_PORT="8090")
+    result = run_launcher(checkout, TRINO_PORT="8090")
     assert result.returncode == 0, result.stderr
     output_lines = result.stdout.splitlines()
     etc = checkout / "deploy" / "trino" / "etc"
@@ -55,22 +57,22 @@ def test_launcher_runs_trino_with_the_files_of_the_checkout(checkout: Path) -> N
 
 
 def test_missing_program_is_reported_in_one_line_with_the_command(checkout: Path) -> None:
-    result = launch(checkout, JAVA25=str(checkout / "none"))
+    result = run_launcher(checkout, JAVA25=str(checkout / "none"))
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == "Trino needs a JDK 25: install one below /usr/lib/jvm, or set JAVA25 to its home\n"
     no_jdk = checkout / "bin" / "grep"  # No JDK is found below /usr/lib/jvm; /bin/java may be an older one.
     no_jdk.parent.mkdir()
     no_jdk.write_text("#!/bin/sh\nexit 1\n")
     no_jdk.chmod(0o755)
-    assert launch(checkout, JAVA25="", PATH=f"{no_jdk.parent}:/usr/bin:/bin").stderr == result.stderr
+    assert run_launcher(checkout, JAVA25="", PATH=f"{no_jdk.parent}:/usr/bin:/bin").stderr == result.stderr
     (checkout / "jdk" / "release").write_text('IMPLEMENTOR="Debian"\nJAVA_VERSION="17.0.15"\n')
-    result = launch(checkout)
+    result = run_launcher(checkout)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith(f"Trino needs a JDK 25, and JAVA25={checkout / 'jdk'} is version 17")
     assert result.stderr.count("\n") == 1
     (checkout / "jdk" / "release").write_text('JAVA_VERSION="25"\n')
-    assert launch(checkout).returncode == 0
+    assert run_launcher(checkout).returncode == 0
     shutil.rmtree(checkout / ".cache" / "trino" / "lib")
-    result = launch(checkout)
+    result = run_launcher(checkout)
     assert result.returncode == 1
     assert "run make trino" in result.stderr

@@ -37,7 +37,7 @@ pytestmark = NEEDS_TRINO
 # The protocol
 
 
-def test_rows_are_equal_and_addresses_are_those_of_the_proxy(shop: Shop) -> None:
+def test_rows_are_equal_and_pages_have_addresses_of_the_proxy(shop: Shop) -> None:
     assert run_both_ways(shop, "SELECT 1") == [[1]]
     plan_header, first = post(shop.proxy.port, "SELECT 1")
     assert plan_header == "unchanged; the statement has no condition that can prune files"
@@ -80,9 +80,9 @@ def test_parameters_are_bound_and_used_in_plans(shop: Shop, legacy: bool) -> Non
     options = {"legacy_prepared_statements": legacy}
     sql = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
     assert run_both_ways(shop, sql, (4711, "it's"), **options) == [[4711, "n4711"]]
-    before = shop.proxy.count_statements("rewritten")
+    count_before = shop.proxy.count_statements("rewritten")
     query_rows(shop.proxy.port, sql, (4712, "it's"), **options)
-    assert shop.proxy.count_statements("rewritten") == before + 1
+    assert shop.proxy.count_statements("rewritten") == count_before + 1
 
 
 @pytest.mark.slow
@@ -103,11 +103,11 @@ def test_session_belongs_to_the_client(shop: Shop) -> None:
 def test_transactions_pass_unchanged(shop: Shop) -> None:
     level = trino.dbapi.IsolationLevel.READ_COMMITTED  # type: ignore[attr-defined]
     connection = connect(shop.proxy.port, isolation_level=level)
-    before = shop.proxy.count_statements("rewritten")
+    count_before = shop.proxy.count_statements("rewritten")
     assert connection.cursor().execute("SELECT note FROM orders WHERE id = 42").fetchall() == [["n42"]]
     connection.commit()
     connection.close()
-    assert shop.proxy.count_statements("rewritten") == before
+    assert shop.proxy.count_statements("rewritten") == count_before
 
 
 # The purpose of the proxy
@@ -179,7 +179,7 @@ def test_commit_is_visible_to_the_next_statement_and_time_travel_is_stable(shop:
 
 @pytest.mark.slow
 def test_time_travel_uses_the_column_names_of_its_time(shop: Shop) -> None:
-    """Two columns have swapped their names since: a plan with today's names would prune the wrong files."""
+    """Two columns have swapped their names since then: a plan with the current names would prune the wrong files."""
     port = shop.proxy.port
     query_rows(port, "CREATE TABLE past (a bigint, b bigint)")
     for number in range(4):
@@ -217,12 +217,12 @@ def test_branch_and_tag_are_read_at_their_snapshots(shop: Shop) -> None:
         assert run_both_ways(shop, sql) == [["old"]]
         assert post(port, sql)[0].startswith("rewritten"), sql
     table.refresh()
-    now = table.current_snapshot()
-    assert now is not None
+    latest_snapshot = table.current_snapshot()
+    assert latest_snapshot is not None
     with table.manage_snapshots() as refs:
         refs.remove_branch("audit")
     with table.manage_snapshots() as refs:
-        refs.create_branch(now.snapshot_id, "audit")
+        refs.create_branch(latest_snapshot.snapshot_id, "audit")
     catalog.close()
     assert run_both_ways(shop, f"{statements['audit']} ORDER BY note") == [["new"], ["old"]]
     assert run_both_ways(shop, statements["v1"]) == [["old"]]
@@ -269,7 +269,7 @@ def test_several_coordinators_have_separate_paths(shop: Shop, tmp_path: Path) ->
 # Failures
 
 
-class _Liar(BaseHTTPRequestHandler):
+class _WrongPlanServer(BaseHTTPRequestHandler):
     """A server that returns names of plans that do not exist."""
 
     def do_POST(self) -> None:
@@ -288,7 +288,7 @@ class _Liar(BaseHTTPRequestHandler):
 
 @pytest.mark.slow
 def test_plan_that_is_gone_when_trino_reads_it_does_not_fail_the_statement(shop: Shop, tmp_path: Path) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Liar)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _WrongPlanServer)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

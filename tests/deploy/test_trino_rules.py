@@ -46,8 +46,8 @@ class RulesRig:
     proxy: TrinoProxy
 
 
-def fill(seamark: Seamark) -> None:
-    """Fill `orders`: each file has its own ids and a unique card number; there are ten customers."""
+def create_orders(seamark: Seamark) -> None:
+    """Fill `orders`. Each file has its own ids and a unique card number; there are ten customers."""
     catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
     catalog.create_namespace("ruled")
     text, number = pa.string(), pa.int64()
@@ -59,8 +59,8 @@ def fill(seamark: Seamark) -> None:
         orders.append(pa.table({**rows, "card": [f"c{part}-{id_ % 4}" for id_ in ids]}, schema=schema))
     people = {
         "number": list(range(10)),
-        "name": [f"name{one}" for one in range(10)],
-        "tier": [one % 3 for one in range(10)],
+        "name": [f"name{number}" for number in range(10)],
+        "tier": [number % 3 for number in range(10)],
     }
     table = pa.table(people, schema=pa.schema([("number", number), ("name", text), ("tier", number)]))
     catalog.create_table("ruled.customers", schema=table.schema).append(table)
@@ -70,7 +70,7 @@ def fill(seamark: Seamark) -> None:
 @pytest.fixture(scope="module")
 def rig(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RulesRig]:
     seamark, coordinator = trino_lake.seamark, trino_lake.trino
-    fill(seamark)
+    create_orders(seamark)
     with run_trino_proxy(
         tmp_path_factory.mktemp("ruled"),
         *(
@@ -120,17 +120,17 @@ def read_outcome(rig: RulesRig, sql: str, user: str) -> str:
 def count_rewritten(rig: RulesRig, sql: str, user: str) -> tuple[int, int]:
     """Run a statement, and count the rewritten and the restarted statements.
 
-    The original text of a restarted statement ran after a failure.
+    A statement is restarted if its rewritten text fails; then its original text runs.
     """
-    before = [rig.proxy.count_statements(kind) for kind in ("rewritten", "original")]
+    counts_before = [rig.proxy.count_statements(kind) for kind in ("rewritten", "original")]
     run_both(rig, sql, user)
     return tuple(  # type: ignore[return-value]
         rig.proxy.count_statements(kind) - count_before
-        for kind, count_before in zip(("rewritten", "original"), before, strict=True)
+        for kind, count_before in zip(("rewritten", "original"), counts_before, strict=True)
     )
 
 
-def load(rig: RulesRig, name: str, header: str | None = PLANS) -> dict[str, Any] | int:
+def load_table(rig: RulesRig, name: str, header: str | None = PLANS) -> dict[str, Any] | int:
     headers = {} if header is None else {"X-Seamark-Plans": header}
     request = urllib.request.Request(f"{rig.seamark.base_url}/v1/namespaces/ruled/tables/{name}", headers=headers)
     try:
@@ -143,7 +143,7 @@ def load(rig: RulesRig, name: str, header: str | None = PLANS) -> dict[str, Any]
 
 def list_snapshot_ids(rig: RulesRig, header: str | None = PLANS) -> list[int]:
     """Return the snapshots of `orders` that a catalog with this header loads."""
-    loaded_table = load(rig, "orders", header)
+    loaded_table = load_table(rig, "orders", header)
     assert isinstance(loaded_table, dict)
     return [snapshot["snapshot-id"] for snapshot in loaded_table["metadata"]["snapshots"]]
 
@@ -158,7 +158,7 @@ def plan_name(rig: RulesRig, predicate: str) -> str:
         return str(json.load(response)["name"])
 
 
-def test_rows_are_filtered_and_masked_through_the_proxy_as_without_it(rig: RulesRig) -> None:
+def test_rows_are_filtered_and_masked_equally_with_and_without_the_proxy(rig: RulesRig) -> None:
     sql = "SELECT id, country, card FROM orders WHERE id BETWEEN 3 AND 8"
     assert count_rewritten(rig, sql, "anna") == (1, 0)
     assert count_rewritten(rig, sql, "rita") == (1, 0)
@@ -215,16 +215,16 @@ def test_files_are_not_pruned_by_hidden_rows_of_another_table(rig: RulesRig) -> 
     wait_for_result(lambda: count_rewritten(rig, sql, "rita") == (0, 1))
 
 
-def test_plan_name_of_one_user_is_unknown_to_another(rig: RulesRig) -> None:
+def test_plan_name_of_one_user_is_unknown_to_another_user(rig: RulesRig) -> None:
     name = plan_name(rig, "id = 5")
-    assert load(rig, name) == 404
-    assert isinstance(load(rig, name, None), dict)
+    assert load_table(rig, name) == 404
+    assert isinstance(load_table(rig, name, None), dict)
     for user in ("rita", "dan", "sue"):
         actual = run_both(rig, f'SELECT * FROM "{name}"', user)
         assert "TABLE_NOT_FOUND" in actual
 
 
-def test_plan_view_seen_by_another_user_returns_no_rows_to_them(rig: RulesRig) -> None:
+def test_plan_view_of_one_user_returns_no_rows_to_another_user(rig: RulesRig) -> None:
     """The other user reads the view before the proxy withdraws it."""
     loaded_table = urllib.request.urlopen(f"{rig.seamark.base_url}/v1/namespaces/ruled/views/lent", timeout=60)
     view = json.load(loaded_table)
@@ -263,14 +263,14 @@ def test_plans_are_shown_only_to_their_catalog_and_disappear_soon(rig: RulesRig)
 def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: RulesRig) -> None:
     """Trino deletes the files of expired snapshots.
 
-    If a plan is among them, it is dropped, and nothing uses its files later.
+    If one of the snapshots is a plan, the plan is dropped, and nothing uses its files afterwards.
     """
     query_rows(rig.trino.port, "CREATE TABLE kept AS SELECT * FROM orders", user="anna", schema="ruled")
     for number in range(3):
         query_rows(
             rig.trino.port, f"INSERT INTO kept VALUES ({1000 + number}, 1, 'FR', 'c')", user="anna", schema="ruled"
         )
-    plans = [post_json(rig, "tables/ruled/kept/plan-tables", {"predicate": f"id = {one}"}) for one in (1000, 1001)]
+    plans = [post_json(rig, "tables/ruled/kept/plan-tables", {"predicate": f"id = {id_}"}) for id_ in (1000, 1001)]
     session = {
         "seamark.expire_snapshots_min_retention": "0s",
         "seamark.remove_orphan_files_min_retention": "0s",
@@ -284,7 +284,7 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: Rules
                 schema="ruled",
                 session_properties=session,
             )
-    loaded_table = load(rig, "kept")
+    loaded_table = load_table(rig, "kept")
     assert isinstance(loaded_table, dict)
     assert len(loaded_table["metadata"]["snapshots"]) == 1
     assert plans[0]["plan-snapshot-id"] not in [
@@ -299,14 +299,14 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: Rules
 @pytest.mark.slow
 def test_statement_runs_unchanged_when_trino_requires_partition_filters(rig: RulesRig) -> None:
     session = {"seamark.query_partition_filter_required": "true"}
-    before = rig.proxy.count_statements("rewritten")
+    count_before = rig.proxy.count_statements("rewritten")
     query_rows(
         rig.proxy.port, "SELECT id FROM orders WHERE id = 5", user="anna", schema="ruled", session_properties=session
     )
-    assert rig.proxy.count_statements("rewritten") == before
+    assert rig.proxy.count_statements("rewritten") == count_before
 
 
-# Other statements
+# Random statements of users with different rules
 
 
 class RuleStatements:
@@ -351,7 +351,7 @@ class RuleStatements:
         )
 
     def draw_query(self, user: str) -> str:
-        """Return a random query; for users who may read no table, most are over views."""
+        """Return a random query. For users who may read no table, most queries read views."""
         rng = self.rng
         name, columns = self.table()
         kind = rng.randrange(6)
@@ -389,7 +389,7 @@ class RuleStatements:
 def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: RulesRig, seed: int, queries: int) -> None:
     statements = RuleStatements(random.Random(seed))
     counts: Counter[str] = Counter()
-    before = {one: rig.proxy.count_statements(one) for one in ("rewritten", "original", "unchanged")}
+    count_before = {outcome: rig.proxy.count_statements(outcome) for outcome in ("rewritten", "original", "unchanged")}
     rewritten: Counter[str] = Counter()
     for number in range(queries):
         user = ("rita", "dan", "sue")[number % 3]
@@ -400,7 +400,10 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: Rules
             counts["refused" if "Access Denied" in result else "failed"] += 1
         else:
             counts["rows" if result else "empty"] += 1
-    new_counts = {one: rig.proxy.count_statements(one) - rewritten_before for one, rewritten_before in before.items()}
+    new_counts = {
+        outcome: rig.proxy.count_statements(outcome) - rewritten_before
+        for outcome, rewritten_before in count_before.items()
+    }
     print(dict(counts), new_counts, dict(rewritten))
     assert counts["failed"] == 0
     assert counts["rows"] > 0.25 * queries
@@ -449,12 +452,12 @@ def list_reported_columns(rig: RulesRig) -> list[list[str]]:
     proxy_reports = [
         report for report in reports if report.get("metadata", {}).get("engine-name") == "seamark-trino-proxy"
     ]
-    return sorted(sorted(one["projected-field-names"]) for one in proxy_reports)
+    return sorted(sorted(report["projected-field-names"]) for report in proxy_reports)
 
 
 @pytest.mark.slow
 def test_columns_that_trino_resolves_through_stars_and_views_are_reported(rig: RulesRig) -> None:
-    before = len(list_reported_columns(rig))
+    count_before = len(list_reported_columns(rig))
     for sql in (
         "SELECT * FROM (SELECT id, country FROM orders) WHERE id = 17",
         "SELECT count(*) FROM orders WHERE customer = 3",
@@ -462,5 +465,5 @@ def test_columns_that_trino_resolves_through_stars_and_views_are_reported(rig: R
     ):
         assert count_rewritten(rig, sql, "anna") == (1, 0)
     expected = [["customer"], ["card", "country", "customer", "id"], ["country", "id"]]
-    assert wait_for_result(lambda: len(list_reported_columns(rig)) >= before + 3)
+    assert wait_for_result(lambda: len(list_reported_columns(rig)) >= count_before + 3)
     assert all(columns in list_reported_columns(rig) for columns in expected), list_reported_columns(rig)

@@ -61,7 +61,7 @@ def proxy(lake_with_tables: TrinoLake, tmp_path_factory: pytest.TempPathFactory)
 
 
 def open_session(lake: TrinoLake, engine: str, port: int | None = None) -> SqlSession:
-    """Open a session. `port` is that of a proxy before Trino."""
+    """Open a session. `port` is the port of a proxy in front of Trino."""
     url = f"http://tests@127.0.0.1:{port or lake.trino.port}?catalog={CATALOG}"
     return SqlSession(lake.seamark.base_url, engines=Engines(wanted=engine, trino=url))
 
@@ -72,16 +72,16 @@ def to_dialect_type(trino_type: str) -> str:
     return "varchar" if plain.startswith("varchar") else plain
 
 
-def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counter[str]:
-    """Check that Trino, Trino behind the proxy, and DuckDB with Seamark's translation give the same rows.
+def compare_engines(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counter[str]:
+    """Check that Trino, Trino behind the proxy, and DuckDB with Seamark's translation return the same rows.
 
-    If Trino refuses a statement, DuckDB has to refuse it too.
+    If Trino refuses a statement, DuckDB must also refuse it.
     """
     counts: Counter[str] = Counter()
     rng = random.Random(seed)
     random_queries = RandomQueries(rng, NAMESPACE)
     mixed = MixedPredicates(rng)
-    before = proxy.count_statements("rewritten")
+    count_before = proxy.count_statements("rewritten")
     with (
         open_session(lake, DUCKDB) as duckdb_session,
         open_session(lake, TRINO) as trino_session,
@@ -91,7 +91,7 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
             text = random_queries.draw_query()
             if number % 3 == 0:
                 text = f"SELECT * FROM {NAMESPACE}.{rng.choice(TABLES)} WHERE {mixed.draw_trino_predicate()}"
-            where = f"seed {seed}, query {number}: {text}"
+            note = f"seed {seed}, query {number}: {text}"
             counts["queries"] += 1
             try:
                 expected = trino_session.sql(text)
@@ -99,7 +99,7 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
             except InvalidRequest as error:
                 counts[f"refused: {str(error)[:60]}"] += 1
                 continue
-            assert count_rows(proxied.sql(text)) == rows, f"the proxy, {where}"
+            assert count_rows(proxied.sql(text)) == rows, f"the proxy, {note}"
             try:
                 actual = duckdb_session.sql(text)
                 rows_read = count_rows(actual)
@@ -108,13 +108,13 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
                     raise
                 counts["not translated"] += 1
                 continue
-            assert rows_read == rows, where
-            assert [to_dialect_type(one) for one in actual.types] == [to_dialect_type(one) for one in expected.types], (
-                where
-            )
+            assert rows_read == rows, note
+            assert [to_dialect_type(kind) for kind in actual.types] == [
+                to_dialect_type(kind) for kind in expected.types
+            ], note
             counts["translated"] += 1
             counts["files left out"] += sum(table.considered_files - table.files for table in actual.explanation.tables)
-    counts["rewritten"] = proxy.count_statements("rewritten") - before
+    counts["rewritten"] = proxy.count_statements("rewritten") - count_before
     return counts
 
 
@@ -126,7 +126,7 @@ def check_worth(counts: Counter[str]) -> None:
 
 def test_random_queries_give_the_same_rows_on_duckdb_and_trino(lake_with_tables: TrinoLake, proxy: TrinoProxy) -> None:
     count = examples(20, 5)
-    counts = check(lake_with_tables, proxy, first_seed(), count)
+    counts = compare_engines(lake_with_tables, proxy, first_seed(), count)
     assert min(counts["translated"], counts["rewritten"]) > count / 5, counts
 
 
@@ -135,16 +135,16 @@ def test_random_queries_give_the_same_rows_on_duckdb_and_trino(lake_with_tables:
 def test_thousands_of_random_queries_give_the_same_rows_on_duckdb_and_trino(
     lake_with_tables: TrinoLake, proxy: TrinoProxy, part: int
 ) -> None:
-    check_worth(check(lake_with_tables, proxy, first_seed() + part, 1000))
+    check_worth(compare_engines(lake_with_tables, proxy, first_seed() + part, 1000))
 
 
 @pytest.mark.slow
 def test_local_times_compared_with_zoned_times_are_in_the_sessions_zone(
     lake_with_tables: TrinoLake, proxy: TrinoProxy
 ) -> None:
-    """On this day, the local time 02:45 does not exist in Berlin.
+    """On the day of this test, the local time 02:45 does not exist in Berlin.
 
-    Compared with a zoned time it is 03:45, after 03:20.
+    Compared with a zoned time it is 03:45, which is after 03:20.
     """
     times = [datetime(2020, 3, 29, hour, minute) for hour, minute in ((1, 0), (2, 45), (3, 20), (4, 0))]
     with open_catalog(lake_with_tables.seamark.base_url) as catalog:
@@ -201,7 +201,9 @@ def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made
         open_session(hand_made_tables, DUCKDB) as duckdb_session,
         open_session(hand_made_tables, TRINO) as trino_session,
     ):
-        for text in (re.sub(r"\bdb\b", HAND_MADE, one) for one in (*hand_made.STATEMENTS, *hand_made.OF_TRINO)):
+        for text in (
+            re.sub(r"\bdb\b", HAND_MADE, statement) for statement in (*hand_made.STATEMENTS, *hand_made.OF_TRINO)
+        ):
             try:
                 rows = count_rows(duckdb_session.sql(text))
             except InvalidRequest as error:
@@ -222,7 +224,7 @@ def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made
 
 
 @pytest.mark.slow
-def test_large_statements_and_those_unknown_to_duckdb_run_on_trino(lake_with_tables: TrinoLake) -> None:
+def test_statements_that_are_large_or_not_supported_in_duckdb_run_on_trino(lake_with_tables: TrinoLake) -> None:
     url = f"http://tests@127.0.0.1:{lake_with_tables.trino.port}?catalog={CATALOG}"
     engines = Engines(trino=url, large_bytes=10_000)
     with SqlSession(lake_with_tables.seamark.base_url, engines=engines) as entry:

@@ -14,7 +14,7 @@ from tests.connector.lake import open_catalog
 from tests.connector.sql.comparing import count_rows
 from tests.connector.sql.test_text_functions import SCHEMA, run_seamark
 from tests.index.case_folding.mappings import Mappings
-from tests.index.case_folding.test_case_folding import check_all
+from tests.index.case_folding.test_case_folding import check_mappings
 from tests.index.case_folding.texts import change_case, draw_texts
 from tests.seeds import first_seed
 from tests.services.needs import NEEDS_TRINO
@@ -43,7 +43,7 @@ def test_all_characters_keep_their_folded_form_in_trino(trino_lake: TrinoLake) -
     points, *other_values = (column.to_pylist() for column in rows.columns)
     mappings: Mappings = {point: set(texts) for point, *texts in zip(points, *other_values, strict=True)}
     assert len(mappings) > 2_000
-    check_all(mappings)
+    check_mappings(mappings)
 
 
 def test_random_texts_are_found_in_any_case_through_the_proxy(trino_lake: TrinoLake, tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_random_texts_are_found_in_any_case_through_the_proxy(trino_lake: TrinoL
         assert proxy.count_statements("rewritten") == FILES
         for _ in range(100):
             function = rng.choice(["lower", "upper"])
-            sought = change_case(rng, rng.choice(rng.choice(texts))).replace("'", "''")
-            text = f"SELECT id FROM text_functions.people WHERE {function}(email) = '{sought}'"
+            substring = change_case(rng, rng.choice(rng.choice(texts))).replace("'", "''")
+            text = f"SELECT id FROM text_functions.people WHERE {function}(email) = '{substring}'"
             assert count_rows(proxied.sql(text)) == count_rows(trino.sql(text)), f"seed {seed}: {text}"
         assert proxy.count_statements("rewritten") > FILES + 50
     with open_catalog(lake) as catalog:

@@ -30,7 +30,7 @@ VIEWS = (
 
 @pytest.fixture(scope="module")
 def guarded_shop(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """Open a shop with access control: anna owns the views, the others may read some views and no table."""
+    """Open a shop with access control. anna owns the views; other users may read some views and no table."""
     coordinator, folder = shop.trino, tmp_path_factory.mktemp("guarded")
     with run_trino_proxy(
         folder, "--trino", coordinator.base_url, "--budget-ms", "30000", seamark=shop.planner.base_url
@@ -46,7 +46,7 @@ def guarded_shop(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def read_both_answers(shop: Shop, sql: str, user: str) -> tuple[list[list[Any]] | str, list[list[Any]] | str]:
-    """Return the rows or the error of a statement without the proxy, and those through it."""
+    """Return the rows or the error of a statement without the proxy, and the rows or the error through the proxy."""
     rows: list[list[list[Any]] | str] = []
     for port in (shop.trino.port, shop.proxy.port):
         try:
@@ -60,30 +60,30 @@ def read_outcome(shop: Shop, sql: str, user: str) -> str:
     return await_final_outcome(shop, sql, **{"X-Trino-User": user, "X-Trino-Schema": "guarded"})
 
 
-def test_view_runs_with_its_owners_rights(guarded_shop: Shop) -> None:
+def test_definer_view_runs_with_the_privileges_of_its_owner(guarded_shop: Shop) -> None:
     sql = "SELECT * FROM definer WHERE id IN (4711, 4712, 4713)"
     direct, proxied = read_both_answers(guarded_shop, f"{sql} ORDER BY 1", "rita")
     assert direct == proxied == [[4711, "n4711"], [4713, "n4713"]]
     assert read_outcome(guarded_shop, sql, "rita").endswith("; views=guarded.definer")
 
 
-def test_view_with_its_readers_rights_is_refused_with_the_same_message(guarded_shop: Shop) -> None:
-    sql, before = "SELECT * FROM invoker WHERE id = 4711", guarded_shop.proxy.count_statements("original")
+def test_invoker_view_is_refused_with_the_same_message(guarded_shop: Shop) -> None:
+    sql, count_before = "SELECT * FROM invoker WHERE id = 4711", guarded_shop.proxy.count_statements("original")
     direct, proxied = read_both_answers(guarded_shop, sql, "rita")
     assert direct == proxied
     assert "Access Denied" in direct
-    assert guarded_shop.proxy.count_statements("original") == before + 1
+    assert guarded_shop.proxy.count_statements("original") == count_before + 1
     direct, proxied = read_both_answers(guarded_shop, sql, "anna")
     assert direct == proxied == [[4711, "n4711"]]
 
 
 @pytest.mark.parametrize(("view", "is_allowed"), [("lending", True), ("keeping", False), ("opening", True)])
-def test_nested_views_run_with_the_rights_that_they_have_without_the_proxy(
+def test_nested_views_run_with_the_same_privileges_as_without_the_proxy(
     guarded_shop: Shop, view: str, is_allowed: bool
 ) -> None:
-    """A reader of an INVOKER view within a DEFINER view reads it with the rights of that view's owner."""
+    """An INVOKER view in a DEFINER view is read with the privileges of the owner of the DEFINER view."""
     sql = f"SELECT * FROM {view} WHERE id IN (4711, 4712, 4713) ORDER BY 1"
-    before = guarded_shop.proxy.count_statements("original")
+    count_before = guarded_shop.proxy.count_statements("original")
     direct, proxied = read_both_answers(guarded_shop, sql, "rita")
     assert direct == proxied
     if is_allowed:
@@ -92,14 +92,14 @@ def test_nested_views_run_with_the_rights_that_they_have_without_the_proxy(
         assert "~plan~" in rewrite_view(guarded_shop, sql)
     else:
         assert "Access Denied" in proxied
-        assert guarded_shop.proxy.count_statements("original") == before + 1
+        assert guarded_shop.proxy.count_statements("original") == count_before + 1
 
 
 def test_statement_runs_unchanged_when_no_rule_covers_plan_views(guarded_shop: Shop) -> None:
-    sql, before = "SELECT * FROM definer WHERE id = 4711", guarded_shop.proxy.count_statements("original")
+    sql, count_before = "SELECT * FROM definer WHERE id = 4711", guarded_shop.proxy.count_statements("original")
     direct, proxied = read_both_answers(guarded_shop, sql, "rolf")
     assert direct == proxied == [[4711, "n4711"]]
-    assert guarded_shop.proxy.count_statements("original") == before + 1
+    assert guarded_shop.proxy.count_statements("original") == count_before + 1
 
 
 def test_row_filter_on_a_view_applies_to_its_plans(guarded_shop: Shop) -> None:
@@ -112,9 +112,7 @@ def test_row_filter_on_a_view_applies_to_its_plans(guarded_shop: Shop) -> None:
 
 @pytest.mark.slow
 def test_name_of_a_plan_view_soon_expires(guarded_shop: Shop) -> None:
-    """This includes the user for whom the plan view was made, and does not depend on the access rules for these
-    names.
-    """
+    """The name expires even for the user for whom the plan view was made, whatever the access rules are."""
     for view in ("hiding", "summary"):
         sql = f"SELECT id FROM {view} WHERE id = 4711"
         assert read_outcome(guarded_shop, sql, "rita").endswith(f"; views=guarded.{view}")
@@ -125,7 +123,7 @@ def test_name_of_a_plan_view_soon_expires(guarded_shop: Shop) -> None:
                 rows = query_rows(guarded_shop.trino.port, f'SELECT id FROM "{name}"', user="rita", schema="guarded")
             except trino.exceptions.TrinoUserError as error:
                 return bool(error.error_name == "TABLE_NOT_FOUND")
-            assert rows == [[4711]], "and until then it has the view's own rows"
+            assert rows == [[4711]], "until the name expires, the plan view has the rows of the view"
             return False
 
         wait_for_result(is_gone)

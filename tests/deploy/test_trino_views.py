@@ -60,7 +60,7 @@ VIEWS = {
 def views(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Shop]:
     """Create the views with the parameter as their `SECURITY`.
 
-    EITHER alternates between both, because a user who may read all tables sees no difference.
+    EITHER alternates between both values, because a user who may read all tables sees no difference.
     """
     for schema in ("views", "elsewhere"):
         query_rows(shop.trino.port, f"CREATE SCHEMA IF NOT EXISTS seamark.{schema}")
@@ -77,7 +77,7 @@ def read_outcome(shop: Shop, sql: str) -> str:
 
 
 def answer_query(port: int, sql: str) -> Any:
-    """Return the rows or the error."""
+    """Return the rows, or the error."""
     try:
         return query_rows(port, sql, schema="views")
     except trino.exceptions.TrinoUserError as error:
@@ -159,11 +159,11 @@ def test_view_that_cannot_be_analysed_passes_unchanged(views: Shop, sql: str) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("queries", [4, 50])
 def test_random_statements_over_views_give_equal_rows(views: Shop, queries: int) -> None:
-    rng, before = random.Random(5), count_plan_views(views)
+    rng, count_before = random.Random(5), count_plan_views(views)
     for _ in range(queries):
         sql = draw_statement(rng)
         check_same(views, sql)
-    assert count_plan_views(views) - before > 0.4 * queries
+    assert count_plan_views(views) - count_before > 0.4 * queries
 
 
 def count_plan_views(shop: Shop) -> int:
@@ -191,7 +191,7 @@ def draw_statement(rng: random.Random) -> str:
     }
 
     def draw_condition(name: str, alias: str) -> str:
-        key, text, other = (f"{alias}.{one}" for one in columns[name])
+        key, text, other_key = (f"{alias}.{column}" for column in columns[name])
         number = rng.randrange(10_050)
         choices = [
             f"{key} = {number}",
@@ -201,7 +201,7 @@ def draw_statement(rng: random.Random) -> str:
             f"NOT ({key} <> {number})",
             f"{key} IS NULL",
             f"({key} = {number} AND CAST({text} AS varchar) <> 'DE')",
-            f"{key} = {number} AND CAST({other} AS varchar) LIKE '%1%'",
+            f"{key} = {number} AND CAST({other_key} AS varchar) LIKE '%1%'",
         ]
         return rng.choice(choices)
 
@@ -233,7 +233,7 @@ def draw_statement(rng: random.Random) -> str:
 @pytest.mark.slow
 def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.FixtureRequest) -> None:
     port = views.proxy.port
-    # The proxy does not check a name again that was recently not a view.
+    # For some time, the proxy does not check again whether a name that was no view has become a view.
     turning = f"turning_{request.node.callspec.params['views'].lower()}"
     for number in range(4):
         text = f"SELECT id + {number} AS other, note, id FROM shop.orders WHERE id <> {number}"
@@ -253,14 +253,14 @@ def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.
 @pytest.mark.slow
 def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: pytest.FixtureRequest) -> None:
     direct, port = views.trino.port, views.proxy.port
-    # The proxy does not check a name again that was recently not a view.
+    # For some time, the proxy does not check again whether a name that was no view has become a view.
     below = f"views.below_{request.node.callspec.params['views']}"
     sql = "SELECT * FROM above WHERE id IN (4711, 4712, 4713) ORDER BY 1"
     for number in range(3):
         text = f"SELECT note, id FROM shop.orders WHERE id <> {4711 + number}"
         query_rows(direct, f"CREATE OR REPLACE VIEW {below} AS {text}")
         query_rows(direct, f"CREATE OR REPLACE VIEW views.above AS SELECT a.id, a.note FROM {below} a")
-        assert [row[0] - 4711 for row in check_same(views, sql)] == [one for one in range(3) if one != number]
+        assert [row[0] - 4711 for row in check_same(views, sql)] == [id_ for id_ in range(3) if id_ != number]
         assert read_outcome(views, sql).endswith("; views=views.above")
     query_rows(direct, f"DROP VIEW {below}")
     assert answer_query(direct, sql) == answer_query(port, sql)
@@ -301,7 +301,7 @@ def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(vie
 
 @pytest.mark.slow
 def test_stale_view_fails_as_without_the_proxy(views: Shop) -> None:
-    """Since the creation of the view, its table has got other types or columns."""
+    """After the creation of the view, its table has got different types or columns."""
     direct, port = views.trino.port, views.proxy.port
     for change in ("ALTER COLUMN a SET DATA TYPE bigint", "RENAME COLUMN a TO c", "DROP COLUMN a"):
         query_rows(direct, "CREATE TABLE views.base AS SELECT CAST(id AS integer) AS a, note AS b FROM shop.orders")

@@ -14,4 +14,4 @@ def list_subcommands(command: click.Command) -> dict[str, click.Command]:
         return {}
     context = click.Context(command)
     loaded_commands = {name: command.get_command(context, name) for name in command.list_commands(context)}
-    return {name: one for name, one in loaded_commands.items() if one is not None and not one.hidden}
+    return {name: command for name, command in loaded_commands.items() if command is not None and not command.hidden}

@@ -28,7 +28,13 @@ _CODE = re.compile(r"`([^`\n]+)`")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. `mark` is the text of its comment, or empty. `line` counts from 1."""
+    """A fenced block.
+
+    Attributes:
+        mark: The text of the comment above the block, or empty.
+        read_text: The content of the block.
+        line: The line of the block, from 1.
+    """
 
     language: str
     mark: str

@@ -111,7 +111,7 @@ NOTES = {
 
 
 def format_cli_page() -> str:
-    """Return every command with its help, as a terminal of 100 columns shows it."""
+    """Return every command with its help, formatted for a terminal with 100 columns."""
     parts = [
         "# Commands\n\n`python -m tests.docs.reference` generates this page. The flags of `seamark serve` are the\n"
         "[settings](settings.md); other commands take the settings that locate the database. With invalid settings a\n"
@@ -124,7 +124,7 @@ def format_cli_page() -> str:
         context = click.Context(
             command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH, help_option_names=names
         )
-        # Reset it, because click keeps the option of the first context, which another test may have created.
+        # Reset the width, because click keeps that of the first context, which an earlier test may have created.
         command._help_option = None
         text = command.get_help(context)
         if path == "seamark serve":
@@ -141,7 +141,7 @@ def _list_commands(command: click.Command, path: str) -> Iterator[tuple[str, cli
 
 
 def format_errors_page() -> str:
-    """Return the tree of errors as a table, in its own order."""
+    """Return the tree of errors as a table, in the order of the tree."""
     lines = [
         "# Errors",
         "",
@@ -246,11 +246,11 @@ def format_services_page() -> str:
 PAGES = {"cli.md": format_cli_page, "errors.md": format_errors_page, "rest-operations.md": format_operations_page}
 
 
-def write(folder: Path) -> None:
+def write_pages(folder: Path) -> None:
     for name, page in PAGES.items():
         (folder / name).write_text(page())
     SERVICES_PAGE.write_text(format_services_page())
 
 
 if __name__ == "__main__":
-    write(REFERENCE)
+    write_pages(REFERENCE)

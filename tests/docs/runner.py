@@ -58,7 +58,7 @@ class Run:
     folder: Path
     replace: Mapping[str, str]
     spark: Callable[[], Any]
-    """Return the Spark session; only pages that need Spark call it."""
+    """Return the Spark session. Only pages that need Spark call this function."""
     running: contextlib.ExitStack
     port: int = field(default_factory=free_port)
     gateway_port: int = field(default_factory=free_port)
@@ -71,7 +71,7 @@ class Run:
         bin_folder.mkdir()
         self.running.enter_context(install_forking_command(bin_folder))
         path = f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        # Pages that do not set the port use this one. Table services are off, because they would race with
+        # Pages that do not set the port use this port. Table services are off, because they would interfere with
         # the commands of the page.
         services = {"SEAMARK_SERVICES_WORKERS": "0"}
         self.environment = {**os.environ, "PATH": path, "SEAMARK_PORT": str(self.port), **services}
@@ -110,26 +110,26 @@ class Run:
         return text
 
     def _run_bash(self, text: str) -> str:
-        after = self.folder / ".environment"
-        script = f"set -euo pipefail\n{text}\nenv -0 > {shlex.quote(str(after))}\n"
+        environment_path = self.folder / ".environment"
+        script = f"set -euo pipefail\n{text}\nenv -0 > {shlex.quote(str(environment_path))}\n"
         completed = subprocess.run(
             ["bash", "-c", script], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60
         )
         if completed.returncode:
             raise AssertionError(f"ended with {completed.returncode}\n{completed.stdout}{completed.stderr}")
-        self.environment = dict(line.split("=", 1) for line in after.read_text().split("\0") if "=" in line)
+        self.environment = dict(line.split("=", 1) for line in environment_path.read_text().split("\0") if "=" in line)
         return completed.stdout
 
     def _run_python(self, text: str) -> str:
         out = io.StringIO()
-        before = dict(os.environ)
+        old_environment = dict(os.environ)
         os.environ.update(self.environment)
         try:
             with contextlib.chdir(self.folder), contextlib.redirect_stdout(out):
                 exec(compile(text, str(self.page), "exec"), self.names)
         finally:
             os.environ.clear()
-            os.environ.update(before)
+            os.environ.update(old_environment)
         return out.getvalue()
 
     def _server(self, text: str) -> str:
@@ -187,7 +187,7 @@ def check_output(output: str, expected: str) -> None:
 
 @contextlib.contextmanager
 def open_page_run(page: Page, folder: Path, replace: Mapping[str, str], spark: Callable[[], Any]) -> Iterator[Run]:
-    """Yield a run of the page, and end its processes afterwards. Sockets that clients leave open are collected."""
+    """Yield a run of the page, and afterwards end its processes and collect the sockets that clients leave open."""
     with contextlib.ExitStack() as stack:
         run = Run(page, folder, replace, spark, stack)
         yield run
@@ -196,7 +196,7 @@ def open_page_run(page: Page, folder: Path, replace: Mapping[str, str], spark: C
 
 
 def run_page(page: Page, folder: Path, request: pytest.FixtureRequest) -> None:
-    """Run the page with the test's bucket, store and database in place of the example's."""
+    """Run the page with the test's bucket, store and database instead of those of the examples."""
     replace: dict[str, str] = {}
     runs = "".join(block.read_text for block in page.blocks if block.mark)
     if "s3://lake" in runs:

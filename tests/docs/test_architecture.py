@@ -42,7 +42,7 @@ def test_architecture_page_names_every_package() -> None:
         section = layers.partition(f"[importlinter:contract:{contract}]")[2].partition("\nexhaustive")[0]
         packages = set(re.findall(r"\w+", section.partition("layers =")[2]))
         assert packages
-        assert packages - matches - {"app", "openapi"} == set(), contract  # The last two are modules.
+        assert packages - matches - {"app", "openapi"} == set(), contract  # `app` and `openapi` are modules.
 
 
 def test_make_targets_of_the_contributing_page_exist() -> None:
@@ -77,7 +77,7 @@ def _read_code() -> str:
 
 @cache
 def _read_sources() -> str:
-    """Return the code and the documents without the glossary, as one text in lower case."""
+    """Return the code and the documents except the glossary, as one text in lower case."""
     pages = [page.text for page in read_all_pages() if page.path != GLOSSARY]
     return "\n".join((_read_code(), *pages)).lower()
 
@@ -101,4 +101,4 @@ def test_glossary_has_each_term_once_with_meaning_and_source() -> None:
     assert len({term for term, _, _ in rows}) == len(rows)
     lines = [line for line in GLOSSARY.read_text().splitlines() if line.startswith("| ")]
     heads = [line for line in lines if line.startswith("| term ")]
-    assert len(lines) - len(heads) == len(rows), "a line of a table does not have three cells"
+    assert len(lines) - len(heads) == len(rows), "each line of a table must have three cells"

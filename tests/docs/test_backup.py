@@ -14,7 +14,7 @@ from tests.services.seamark import Seamark
 
 
 def run_block(text: str, folder: Path) -> None:
-    """Run the page's block that contains this text."""
+    """Run the block of the page that contains this text."""
     blocks = Page(REPO / "docs" / "how-to" / "operate.md").blocks
     (command,) = (block.read_text for block in blocks if block.language == "bash" and text in block.read_text)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -39,7 +39,9 @@ def test_backup_is_restored_over_the_database_of_a_killed_server(tmp_path: Path)
         run_block("seamark backup", tmp_path)
         create_namespace(server, "after")
         server.kill9()
-        assert (server.home / "seamark.db-wal").stat().st_size > 0, "its rows would replace those of the backup"
+        assert (server.home / "seamark.db-wal").stat().st_size > 0, (
+            "the server must leave a WAL, whose rows would replace rows of the backup"
+        )
         run_block("seamark restore", tmp_path)
         server.start()
         assert list_namespaces(server) == [["before"]]

@@ -27,7 +27,7 @@ from tests.docs.runner import EXECUTED_PAGES, check_output, read_spark_conf
 from tests.services.process import DEPLOY
 
 PAGES = read_all_pages()
-OF_FIELDS = {
+PAGES_OF_FIELDS = {
     "settings.md",
     "bad-inputs.md",
     "timeline.md",
@@ -63,7 +63,7 @@ NOT_SETTINGS = {
 
 
 def test_python_block_can_be_pasted_into_an_interactive_interpreter() -> None:
-    """Before Python 3.13, an empty line must end a loop there, and a loop must not contain an empty line."""
+    """Before Python 3.13, an empty line ends a loop in the interpreter: a loop must end with one and contain none."""
     blocks = [(page, block) for page in PAGES for block in page.blocks if block.language == "python"]
     assert len(blocks) > 50
     for page, block in blocks:
@@ -80,7 +80,7 @@ def test_python_block_can_be_pasted_into_an_interactive_interpreter() -> None:
 
 
 def test_page_that_fills_the_home_asks_for_a_new_folder() -> None:
-    """Two pages in one folder would both create `shop.orders`."""
+    """Two pages in the same folder would both create `shop.orders`."""
     for page in EXECUTED_PAGES:
         serves = any(block.mark == "run: server" and "./seamark-home" in block.read_text for block in page.blocks)
         creates = any("shop" in block.read_text for block in page.blocks if block.mark)
@@ -132,14 +132,14 @@ def test_environment_variables_of_the_pages_are_settings() -> None:
         "SEAMARK_SQL_TRINO",
         "SEAMARK_SQL_SPARK",
         "SEAMARK_TRINO_PASSWORD",
-    }  # They are variables of seamark sql.
+    }  # Variables of seamark sql.
     known_environment_names |= {
         "SEAMARK_CLIENT_CERT",  # Variables of Seamark's clients.
         "SEAMARK_CLIENT_KEY",
         "SEAMARK_CATALOG_TOKEN",  # A variable of seamark import and seamark export.
         "SEAMARK_PLANS",
         "SEAMARK_URI",
-    }  # They are variables of seamark trino-proxy and of deploy/trino/run.sh.
+    }  # Variables of seamark trino-proxy and of deploy/trino/run.sh.
     names = {(str(page), name) for page in PAGES for name in re.findall(r"\bSEAMARK_[A-Z0-9_]+\b", page.text)}
     assert {(page, name) for page, name in names if name not in known_environment_names} == set()
 
@@ -152,7 +152,7 @@ def test_names_that_look_like_settings_are_settings() -> None:
         for page in PAGES
         for code in page.inline_code
         if (match := re.match(r"([a-z0-9]+(?:_[a-z0-9]+)+)(?: = .*)?$", code))
-        if page.path.name not in OF_FIELDS
+        if page.path.name not in PAGES_OF_FIELDS
     }
     assert {
         (page, word) for page, word in words if word not in known_names and not word.startswith("seamark_")
@@ -179,7 +179,7 @@ def test_settings_file_in_the_pages_is_accepted(page: Page, block: Block, tmp_pa
 
 
 def _list_commands() -> list[tuple[str, list[str]]]:
-    """Return (where, words) of every `seamark …` in the bash blocks."""
+    """Return the place and the words of every `seamark …` command in the bash blocks."""
     results = []
     for page in PAGES:
         for block in page.blocks:
@@ -209,10 +209,10 @@ def test_seamark_commands_of_the_pages_exist_with_their_flags() -> None:
                 assert word.partition("=")[0] in flags, f"{where}: {' '.join(words[:offset])} has no option {word}"
 
 
-def test_spark_configuration_of_the_page_is_that_of_the_tests_and_the_demo() -> None:
+def test_spark_configuration_of_the_page_equals_those_of_the_tests_and_the_demo() -> None:
     page = Page(REPO / "docs" / "how-to" / "connect-spark.md")
     first = next(block for block in page.blocks if block.mark == "run: spark-catalog")
-    purge = {"spark.sql.catalog.sea.rest-catalog-purge": "true"}  # It has no effect before Iceberg 1.12.
+    purge = {"spark.sql.catalog.sea.rest-catalog-purge": "true"}  # The option has no effect before Iceberg 1.12.
     expected = {
         **NO_HIVE,
         "spark.sql.extensions": EXTENSIONS,
@@ -230,7 +230,7 @@ def test_spark_configuration_of_the_page_is_that_of_the_tests_and_the_demo() -> 
 
 
 def test_statements_of_a_page_suit_the_shell_that_it_opens() -> None:
-    """`spark-sql` waits for a semicolon, and `pyspark` accepts Python."""
+    """`spark-sql` requires a semicolon, and `pyspark` accepts Python."""
     for page in PAGES:
         shell = ""
         for block in page.blocks:
@@ -244,7 +244,7 @@ def test_statements_of_a_page_suit_the_shell_that_it_opens() -> None:
                 )
 
 
-def test_trino_properties_of_the_page_are_those_of_the_tests() -> None:
+def test_trino_properties_of_the_page_equal_those_of_the_tests() -> None:
     page = Page(REPO / "docs" / "how-to" / "connect-trino.md")
     tested = (DEPLOY / "trino" / "etc" / "catalog" / "seamark.properties").read_text() + trino_snippet("", "t")
     known_values = {line.partition("=")[0] for line in tested.splitlines() if "=" in line}
@@ -255,8 +255,8 @@ def test_trino_properties_of_the_page_are_those_of_the_tests() -> None:
         for line in block.read_text.splitlines()
         if line and not line.startswith("#")
     }
-    of_gateway = {"iceberg.rest-catalog.vended-credentials-enabled"}  # tests/gateway/test_engines.py
-    assert documented - known_values - of_gateway == {"iceberg.rest-catalog.oauth2.credential"}
+    gateway_properties = {"iceberg.rest-catalog.vended-credentials-enabled"}  # tests/gateway/test_engines.py
+    assert documented - known_values - gateway_properties == {"iceberg.rest-catalog.oauth2.credential"}
 
 
 def test_operators_page_names_every_metric() -> None:

@@ -10,7 +10,7 @@ from tests.docs.pages import Block, Page
 from tests.docs.runner import EXECUTED_PAGES, SLOW_PAGES, list_pages_to_run, open_page_run, run_page
 
 
-@pytest.mark.filterwarnings("ignore")  # These are clients' warnings; every other test treats Seamark's as errors.
+@pytest.mark.filterwarnings("ignore")  # Clients cause these warnings. In other tests, warnings of Seamark are errors.
 @pytest.mark.parametrize("page", list_pages_to_run(with_spark=False), ids=str)
 def test_page_runs_from_top_to_bottom(page: Page, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run_page(page, tmp_path, request)

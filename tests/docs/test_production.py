@@ -69,7 +69,7 @@ class Production:
         return text
 
     def start(self, **further: str) -> str:
-        """Start another server with its own home and port, as on another machine, and return its URL."""
+        """Start one more server with its own home and port, as on a separate machine, and return its URL."""
         number, port = len(self.servers), free_port()
         home = self.folder / f"server-{number}"
         server_environment = {"SEAMARK_HOME": str(home), "SEAMARK_PORT": str(port), **further}
@@ -131,16 +131,16 @@ def production(
         new_production.environment["SEAMARK_TOKEN"] = completed.stdout.split()[-1]
         for name in ("SEAMARK_CA", "SEAMARK_TOKEN"):
             monkeypatch.setenv(name, new_production.environment[name])
-        # docs/how-to/authentication.md recommends this for PyIceberg and s3fs.
+        # docs/how-to/authentication.md recommends this setting for PyIceberg and s3fs.
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority.file))
-        # This has the effect of the variable FSSPEC_S3_SKIP_INSTANCE_CACHE, because the process has already
+        # The assignment has the effect of FSSPEC_S3_SKIP_INSTANCE_CACHE, because the process has already
         # imported fsspec.
         monkeypatch.setitem(fsspec.config.conf, "s3", {"skip_instance_cache": True})
         yield new_production
     shutil.rmtree(tmp_path, ignore_errors=True)
 
 
-def append(production: Production, name: str, *numbers: int) -> None:
+def append_numbers(production: Production, name: str, *numbers: int) -> None:
     properties = {"header.X-Iceberg-Access-Delegation": "remote-signing"}
     token = production.environment["SEAMARK_TOKEN"]
     trusted: Any = {"ssl": {"cabundle": production.environment["SEAMARK_CA"]}}
@@ -154,13 +154,13 @@ def append(production: Production, name: str, *numbers: int) -> None:
             table.append(pa.table({"id": [number], "name": [f"name {number}"]}, schema=SCHEMA))
 
 
-@pytest.mark.slow  # Tests of PostgreSQL, S3, TLS, tokens and table services cover the parts.
+@pytest.mark.slow  # Faster tests cover the parts: PostgreSQL, S3, TLS, tokens and table services.
 @pytest.mark.filterwarnings("ignore")  # The clients cause these warnings.
 def test_production_servers_index_and_maintain_tables(production: Production) -> None:
-    """There are two servers. When the one that runs table services ends, the other takes over."""
+    """There are two servers. When the server that runs table services ends, the other server takes over."""
     production.start()
     url = production.start()
-    append(production, "db.t", 1, 2, 3)
+    append_numbers(production, "db.t", 1, 2, 3)
     token = production.environment["SEAMARK_TOKEN"]
     with closing(IndexClient(url, token=token)) as client:
 
@@ -189,7 +189,7 @@ def test_production_servers_index_and_maintain_tables(production: Production) ->
         code, text = production.run_seamark("doctor", "--url", url, url=url)
         assert (code, "table services: a server runs them" in text) == (0, True), text
 
-        before = count_compactions()
+        count_before = count_compactions()
         production.servers[0].stop()
-        append(production, "db.t", 4, 5)
-        block_until(lambda: is_maintained(5) and count_compactions() > before, within_s=150)
+        append_numbers(production, "db.t", 4, 5)
+        block_until(lambda: is_maintained(5) and count_compactions() > count_before, within_s=150)

@@ -11,7 +11,7 @@ from tests.docs.runner import list_pages_to_run, run_page
 
 
 @pytest.mark.spark
-@pytest.mark.filterwarnings("ignore")  # These are clients' warnings; every other test treats Seamark's as errors.
+@pytest.mark.filterwarnings("ignore")  # Clients cause these warnings. In other tests, warnings of Seamark are errors.
 @pytest.mark.parametrize("page", list_pages_to_run(with_spark=True), ids=str)
 def test_page_with_spark_runs_from_top_to_bottom(page: Page, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run_page(page, tmp_path, request)

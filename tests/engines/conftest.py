@@ -43,11 +43,11 @@ def lake(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield StorageLake(server, request.param, properties)
 
 
-BY_VENDED_KEYS = {
+TESTS_WITH_VENDED_KEYS = {
     "test_spark_creates_inserts_and_creates_tables_as_select",
     "test_pyiceberg_creates_appends_scans_deletes_and_overwrites",
 }
-ONLY_LOCAL = {
+TESTS_ON_LOCAL_FILES_ONLY = {
     "test_spark_creates_inserts_and_creates_tables_as_select",
     "test_sparks_maintenance_procedures_rewrite_and_expire",
     "test_spark_renames_and_drops_a_table_that_is_then_restored_and_purged",
@@ -56,7 +56,7 @@ ONLY_LOCAL = {
     "test_spark_reads_branches_tags_and_earlier_snapshots",
     "test_spark_creates_replaces_renames_and_drops_views",
     "test_metadata_table_without_its_namespace_is_not_found",
-    "test_scan_and_commit_reports_of_spark_are_kept",
+    "test_scan_and_commit_reports_of_spark_are_stored",
     "test_pyiceberg_evolves_schema_and_partitions",
     "test_pyiceberg_reads_earlier_snapshots_branches_and_tags",
     "test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries",
@@ -70,20 +70,20 @@ If two cases have the same access to storage or differ only in the format versio
 """
 
 
-OF_CLIENTS = ("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+CLIENT_WARNINGS = ("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 """Filters of the warnings about sockets that clients leave open, and of the warnings of their libraries."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ignore the warnings of clients in this folder, and mark tests of Spark and slow twins.
+    """Ignore the warnings of clients in this folder, mark tests of Spark, and mark twins of tests as slow.
 
     Every test runs over local files, and over S3 only if no other test has the same access.
     """
     folder = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(folder):
-            item.add_marker(pytest.mark.filterwarnings(*OF_CLIENTS))
+            item.add_marker(pytest.mark.filterwarnings(*CLIENT_WARNINGS))
             if "spark" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.spark)
         if isinstance(item, pytest.Function) and hasattr(item, "callspec") and _is_twin(item):
@@ -93,9 +93,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _is_twin(item: pytest.Function) -> bool:
     parameters, name = item.callspec.params, item.originalname
     if parameters.get("lake") == STORAGES[2]:
-        return name not in BY_VENDED_KEYS and not name.startswith("test_plan_table")
+        return name not in TESTS_WITH_VENDED_KEYS and not name.startswith("test_plan_table")
     if parameters.get("lake") == STORAGES[1]:
-        return name in ONLY_LOCAL or (
+        return name in TESTS_ON_LOCAL_FILES_ONLY or (
             name == "test_spark_merges_updates_and_deletes" and not SIGNED_MERGE.items() <= parameters.items()
         )
     # Other tests in Spark change rows of tables on local files.

@@ -41,7 +41,7 @@ _WIDER = (("item", "store", "bigint"), ("price", "id", "decimal(9,2)"), ("day", 
 class Queries:
     """Draws random queries.
 
-    `past` has clauses that name earlier snapshots of the facts, such as `VERSION AS OF 1`. If it is empty, no
+    `past` contains clauses that name earlier snapshots of the facts, such as `VERSION AS OF 1`. If it is empty, no
     query reads earlier snapshots.
     """
 
@@ -95,11 +95,9 @@ class Queries:
         return f"t{self._aliases}"
 
     def _draw_lateral(self) -> str:
-        """Return a query with a lateral subquery.
+        """Return a query with a lateral subquery, and in some cases with a join in the subquery.
 
-        It has aggregates, groups or first rows that equal a column of the outer row.
-
-        Some of the subqueries have a join.
+        The subquery returns aggregates, groups or first rows, from rows that equal the outer row in a column.
         """
         rng = self._rng
         inner, columns = self._select(1)
@@ -198,7 +196,7 @@ class Queries:
     def _draw_window_query(self) -> str:
         """Return a query with window functions and a filter on the key, such as the latest row of each key.
 
-        Some of the queries are below a join.
+        Some of the queries are the input of a join.
         """
         rng = self._rng
         inner, columns = self._select(1)
@@ -221,15 +219,15 @@ class Queries:
         return f"SELECT w.* FROM {text} WHERE {first}{where}"
 
     def _draw_shadowing_query(self) -> str:
-        """Return a query whose names in WITH hide tables and each other."""
+        """Return a query whose names in WITH hide tables and other names in WITH."""
         rng = self._rng
         where = [self._draw_table_condition("sales", "sales") for _ in range(4)]
         inner = f"(WITH sales AS (SELECT * FROM sales WHERE {where[1]}) SELECT * FROM sales WHERE {where[2]})"
-        other = rng.choice([inner, f"{self._db}.sales", "items"])
+        other_table = rng.choice([inner, f"{self._db}.sales", "items"])
         first = f"WITH sales AS (SELECT * FROM {self._db}.sales WHERE {where[0]}), items AS (SELECT * FROM sales)"
         kind = rng.choice(_KINDS)
         return (
-            f"{first} SELECT sales.id, sales.note FROM sales {kind} {other} b ON sales.id = b.id "
+            f"{first} SELECT sales.id, sales.note FROM sales {kind} {other_table} b ON sales.id = b.id "
             f"AND {self._draw_table_condition('sales', 'b')} WHERE {where[3]}"
         )
 

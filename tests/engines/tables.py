@@ -21,7 +21,10 @@ from tests.services.seamark import Seamark
 
 @dataclass(frozen=True)
 class SparkTables:
-    """Tables in the namespace `db` of a server. SQL statements name it `{db}`, and `db` is its name in Spark."""
+    """Tables in the namespace `db` of a server.
+
+    SQL statements contain `{db}`, which is replaced by `db`, the name of the namespace in Spark.
+    """
 
     client: IndexClient
     spark: SparkSession

@@ -63,19 +63,19 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         client.close()
 
 
-def create(lake: BucketLake, name: str, version: int) -> None:
+def create_table(lake: BucketLake, name: str, version: int) -> None:
     lake.run_sql(
         f"CREATE TABLE {{db}}.{name} (id bigint, v bigint) USING iceberg PARTITIONED BY (bucket(8, id)) TBLPROPERTIES "
         f"('format-version' = '{version}', 'write.merge.mode' = 'merge-on-read')"
     )
 
 
-# The fast tier tests the same growth without Spark, and a Spark session that has loaded the table before the growth.
+# The fast tier tests the same doublings without Spark, and with a Spark session that loaded the table before them.
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [2, 3])
 def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: BucketLake, version: int) -> None:
     rng, name, model = random.Random(version), f"changed_{version}", Model()
-    create(lake, name, version)
+    create_table(lake, name, version)
     for step, count in enumerate((8, 16, 32, 64)):
         assert resize(lake.client, f"db.{name}", buckets=count).spec_id == step
         some_numbers = rng.sample(range(80), 20)
@@ -83,7 +83,7 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: BucketL
         model |= dict.fromkeys(some_numbers, 10 * step)
         assert lake.list_specs(name) == {step}
         updated_ids = rng.sample(range(100), 20)
-        text = ", ".join(f"({one}L, {10 * step + 1}L)" for one in updated_ids)
+        text = ", ".join(f"({id_}L, {10 * step + 1}L)" for id_ in updated_ids)
         lake.run_sql(
             f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {text} AS g(id, v)) s ON t.id = s.id "
             "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
@@ -92,7 +92,7 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: BucketL
         assert lake.list_specs(name) == {step}
         removed_numbers = rng.sample(range(100), 5)
         delete(lake.client, f"db.{name}", keys=pa.table({"id": removed_numbers}), mode=rng.choice(MODES))
-        model = {one: value for one, value in model.items() if one not in removed_numbers}
+        model = {id_: value for id_, value in model.items() if id_ not in removed_numbers}
         assert lake.read_rows(name) == model, f"version {version}, {count} buckets"
         for number in rng.sample(range(100), 3):
             expected = [(model[number],)] if number in model else []
@@ -106,7 +106,7 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: BucketL
 
 @pytest.mark.slow
 def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lake: BucketLake) -> None:
-    create(lake, "open", 2)
+    create_table(lake, "open", 2)
     lake.run_sql("INSERT INTO {old}.open VALUES (0, 0)")
     model = {0: 0}
     for step, count in enumerate((16, 32, 64)):
@@ -114,7 +114,7 @@ def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lak
         ids = range(10 * step + 1, 10 * step + 10)
         lake.run_sql("INSERT INTO {old}.open VALUES " + ", ".join(f"({id_}, {step})" for id_ in ids))
         assert lake.list_specs("open") == {step}, (
-            "Spark writes with the spec that it has loaded, one behind the current one"
+            "Spark must write with the spec that it has loaded, not with the current spec"
         )
         model |= dict.fromkeys(ids, step)
         assert lake.read_rows("open") == model

@@ -33,7 +33,7 @@ from tests.engines.tables import SparkTables
 SALES = "id bigint, day int, customer int, quantity int, note string"
 CUSTOMERS = 200
 JOINS = {"customer": JoinedTable("db.customers", on={"customer": "id"})}
-BY = ["day", "customer.city"]
+CLUSTERING_COLUMNS = ["day", "customer.city"]
 
 
 class ClusteringTables(SparkTables):
@@ -92,18 +92,18 @@ def test_clustering_keeps_rows_of_every_type_and_their_row_ids(
         frame = rig.spark.range(150 * part, 150 * part + 150).selectExpr(*ALL_TYPE_COLUMNS)
         write(frame, f"db.{table}", client=rig.client, distribution="none")
     columns = "*, _row_id, _last_updated_sequence_number" if version == 3 else "*"
-    before = rig.read_rows(table, columns)
+    rows_before = rig.read_rows(table, columns)
     partitions = rig.read_rows(f"{table}.files", "DISTINCT partition") if partitioned else []
     all_columns = ["n", "f", "d", "p", "s", "b", "day", "ts", "nt", "ok"]
     report = rig.cluster(table, all_columns, files=5)
     assert report.rows == 300
-    assert rig.read_rows(table, columns) == before
+    assert rig.read_rows(table, columns) == rows_before
     if partitioned:
         assert rig.read_rows(f"{table}.files", "DISTINCT partition") == partitions
     else:
         assert report.files >= 5
     report = rig.cluster(table, ["id"], curve="zorder", target_file_bytes=1 << 30)
-    assert rig.read_rows(table, columns) == before
+    assert rig.read_rows(table, columns) == rows_before
     assert report.files == max(1, len(partitions))
 
 
@@ -117,11 +117,11 @@ def test_clustering_applies_deletes_and_removes_their_files(rig: ClusteringTable
     removed_ids = rig.spark.range(0, 4000, 7).selectExpr("id")
     write(removed_ids, f"db.{table}", client=rig.client, mode="delete", strategy="equality")
     columns = "*, _row_id, _last_updated_sequence_number" if version == 3 else "*"
-    before = rig.read_rows(table, columns)
+    rows_before = rig.read_rows(table, columns)
     assert len(rig.run_sql(f"SELECT * FROM {{db}}.{table}.delete_files")) > 0
-    report = rig.cluster(table, BY, joins=JOINS, files=10)
-    assert report.rows == len(before) < 3500
-    assert rig.read_rows(table, columns) == before
+    report = rig.cluster(table, CLUSTERING_COLUMNS, joins=JOINS, files=10)
+    assert report.rows == len(rows_before) < 3500
+    assert rig.read_rows(table, columns) == rows_before
     assert rig.run_sql(f"SELECT * FROM {{db}}.{table}.delete_files") == []
 
 
@@ -143,12 +143,12 @@ def test_one_large_file_is_clustered_by_several_tasks(rig: ClusteringTables) -> 
         catalog.load_table(f"db.{table}").append(rows)
     rig.run_sql(f"ALTER TABLE {{db}}.{table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
     rig.run_sql(f"DELETE FROM {{db}}.{table} WHERE id % 5 = 1")
-    before = rig.read_rows(table)
+    rows_before = rig.read_rows(table)
     with patch.object(clustering, "divide_task", wraps=divide_task) as divide:
-        report = rig.cluster(table, BY, joins=JOINS, files=10)
+        report = rig.cluster(table, CLUSTERING_COLUMNS, joins=JOINS, files=10)
     assert sum(len(list(divide_task(*call.args))) for call in divide.call_args_list) >= 4
-    assert report.rows == len(before) == 3200
-    assert rig.read_rows(table) == before
+    assert report.rows == len(rows_before) == 3200
+    assert rig.read_rows(table) == rows_before
 
 
 @pytest.mark.slow
@@ -189,17 +189,17 @@ def test_clustering_uses_the_current_schema_before_a_snapshot_has_it(rig: Cluste
     rig.run_sql("ALTER TABLE {db}.evolved ALTER COLUMN quantity TYPE bigint")
     rig.run_sql("ALTER TABLE {db}.evolved ADD COLUMN extra string")
     rig.run_sql("ALTER TABLE {db}.evolved DROP COLUMN note")
-    before = rig.read_rows("evolved")
+    rows_before = rig.read_rows("evolved")
     rig.cluster("evolved", ["weekday", "extra", "quantity"], files=3)
-    assert rig.read_rows("evolved") == before
+    assert rig.read_rows("evolved") == rows_before
 
 
 @pytest.mark.slow
 def test_clustering_commit_is_a_replace_and_earlier_snapshots_stay(rig: ClusteringTables) -> None:
     rig.create_sales("told")
-    before = rig.read_rows("told")
+    rows_before = rig.read_rows("told")
     (old_snapshot,) = rig.run_sql("SELECT snapshot_id FROM {db}.told.snapshots")[0]
-    report = rig.cluster("told", BY, joins=JOINS, files=8, summary={"why": "a test"})
+    report = rig.cluster("told", CLUSTERING_COLUMNS, joins=JOINS, files=8, summary={"why": "a test"})
     operation, summary = rig.run_sql(
         f"SELECT operation, summary FROM {{db}}.told.snapshots WHERE snapshot_id = {report.snapshot_id}"
     )[0]
@@ -207,7 +207,7 @@ def test_clustering_commit_is_a_replace_and_earlier_snapshots_stay(rig: Clusteri
     assert summary["clustered-by"] == "hilbert(day, customer.city)"
     assert summary["why"] == "a test"
     assert (summary["deleted-data-files"], summary["total-records"]) == ("4", "4000")
-    assert rig.read_rows(f"told VERSION AS OF {old_snapshot}") == before == rig.read_rows("told")
+    assert rig.read_rows(f"told VERSION AS OF {old_snapshot}") == rows_before == rig.read_rows("told")
 
 
 @pytest.mark.slow
@@ -215,10 +215,10 @@ def test_clustering_of_a_branch_changes_only_the_branch(rig: ClusteringTables) -
     rig.create_sales("branched")
     rig.run_sql("ALTER TABLE {db}.branched CREATE BRANCH other")
     rig.run_sql("INSERT INTO {db}.branched.branch_other VALUES (-1, 3, 3, 3, 'other')")
-    main, other = rig.read_rows("branched"), rig.read_rows("branched VERSION AS OF 'other'")
+    main_rows, branch_rows = rig.read_rows("branched"), rig.read_rows("branched VERSION AS OF 'other'")
     rig.cluster("branched", ["day"], branch="other", files=2)
-    assert rig.read_rows("branched VERSION AS OF 'other'") == other
-    assert rig.read_rows("branched") == main
+    assert rig.read_rows("branched VERSION AS OF 'other'") == branch_rows
+    assert rig.read_rows("branched") == main_rows
     assert len(rig.run_sql("SELECT * FROM {db}.branched.files")) == 4
 
 
@@ -229,11 +229,11 @@ def test_clustering_of_a_branch_changes_only_the_branch(rig: ClusteringTables) -
 def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: ClusteringTables) -> None:
     """Iceberg's reader reports the file of each row.
 
-    The other table has as many files, sorted by a column that the queries do not use.
+    The compared table has as many files, sorted by a column that the queries do not use.
     """
     rig.create_sales("sorted")
     rig.create_sales("clustered")
-    for table, columns in (("sorted", ["id"]), ("clustered", BY)):
+    for table, columns in (("sorted", ["id"]), ("clustered", CLUSTERING_COLUMNS)):
         report = rig.cluster(table, columns, joins=JOINS, files=64)
         assert 64 <= report.files <= 64 + 3 * 2
     rng = random.Random(7)
@@ -260,7 +260,7 @@ def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: ClusteringTables) 
 def test_clustering_builds_index_files_of_the_new_files(rig: ClusteringTables) -> None:
     rig.create_sales("indexed")
     rig.client.put_index("db.indexed", "of_customers", kind="bitmap", columns=["customer"])
-    report = rig.cluster("indexed", BY, joins=JOINS, files=40)
+    report = rig.cluster("indexed", CLUSTERING_COLUMNS, joins=JOINS, files=40)
     assert report.index_files > 0
     explanation = rig.client.explain("db.indexed", "customer = 17")
     holding = rig.run_sql("SELECT DISTINCT _file FROM {db}.indexed WHERE customer = 17")
@@ -272,10 +272,10 @@ def test_clustering_uses_attributes_that_are_two_joins_away(rig: ClusteringTable
     rig.run_sql("CREATE TABLE {db}.nations (code int, name string) USING iceberg")
     rig.run_sql("INSERT INTO {db}.nations VALUES (0, 'c'), (1, 'a'), (2, 'b'), (3, 'e'), (4, 'd')")
     rig.create_sales("far")
-    before = rig.read_rows("far")
+    rows_before = rig.read_rows("far")
     joins = {**JOINS, "nation": JoinedTable("db.nations", on={"customer.nation": "code"})}
     rig.cluster("far", ["nation.name"], joins=joins, files=24)
-    assert rig.read_rows("far") == before
+    assert rig.read_rows("far") == rows_before
     actual = rig.run_sql(
         "SELECT s._file, count(DISTINCT n.name) FROM {db}.far s LEFT JOIN {db}.customers c ON s.customer = c.id "
         "LEFT JOIN {db}.nations n ON c.nation = n.code GROUP BY s._file"
@@ -310,7 +310,7 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
             rig.cluster("busy", ["day"], files=6)
         kept_files = rig.list_files("busy") - files
         live = {urlsplit(path).path for (path,) in rig.run_sql("SELECT file_path FROM {db}.busy.files")}
-        assert kept_files <= live, "files that no snapshot names are deleted"
+        assert kept_files <= live, "files that no snapshot names must be deleted"
         assert rig.run_sql("SELECT count(*) FROM {db}.busy WHERE day = 5") == [(0,)]
     assert rig.run_sql("SELECT quantity FROM {db}.busy WHERE id = 77") == [(9,)]
 
@@ -318,7 +318,7 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
 @pytest.mark.slow
 def test_clustering_commits_nothing_if_a_row_is_lost(rig: ClusteringTables, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.create_sales("lossy")
-    before, files = rig.read_rows("lossy"), rig.list_files("lossy")
+    rows_before, files = rig.read_rows("lossy"), rig.list_files("lossy")
     decoded, losing = decode_files, [True]
 
     def decode_and_lose(data: bytes) -> Any:
@@ -332,7 +332,7 @@ def test_clustering_commits_nothing_if_a_row_is_lost(rig: ClusteringTables, monk
     monkeypatch.setattr(clustering, "decode_files", decode_and_lose)
     with pytest.raises(RuntimeError, match="nothing is committed"):
         rig.cluster("lossy", ["day"], files=12)
-    assert rig.read_rows("lossy") == before
+    assert rig.read_rows("lossy") == rows_before
     assert rig.list_files("lossy") == files
 
 

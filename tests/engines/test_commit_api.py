@@ -27,7 +27,7 @@ def _sort_rows(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 class CommitApiTable:
-    """One table with two interfaces: changes through the API, and Spark's SQL."""
+    """One table with two interfaces: changes through the commit API, and Spark's SQL."""
 
     def __init__(self, server: ServerThread, spark: SparkSession, version: int) -> None:
         self.server, self.spark = server, spark
@@ -75,7 +75,7 @@ def test_spark_reads_and_changes_snapshots_of_the_server(
     table.commit(add=[lake.write_equality_deletes([10, 31], 1), lake.write_data_file([(10, 1, "upserted")])])
     assert (10, 1, "upserted") in table.agree()
 
-    # Spark deletes by position and inserts. Both continue from the server's manifests, row ids and
+    # Spark deletes by position and inserts rows. Both commits continue from the server's manifests, row ids and
     # sequence numbers.
     table.run_sql("REFRESH TABLE {t}")
     table.run_sql("DELETE FROM {t} WHERE id IN (1, 22)")

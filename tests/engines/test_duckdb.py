@@ -55,7 +55,7 @@ def create_people(con: duckdb.DuckDBPyConnection, name: str, version: int = 2) -
     return f"sea.shop.{name}"
 
 
-def read(con: duckdb.DuckDBPyConnection, text: str) -> list[tuple[Any, ...]]:
+def read_with_both_plans(con: duckdb.DuckDBPyConnection, text: str) -> list[tuple[Any, ...]]:
     """Return the rows of the query, and check that DuckDB's own plan and Seamark's plan give the same rows."""
     direct = sorted(con.sql(text).fetchall(), key=repr)
     assert sorted(seamark.duckdb.sql(con, text).fetchall(), key=repr) == direct
@@ -69,9 +69,9 @@ def test_duckdb_inserts_updates_and_deletes_rows(con: duckdb.DuckDBPyConnection,
     con.execute(f"UPDATE {table} SET name = 'bo' WHERE id = 2")
     con.execute(f"DELETE FROM {table} WHERE id = 1")
     expected = [(2, "bo", None), (3, "cy", 2.5)]
-    assert read(con, f"FROM {table}") == expected
-    assert read(con, f"FROM {table} WHERE id = 3") == expected[1:]
-    assert read(con, f"FROM {table} WHERE name = 'ann' OR id = 1") == []
+    assert read_with_both_plans(con, f"FROM {table}") == expected
+    assert read_with_both_plans(con, f"FROM {table} WHERE id = 3") == expected[1:]
+    assert read_with_both_plans(con, f"FROM {table} WHERE name = 'ann' OR id = 1") == []
     with closing(IndexClient(server.base_url)) as client:
         assert seamark.scan(client, f"shop.people_v{version}").to_arrow().num_rows == 2
     with RestCatalog("sea", uri=server.base_url) as catalog:
@@ -87,31 +87,31 @@ def test_duckdb_reads_rows_of_an_evolved_schema(con: duckdb.DuckDBPyConnection) 
     con.execute(f"ALTER TABLE {table} RENAME COLUMN name TO title")
     con.execute(f"ALTER TABLE {table} DROP COLUMN score")
     con.execute(f"INSERT INTO {table} VALUES (4, 'dee', 'new')")
-    assert read(con, f"FROM {table} WHERE id > 2") == [(3, "cy", None), (4, "dee", "new")]
-    assert read(con, f"SELECT id FROM {table} WHERE title = 'dee'") == [(4,)]
-    assert read(con, f"SELECT id FROM {table} WHERE note IS NULL AND id < 2") == [(1,)]
+    assert read_with_both_plans(con, f"FROM {table} WHERE id > 2") == [(3, "cy", None), (4, "dee", "new")]
+    assert read_with_both_plans(con, f"SELECT id FROM {table} WHERE title = 'dee'") == [(4,)]
+    assert read_with_both_plans(con, f"SELECT id FROM {table} WHERE note IS NULL AND id < 2") == [(1,)]
 
 
 def test_duckdb_reads_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
     table = create_people(con, "travel")
     with RestCatalog("sea", uri=server.base_url) as catalog:
-        before = catalog.load_table("shop.travel").current_snapshot()
-    assert before is not None
+        snapshot_before = catalog.load_table("shop.travel").current_snapshot()
+    assert snapshot_before is not None
     con.execute(f"DELETE FROM {table} WHERE id = 3")
-    table_at_version = f"{table} AT (VERSION => {before.snapshot_id})"
+    table_at_version = f"{table} AT (VERSION => {snapshot_before.snapshot_id})"
     count_query = f"SELECT count(*) FROM {table_at_version} WHERE id = 3"
-    assert read(con, count_query) == [(1,)]
+    assert read_with_both_plans(con, count_query) == [(1,)]
     assert seamark.duckdb.rewrite_query(con, count_query).files == 1
-    assert read(con, f"SELECT count(*) FROM {table} WHERE id = 3") == [(0,)]
-    table_at_version = f"{table} AS a at(version => {before.snapshot_id} )"
+    assert read_with_both_plans(con, f"SELECT count(*) FROM {table} WHERE id = 3") == [(0,)]
+    table_at_version = f"{table} AS a at(version => {snapshot_before.snapshot_id} )"
     join = f"SELECT a.id, b.id FROM {table_at_version} LEFT JOIN {table} AS b ON a.id = b.id WHERE a.id > 1"
-    assert read(con, join) == [(2, 2), (3, None)]
+    assert read_with_both_plans(con, join) == [(2, 2), (3, None)]
     assert seamark.duckdb.rewrite_query(con, join).files < seamark.duckdb.rewrite_query(con, join).considered_files
     con.execute(f"ALTER TABLE {table} RENAME COLUMN name TO title")
     con.execute(f"INSERT INTO {table} VALUES (5, 'eve', 1.5)")
     assert seamark.duckdb.rewrite_query(con, count_query).statement is None
     assert seamark.duckdb.rewrite_query(con, join).summary == "unchanged; there is no plan of an earlier snapshot"
-    assert read(con, count_query) == [(1,)]
+    assert read_with_both_plans(con, count_query) == [(1,)]
     rewritten = seamark.duckdb.rewrite_query(con, f"SELECT id FROM {table} AT (TIMESTAMP => now()) WHERE id = 3")
     assert (
         rewritten.summary == "unchanged; the statement selects a snapshot by a clause other than VERSION with a number"
@@ -125,24 +125,24 @@ def test_duckdb_and_pyiceberg_read_each_others_rows(con: duckdb.DuckDBPyConnecti
         table.append(rows)
         con.execute("INSERT INTO sea.shop.shared VALUES (9, TIMESTAMPTZ '2020-01-01 00:00:00+00')")
         assert sorted(catalog.load_table("shop.shared").scan().to_arrow().column("id").to_pylist()) == [7, 8, 9]
-    assert read(con, "SELECT id FROM sea.shop.shared WHERE seen >= '2020-01-01 00:00:00+00'") == [(9,)]
+    assert read_with_both_plans(con, "SELECT id FROM sea.shop.shared WHERE seen >= '2020-01-01 00:00:00+00'") == [(9,)]
 
 
 def test_conflicting_insert_of_a_transaction_is_not_lost_silently(
     con: duckdb.DuckDBPyConnection, server: Seamark
 ) -> None:
     table = create_people(con, "race")
-    with closing(seamark.duckdb.connect(server.base_url)) as other:
+    with closing(seamark.duckdb.connect(server.base_url)) as other_connection:
         con.begin()
         con.execute(f"INSERT INTO {table} VALUES (10, 'mine', 0)")
-        other.execute(f"INSERT INTO {table} VALUES (11, 'theirs', 0)")
+        other_connection.execute(f"INSERT INTO {table} VALUES (11, 'theirs', 0)")
         assert seamark.duckdb.rewrite_query(con, f"FROM {table} WHERE id = 10").statement is None
         try:
             con.commit()
             own_count = 1
         except duckdb.Error:  # DuckDB reports a conflict.
             own_count = 0
-    ids = [row[0] for row in read(con, f"SELECT id FROM {table} WHERE id >= 10")]
+    ids = [row[0] for row in read_with_both_plans(con, f"SELECT id FROM {table} WHERE id >= 10")]
     assert ids == ([10, 11] if own_count else [11])
 
 
@@ -163,7 +163,7 @@ def test_duckdb_sends_the_token_and_does_not_show_it(tmp_path: Path) -> None:
         with closing(seamark.duckdb.connect(server.base_url, token=token)) as con:
             con.execute("CREATE SCHEMA sea.shop")
             table = create_people(con, "people")
-            assert read(con, f"FROM {table} WHERE id = 3") == ROWS[2:]
+            assert read_with_both_plans(con, f"FROM {table} WHERE id = 3") == ROWS[2:]
             assert seamark.duckdb.rewrite_query(con, f"FROM {table} WHERE id = 3").files == 1
             assert token not in repr(con.sql("FROM duckdb_secrets()").fetchall())
 
@@ -178,8 +178,8 @@ def test_duckdb_writes_and_reads_tables_in_s3(s3: S3, tmp_path: Path) -> None:
         table = create_people(con, "people")
         con.execute(f"DELETE FROM {table} WHERE id = 1")
         con.execute(f"CREATE TABLE sea.shop.copy AS FROM {table}")
-        assert read(con, "SELECT id FROM sea.shop.copy WHERE id <> 2") == [(3,)]
-        assert read(con, f"SELECT id FROM {table} WHERE id <= 2") == [(2,)]
+        assert read_with_both_plans(con, "SELECT id FROM sea.shop.copy WHERE id <> 2") == [(3,)]
+        assert read_with_both_plans(con, f"SELECT id FROM {table} WHERE id <= 2") == [(2,)]
 
 
 def test_indexes_leave_files_out_for_duckdb(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
@@ -192,7 +192,7 @@ def test_indexes_leave_files_out_for_duckdb(con: duckdb.DuckDBPyConnection, serv
         client.put_index("shop.keyed", "by_id", kind="bloom", columns=["id"])
         build(client, "shop.keyed", "by_id", InProcessWorkers())
     assert seamark.duckdb.rewrite_query(con, text).summary == "rewritten; shop.keyed=1/4"
-    assert read(con, text) == [("42", "de")]
+    assert read_with_both_plans(con, text) == [("42", "de")]
 
 
 @pytest.mark.few_cases(1)
@@ -254,7 +254,7 @@ LAYOUTS: list[tuple[str, str, list[Any], list[str]]] = [
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize(("kind", "transform", "values", "literals"), LAYOUTS, ids=[one[0] for one in LAYOUTS])
+@pytest.mark.parametrize(("kind", "transform", "values", "literals"), LAYOUTS, ids=[layout[0] for layout in LAYOUTS])
 def test_partition_values_do_not_make_duckdb_lose_rows(
     con: duckdb.DuckDBPyConnection, server: Seamark, kind: str, transform: str, values: list[Any], literals: list[str]
 ) -> None:
@@ -271,9 +271,9 @@ def test_partition_values_do_not_make_duckdb_lose_rows(
 
 
 def test_nan_does_not_make_duckdb_lose_rows(con: duckdb.DuckDBPyConnection) -> None:
-    """DuckDB treats NaN as the greatest number and compares filters with bounds, which do not include NaN.
+    """DuckDB treats NaN as the greatest number, and compares filters with bounds, which do not include NaN.
 
-    DuckDB does not write counts of NaN.
+    DuckDB also writes no counts of NaN.
     """
     con.execute("CREATE TABLE sea.shop.nans (id BIGINT, x DOUBLE)")
     con.execute("INSERT INTO sea.shop.nans VALUES (1, 1), (2, 'NaN')")
@@ -284,7 +284,7 @@ def test_nan_does_not_make_duckdb_lose_rows(con: duckdb.DuckDBPyConnection) -> N
 
 
 def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
-    """If a column of the deletes was dropped and added again, DuckDB ends with a segmentation fault.
+    """DuckDB ends with a segmentation fault if a column of the deletes was dropped and added again.
 
     `seamark sql` can change such tables.
     """
@@ -294,7 +294,7 @@ def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyC
         table.append(rows)
         keys = pa.table({"k": pa.array([2], pa.int32())})
         seamark.delete(client, "shop.added_again", keys=keys, key=["k"], strategy="equality")
-        assert read(con, "SELECT id FROM sea.shop.added_again") == [(1,), (3,)]
+        assert read_with_both_plans(con, "SELECT id FROM sea.shop.added_again") == [(1,), (3,)]
         for change in ("delete_column", "add_column"):
             with catalog.load_table("shop.added_again").update_schema() as update:
                 update.delete_column("k") if change == "delete_column" else update.add_column("k", IntegerType())
@@ -309,7 +309,9 @@ def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyC
         keys = pa.table({"id": pa.array([0], pa.int64()), "x": pa.array([1], pa.int32())})
         seamark.delete(client, "parts.keyed", keys=keys, key=["id", "x"], strategy="equality")
         values = seamark.duckdb.sql(con, "SELECT id FROM sea.parts.keyed WHERE id < 2").fetchall()
-        assert values == [(1,)], "keys that include the partition columns delete no row of another partition"
+        assert values == [(1,)], (
+            "equality deletes with the partition columns as keys delete only rows of their own partition"
+        )
 
 
 def test_table_whose_partition_column_was_dropped_is_read(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
@@ -342,7 +344,7 @@ def test_impossible_partition_values_of_duckdb_are_refused(con: duckdb.DuckDBPyC
 def test_each_data_file_gets_its_vector_of_a_shared_puffin_file(
     server: Seamark, con: duckdb.DuckDBPyConnection, caches_files: bool
 ) -> None:
-    """With its cache, DuckDB reads on after a large vector, and returns it in the place of a later small vector."""
+    """With its cache, DuckDB reads beyond a large vector, and then uses these bytes for a later small vector."""
     table = f"shop.vectors_{caches_files}".lower()
     con.execute(f"CREATE TABLE sea.{table} (id BIGINT) WITH ('format-version' = 3)")
     for first, end in ((0, 10), (10, 5_010), (5_010, 5_020)):

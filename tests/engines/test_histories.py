@@ -33,13 +33,13 @@ def read_history_rows(frame: DataFrame) -> list[tuple[object, ...]]:
 
 
 def check_spark_readers_agree(
-    client: IndexClient, spark: SparkSession, seed: int, number: int, count: int, every: int
+    client: IndexClient, spark: SparkSession, seed: int, number: int, count: int, check_interval: int
 ) -> None:
     name = f"h{seed}_{number}"
-    run_steps(client, seed, SHAPES[number], count, writers=2, every=every, name=name)
+    run_steps(client, seed, SHAPES[number], count, writers=2, check_interval=check_interval, name=name)
     actual_rows = spark.sql(f"SELECT snapshot_id FROM past.db.{name}.snapshots ORDER BY committed_at").collect()
     snapshots = [row[0] for row in actual_rows]
-    for snapshot in {*snapshots[::every], snapshots[-1]}:
+    for snapshot in {*snapshots[::check_interval], snapshots[-1]}:
         expected = read_rows(client, f"db.{name}", At(snapshot_id=snapshot))
         text = f"seed {seed}, {SHAPES[number]}, snapshot {snapshots.index(snapshot)} of {len(snapshots)}"
         assert read_history_rows(spark.read.option("versionAsOf", snapshot).table(f"past.db.{name}")) == expected, text
@@ -52,7 +52,7 @@ def check_spark_readers_agree(
 def test_both_readers_in_spark_return_the_rows_of_each_snapshot(
     client: IndexClient, spark: SparkSession, number: int
 ) -> None:
-    check_spark_readers_agree(client, spark, 700 + number, number, count=16, every=7)
+    check_spark_readers_agree(client, spark, 700 + number, number, count=16, check_interval=7)
 
 
 @pytest.mark.slow
@@ -61,4 +61,4 @@ def test_both_readers_in_spark_return_the_rows_of_each_snapshot(
 def test_both_readers_in_spark_return_the_rows_of_long_histories(
     client: IndexClient, spark: SparkSession, number: int
 ) -> None:
-    check_spark_readers_agree(client, spark, 800 + number, number, count=120, every=10)
+    check_spark_readers_agree(client, spark, 800 + number, number, count=120, check_interval=10)

@@ -30,10 +30,10 @@ from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
 FILES, STEP = 6, 6
-OF_BRANCH = 2
+BRANCH_FILES = 2
 """The number of files that only a branch has."""
-BY_SPARK = {"ids": "bloom(id, fpp=0.0001)", "land": "bitmap(land)", "key": "record(st.b, small)"}
-IN_PROCESS = {
+SPARK_INDEXES = {"ids": "bloom(id, fpp=0.0001)", "land": "bitmap(land)", "key": "record(st.b, small)"}
+IN_PROCESS_INDEXES = {
     "decimals": "bloom(n, fpp=0.0001)",
     "instants": "bloom(at, fpp=0.0001)",
     "doubles": "bloom(f, fpp=0.0001)",
@@ -47,7 +47,7 @@ IN_PROCESS = {
     "lowered": "bitmap(lower(land))",
 }
 """Indexes that the test builds in its own process, which takes less time."""
-INDEXES = BY_SPARK | IN_PROCESS
+INDEXES = SPARK_INDEXES | IN_PROCESS_INDEXES
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class IndexedLakeTables:
     engines: PlanningEngines
     client: IndexClient
     before_rename: int
-    """A snapshot with 4 files from before `country` became `land` and `extra` was added."""
+    """A snapshot with 4 files, from the time before `country` became `land` and `extra` was added."""
     built: tuple[Any, ...]
 
     def explain(self, where: str, table: str = "wide") -> Explanation:
@@ -63,7 +63,7 @@ class IndexedLakeTables:
 
 
 class InterruptedWorkers(SparkWorkers):
-    """Spark's workers, which run a function before the n-th wave of tasks."""
+    """Spark's workers, which call a function before certain waves of tasks."""
 
     def __init__(self, spark: SparkSession, **waves: Callable[[], Any]) -> None:
         super().__init__(spark)
@@ -96,21 +96,21 @@ def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
             catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, plain_server.base_url)
             spark.sql(f"CREATE NAMESPACE {catalog}.db")
             engines = PlanningEngines(server, spark, catalog, by_itself, python, python_by_itself)
-            before_rename = _fill(engines)
+            before_rename = _create_wide_table(engines)
             defined = ", ".join(f"'seamark.index.{name}' = '{text}'" for name, text in INDEXES.items())
             engines.run_sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({defined})")
             jobs = SparkWorkers(spark)
-            reports = tuple(build(client, "db.wide", name, jobs, limits=GroupLimits(files=4)) for name in BY_SPARK)
+            reports = tuple(build(client, "db.wide", name, jobs, limits=GroupLimits(files=4)) for name in SPARK_INDEXES)
             workers = InProcessWorkers()
             reports += tuple(
-                build(client, "db.wide", name, workers, limits=GroupLimits(files=4)) for name in IN_PROCESS
+                build(client, "db.wide", name, workers, limits=GroupLimits(files=4)) for name in IN_PROCESS_INDEXES
             )
             yield IndexedLakeTables(engines, client, before_rename, reports)
         client.close()
 
 
-def _fill(engines: PlanningEngines) -> int:
-    """Create 3 snapshots with 2 files each, and a branch with two more files.
+def _create_wide_table(engines: PlanningEngines) -> int:
+    """Create 3 snapshots with 2 files each, and a branch with two additional files.
 
     File k has the ids k, k + 6, …, k + 294.
     """
@@ -149,7 +149,7 @@ def test_job_builds_every_index_for_all_files(wide_lake: IndexedLakeTables) -> N
     for report in wide_lake.built:
         assert report.json["state"] == "completed"
         assert (report.progress.files_done, report.files_not_indexed, report.progress.index_files) == (
-            FILES + OF_BRANCH,
+            FILES + BRANCH_FILES,
             0,
             2,
         )
@@ -244,7 +244,7 @@ def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(
 
 
 @pytest.mark.slow
-def test_two_values_that_never_occur_in_one_row_read_no_file(wide_lake: IndexedLakeTables) -> None:
+def test_filter_for_two_values_that_never_occur_in_one_row_reads_no_file(wide_lake: IndexedLakeTables) -> None:
     engines = wide_lake.engines
     for term, value in (("discount", 3), ("qty", 6), ("qty", 7)):
         assert wide_lake.explain(f"{term} = {value}").files == FILES
@@ -269,7 +269,7 @@ def test_older_snapshots_and_branches_use_the_same_index_files(wide_lake: Indexe
         query = f"SELECT country FROM {{db}}.wide VERSION AS OF {wide_lake.before_rename} WHERE id = 151"
         assert engines.run_sql(query) == [("M1",)]
         rows = engines.python.load_table("db.wide").scan("id = 151", snapshot_id=wide_lake.before_rename).to_arrow()
-    assert (len(plan), hidden_files, rows["country"].to_pylist()) == (1, FILES + OF_BRANCH - 1, ["M1"])
+    assert (len(plan), hidden_files, rows["country"].to_pylist()) == (1, FILES + BRANCH_FILES - 1, ["M1"])
     dev = engines.run_unplanned_sql("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'dev'")[0][0]
     plan = engines.plan("wide", _build_equality("id", 150), **{"snapshot-id": dev})
     with engines.hide_other_files("wide", plan):
@@ -281,11 +281,11 @@ def _create_small_table(lake: IndexedLakeTables, name: str) -> None:
     """Create a table of 6 files, each spanning all ids, and a Bloom filter `i` that covers none of the files."""
     lake.engines.run_sql(f"CREATE TABLE {{db}}.{name} (id bigint) USING iceberg")
     for part in range(6):
-        _add(lake, name, part)
+        _append_part(lake, name, part)
     lake.client.put_index(f"db.{name}", "i", kind="bloom", columns=["id"], fpp=1e-6)
 
 
-def _add(lake: IndexedLakeTables, name: str, part: int) -> None:
+def _append_part(lake: IndexedLakeTables, name: str, part: int) -> None:
     lake.engines.run_sql(f"INSERT INTO {{db}}.{name} SELECT /*+ COALESCE(1) */ {part} + 100 * id FROM range(20)")
 
 
@@ -304,7 +304,7 @@ def test_killed_build_is_continued_and_includes_files_of_a_writer(
     with pytest.raises(JobKilled):
         build(wide_lake.client, "db.cut", "i", InterruptedWorkers(spark, wave1=kill), limits=one_each)
     assert wide_lake.client.index("db.cut", "i").files == 4
-    workers = InterruptedWorkers(spark, wave0=lambda: _add(wide_lake, "cut", 7))
+    workers = InterruptedWorkers(spark, wave0=lambda: _append_part(wide_lake, "cut", 7))
     report = build(wide_lake.client, "db.cut", "i", workers, limits=one_each)
     assert workers.groups == [[1, 1], [1]]
     assert report.progress.files_done == 3

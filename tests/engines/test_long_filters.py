@@ -36,7 +36,7 @@ def list_residuals(server: Seamark, table: str, where: Any, headers: dict[str, s
 
 
 def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, values: list[Any]) -> list[Any]:
-    """Return the ids that Java's `IcebergGenerics` reads for an IN of these values.
+    """Return the ids that Java's `IcebergGenerics` reads for an IN condition with these values.
 
     `IcebergGenerics` filters rows only by residuals.
     """
@@ -48,7 +48,7 @@ def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, value
     catalog.initialize("generics", properties)
     try:
         spark_table = catalog.loadTable(iceberg.catalog.TableIdentifier.parse(f"db.{table}"))
-        # The test passes values and rows to Java as one text each, because thousands of calls take seconds.
+        # The test passes all values, and all rows, to Java as one text, because thousands of calls take seconds.
         text = json.dumps({"type": "in", "term": name, "values": values})
         where = iceberg.expressions.ExpressionParser.fromJson(text, spark_table.schema())
         records = iceberg.data.IcebergGenerics.read(spark_table).where(where).build()
@@ -63,9 +63,9 @@ def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, value
 
 @pytest.mark.slow
 def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp_path: Path) -> None:
-    """Every fourth id matches, and the others are in the same files and ranges.
+    """Every fourth id matches, and the other ids are in the same files and ranges.
 
-    So a reader that filters rows by a weaker residual returns too many rows.
+    A reader that filters rows only by a weaker residual therefore returns too many rows.
     """
     with (
         Seamark(tmp_path / "home", env={"SEAMARK_PLAN_RESIDUAL_BYTES": "0"}) as server,
@@ -83,17 +83,17 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
             where = {"type": "in", "term": "id", "values": expected}
             reported_residuals = list_residuals(server, table, where, {**JAVA, **SHORT_RESIDUALS})
             assert reported_residuals
-            assert all(one["type"] == "and" for one in reported_residuals)
+            assert all(residual["type"] == "and" for residual in reported_residuals)
             assert read_by_generics(spark, server.base_url, table, "id", expected) == expected
             assert len(request_plan(server, table, where, JAVA).get("plan-tasks", [])) > 1
             assert set(list_residuals(server, table, where, {})) == {None}
             text = ", ".join(map(str, expected))
             read = spark.sql(f"SELECT id FROM {catalog}.db.{table} WHERE id IN ({text}) ORDER BY id")
-            assert [one for (one,) in collect_rows(read)] == expected
+            assert [id_ for (id_,) in collect_rows(read)] == expected
             count_query = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE id IN ({text})")
             assert collect_rows(count_query) == [(len(expected),)]
             narrowed = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE p = 1 AND id IN ({text})")
-            assert collect_rows(narrowed) == [(len([one for one in expected if one % 3 == 1]),)]
+            assert collect_rows(narrowed) == [(len([id_ for id_ in expected if id_ % 3 == 1]),)]
             scan = python.load_table(f"db.{table}").scan(row_filter=In("id", expected))
             assert sorted(scan.to_arrow()["id"].to_pylist()) == expected
             assert scan.count() == len(expected)

@@ -190,7 +190,7 @@ def test_spark_can_neither_change_nor_clean_up_a_plan_table(engines: PlanTableEn
 
 @pytest.mark.slow
 def test_plan_table_is_read_with_the_credentials_of_its_table(lake: StorageLake, spark: SparkSession) -> None:
-    """This includes remote signing: the server signs each request for the table under the table's own name."""
+    """The test includes remote signing, in which the server signs each request for the table under the table's name."""
     db = f"{new_catalog(spark, lake.server.base_url, extra=lake.client_properties)}.db"
     spark.sql(f"CREATE NAMESPACE {db}")
     spark.sql(f"CREATE TABLE {db}.t (id bigint, s string) USING iceberg TBLPROPERTIES ('format-version'='3')")

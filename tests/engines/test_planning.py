@@ -39,16 +39,16 @@ class PlanningEngines:
     python_by_itself: Catalog
 
     def run_sql(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run the statement in a Spark whose scans the server plans.
+        """Run the statement in a Spark catalog whose scans the server plans.
 
-        `{db}` stands for catalog and namespace.
+        `{db}` in the statement stands for catalog and namespace.
         """
         return collect_rows(
             self.spark.sql(statement.replace("{db}", f"{self.catalog}.db").replace("{cat}", self.catalog))
         )
 
     def run_unplanned_sql(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run the statement in a Spark that plans itself."""
+        """Run the statement in a Spark catalog that plans itself."""
         return collect_rows(
             self.spark.sql(statement.replace("{db}", f"{self.by_itself}.db").replace("{cat}", self.by_itself))
         )
@@ -62,7 +62,7 @@ class PlanningEngines:
             answer,
             *(self._post(f"{path}/tasks", {"plan-task": plan_task}) for plan_task in answer.get("plan-tasks", [])),
         ]
-        return [task["data-file"]["file-path"] for one in answers for task in one["file-scan-tasks"]]
+        return [task["data-file"]["file-path"] for answer in answers for task in answer["file-scan-tasks"]]
 
     def _post(self, path: str, body: Any) -> Any:
         request = urllib.request.Request(self.server.base_url + path, json.dumps(body).encode())
@@ -71,7 +71,7 @@ class PlanningEngines:
 
     @contextmanager
     def record_requests(self) -> Iterator[list[str]]:
-        """Yield a list that receives, at the end of the block, the operations that the server answered in the block."""
+        """Yield a list that receives the operations that the server answers in the block, at the end of the block."""
         size = self.server.log.stat().st_size
         results: list[str] = []
         yield results
@@ -83,7 +83,9 @@ class PlanningEngines:
 
     @contextmanager
     def hide_other_files(self, table: str, kept_names: list[str]) -> Iterator[int]:
-        """Move all data files of the table except `kept` away within the block, and yield the number of moved files."""
+        """Within the block, move all data files of the table except `kept_names` away, and yield the number of moved
+        files.
+        """
         all_paths = {path for (path,) in self.run_unplanned_sql(f"SELECT file_path FROM {{db}}.{table}.all_data_files")}
         assert set(kept_names) <= all_paths
         removed_paths = [Path(path.removeprefix("file:")) for path in all_paths - set(kept_names)]
@@ -116,14 +118,14 @@ def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
             catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, plain_server.base_url)
             spark.sql(f"CREATE NAMESPACE {catalog}.db")
             new_engines = PlanningEngines(server, spark, catalog, by_itself, python, python_by_itself)
-            _fill(new_engines)
+            _create_tables(new_engines)
             yield new_engines
 
 
-def _fill(engines: PlanningEngines) -> None:
+def _create_tables(engines: PlanningEngines) -> None:
     """Create the tables.
 
-    `ranges` has six files with ten ids each. The fifth file has no text, and the last no struct.
+    `ranges` has six files with ten ids each. In the fifth file all texts are null, and in the last all structs.
     """
     engines.run_sql(
         "CREATE TABLE {db}.ranges (id bigint, s string, st struct<a: int>, d date, at timestamp, n decimal(9, 2)) "
@@ -235,7 +237,7 @@ CASES = (
 )
 
 
-SPARKS = {"in", "not", "a transform", "a timestamp"}
+SPARK_CASES = {"in", "not", "a transform", "a timestamp"}
 """The cases of the fast tier, in which Spark's requests differ from PyIceberg's.
 
 PyIceberg runs all cases.
@@ -245,7 +247,7 @@ PyIceberg runs all cases.
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(one, id=one.name, marks=[] if one.name in SPARKS else pytest.mark.slow) for one in CASES],
+    [pytest.param(case, id=case.name, marks=[] if case.name in SPARK_CASES else pytest.mark.slow) for case in CASES],
 )
 def test_spark_reads_only_the_files_that_the_server_returns(engines: PlanningEngines, case: FilterForms) -> None:
     query = f"SELECT * FROM {{db}}.{case.table} WHERE {case.sql} ORDER BY id"
@@ -276,7 +278,7 @@ def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: Plannin
         assert sorted(task.file.file_path for task in scan.plan_files()) == sorted(plan)
         count = scan.count()
     assert count == unplanned_rows.count(), (
-        "for p != 'a' this is not the number of rows, because PyIceberg counts nulls without reading them"
+        "for p != 'a' both differ from the number of rows, because PyIceberg counts nulls without reading them"
     )
     assert expected
     assert "planTableScan" in requests
@@ -288,7 +290,7 @@ def _sort_rows(table: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_sparks_metrics_count_the_rows_of_the_returned_file_only(engines: PlanningEngines) -> None:
-    """Iceberg's metrics on files and manifests come from its own planner, and stay zero."""
+    """Iceberg's own planner sets its metrics on files and manifests, so they stay zero."""
     buckets = engines.run_unplanned_sql("SELECT file_path, record_count FROM {db}.hashed.files")
     (kept_path,) = engines.plan("hashed", _build_equality("id", 42))
     frame = engines.spark.sql(f"SELECT * FROM {engines.catalog}.db.hashed WHERE id = 42")
@@ -309,7 +311,7 @@ def _read_metric(plan: Any, name: str, node: str) -> int:
 
 
 @pytest.mark.slow
-def test_aggregates_that_file_metrics_answer_are_right(engines: PlanningEngines) -> None:
+def test_aggregates_that_spark_computes_from_file_metrics_are_right(engines: PlanningEngines) -> None:
     """Spark requests the bounds of the columns in a second plan."""
     query = "SELECT count(*), min(id), max(id), max(d) FROM {db}.ranges"
     with engines.record_requests() as requests:
@@ -417,7 +419,7 @@ def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: Plannin
     assert "planTableScan" in requests
 
 
-def test_property_leaves_the_planning_of_a_table_to_spark(engines: PlanningEngines) -> None:
+def test_table_property_leaves_the_planning_of_the_table_to_spark(engines: PlanningEngines) -> None:
     engines.run_sql(
         "CREATE TABLE {db}.own USING iceberg TBLPROPERTIES ('seamark.scan-planning-mode'='client') AS SELECT 1 AS id"
     )
@@ -445,7 +447,7 @@ def test_engines_wait_for_a_plan_that_is_answered_later(
 
 
 @pytest.mark.slow
-def test_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: PlanningEngines) -> None:
+def test_earlier_snapshot_is_filtered_by_its_own_column_names(engines: PlanningEngines) -> None:
     """Java's client binds a residual to the current schema, in which the name may belong to another column."""
     engines.run_sql("CREATE TABLE {db}.renamed (id bigint, country string, p int) USING iceberg PARTITIONED BY (p)")
     engines.run_sql(
@@ -454,7 +456,7 @@ def test_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: Pla
     ((snapshot,),) = engines.run_sql("SELECT snapshot_id FROM {db}.renamed.snapshots")
     engines.run_sql("ALTER TABLE {db}.renamed RENAME COLUMN country TO nation")
     engines.run_sql("ALTER TABLE {db}.renamed ADD COLUMN country string")
-    # A query that names a snapshot uses the names of that snapshot. Other queries use the current names.
+    # A query of an earlier snapshot uses the names of that snapshot. Other queries use the current names.
     for query in (
         "SELECT id FROM {db}.renamed WHERE nation = 'FR' AND p < 2 ORDER BY id",
         "SELECT count(*) FROM {db}.renamed WHERE country IS NULL AND p = 1",
@@ -472,7 +474,7 @@ def test_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: Pla
 
 
 def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines: PlanningEngines) -> None:
-    """Spark does not filter rows by conditions on partitions alone, so the files must be right."""
+    """Spark does not filter rows by conditions on partition columns alone, so the files must be right."""
     columns, partitions = "id bigint, a date, b date, x int, y int", "months(a), months(b), bucket(4, x), bucket(4, y)"
     engines.run_sql(f"CREATE TABLE {{db}}.crossed ({columns}) USING iceberg PARTITIONED BY ({partitions})")
     day = "date_add(date'2026-01-01', 31 * int(id % {}))"
@@ -488,7 +490,7 @@ def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines:
     by_partition = "SELECT id FROM {db}.crossed WHERE a < '2026-02-01' ORDER BY id"
     with engines.record_requests() as requests:
         assert engines.run_sql(by_partition) == engines.run_unplanned_sql(by_partition) != []
-    assert "planTableScan" not in requests, "a client that loads the table now plans itself"
+    assert "planTableScan" not in requests, "a client that loads the table after the change must plan itself"
     engines.run_sql("ALTER TABLE {db}.crossed SET TBLPROPERTIES ('seamark.scan-planning-mode'='server')")
     with pytest.raises(Exception, match="ambiguous"):
         engines.run_sql(by_partition)
@@ -497,8 +499,8 @@ def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines:
     assert engines.run_sql(query) == engines.run_unplanned_sql(query) != []
 
 
-REUSES = [
-    # (case, former columns, changes that reuse the name, conditions on the name, a new value of the column)
+REUSED_NAME_CASES = [
+    # (case, columns before the changes, changes that reuse the name, conditions on the name, a new value of the column)
     ("text", "f int", ("DROP COLUMN f", "ADD COLUMN f string"), ("f = 'x'", "f LIKE 'x%'", "f > 'a'"), "'x'"),
     ("number", "f string", ("DROP COLUMN f", "ADD COLUMN f int"), ("f = 7", "f IN (1, 2)", "f < 3"), "7"),
     ("cased", "f string", ("DROP COLUMN f", "ADD COLUMN F int"), ("f = 7", "F IN (1, 2)"), "7"),
@@ -520,13 +522,13 @@ CACHED_TABLE_CASES = [
 ]
 
 
-@pytest.mark.slow  # `test_filters_on_partitions_with_swapped_names…` is the quick test of names that are used again.
+@pytest.mark.slow  # `test_filters_on_partitions_with_swapped_names…` is a faster test of reused names.
 @pytest.mark.parametrize("is_fresh", CACHED_TABLE_CASES)
 @pytest.mark.parametrize(
     ("case", "mode"),
     [
         pytest.param(case, mode, id=f"{case[0]}-{mode}")
-        for case in REUSES
+        for case in REUSED_NAME_CASES
         for mode in ("copy-on-write", "merge-on-read")
     ],
 )

@@ -31,10 +31,10 @@ from tests.services.spark import new_catalog
 
 
 @pytest.fixture(scope="module", autouse=True)
-def a_filesystem_of_its_own_per_table_and_thread() -> Iterator[None]:
+def separate_filesystems() -> Iterator[None]:
     """Give each table and thread its own filesystem.
 
-    docs/how-to/connect-pyiceberg.md recommends this to users of remote signing.
+    docs/how-to/connect-pyiceberg.md recommends separate filesystems to users of remote signing.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(fsspec.config.conf, "s3", {"skip_instance_cache": True})
@@ -74,9 +74,7 @@ def _write_and_read(table: Table, name: str) -> str:
 
 @pytest.mark.slow
 def test_two_tables_are_used_alternately(catalog: RestCatalog) -> None:
-    """With fsspec's cache, PyIceberg would sign requests for the first table as requests for the second, and get
-    a 403.
-    """
+    """With fsspec's cache, PyIceberg would sign requests for the first table as requests for the second one."""
     tables = [catalog.create_table(f"py.turn_{number}", schema=_build_people("a").schema) for number in range(2)]
     for name in ("a", "b", "c"):
         assert [_write_and_read(table, name) for table in tables] == [name, name]
@@ -98,7 +96,7 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
             go_on.wait(60)
         register_last(self, event, handler, **options)
 
-    def begin() -> str:
+    def append_in_thread() -> str:
         try:
             return _write_and_read(table, "theirs")
         finally:
@@ -106,7 +104,7 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
 
     monkeypatch.setattr(EventAliaser, "register_last", register_after_pause)
     with ThreadPoolExecutor(1) as pool:
-        begun_commit = pool.submit(begin)
+        begun_commit = pool.submit(append_in_thread)
         try:
             assert has_started.wait(60)
             assert _write_and_read(table, "mine") == "mine"
@@ -186,7 +184,7 @@ def test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries(cat
     catalog.create_table("py.race", schema=_build_people("a").schema)
     first_table, second_table = catalog.load_table("py.race"), catalog.load_table("py.race")
     second_table.append(_build_people("first"))
-    first_table.append(_build_people("second"))  # PyIceberg receives a 409, refreshes and tries again by itself.
+    first_table.append(_build_people("second"))  # PyIceberg gets a 409, refreshes the table, and tries again by itself.
     assert catalog.load_table("py.race").scan().to_arrow().num_rows == 2
 
     stubborn = {"commit.retry.num-retries": "0"}

@@ -44,7 +44,7 @@ def _open_catalog(server: Seamark) -> RestCatalog:
 
 
 class PyIcebergWriter:
-    """A writer whose table handle is from its own last commit."""
+    """A writer that never refreshes its table handle, which therefore shows the state after its own last commit."""
 
     def __init__(self, server: Seamark, name: str, writer: int) -> None:
         self._table = _open_catalog(server).load_table(f"db.{name}")
@@ -55,7 +55,7 @@ class PyIcebergWriter:
 
 
 class IsolatedSparkWriter:
-    """A writer with its own catalog in Spark, so that it shares no table handle with others."""
+    """A writer with its own catalog in Spark, so that it shares no table handle with other writers."""
 
     def __init__(self, spark: SparkSession, server: Seamark, name: str, writer: int) -> None:
         self._spark, self._writer = spark, writer
@@ -90,32 +90,33 @@ def _read_metadata(server: Seamark, name: str) -> Row:
 
 
 def _check_files(metadata: Row, appends: int) -> int:
-    """Check that all files of every snapshot exist, and that it has one append more than its parent.
+    """Check that all files of every snapshot exist, and that each snapshot has one append more than its parent.
 
-    Return the number of rebased snapshots.
+    Returns:
+        The number of rebased snapshots.
     """
     snapshots = sorted(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
     assert len(snapshots) == appends
-    before: set[str] = set()
+    previous_files: set[str] = set()
     for parent, snapshot in zip([None, *snapshots], snapshots, strict=False):
         assert snapshot.get("parent-snapshot-id") == (parent and parent["snapshot-id"])
         files = read_snapshot(snapshot)
-        assert before < set(files)
+        assert previous_files < set(files)
         assert all(to_local_path(path).is_file() for path in files)
         assert snapshot["summary"]["total-data-files"] == str(len(files))
         assert snapshot["summary"]["total-records"] == str(sum(file.records for file in files.values()))
-        assert {file.sequence_number for path, file in files.items() if path not in before} == {
+        assert {file.sequence_number for path, file in files.items() if path not in previous_files} == {
             snapshot["sequence-number"]
         }
-        before = set(files)
+        previous_files = set(files)
     return sum(map(_is_rebased, snapshots))
 
 
 def _is_rebased(snapshot: Row) -> bool:
     """Return True if the name of the manifest list, snap-ID-NUMBER-COMMIT, shows a rebase.
 
-    Engines number their attempts, and here make only one. The names of their manifests begin with the commit id.
-    Seamark numbers the files that it writes for a snapshot, and may write only the manifest list.
+    Engines number their attempts, and make only one attempt in these tests. The names of their manifests begin with the
+    commit id. Seamark numbers the files that it writes for a snapshot, and may write only the manifest list.
     """
     number, commit = snapshot["manifest-list"].rpartition("/")[2].removesuffix(".avro").split("-", 3)[2:]
     added_manifests = [row for row in read_list(snapshot) if row["added_snapshot_id"] == snapshot["snapshot-id"]]
@@ -133,7 +134,7 @@ def _list_unneeded_files(metadata: Row) -> set[str]:
     return avro_names - lists - names
 
 
-def _create(server: Seamark, name: str, properties: dict[str, str]) -> None:
+def _create_table(server: Seamark, name: str, properties: dict[str, str]) -> None:
     with _open_catalog(server) as catalog:
         catalog.create_table(f"db.{name}", schema=SCHEMA, properties=properties)
 
@@ -154,7 +155,7 @@ KINDS = [
 @pytest.mark.parametrize("merge", KINDS)
 def test_appends_of_eight_pyiceberg_writers_to_one_table_all_succeed(server: Seamark, merge: bool) -> None:
     name = f"pyicebergs_{merge}".lower()
-    _create(server, name, REBASE | (MERGE if merge else {}))
+    _create_table(server, name, REBASE | (MERGE if merge else {}))
     expected = _append_at_once([PyIcebergWriter(server, name, writer) for writer in range(8)], times=5)
     assert _read_by_pyiceberg(server, name) == expected
     metadata = _read_metadata(server, name)
@@ -164,7 +165,7 @@ def test_appends_of_eight_pyiceberg_writers_to_one_table_all_succeed(server: Sea
 
 
 def test_concurrent_appends_fail_without_rebase(server: Seamark) -> None:
-    _create(server, "refused", NO_RETRIES)
+    _create_table(server, "refused", NO_RETRIES)
     with pytest.raises(CommitFailedException):
         _append_at_once([PyIcebergWriter(server, "refused", writer) for writer in range(8)], times=5)
 
@@ -175,7 +176,7 @@ def test_appends_of_spark_and_pyiceberg_to_one_table_all_succeed(
     server: Seamark, spark: SparkSession, merge: bool
 ) -> None:
     name = f"mixed_{merge}".lower()
-    _create(server, name, REBASE | (MERGE if merge else {"commit.manifest-merge.enabled": "false"}))
+    _create_table(server, name, REBASE | (MERGE if merge else {"commit.manifest-merge.enabled": "false"}))
     writers: list[Any] = [PyIcebergWriter(server, name, writer) for writer in range(4)]
     writers += [IsolatedSparkWriter(spark, server, name, writer) for writer in range(4, 8)]
     expected = _append_at_once(writers, times=4)
@@ -208,7 +209,7 @@ def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
     assert len(set(ids)) == len(ids)
     assert ids[-1] < metadata["next-row-id"]
     if not merge:
-        assert ids == list(range(len(ids))), "the ids of each append follow those of the append before"
+        assert ids == list(range(len(ids))), "the row ids of each append follow the row ids of the previous append"
         assert metadata["next-row-id"] == len(ids)
     head = max(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
     assert {row[3] for row in rows_read} == {file.sequence_number for file in read_snapshot(head).values()}

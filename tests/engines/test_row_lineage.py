@@ -19,13 +19,13 @@ class LineageTables(SparkTables):
     def read_lineage(self, name: str) -> dict[int, tuple[str, int, int, int]]:
         """Return (land, v, row id, sequence number) of each row, by id.
 
-        Check that Spark and Seamark read the same rows.
+        Also check that Spark and Seamark read the same rows.
         """
         actual = self.run_sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
         actual_rows = scan(self.client, f"db.{name}", ["id", "land", "v", *NAMES]).to_arrow().to_pylist()
-        assert sorted(tuple(one.values()) for one in actual_rows) == sorted(actual)
-        assert len({one[3] for one in actual}) == len(actual), "two rows have the same id"
-        return {one[0]: one[1:] for one in actual}
+        assert sorted(tuple(row.values()) for row in actual_rows) == sorted(actual)
+        assert len({row[3] for row in actual}) == len(actual), "two rows have the same id"
+        return {row[0]: row[1:] for row in actual}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,9 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_spark_and_seamark_read_each_others_row_lineage(lake: LineageTables, mode: str, partitioned: str) -> None:
     """`mode` is the write mode of Spark.
 
-    Updates by Spark, and copy-on-write updates by Seamark, keep row ids. Neither changes other rows.
+    Updates by Spark, and copy-on-write updates by Seamark, keep row ids. Neither changes the lineage of rows that are
+    only
+    copied.
     """
     rng = random.Random(len(partitioned))
     name = f"t{len(partitioned)}"
@@ -85,19 +87,19 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: LineageTables, mod
         assert now.keys() == lineage_before.keys() | new_rows.keys(), note
         for row_id, row in now.items():
             if row_id not in new_rows:
-                assert row == lineage_before[row_id], f"{note}: row {row_id} was only copied"
+                assert row == lineage_before[row_id], f"{note}: the lineage of the copied row {row_id} has changed"
             else:
                 assert (row[:2], row[3]) == (new_rows[row_id], number), f"{note}: row {row_id} was changed"
                 if row_id in lineage_before:
-                    assert row[2] == lineage_before[row_id][2], f"{note}: row {row_id} has another id now"
+                    assert row[2] == lineage_before[row_id][2], f"{note}: the row id of row {row_id} has changed"
                 else:
                     assert row[2] > max(each[2] for each in lineage_before.values()), f"{note}: row {row_id} is new"
         lineage_before = now
 
 
 @pytest.mark.slow
-def test_metrics_of_lineage_columns_are_those_that_spark_writes(lake: LineageTables) -> None:
-    """Seamark and Spark each rewrite a file with the same rows."""
+def test_metrics_of_lineage_columns_equal_the_metrics_that_spark_writes(lake: LineageTables) -> None:
+    """Seamark and Spark each rewrite a file, and the files have the same rows."""
     results = []
     for writer in ("ours", "spark"):
         lake.run_sql(

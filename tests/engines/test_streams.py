@@ -24,6 +24,7 @@ from tests.waits import block_until
 pytestmark = pytest.mark.slow
 
 NEVER_MS = 3_600_000
+"""A flush interval that is longer than the tests."""
 VERSION_3 = "TBLPROPERTIES ('seamark.stream.enabled'='true', 'format-version'='3')"
 PROPERTIES = "TBLPROPERTIES ('seamark.stream.enabled'='true')"
 
@@ -94,7 +95,7 @@ def test_spark_reads_rows_before_their_commit(stream: SparkStreamTables) -> None
     assert stream.run_fresh_sql("SELECT count(*) FROM {db}.t WHERE id > 1") == [(3,)]
 
 
-def test_spark_reads_fresh_rows_of_version_3_by_a_header(stream: SparkStreamTables) -> None:
+def test_spark_reads_unflushed_rows_of_version_3_with_a_header(stream: SparkStreamTables) -> None:
     stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + VERSION_3)
     stream.post("t", {"id": 1, "name": "a"})
     block_until(lambda: stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
@@ -122,7 +123,7 @@ def test_readers_of_seamark_in_spark_return_rows_before_their_flush(stream: Spar
         stream.flush("t")
 
 
-def test_an_append_through_a_catalog_with_the_header_adds_only_its_rows(stream: SparkStreamTables) -> None:
+def test_append_through_a_catalog_with_the_header_adds_only_its_rows(stream: SparkStreamTables) -> None:
     stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
     stream.post("t", {"id": 1, "name": "a"})
     block_until(lambda: stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])
@@ -136,7 +137,7 @@ def test_an_append_through_a_catalog_with_the_header_adds_only_its_rows(stream: 
     assert stream.run_fresh_sql("SELECT id FROM {db}.t ORDER BY id") == expected
 
 
-def test_a_statement_that_changes_rows_flushes_them_first(stream: SparkStreamTables) -> None:
+def test_statement_that_changes_rows_flushes_the_stream_first(stream: SparkStreamTables) -> None:
     stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
     stream.post("t", {"id": 1, "name": "a"}, {"id": 2, "name": "b"})
     block_until(lambda: stream.run_sql("SELECT count(*) FROM {db}.t.snapshots") == [(1,)])

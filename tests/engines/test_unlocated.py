@@ -55,7 +55,7 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             upsert(client, "db.t", make_rows(some_numbers, 10 * step), keys=["id"], strategy=EQUALITY)
             model |= dict.fromkeys(some_numbers, 10 * step)
             new_ids = rng.sample(range(60), 5)
-            source_rows = ", ".join(f"({one}L, {10 * step + 1}L)" for one in new_ids)
+            source_rows = ", ".join(f"({id_}L, {10 * step + 1}L)" for id_ in new_ids)
             spark.sql(
                 f"MERGE INTO {db}.t t USING (SELECT * FROM VALUES {source_rows} AS g(id, v)) s ON t.id = s.id "
                 "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
@@ -65,18 +65,18 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             delete(client, "db.t", keys=pa.table({"id": removed_numbers}), strategy=EQUALITY)
             located = rng.sample(range(60), 5)
             upsert(client, "db.t", make_rows(located, 10 * step + 2), keys=["id"], mode=rng.choice(MODES))
-            model = {one: value for one, value in model.items() if one not in removed_numbers}
+            model = {id_: value for id_, value in model.items() if id_ not in removed_numbers}
             model |= dict.fromkeys(located, 10 * step + 2)
-            # Many tasks run, and none of them looks up stored rows.
+            # Many tasks run, but none of them looks up stored rows.
             spread = rng.sample(range(60), 20)
-            frame = spark.createDataFrame([(one, 10 * step + 3) for one in spread], "id bigint, v bigint")
+            frame = spark.createDataFrame([(id_, 10 * step + 3) for id_ in spread], "id bigint, v bigint")
             by_tasks = {"client": client, "strategy": EQUALITY, "driver_rows": 0}
             report = write(frame, "db.t", mode="upsert", keys=["id"], **by_tasks)
             assert report.attempts == 1
-            assert report.files_written >= 4, "at least two tasks write data and deletes"
+            assert report.files_written >= 4, "at least two tasks must write data and deletes"
             write(frame.filter("id < 10").select("id"), "db.t", mode="delete", **by_tasks)
             model |= dict.fromkeys(spread, 10 * step + 3)
-            model = {one: value for one, value in model.items() if not (one in spread and one < 10)}
+            model = {id_: value for id_, value in model.items() if not (id_ in spread and id_ < 10)}
             if partitioned and step == 1:
                 resize(client, "db.t", buckets=8)
             rows_read = collect_rows(spark.sql(f"SELECT id, v FROM {db}.t"))

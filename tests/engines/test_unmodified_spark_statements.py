@@ -108,7 +108,7 @@ class ExpectedTable:
         self.rows = [(*row[:2], "updated", *row[3:]) if row[0] in changed_ids else row for row in self.rows]
 
     def merge(self, condition: str, keys: Sequence[int]) -> None:
-        """Merge the keys: rows of even keys are updated, those of odd keys deleted, and unknown keys inserted."""
+        """Merge the keys: update the rows of even keys, delete the rows of odd keys, and insert unknown keys."""
         source = ", ".join(f"({key}L)" for key in keys)
         changed_ids = self.find_matching_ids(condition) & set(keys)
         self.run(
@@ -121,7 +121,7 @@ class ExpectedTable:
         self.rows += [(key, None, "new", None, None, None, None) for key in keys if key < 0 and key not in changed_ids]
 
     def overwrite(self, condition: str) -> None:
-        """Replace all rows with those that match the condition."""
+        """Replace all rows by the rows that match the condition."""
         matching_ids = self.find_matching_ids(condition)
         self.run(f"INSERT OVERWRITE TABLE {{t}} SELECT * FROM {{t}} WHERE {condition}")
         self.rows = [row for row in self.rows if row[0] in matching_ids]
@@ -148,8 +148,8 @@ class UnmodifiedSpark:
     catalogs: tuple[str, str]
     """Two catalogs.
 
-    The first sends the header X-Seamark-Residuals that the documentation recommends. The second sends no such
-    header and gets exact residuals.
+    The first catalog sends the header X-Seamark-Residuals, as the documentation recommends. The second catalog sends no
+    such header, and gets exact residuals.
     """
 
     def table(self, name: str, *, exact: bool = False) -> ExpectedTable:
@@ -172,19 +172,21 @@ def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def _build_rows(ids: range, p: int = 0) -> list[Row]:
-    """Return rows. `i` is 1 or 9, so that bounds do not exclude a number between the two."""
+    """Return rows with the ids. `i` is 1 or 9, so that bounds do not exclude a number between 1 and 9."""
     return [(k, 1 if k % 2 else 9, f"s{k % 2}", float(k), float(k), (k % 2, float(k)), p) for k in ids]
 
 
 @pytest.mark.parametrize("mode", [MODES[0], pytest.param(MODES[1], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("index", ["bitmap(i)", pytest.param("bloom(i)", marks=pytest.mark.slow)])
-def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: UnmodifiedSpark, index: str, mode: str) -> None:
-    """Before a fix, Iceberg's library refused it: "Cannot delete file where some, but not all, rows match"."""
+def test_delete_with_an_indexed_condition_deletes_the_matching_rows(
+    stock: UnmodifiedSpark, index: str, mode: str
+) -> None:
+    """Before a fix, Iceberg's library failed with "Cannot delete file where some, but not all, rows match"."""
     table = stock.table(f"proved_{index[:3]}_{mode[:4]}")
     table.create("p", **{"write.delete.mode": mode})
     table.insert(_build_rows(range(10)) + _build_rows(range(10, 20), 1) + _build_rows(range(20, 30), 2))
     table.index(index)
-    # In turn, the conditions leave no file, leave files in which all rows match, and have a long list, which the
+    # In turn, the conditions keep no file, keep files in which all rows match, and have a long list, which the
     # library does not compare with bounds.
     many_ids = ", ".join(map(str, range(100, 400)))
     for condition in ("i = 5", "p = 1 OR i = 5", f"i IN ({many_ids})", "i = 9 AND p = 2"):
@@ -193,7 +195,7 @@ def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: Unmodifie
 
 
 @pytest.mark.slow
-def test_delete_from_a_branch_beside_an_index_deletes_the_right_rows(stock: UnmodifiedSpark) -> None:
+def test_delete_from_a_branch_of_an_indexed_table_deletes_the_right_rows(stock: UnmodifiedSpark) -> None:
     table = stock.table("branched")
     table.create()
     table.insert(_build_rows(range(10)))
@@ -225,7 +227,7 @@ def test_rewritten_files_contain_the_rows_of_all_row_groups(stock: UnmodifiedSpa
 
 
 def test_nan_is_the_greatest_value_in_spark(stock: UnmodifiedSpark) -> None:
-    """Row groups with NaN that Spark writes have no bounds. Those of other writers can have bounds."""
+    """Row groups with NaN have no bounds if Spark writes them, but other writers can write bounds."""
     table = stock.table("nans", exact=True)
     table.create()
     groups = ([1.0], [NAN], [5.0], [1.0, NAN, 0.0], [None, NAN], [-1.0, 2.0])
@@ -290,7 +292,7 @@ class StatementCampaign:
     def play(self, statements: int) -> int:
         """Run random statements, and return their number."""
         rng, table = self.rng, self.table
-        modes = {f"write.{one}.mode": rng.choice(MODES) for one in ("delete", "update", "merge")}
+        modes = {f"write.{operation}.mode": rng.choice(MODES) for operation in ("delete", "update", "merge")}
         spec = rng.choice(SPECS)
         table.create(spec, **modes)
         self._insert()
@@ -391,7 +393,7 @@ class StatementCampaign:
 
 
 @pytest.mark.slow
-def test_random_statements_beside_indexes_leave_the_expected_rows(stock: UnmodifiedSpark) -> None:
+def test_random_statements_on_indexed_tables_leave_the_expected_rows(stock: UnmodifiedSpark) -> None:
     first = first_seed()
     for seed in range(first, first + examples(3, 1)):
         StatementCampaign(stock, seed).play(examples(12, 6))
@@ -400,7 +402,7 @@ def test_random_statements_beside_indexes_leave_the_expected_rows(stock: Unmodif
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("start", range(0, 100, 10))
-def test_hundreds_of_random_statements_beside_indexes_leave_the_expected_rows(
+def test_hundreds_of_random_statements_on_indexed_tables_leave_the_expected_rows(
     stock: UnmodifiedSpark, start: int
 ) -> None:
     first = 1000 * first_seed() + start

@@ -62,12 +62,12 @@ def test_spark_and_seamark_change_one_table_in_turn(lake: SparkTables, version: 
                 model |= input_model
             case "delete":
                 delete(lake.client, f"db.{name}", keys=pa.table({"id": some_numbers}), mode=rng.choice(MODES))
-                model = {one: row for one, row in model.items() if one not in input_model}
+                model = {id_: row for id_, row in model.items() if id_ not in input_model}
             case "where":
                 delete(lake.client, f"db.{name}", where=f"v = {step - 1}", mode=rng.choice(MODES))
-                model = {one: row for one, row in model.items() if row[1] != step - 1}
+                model = {id_: row for id_, row in model.items() if row[1] != step - 1}
             case "merge":
-                listing = ", ".join(f"({one}, {land!r}, {v})" for one, (land, v) in input_model.items()).replace(
+                listing = ", ".join(f"({id_}, {land!r}, {v})" for id_, (land, v) in input_model.items()).replace(
                     "None", "null"
                 )
                 lake.run_sql(
@@ -75,6 +75,6 @@ def test_spark_and_seamark_change_one_table_in_turn(lake: SparkTables, version: 
                     "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
                 )
                 model |= input_model
-        actual = {one: (land, v) for one, land, v in lake.run_sql(f"SELECT id, land, v FROM {{db}}.{name}")}
+        actual = {id_: (land, v) for id_, land, v in lake.run_sql(f"SELECT id, land, v FROM {{db}}.{name}")}
         assert actual == model, note
         assert lake.run_sql(f"SELECT count(*) FROM {{db}}.{name}") == [(len(model),)], note

@@ -103,7 +103,7 @@ BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
 
 
 def make_rows() -> pa.Table:
-    """Return rows in several parts with different values. In the last part, every column is null."""
+    """Return rows of several parts with different values. In the last part, all columns of values are null."""
     rng = random.Random(11)
     part = [None if number % PARTS == 0 else number % PARTS for number in range(ROWS)]
     columns: dict[str, list[Any]] = {}
@@ -164,12 +164,12 @@ def read_metrics(lake: WrittenFilesLake, name: str) -> dict[Any, dict[str, dict[
     """Return the metrics of each part from Spark's metadata table."""
     names = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
     actual = lake.run_sql(f"SELECT partition.part, sort_order_id, {', '.join(names)} FROM {{db}}.{name}.files")
-    assert all(one[1] == 0 for one in actual)
-    return {one[0]: {key: dict(value or {}) for key, value in zip(names, one[2:], strict=True)} for one in actual}
+    assert all(row[1] == 0 for row in actual)
+    return {row[0]: {key: dict(value or {}) for key, value in zip(names, row[2:], strict=True)} for row in actual}
 
 
 @pytest.mark.slow
-def test_metrics_are_those_that_iceberg_writes(lake: WrittenFilesLake, written_rows: pa.Table) -> None:
+def test_metrics_equal_the_metrics_that_iceberg_writes(lake: WrittenFilesLake, written_rows: pa.Table) -> None:
     ids = {
         column: lake.python.load_table("db.ours").schema().find_field(column)
         for column in [*COLUMNS.values(), "st.a", "st.in.s"]
@@ -185,7 +185,7 @@ def test_metrics_are_those_that_iceberg_writes(lake: WrittenFilesLake, written_r
             assert part_metrics[name].keys() == expected[name].keys(), (part, name)
             for column_id, bound in part_metrics[name].items():
                 kind = kinds[column_id]
-                # The values are equal, but their bits can differ: zeros can have another sign.
+                # The values are equal, but their bits can differ, because zeros can have a different sign.
                 pair = decode(kind, bytes(bound)), decode(kind, bytes(expected[name][column_id]))
                 assert pair[0] == pair[1], (part, name, get_base_name(kind))
 
@@ -235,10 +235,10 @@ def test_spark_and_seamark_delete_from_one_table_in_turn(lake: WrittenFilesLake,
             assert {file["file-format"] for file in written_files.files} == {"PUFFIN"}
             assert len(written_files.removed) == (6 if round_number else 0)
         expected_ids -= deleted_ids
-        assert {one for (one,) in lake.run_sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
+        assert {id_ for (id_,) in lake.run_sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
         lake.run_sql(f"DELETE FROM {{db}}.{name} WHERE id % 13 = {round_number}")
-        expected_ids -= {one for one in expected_ids if one % 13 == round_number}
-        assert {one for (one,) in lake.run_sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
+        expected_ids -= {id_ for id_ in expected_ids if id_ % 13 == round_number}
+        assert {id_ for (id_,) in lake.run_sql(f"SELECT id FROM {{db}}.{name}")} == expected_ids
         assert lake.run_sql(f"SELECT count(*) FROM {{db}}.{name}") == [(len(expected_ids),)]
     actual_table = lake.python.load_table(f"db.{name}").scan().to_arrow()
     assert set(actual_table["id"].to_pylist()) == expected_ids
@@ -257,4 +257,4 @@ def test_spark_leaves_out_the_rows_of_equality_deletes(lake: WrittenFilesLake) -
         "db.keyed", {"read-snapshot-id": table.snapshot_id, "add": list(written_files.files)}
     )
     append(lake.client, "db.keyed", pa.table({"id": [3], "land": pa.array([None], pa.string())}))
-    assert sorted(one for (one,) in lake.run_sql("SELECT id FROM {db}.keyed")) == [id_ for id_ in ids if id_ != 5]
+    assert sorted(id_ for (id_,) in lake.run_sql("SELECT id FROM {db}.keyed")) == [id_ for id_ in ids if id_ != 5]

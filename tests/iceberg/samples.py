@@ -82,7 +82,7 @@ def apply_json_updates(m: TableMetadata | None, *updates: Json, now_ms: int = NO
 
 
 def add_snapshots(m: TableMetadata, *ids: int) -> TableMetadata:
-    """Return one commit to main for each id, in order."""
+    """Commit one snapshot to main for each id, in order, and return the metadata."""
     for snapshot_id in ids:
         number = m.last_sequence_number + 1
         lineage = {"first-row-id": m.next_row_id, "added-rows": 7} if m.format_version >= 3 else {}

@@ -137,7 +137,7 @@ def check_round_trip(base: TableMetadata | None, updates: list[Any]) -> None:
     assert decode_table(encode_table(m), "f") == m
 
 
-def test_seeds_of_the_fuzzer_are_valid() -> None:
+def test_valid_updates_of_the_fuzzer_are_accepted() -> None:
     assert {update["action"] for update in VALID_UPDATES} == TABLE_ACTIONS.keys() - {"x"}
     for update in VALID_UPDATES:
         if update["action"] not in ("set-current-schema", "set-default-spec", "set-default-sort-order"):
@@ -253,5 +253,5 @@ def test_mutated_metadata_files_are_read_or_corrupt(document: Any) -> None:
     except Corrupt:
         return
     assert decode_table(encode_table(m), "f") == m
-    # Readable metadata can also be committed to, or the commit is rejected clearly.
+    # Readable metadata can also be changed by a commit, or the commit is rejected with a clear error.
     check_round_trip(m, VALID_UPDATES[10:12])

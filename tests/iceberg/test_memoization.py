@@ -10,22 +10,22 @@ from seamark.formats.runtime.memoization import CHARACTERS_MAX, computed_once, m
 
 
 def _join_one(text: str) -> str:
-    """Return one text."""
+    """Return the only argument."""
     return text
 
 
 def _join_two(first: str, second: str) -> str:
-    """Two texts."""
+    """Return the joined texts."""
     return first + second
 
 
 def _join_three(first: str, second: str, third: str) -> str:
-    """Three texts."""
+    """Return the joined texts."""
     return first + second + third
 
 
 def _join_optional(first: str, second: str = "-") -> str:
-    """Return one text or two."""
+    """Return the text, joined with the second text if it is given."""
     return first + second
 
 

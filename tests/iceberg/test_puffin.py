@@ -46,10 +46,12 @@ def write_sample() -> bytes:
     return b"".join(write_puffin(blobs, {"created-by": "a test", "näme": "välue"}))
 
 
-def read(raw: bytes) -> tuple[Footer, list[bytes]]:
+def read_puffin(raw: bytes) -> tuple[Footer, list[bytes]]:
     footer = read_footer(raw, len(raw), "a.puffin")
     raw_blobs = (raw[blob.offset : blob.offset + blob.length] for blob in footer.blobs)
-    contents = [INFLATED[blob.compression_codec](one) for blob, one in zip(footer.blobs, raw_blobs, strict=True)]
+    contents = [
+        INFLATED[blob.compression_codec](raw_blob) for blob, raw_blob in zip(footer.blobs, raw_blobs, strict=True)
+    ]
     return footer, contents
 
 
@@ -58,7 +60,7 @@ def build_puffin(blobs: bytes, payload: bytes, flags: int = 0) -> bytes:
 
 
 def test_puffin_file_is_equal_after_a_round_trip() -> None:
-    footer, contents = read(write_sample())
+    footer, contents = read_puffin(write_sample())
     assert contents == [b"one and two", TEXT.encode(), b""]
     assert [(b.type, b.fields, b.compression_codec) for b in footer.blobs] == [
         ("plain-v1", (3, 1), None),
@@ -115,11 +117,11 @@ def test_iceberg_java_reads_our_puffin_files(tmp_path: Path) -> None:
 
 def test_deletion_vector_of_iceberg_java_is_read(tmp_path: Path) -> None:
     run_java("write", str(tmp_path / "theirs.puffin"))
-    footer, (vector, text) = read((tmp_path / "theirs.puffin").read_bytes())
+    footer, (vector, text) = read_puffin((tmp_path / "theirs.puffin").read_bytes())
     assert footer.properties == {"created-by": "PuffinPeer"}
     assert footer.blobs[0].type == "deletion-vector-v1"
     assert footer.blobs[0].properties == {"referenced-data-file": "file:/data.parquet", "cardinality": "4"}
-    # Length and CRC-32 in big-endian order around magic and roaring bitmap (Puffin spec, "deletion-vector-v1")
+    # The length and the CRC-32 are big-endian, around magic and roaring bitmap (Puffin spec, "deletion-vector-v1").
     assert struct.unpack_from(">I", vector)[0] == len(vector) - 8
     assert list(BitMap64.deserialize(vector[8:-4])) == [3, 5, 1_000_000, 5_000_000_000]
     assert (footer.blobs[1].compression_codec, text) == ("zstd", b"text " * 100)
@@ -133,7 +135,7 @@ def test_compressed_footer_and_positions_of_compressed_blobs_are_read() -> None:
         for at, size, codec in ((4, len(lz4_frame), "lz4"), (4 + len(lz4_frame), len(zstd_frame), "zstd"))
     ]
     payload = lz4.frame.compress(json.dumps({"blobs": blobs, "later": {"than": "us"}}).encode())
-    _, contents = read(build_puffin(lz4_frame + zstd_frame, payload, flags=1))
+    _, contents = read_puffin(build_puffin(lz4_frame + zstd_frame, payload, flags=1))
     assert contents == [TEXT.encode()] * 2
 
 
@@ -174,7 +176,7 @@ def test_blob_outside_the_blob_section_is_rejected(offset: int, length: int) -> 
 
 
 def test_flipped_and_truncated_files_are_read_or_rejected() -> None:
-    """The only error is Corrupt."""
+    """Corrupt is the only error."""
     raw, draw = write_sample(), random.Random(5)
     for _ in range(3_000):
         damaged_bytes = bytearray(raw[: draw.choice((len(raw), draw.randrange(len(raw))))])

@@ -62,13 +62,13 @@ def test_consistent_rewrites_are_accepted(rewrite: Snapshot) -> None:
         _replace(added_records=100, deleted_records=90, added_position_deletes=9),
     ],
 )
-def test_replace_with_more_rows_than_before_counts_as_a_change(change: Snapshot) -> None:
+def test_replace_snapshot_with_more_rows_than_its_parent_counts_as_a_change(change: Snapshot) -> None:
     assert not is_replace(change)
     assert "rows and removes" in (find_row_count_mismatch(change, None) or "")
 
 
-def test_replace_with_too_few_rows_is_reported_but_may_be_an_error_of_the_parent() -> None:
-    """Totals are derived from totals, so one wrong commit makes all later totals wrong."""
+def test_replace_snapshot_with_fewer_rows_is_reported_as_a_possible_error_of_its_parent() -> None:
+    """Totals are computed from earlier totals, so one wrong commit makes all later totals wrong."""
     change = _replace(added_records=89, deleted_records=100)
     assert is_replace(change)
     assert "10 rows were deleted before" in (find_row_count_mismatch(change, PARENT) or "")
@@ -78,7 +78,7 @@ def test_replace_with_too_few_rows_is_reported_but_may_be_an_error_of_the_parent
 
 
 @pytest.mark.parametrize("operation", ["append", "overwrite", "delete", ""])
-def test_other_operations_are_not_replacements(operation: str) -> None:
+def test_snapshot_with_another_operation_is_no_replacement(operation: str) -> None:
     snapshot = _build_snapshot({"operation": operation, "added-records": "5"})
     assert not is_replace(snapshot)
     assert find_row_count_mismatch(snapshot, None) is None

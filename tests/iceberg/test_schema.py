@@ -55,7 +55,7 @@ def test_type_width_accepts_ascii_digits_only_as_in_java() -> None:
         assert canonicalize_transform(other) == other
 
 
-def test_schemas_are_equal_despite_other_ids_and_spellings() -> None:
+def test_schemas_with_different_ids_and_spellings_are_equal() -> None:
     schema = parse_schema(build_field(1, "a", "decimal(4,1)", True), identifiers=(1,), schema_id=1)
     assert schema.is_same_as(parse_schema(build_field(1, "a", "DECIMAL(4, 1)", True), identifiers=(1,), schema_id=2))
     assert not schema.is_same_as(parse_schema(build_field(1, "a", "decimal(4,1)", True), schema_id=1))
@@ -155,7 +155,7 @@ def test_default_of_the_columns_type_is_kept(kind: str, value: object) -> None:
         ({"type": "struct", "fields": []}, {}),
     ],
 )
-def test_default_of_another_type_is_rejected(kind: object, value: object) -> None:
+def test_default_of_a_different_type_is_rejected(kind: object, value: object) -> None:
     with pytest.raises(BadRequest, match="default"):
         normalize_schema(parse_schema(build_field(1, "a", kind, **{"write-default": value})))
 

@@ -56,7 +56,7 @@ def test_stale_sequence_number_is_a_conflict_and_not_a_bad_request() -> None:
 
 
 def test_snapshot_without_a_parent_may_share_a_sequence_number() -> None:
-    # Two concurrent replacements of one table both start from nothing.
+    # Two concurrent replacements of one table have no parent.
     m = apply_json_updates(
         add_snapshots(build_table(), 1, 2), {"action": "remove-snapshot-ref", "ref-name": "main"}, add_snapshot(3, 1)
     )
@@ -103,7 +103,7 @@ def test_row_ids_are_assigned_only_once() -> None:
     assert ahead.next_row_id == 20
 
 
-def test_row_lineage_fields_are_dropped_before_version_3() -> None:
+def test_row_lineage_fields_are_dropped_in_versions_1_and_2() -> None:
     m = apply_json_updates(build_table(2), add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 10}))
     assert (m.snapshots[0].first_row_id, m.next_row_id) == (None, 0)
 
@@ -177,7 +177,7 @@ def test_removed_snapshots_lose_their_refs_statistics_and_older_history() -> Non
     assert after_removal.refs.keys() == {"main"}
     assert [f.snapshot_id for f in after_removal.statistics] == [3]
     assert after_removal.partition_statistics == ()
-    # Snapshot 1 stays valid, but the time when it stopped being current is no longer known.
+    # Snapshot 1 stays valid, but the time when it was replaced is no longer known.
     assert [e.snapshot_id for e in after_removal.snapshot_log] == [3]
 
 

@@ -33,7 +33,7 @@ SOURCE = "s3://lake/events/metadata/00001.metadata.json"
 
 
 def build_rich_table(version: int) -> TableMetadata:
-    """Return a table that uses every feature of its version."""
+    """Return a table that uses every feature of its format version."""
     m = build_table(version, partition_spec=build_spec((2, "day", "d")), sort_order=build_order((1, "identity")))
     m = add_snapshots(m, 11, 12, 13)
     updates: list[dict[str, Any]] = [
@@ -47,7 +47,7 @@ def build_rich_table(version: int) -> TableMetadata:
                 "file-size-in-bytes": 10,
                 "file-footer-size-in-bytes": 3,
                 "blob-metadata": [
-                    # The only blob type without an index that PyIceberg 0.12 reads
+                    # Of the blob types that are no index, PyIceberg 0.12 reads only this one.
                     {"type": "apache-datasketches-theta-v1", "snapshot-id": 12, "sequence-number": 2, "fields": []}
                 ],
             },
@@ -101,7 +101,7 @@ def test_pyiceberg_reads_our_metadata(version: int) -> None:
     assert pyiceberg_metadata.default_sort_order_id == 1
 
 
-def test_each_version_has_exactly_the_fields_its_readers_need() -> None:
+def test_each_format_version_has_exactly_the_fields_that_its_readers_need() -> None:
     empty = {version: json.loads(encode_table(build_table(version))) for version in (1, 2, 3)}
     assert "last-sequence-number" not in empty[1]
     assert empty[1]["schema"] == empty[1]["schemas"][0]
@@ -230,7 +230,7 @@ def test_refs_mode_has_only_referenced_snapshots_and_the_whole_log() -> None:
     assert [s.snapshot_id for s in TableMetadataUtil.parse_raw(encode_refs_view(m).decode()).snapshots] == [2, 4]
 
 
-def test_metadata_log_keeps_the_newest_files_and_returns_those_removed() -> None:
+def test_metadata_log_keeps_the_newest_files_and_returns_the_removed_files() -> None:
     m = build_table(properties={"write.metadata.previous-versions-max": "3"})
     removed_names: list[str] = []
     for number in range(5):

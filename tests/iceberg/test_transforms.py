@@ -55,7 +55,7 @@ INTS = st.integers(-(2**31), 2**31 - 1)
 LONGS = st.integers(-(2**63), 2**63 - 1)
 STRINGS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
-THEIRS: dict[str, tuple[IcebergType, st.SearchStrategy[Any]]] = {
+PYICEBERG_TYPES: dict[str, tuple[IcebergType, st.SearchStrategy[Any]]] = {
     "int": (IntegerType(), INTS),
     "long": (LongType(), LONGS),
     "date": (DateType(), INTS),
@@ -79,10 +79,10 @@ def test_bucket_hashes_equal_those_in_the_specification(kind: str, value: object
     assert apply(f"bucket[{BUCKETS_MAX}]", kind, value) == (hashed & 0x7FFFFFFF) % BUCKETS_MAX  # type: ignore[arg-type]
 
 
-@given(st.sampled_from(sorted(THEIRS)), st.integers(1, BUCKETS_MAX), st.data())
+@given(st.sampled_from(sorted(PYICEBERG_TYPES)), st.integers(1, BUCKETS_MAX), st.data())
 @settings(max_examples=examples(300))
 def test_buckets_equal_those_of_pyiceberg(kind: str, buckets: int, data: st.DataObject) -> None:
-    iceberg_types, values = THEIRS[kind]
+    iceberg_types, values = PYICEBERG_TYPES[kind]
     value = data.draw(values)
     shaped: Any = value
     if kind == "uuid":
@@ -96,8 +96,8 @@ def test_buckets_equal_those_of_pyiceberg(kind: str, buckets: int, data: st.Data
 @given(st.sampled_from(TRUNCATED_KINDS), st.integers(1, 1000), st.data())
 @settings(max_examples=examples(300))
 def test_truncation_equals_that_of_pyiceberg_unless_it_overflows(kind: str, width: int, data: st.DataObject) -> None:
-    iceberg_types, values = THEIRS[kind]
-    # PyIceberg computes with 28 digits, and does not wrap an integer where Java does.
+    iceberg_types, values = PYICEBERG_TYPES[kind]
+    # PyIceberg computes with 28 digits, and does not overflow where Java's integers do.
     limits = {"int": 2**31, "long": 2**63, "decimal(38, 5)": 10**28}
     value = data.draw(values.filter(lambda v: kind not in limits or abs(v) < limits[kind] - width))
     decimal = kind.startswith("decimal")
@@ -147,8 +147,8 @@ def test_month_begins_on_its_first_day_in_any_year(month: int) -> None:
 
 
 def test_calendar_continues_after_the_year_9999() -> None:
-    after = date(9999, 12, 31) - date(1970, 1, 1) + timedelta(days=1)
-    assert apply("year", "date", after.days) == 10000 - 1970
+    days_after = date(9999, 12, 31) - date(1970, 1, 1) + timedelta(days=1)
+    assert apply("year", "date", days_after.days) == 10000 - 1970
     assert apply("year", "timestamp", 2**63 - 1) == 294247 - 1970
 
 

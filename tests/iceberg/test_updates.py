@@ -54,7 +54,7 @@ def test_uuid_is_assigned_only_once() -> None:
         apply_json_updates(m, {"action": "assign-uuid", "uuid": "nope"})
 
 
-def test_format_version_can_only_rise() -> None:
+def test_format_version_can_only_increase() -> None:
     m = add_snapshots(build_table(1), 1)
     v2 = apply_json_updates(m, {"action": "upgrade-format-version", "format-version": 2})
     assert (v2.format_version, v2.last_sequence_number) == (2, 0)
@@ -171,7 +171,7 @@ def test_impossible_schema_update_is_rejected(update: Json, message: str) -> Non
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
 def test_date_partitioned_by_bucket_cannot_be_promoted(kind: str) -> None:
-    """The hash of a timestamp differs from that of its date, so readers would look for its rows in other partitions."""
+    """A timestamp's hash differs from its date's hash, so readers would look for its rows in other partitions."""
     days, times = (build_schema(build_field(1, "at", item), build_field(2, "n")) for item in ("date", kind))
     promote = ({"action": "add-schema", "schema": times}, {"action": "set-current-schema", "schema-id": -1})
     buckets = build_table(3, schema=days, partition_spec=build_spec((1, "bucket[4]", "b")))
@@ -229,7 +229,7 @@ def test_new_spec_gets_the_next_id_and_raises_the_last_partition_id() -> None:
     assert (m.default_spec_id, m.last_partition_id, len(m.partition_specs)) == (1, 1001, 2)
 
 
-def test_equal_spec_is_reused_despite_other_ids() -> None:
+def test_equal_spec_with_different_ids_is_reused() -> None:
     m = build_table(partition_spec=build_spec((2, "day", "d")))
     same = build_spec((2, "DAY", "d"), ids=(1044,), spec_id=3)
     assert (
@@ -297,7 +297,7 @@ def test_unused_specs_are_removed() -> None:
 # Sort orders
 
 
-def test_new_sort_order_gets_the_next_id_and_an_equal_one_is_reused() -> None:
+def test_new_sort_order_gets_the_next_id_and_an_equal_sort_order_is_reused() -> None:
     m = apply_json_updates(
         build_table(),
         {"action": "add-sort-order", "sort-order": build_order((1, "identity"), order_id=30)},
@@ -331,7 +331,7 @@ def test_impossible_sort_order_update_is_rejected(update: Json, message: str) ->
         apply_json_updates(build_table(), update)
 
 
-# Creation from nothing
+# Creation of tables from updates
 
 
 @pytest.mark.parametrize("version", [None, 1, 2, 3])
@@ -373,7 +373,7 @@ def test_incomplete_creation_is_rejected(missing_field: str, message: str) -> No
         apply_json(None, [u for u in build_creation() if u["action"] != missing_field], now_ms=NOW)
 
 
-def test_snapshot_before_its_schema_is_rejected() -> None:
+def test_snapshot_that_is_added_before_its_schema_is_rejected() -> None:
     with pytest.raises(BadRequest, match="Attempting to add a snapshot before a schema is added"):
         apply_json(None, [add_snapshot(1, 1), *build_creation()], now_ms=NOW)
 
@@ -409,8 +409,8 @@ def test_action_names_are_read_in_any_case() -> None:
 
 def test_updates_never_change_the_base_metadata() -> None:
     m = add_snapshots(build_table(3), 1)
-    before = encode_table(m)
+    metadata_before = encode_table(m)
     apply_json_updates(m, set_ref(1, "b"), {"action": "set-properties", "updates": {"z": "1"}}, build_statistics(1))
     with pytest.raises(BadRequest):
         apply_json_updates(m, {"action": "set-location", "location": "s3://x"}, set_ref(9))
-    assert encode_table(m) == before
+    assert encode_table(m) == metadata_before

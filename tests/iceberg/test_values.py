@@ -65,7 +65,7 @@ values = st.sampled_from(sorted(KINDS)).flatmap(lambda kind: st.tuples(st.just(k
 
 
 def are_same(first: object, other: object) -> bool:
-    """Return whether two values are equal; NaN equals NaN, and the zeros differ."""
+    """Return whether two values are equal. NaN equals NaN, and the zeros differ."""
     if isinstance(first, float) and isinstance(other, float):
         return struct.pack("<d", first) == struct.pack("<d", other) or (isnan(first) and isnan(other))
     return type(first) is type(other) and first == other
@@ -80,7 +80,7 @@ def to_pyiceberg(kind: str, value: Value) -> Any:
 
 
 @given(values)
-def test_bytes_equal_those_that_pyiceberg_writes_and_reads(case: tuple[str, Value]) -> None:
+def test_bytes_of_values_equal_the_bytes_that_pyiceberg_writes_and_reads(case: tuple[str, Value]) -> None:
     kind, value = case
     data = encode(kind, value)
     assert data == conversions.to_bytes(KINDS[kind][0], to_pyiceberg(kind, value))
@@ -94,7 +94,7 @@ def test_value_is_equal_after_a_json_round_trip(case: tuple[str, Value]) -> None
 
 
 @given(values.filter(lambda case: not case[0].endswith("_ns") and case[0] not in ("float", "double")))
-def test_json_equals_that_of_pyiceberg(case: tuple[str, Value]) -> None:
+def test_json_of_values_equals_the_json_of_pyiceberg(case: tuple[str, Value]) -> None:
     kind, value = case
     actual_json, expected = encode_json(kind, value), conversions.to_json(KINDS[kind][0], to_pyiceberg(kind, value))
     if kind.startswith("decimal"):
@@ -105,7 +105,7 @@ def test_json_equals_that_of_pyiceberg(case: tuple[str, Value]) -> None:
             Decimal(expected).as_tuple().exponent,
         )
     elif kind in ("binary", "fixed[5]"):
-        # PyIceberg writes lower-case letters, Java and the REST specification upper-case letters.
+        # PyIceberg writes lower-case letters, but Java and the REST specification use upper-case letters.
         assert actual_json == expected.upper()
     else:
         assert actual_json == expected
@@ -134,7 +134,7 @@ def test_json_equals_that_of_pyiceberg(case: tuple[str, Value]) -> None:
         ("long", None, None),
     ],
 )
-def test_json_has_javas_form(kind: str, value: Value | None, json: object) -> None:
+def test_json_of_values_has_javas_form(kind: str, value: Value | None, json: object) -> None:
     assert encode_json(kind, value) == json
     assert are_same(decode_json(kind, json), value)
 
@@ -204,7 +204,7 @@ def test_any_bytes_are_read_as_a_value_or_rejected(kind: str, data: bytes) -> No
     ("kind", "value"),
     [("int", 2**31), ("long", "5"), ("date", 0.5), ("uuid", 5), ("string", b"x"), ("decimal(9, 2)", 1.5), ("map", 1)],
 )
-def test_value_of_another_type_is_not_written(kind: str, value: Value) -> None:
+def test_value_of_a_different_type_is_not_written(kind: str, value: Value) -> None:
     with pytest.raises(ValueError, match="cannot be written"):
         encode(kind, value)
 
@@ -236,7 +236,7 @@ def test_value_of_another_type_is_not_written(kind: str, value: Value) -> None:
         ("struct", {}),
     ],
 )
-def test_json_of_another_type_is_rejected(kind: str, json: object) -> None:
+def test_json_of_a_different_type_is_rejected(kind: str, json: object) -> None:
     with pytest.raises(ValueError):
         decode_json(kind, json)
 

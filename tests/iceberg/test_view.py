@@ -95,11 +95,11 @@ def test_replaced_view_has_the_next_version_and_its_schema() -> None:
     assert [e.version_id for e in v.version_log] == [1, 2]
 
 
-def test_version_equal_to_an_old_one_is_reused() -> None:
+def test_version_equal_to_an_old_version_is_reused() -> None:
     v = apply_updates(build_view(), *replace("SELECT 2"))
     reverted_view = apply_updates(v, *replace("SELECT 1", **{"timestamp-ms": NOW + 9}))
     assert (reverted_view.current_version_id, len(reverted_view.versions)) == (1, 2)
-    # It becomes current again now, not at the time of its creation.
+    # The version became current again in this commit, not when it was created.
     assert [(e.version_id, e.timestamp_ms) for e in reverted_view.version_log][-1] == (1, NOW + 5000)
     assert apply_updates(v, *replace("SELECT 2")) is v
 
@@ -130,7 +130,7 @@ def test_versions_beyond_the_history_size_are_dropped_with_their_log() -> None:
     assert [e.version_id for e in v.version_log] == [4, 5]
 
 
-def test_log_before_a_dropped_version_is_dropped_too() -> None:
+def test_log_entries_before_a_dropped_version_are_dropped() -> None:
     v = apply_updates(build_view(), *replace("SELECT 2"))
     v = apply_updates(v, {"action": "set-current-view-version", "view-version-id": 1}, now_ms=NOW + 6000)
     shrink = {"action": "set-properties", "updates": {"version.history.num-entries": "1"}}
@@ -139,7 +139,7 @@ def test_log_before_a_dropped_version_is_dropped_too() -> None:
     assert [(e.version_id, e.timestamp_ms) for e in smaller_view.version_log] == [(1, NOW + 6000)]
 
 
-def test_current_version_and_those_of_the_commit_are_always_kept() -> None:
+def test_current_version_and_versions_of_the_commit_are_always_kept() -> None:
     v = build_view(properties={"version.history.num-entries": "1"})
     v = apply_updates(v, {"action": "add-view-version", "view-version": build_version("SELECT 2")})
     assert {x.version_id for x in v.versions} == {1, 2}

@@ -56,7 +56,7 @@ def test_comparisons_between_updates_are_limited(name: str, monkeypatch: pytest.
         apply_json_updates(m, *commits, *(item for n in range(1_000) for item in GROWING_UPDATES[name](n + 3)))
 
 
-def test_hundred_schemas_can_be_added_to_a_thousand() -> None:
+def test_hundred_schemas_can_be_added_to_a_table_with_a_thousand() -> None:
     m = build_table()
     for start in range(0, 1_000, 250):
         m = apply_json_updates(m, *(item for n in range(start, start + 250) for item in GROWING_UPDATES["schemas"](n)))

@@ -25,7 +25,7 @@ SCHEMA = {
 
 
 def test_changed_layout_has_a_new_version() -> None:
-    """A newer program would misread blocks of an older one: if this test fails, raise VERSION."""
+    """A newer program would misread blocks of an older program. If this test fails, increase VERSION."""
     files = [
         build_data_file(f"file:///t/data/{n:06d}.parquet", 1000 * n, 1000 * n + 9, text=("a" * n, "b" * n))
         for n in range(20)

@@ -99,7 +99,7 @@ def compute_expected_flags(
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_bounds_that_prove_no_range_are_recognised(name: str) -> None:
+def test_bounds_that_are_no_valid_range_are_recognised(name: str) -> None:
     rng = random.Random(f"bounds {first_seed()} {name}")
     draw, read = KINDS[name]
     wrong_count = 0

@@ -59,11 +59,11 @@ async def open_table(server: RunningServer, **properties: str) -> IndexedFilesTa
     return IndexedFilesTable(server, created_table.entry, created_table.metadata)
 
 
-async def clean(server: RunningServer) -> int:
+async def clean_index_files(server: RunningServer) -> int:
     return (await server.components.housekeeping.round())["index_files_cleaned"]
 
 
-async def test_superseded_and_quarantined_files_are_deleted_after_their_time_and_live_files_stay(
+async def test_superseded_and_quarantined_files_are_deleted_after_their_retention_time(
     tmp_path: Path,
 ) -> None:
     async with run_server(tmp_path, index_retention_s=0) as server:
@@ -75,19 +75,19 @@ async def test_superseded_and_quarantined_files_are_deleted_after_their_time_and
         await registry.replace(table.entry.uuid, definition, add=[], remove=[table.make_location("old")])
         await registry.quarantine(table.entry.uuid, table.make_location("broken"), "flipped")
         await asyncio.sleep(0.01)
-        assert await clean(server) == 2
+        assert await clean_index_files(server) == 2
         assert await table.read_states() == {"live": "live"}
         assert [path.name for path in table.folder.iterdir()] == ["live"]
 
 
-async def test_files_stay_for_their_retention(tmp_path: Path) -> None:
+async def test_superseded_files_stay_for_their_retention_time(tmp_path: Path) -> None:
     async with run_server(tmp_path, index_retention_s=3600) as server:
         table = await open_table(server)
         await table.add("old", "anything")
         await server.components.registry.replace(
             table.entry.uuid, "anything", add=[], remove=[table.make_location("old")]
         )
-        assert await clean(server) == 0
+        assert await clean_index_files(server) == 0
         assert await table.read_states() == {"old": "superseded"}
         assert (table.folder / "old").exists()
 
@@ -99,10 +99,10 @@ async def test_files_of_a_dropped_index_are_superseded_and_then_deleted(tmp_path
         await table.add("kept", original)
         await table.add("gone", "of an index that was dropped")
         await asyncio.sleep(0.01)
-        assert await clean(server) == 1
+        assert await clean_index_files(server) == 1
         assert await table.read_states() == {"kept": "live", "gone": "superseded"}
         await asyncio.sleep(0.01)
-        assert await clean(server) == 1
+        assert await clean_index_files(server) == 1
         assert await table.read_states() == {"kept": "live"}
 
 
@@ -111,7 +111,7 @@ async def test_nothing_is_deleted_while_a_definition_is_unreadable(tmp_path: Pat
         table = await open_table(server, **{PREFIX + "i": "bloom(no_such_column)"})
         await table.add("x", "a file of the unreadable definition")
         await asyncio.sleep(0.01)
-        assert await clean(server) == 0
+        assert await clean_index_files(server) == 0
         assert await table.read_states() == {"x": "live"}
 
 
@@ -125,12 +125,12 @@ async def test_unregistered_file_is_deleted_when_it_is_old(tmp_path: Path) -> No
         two_days_ago = server.components.clock.now_ms() / 1000 - 2 * DAY_S
         os.utime(table.folder / "build" / "old", (two_days_ago, two_days_ago))
         os.utime(table.folder / "live", (two_days_ago, two_days_ago))
-        assert await clean(server) == 1
+        assert await clean_index_files(server) == 1
         assert sorted(path.name for path in table.folder.rglob("*") if path.is_file()) == ["fresh", "live"]
 
 
 async def test_folder_of_another_table_is_not_cleaned(tmp_path: Path) -> None:
-    """A writer has put another location into the table's metadata file, which another catalog wrote."""
+    """A writer has changed the location in the table's metadata file to a location of another catalog."""
     async with run_server(tmp_path) as server:
         table = await open_table(server, **{PREFIX + "i": "bloom(id)"})
         await table.add("live", read_definitions(table.metadata).by_name["i"].id)
@@ -143,7 +143,7 @@ async def test_folder_of_another_table_is_not_cleaned(tmp_path: Path) -> None:
         document = json.loads(path.read_text())
         path.write_text(json.dumps({**document, "location": victim.parents[2].as_uri()}))
         server.components.catalog.documents.cache.clear()
-        assert await clean(server) == 0
+        assert await clean_index_files(server) == 0
         assert victim.exists()
 
 
@@ -159,11 +159,11 @@ async def test_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path, monkey
         delete = type(server.components.objects).delete
 
         async def fail(objects: object, location: str) -> None:
-            raise RetryLater("the storage is away")
+            raise RetryLater("the storage does not answer")
 
         monkeypatch.setattr(type(server.components.objects), "delete", fail)
-        assert await clean(server) == 0
+        assert await clean_index_files(server) == 0
         assert await table.read_states() == {"old": "superseded"}
         monkeypatch.setattr(type(server.components.objects), "delete", delete)
-        assert await clean(server) == 1
+        assert await clean_index_files(server) == 1
         assert await table.read_states() == {}

@@ -39,10 +39,7 @@ BUILD: dict[str, Any] = {
 
 @dataclass
 class RecordingStorage:
-    """Storage of one file.
-
-    `read` has the ranges that were read.
-    """
+    """A storage with one file. `read` has the ranges that were read."""
 
     data: bytes
     read: list[tuple[int, int]] = field(default_factory=list)
@@ -102,7 +99,7 @@ def first_read_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 @pytest.mark.each_value
 @pytest.mark.parametrize("index", BUILD)
 @pytest.mark.parametrize("seed", quick(range(8), 2))
-async def test_answers_by_range_equal_those_of_the_whole_file(
+async def test_answers_from_range_reads_equal_answers_from_the_whole_file(
     index: str, seed: int, small_index_layout: None, first_read_size: None
 ) -> None:
     rng = random.Random(f"{index} {seed}")
@@ -176,15 +173,15 @@ async def test_lookup_of_a_key_needs_at_most_two_reads_of_a_record_index() -> No
     rng = random.Random(4)
     for _ in range(50):
         value = rng.randrange(150_000)
-        before = len(storage.read)
+        reads_before = len(storage.read)
         query = RecordQuery.from_keys([convert_to_keys(pa.array([value], pa.int64()), "long")])
         rows = await remote_file.record.look_up_rows(query.high, query.low)
         assert rows is not None
         assert [(row.tolist()) for row in rows[1:]] == (
             [[value // 10_000], [value % 10_000]] if value < 100_000 else [[], []]
         )
-        assert len(storage.read) - before <= 2
-        assert sum(length for _, length in storage.read[before:]) <= 2 * 4096
+        assert len(storage.read) - reads_before <= 2
+        assert sum(length for _, length in storage.read[reads_before:]) <= 2 * 4096
 
 
 async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
@@ -208,23 +205,23 @@ async def test_bitmap_index_reads_the_sections_of_the_predicate_once() -> None:
     )
     assert len(storage.read) < 10
     assert sum(length for _, length in storage.read) < len(storage.data) / 5
-    before = len(storage.read)
+    reads_before = len(storage.read)
     assert np.array_equal(await remote_file.probe(bitmap_query), probe_result)  # type: ignore[arg-type]
     assert await remote_file.bitmap.load_rows([3])
-    assert len(storage.read) == before
+    assert len(storage.read) == reads_before
     assert not remote_file.bitmap.has_rows(4)
     with pytest.raises(ValueError, match="header"):
         remote_file.bitmap.bitmap.find_rows(4, bitmap_query.ranges)
 
 
-async def test_probe_with_too_many_reads_or_bytes_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_probe_with_too_many_reads_or_bytes_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = RecordingStorage(build_index_file("record", build_long_keys(100_000, 10)))
     remote_file = await open_remote_file("record", storage)
     query = RecordQuery.from_keys([convert_to_keys(pa.array(range(0, 100_000, 500), pa.int64()), "long")])
-    before = len(storage.read)
+    reads_before = len(storage.read)
     monkeypatch.setattr(cold, "RANGES_MAX", 50)
     assert await remote_file.probe(query) is None
-    assert len(storage.read) == before
+    assert len(storage.read) == reads_before
     storage = RecordingStorage(build_index_file("bitmap", build_long_keys(20_000, 4)))
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
     remote_file = await open_remote_file("bitmap", storage)
@@ -232,7 +229,7 @@ async def test_probe_with_too_many_reads_or_bytes_is_not_made(monkeypatch: pytes
     assert not await remote_file.bitmap.load_rows([0, 1, 2, 3])
 
 
-def test_bytes_that_were_read_are_stored_once() -> None:
+def test_bytes_of_overlapping_reads_are_stored_once() -> None:
     rng = random.Random(8)
     for _ in range(200):
         sparse = SparseMemory(300)

@@ -40,7 +40,7 @@ BLOCKS = [decode_block_memory(*item) for item in MANIFESTS]
 def list_helpers() -> list[psutil.Process]:
     results = []
     for item in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):  # A process that has ended may still be a zombie.
+        with suppress(psutil.NoSuchProcess):  # A process that has just ended may still be a zombie.
             results += [item] if any("blocks.decoding" in part for part in item.cmdline()) else []
     return results
 
@@ -56,10 +56,10 @@ def decoders() -> Iterator[Decoders]:
 
 
 async def decode_until_asked(decoders: Decoders) -> None:
-    """Decode until processes have begun to decode."""
+    """Decode manifests until the helper processes have decoded some of them."""
     async with asyncio.timeout(60):
-        before = decoders.by_processes
-        while decoders.by_processes < before + THREADS:
+        count_before = decoders.by_processes
+        while decoders.by_processes < count_before + THREADS:
             results = await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
             assert [bytes(result) for result in results] == BLOCKS
 
@@ -77,7 +77,7 @@ async def test_processes_make_the_same_blocks_and_end_when_they_are_idle(decoder
             await asyncio.sleep(0.01)
     assert bytes(await decoders.decode(*MANIFESTS[0])) == BLOCKS[0]
     assert decoders.by_processes == by_processes
-    with decoders.expecting(1000):  # The processes start again after they have ended.
+    with decoders.expecting(1000):  # New processes start after the idle processes have ended.
         await decode_until_asked(decoders)
 
 
@@ -102,16 +102,16 @@ async def test_broken_manifest_has_the_same_error_and_ends_no_process(decoders: 
         decode_block_memory(data[:-9], location)
     with decoders.expecting(1000):
         await decode_until_asked(decoders)
-        before = {helper.pid for helper in list_helpers()}
+        pids_before = {helper.pid for helper in list_helpers()}
         for _ in range(20):
             with pytest.raises(Corrupt) as error:
                 await decoders.decode(data[:-9], location)
             assert error.value.message == first_error.value.message
         await decode_until_asked(decoders)
-        assert before <= {helper.pid for helper in list_helpers()}
+        assert pids_before <= {helper.pid for helper in list_helpers()}
 
 
-async def test_no_block_is_missing_or_wrong_when_a_process_is_killed(decoders: Decoders) -> None:
+async def test_every_block_is_right_when_a_process_is_killed(decoders: Decoders) -> None:
     source = random.Random(17)
     with decoders.expecting(1000):
         for _ in range(6):
@@ -138,7 +138,7 @@ async def test_process_with_nonsensical_answers_is_abandoned(
     decoders: Decoders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = tmp_path / "nonsense"
-    script.write_text("#!/bin/sh\nhead -c 9 /dev/zero\nexec cat\n")  # The process answers every request.
+    script.write_text("#!/bin/sh\nhead -c 9 /dev/zero\nexec cat\n")  # The process answers requests with nonsense.
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
     with decoders.expecting(1000):

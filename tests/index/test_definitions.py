@@ -55,7 +55,7 @@ def define_index(text: str, **fields: Any) -> IndexDefinition:
     return definitions.by_name["n"]
 
 
-def test_definition_survives_writing_and_reading_its_property() -> None:
+def test_definition_is_equal_after_writing_and_reading_its_property() -> None:
     for definition in (
         define("n", "bitmap", ["name"], FIRST_SCHEMA),
         define("n", "bloom", ["lower(name)"], FIRST_SCHEMA, parameters={"fpp": 0.001}, state="paused"),
@@ -88,7 +88,7 @@ def test_definition_survives_writing_and_reading_its_property() -> None:
         ('{"kind":"bitmap","columns":["id"]}', define("n", "bitmap", ["id"], FIRST_SCHEMA)),
     ],
 )
-def test_definitions_typed_by_people_are_read(text: str, same: IndexDefinition) -> None:
+def test_definitions_in_the_forms_of_users_are_read(text: str, same: IndexDefinition) -> None:
     assert define_index(text) == same
 
 
@@ -156,14 +156,14 @@ def test_definitions_beyond_the_limit_of_a_table_are_not_read() -> None:
 
 def test_definition_follows_a_renamed_column() -> None:
     definition = define("n", "bitmap", ["id"], FIRST_SCHEMA)
-    after = define_index(definition.property_text, schemas=(FIRST_SCHEMA, RENAMED_SCHEMA))
-    assert after.id == definition.id
-    assert (after.terms[0].column_id, after.terms[0].name) == (1, "key")
-    # A name typed by a user means the column that has the name now.
+    renamed_definition = define_index(definition.property_text, schemas=(FIRST_SCHEMA, RENAMED_SCHEMA))
+    assert renamed_definition.id == definition.id
+    assert (renamed_definition.terms[0].column_id, renamed_definition.terms[0].name) == (1, "key")
+    # A name in a property that a user writes refers to the column that has the name now.
     assert define_index("bitmap(id)", schemas=(FIRST_SCHEMA, RENAMED_SCHEMA)).terms[0].column_id == 3
 
 
-def test_typed_definition_finds_a_column_by_its_former_name() -> None:
+def test_definition_by_a_user_finds_a_column_by_its_former_name() -> None:
     schemas = (FIRST_SCHEMA, Schema((Field(1, "key", True, "long"),), schema_id=1))
     term = define_index("bitmap(id)", schemas=schemas).terms[0]
     assert (term.column_id, term.name) == (1, "key")
@@ -197,29 +197,31 @@ def test_definition_id_depends_on_the_indexed_content_and_not_on_name_or_state()
         ("date", "timestamp", False),
     ],
 )
-def test_index_survives_a_promotion_that_keeps_its_keys(kind: str, promoted: str, same: bool) -> None:
-    before, after = (
+def test_index_is_kept_after_a_promotion_that_does_not_change_its_keys(kind: str, promoted: str, same: bool) -> None:
+    old_definition, new_definition = (
         define("i", "bitmap", ["c"], Schema((Field(1, "c", False, item),), schema_id=0)) for item in (kind, promoted)
     )
-    assert (before.id == after.id) == same
+    assert (old_definition.id == new_definition.id) == same
 
 
 @pytest.mark.parametrize(
     ("transform", "kind", "promoted"),
     [
-        ("bucket[16]", "date", "timestamp"),  # In days, and in microseconds
-        ("truncate[10]", "int", "long"),  # One of the least integers overflows, another does not.
+        ("bucket[16]", "date", "timestamp"),  # Dates are hashed in days, and timestamps in microseconds.
+        ("truncate[10]", "int", "long"),  # The truncation of some of the least ints overflows, but not of longs.
     ],
 )
-def test_index_on_a_function_ends_when_the_functions_type_changes(transform: str, kind: str, promoted: str) -> None:
-    before, after = (
+def test_index_on_a_function_is_dropped_when_the_functions_type_changes(
+    transform: str, kind: str, promoted: str
+) -> None:
+    old_definition, new_definition = (
         define("i", "bitmap", [f"{transform}(c)"], Schema((Field(1, "c", False, item),), schema_id=0))
         for item in (kind, promoted)
     )
-    assert before.id != after.id
+    assert old_definition.id != new_definition.id
 
 
-def test_definition_survives_as_its_id() -> None:
+def test_definition_can_be_read_from_its_id() -> None:
     definition = define("n", "bloom", ["lower(name)"], FIRST_SCHEMA, parameters={"fpp": 0.25})
     assert parse_definition(definition.id, FIRST_SCHEMA, name="n") == definition
     for broken in ("{", "[]", "{}", '{"kind":"bloom","terms":[{"field-id":1}]}', " " + definition.id, '{"terms":[3]}'):

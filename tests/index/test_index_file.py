@@ -76,7 +76,7 @@ def test_blob_of_a_kind_is_aligned_for_mapping(kind: str, alignment: int) -> Non
         assert open_index_file(b"".join(parts), "a").header.offset % alignment == 0
 
 
-def test_header_needs_only_the_end_of_a_file_and_its_list_only_the_first_blob() -> None:
+def test_header_is_read_from_the_end_of_a_file_and_the_file_table_from_the_first_blob() -> None:
     raw = write_index_file(build_files_table(30))
     header = read_header(raw[-read_footer_size(raw[-12:], "a") :], len(raw), "a")
     stored_raw = raw[header.files_offset : header.files_offset + header.files_length]
@@ -100,7 +100,7 @@ def test_mapped_file_is_read_without_copying(tmp_path: Path) -> None:
         mapped_bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     index_file = open_index_file(memoryview(mapped_bytes), "a")
     assert list_contents(index_file.files) == list_contents(build_files_table(40))
-    with pytest.raises(BufferError):  # Blob and arrays are views of the mapping, which they keep alive.
+    with pytest.raises(BufferError):  # Blob and arrays are views of the mapping, so it cannot be closed.
         mapped_bytes.close()
 
 
@@ -147,7 +147,7 @@ def test_damage_at_any_byte_outside_the_kinds_blob_is_detected(files: int) -> No
 
 
 def replace_footer(raw: bytes, change: Callable[[list[Blob], dict[str, str]], None]) -> bytes:
-    """Return the file with a changed footer; `change` adapts checksums and offsets."""
+    """Return the file with a changed footer. `change` also adapts checksums and offsets."""
     footer = read_footer(raw, len(raw), "a")
     blobs = [Blob(blob.type, [raw[blob.offset : blob.offset + blob.length]], blob.fields) for blob in footer.blobs]
     properties = dict(footer.properties)
@@ -160,7 +160,7 @@ def rename_path(blobs: list[Blob], blob_number: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["seamark-record-v2", "seamark-bloom-v17", "seamark-bitmap-v0"])
-def test_unknown_version_is_named_and_does_not_count_as_damage(name: str) -> None:
+def test_unknown_version_is_reported_and_is_no_damage(name: str) -> None:
     raw = replace_footer(write_index_file(build_files_table(2)), lambda blobs, _: rename_path(blobs, 1, name))
     with pytest.raises(UnknownVersion, match=rf"a\.puffin: '{name}' has version \d+; this server reads version 1"):
         open_index_file(raw, "a.puffin")
@@ -216,8 +216,8 @@ def test_file_table_that_disagrees_with_the_footer_is_rejected() -> None:
         read_files(short[other.files_offset : other.files_offset + other.files_length], header)
 
 
-def test_paths_that_inflate_to_another_size_are_rejected() -> None:
-    """The checksums are valid, as in a malicious file."""
+def test_paths_that_inflate_to_a_wrong_size_are_rejected() -> None:
+    """The checksums are valid, as those of a malicious file can be."""
     header, raw = (
         open_index_file(write_index_file(build_files_table(3)), "a").header,
         bytearray(write_index_file(build_files_table(3))),
@@ -231,9 +231,9 @@ def test_paths_that_inflate_to_another_size_are_rejected() -> None:
 
 
 def test_bytes_of_an_index_file_never_change() -> None:
-    """Index files outlive the server that wrote them.
+    """Index files are still in use after upgrades of the server that wrote them.
 
-    If this test fails, raise the version of the format. Do not adapt the test.
+    If this test fails, increase the version of the format. Do not adapt the test.
 
     The test compares paths separately, because their compressed bytes depend on the version of zstd.
     """

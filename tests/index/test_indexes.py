@@ -36,7 +36,7 @@ KINDS = ("bloom", "bitmap", "record")
 
 
 class FailingStorage(RecordingObjects):
-    """Object storage that counts reads, and does not answer while it is `away`."""
+    """An object store that counts reads, and fails while it is `away`."""
 
     away = False
 
@@ -97,7 +97,7 @@ async def test_index_file_is_read_once_and_cached(rig: IndexesRig, kind: str) ->
     assert rig.storage.reads == [path.name]
 
 
-def spoil(path: Path, how: str) -> None:
+def damage_index_file(path: Path, how: str) -> None:
     data = bytearray(path.read_bytes())
     header = open_index_file(bytes(data), "x").header
     if how == "missing":
@@ -121,7 +121,7 @@ def spoil(path: Path, how: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(rig: IndexesRig, kind: str, how: str) -> None:
     path = await rig.table.index(kind, range(3))
-    spoil(path, how)
+    damage_index_file(path, how)
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
     assert await indexes.open(file) is None
     assert await indexes.open(file) is None
@@ -221,7 +221,7 @@ async def test_storage_that_does_not_answer_is_tried_again_later(rig: IndexesRig
     assert (await rig.register_file(path)).state is IndexFileState.LIVE
 
 
-async def test_suspect_with_an_intact_source_stays_registered(rig: IndexesRig) -> None:
+async def test_suspected_index_file_with_intact_content_stays_registered(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
     first = await indexes.open(file)
@@ -234,7 +234,9 @@ async def test_suspect_with_an_intact_source_stays_registered(rig: IndexesRig) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_suspect_with_a_damaged_source_is_quarantined_with_both_reasons(rig: IndexesRig, kind: str) -> None:
+async def test_suspected_index_file_with_damaged_content_is_quarantined_with_both_reasons(
+    rig: IndexesRig, kind: str
+) -> None:
     path = await rig.table.index(kind, range(3))
     data = bytearray(path.read_bytes())
     header = open_index_file(bytes(data), "x").header
@@ -250,7 +252,7 @@ async def test_suspect_with_a_damaged_source_is_quarantined_with_both_reasons(ri
     assert await indexes.open(file) is None
 
 
-async def test_suspect_of_a_newer_version_is_ignored_and_stays_registered(rig: IndexesRig) -> None:
+async def test_suspected_index_file_of_a_newer_version_stays_registered(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
     path.write_bytes(path.read_bytes().replace(b"seamark-bitmap-v1", b"seamark-bitmap-v9"))
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
@@ -260,7 +262,7 @@ async def test_suspect_of_a_newer_version_is_ignored_and_stays_registered(rig: I
     assert indexes.quarantined == 0
 
 
-async def test_suspect_that_cannot_be_read_stays_registered(rig: IndexesRig) -> None:
+async def test_suspected_index_file_that_cannot_be_read_stays_registered(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
     rig.storage.away = True

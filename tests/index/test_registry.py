@@ -94,20 +94,20 @@ async def test_change_is_visible_to_readers_of_the_later_entry(store: CountingSt
     other_registry = Registry(store, SimulatedClock(seed=3))
     await registry.replace(UUID, "d", add=[make_file("a"), make_file("b", created_ms=6)])
     await registry.replace(UUID, "e", add=[make_file("c", definition="e", created_ms=7)])
-    before = await other_registry.load_files(await load_entry(store))
-    assert (list_names(before.list_live("d")), list_names(before.list_live("e"))) == (["a", "b"], ["c"])
-    assert set(before.definitions) == {"d", "e"}
+    files_before = await other_registry.load_files(await load_entry(store))
+    assert (list_names(files_before.list_live("d")), list_names(files_before.list_live("e"))) == (["a", "b"], ["c"])
+    assert set(files_before.definitions) == {"d", "e"}
     await registry.replace(UUID, "d", add=[make_file("m", created_ms=8)], remove=["file:///w/a"])
     await registry.quarantine(UUID, "file:///w/b", "crc")
-    after = await other_registry.load_files(await load_entry(store))
-    assert after.version > before.version
-    assert list_names(after.list_live("d")) == ["m"]
-    assert list_names(after.files) == ["a", "b", "c", "m"]
+    files_after = await other_registry.load_files(await load_entry(store))
+    assert files_after.version > files_before.version
+    assert list_names(files_after.list_live("d")) == ["m"]
+    assert list_names(files_after.files) == ["a", "b", "c", "m"]
     await registry.forget(UUID, "file:///w/a")
     assert list_names((await other_registry.load_files(await load_entry(store))).files) == ["b", "c", "m"]
 
 
-async def test_lost_reply_to_an_addition_is_resolved_by_a_repeat(store: CountingStore, registry: Registry) -> None:
+async def test_addition_with_a_lost_reply_is_repeated(store: CountingStore, registry: Registry) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])
     store.lose = 1
     version = await registry.replace(UUID, "d", add=[make_file("b")], remove=["file:///w/a"])
@@ -116,7 +116,7 @@ async def test_lost_reply_to_an_addition_is_resolved_by_a_repeat(store: Counting
     assert list_names((await registry.load_files(entry)).list_live("d")) == ["b"]
 
 
-async def test_lost_reply_is_reported_when_a_repeat_could_affect_another_change(
+async def test_lost_reply_is_reported_if_a_repeat_could_affect_a_later_change(
     store: CountingStore, registry: Registry
 ) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])

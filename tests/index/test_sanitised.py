@@ -34,7 +34,7 @@ KERNELS = {"_bitmap", "_bloom", "_hash", "_manifest", "_memory", "_ordered", "_p
 """Compiled modules: the kernels that the tests import, and the plugin of their fixtures"""
 
 
-def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_command(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         cwd=cwd,
@@ -52,18 +52,18 @@ def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 def test_kernels_access_only_their_own_memory(kernel_name: str, tmp_path: Path) -> None:
     for name in ("formats", "metaserver", "cache", "connector", "commands", "tests"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    shutil.copytree(REPO / "seamark", tmp_path / "seamark", symlinks=True)  # Links to the folders above
+    shutil.copytree(REPO / "seamark", tmp_path / "seamark", symlinks=True)  # The folder contains links to its siblings.
     for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(REPO / name, tmp_path)
     for kernel in [*(tmp_path / "formats").rglob("*.pyx"), *(tmp_path / "metaserver").rglob("*.pyx")]:
         if kernel.stem not in KERNELS:
             kernel.unlink()
-    build = run(
+    build = run_command(
         sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--parallel", "2", cwd=tmp_path, SEAMARK_CHECKED="1"
     )
     assert build.returncode == 0, build.stdout
     where = "import seamark.formats.iceberg as room; print(room.__path__[0])"
-    result = run(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    result = run_command(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert result.stdout.strip() == str(tmp_path / "seamark" / "formats" / "iceberg")
 
     libraries = [
@@ -83,14 +83,14 @@ def test_kernels_access_only_their_own_memory(kernel_name: str, tmp_path: Path) 
         "not leave_no_memory",
         *TESTS[kernel_name],
     ]
-    tested = run(
+    tested = run_command(
         sys.executable,
         *arguments,
         cwd=tmp_path,
         PYTHONPATH=str(tmp_path),
-        PYTHONMALLOC="malloc",  # Python's own allocator would hide the ends of small buffers.
+        PYTHONMALLOC="malloc",  # Python's own allocator would hide reads past the ends of small buffers.
         LD_PRELOAD=" ".join(libraries),
-        ASAN_OPTIONS="detect_leaks=0",  # Python frees little memory at its exit.
+        ASAN_OPTIONS="detect_leaks=0",  # Python does not free most of its memory when it exits.
     )
     assert tested.returncode == 0, tested.stdout[-10_000:]
     assert " passed" in tested.stdout

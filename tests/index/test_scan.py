@@ -54,7 +54,7 @@ class ScanColumns:
         self.low, self.high = np.array(low, dtype=dtype), np.array(high, dtype=dtype)
 
     def _make_sketch(self, memory: np.ndarray, width: int, rows: int) -> tuple[int, int]:
-        """Make a sketch, also when the kernel makes none because too many rows have the same byte."""
+        """Make a sketch, even if the kernel makes none because too many rows have the same byte."""
         codes = memory[: width * rows].view(f"<u{width}")
         shift = max(0, int(codes.max(initial=0)).bit_length() - 8)
         sketch = (codes >> np.uint64(shift)).astype(np.uint8)
@@ -62,7 +62,7 @@ class ScanColumns:
         return int(sketch.__array_interface__["data"][0]), shift
 
     def _make_string_sketch(self, memory: np.ndarray, width: int, rows: int) -> tuple[int, int]:
-        """Make a sketch with as many bounds as codes, and with the other bounds equal."""
+        """Make a sketch with as many bounds as codes, and with the remaining bounds equal."""
         codes = memory[: width * rows].view(f"<u{width}").astype(np.uint64)
         bounds = np.sort(np.resize(codes, 127))
         sketch = np.concatenate((bounds.view(np.uint8), np.searchsorted(bounds, codes, "right").astype(np.uint8)))
@@ -119,9 +119,9 @@ def select_rows(state: np.ndarray, mask: np.ndarray, blocks: Sequence[Sequence[o
 
 
 def draw_similar_blocks(kind: str) -> st.SearchStrategy[Blocks]:
-    """Return blocks whose values are often equal or close, so that ties and constants are common.
+    """Return blocks whose values are often equal or close, so that equal values and constant blocks are common.
 
-    Some blocks repeat their rows until they exceed the rows that kernels take at a time.
+    Some blocks repeat their rows until they have more rows than kernels process at a time.
     """
     pool = st.lists(VALUES[kind], min_size=1, max_size=6)
     times = st.sampled_from([1, 1, 7])
@@ -148,14 +148,14 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
     literal = data.draw(st.one_of(VALUES[kind], *([st.sampled_from(flat_values)] if flat_values else [])))
     sides = ScanColumns(kind, blocks, absent_low=op < 2, sketched=data.draw(st.booleans()))
     key = encode_key(sides.form, kind, literal)
-    assume((op, key) not in ((3, 2**63 - 1), (1, -(2**63))))  # No value is beyond these, so nothing has to be kept.
+    assume((op, key) not in ((3, 2**63 - 1), (1, -(2**63))))  # No value is beyond these keys, so no row must be kept.
     rows = sum(map(len, blocks))
     pattern = data.draw(st.lists(st.booleans(), min_size=1, max_size=100))
-    before = np.resize(np.array(pattern, dtype=np.uint8), rows)
+    old_mask = np.resize(np.array(pattern, dtype=np.uint8), rows)
     state = np.array(
         data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=len(blocks), max_size=len(blocks))), np.uint8
     )
-    mask = before.copy()
+    mask = old_mask.copy()
     were = select_rows(state, mask, blocks)
     sides.run(op, key, state, mask, uuid=False)
     expected = [
@@ -175,7 +175,7 @@ def test_comparison_with_a_sketch_keeps_matching_values(round_number: int) -> No
     rng = np.random.default_rng(first_seed() * 1000 + round_number)
     dtype = (np.uint32, np.uint64)[round_number % 2]
     rows = int(rng.choice([30, 700, 3000]))
-    # From no two codes with the same byte to one byte for all codes except the greatest
+    # The shifts go from codes without a common byte to one byte for all codes except the greatest.
     span = 2 ** int(rng.integers(1, 8 * np.dtype(dtype).itemsize))
     greatest = min(np.iinfo(dtype).max, 2**63 - 1)
     codes = rng.integers(0, span, rows, dtype=dtype)
@@ -199,13 +199,13 @@ def test_comparison_with_a_sketch_keeps_matching_values(round_number: int) -> No
     literals = [*rng.choice(codes, 4).tolist(), *rng.integers(0, 2**40, 3).tolist(), span - 1, span]
     for literal in {min(int(literal), 2**63 - 1) for literal in literals}:
         for op, passes in OPS.items():
-            before = rng.integers(0, 2, rows, dtype=np.uint8)
+            old_mask = rng.integers(0, 2, rows, dtype=np.uint8)
             for state_before in (1, 2):
-                state, mask = np.array([state_before], dtype=np.uint8), before.copy()
+                state, mask = np.array([state_before], dtype=np.uint8), old_mask.copy()
                 _scan.narrow_all([(layout, *summary, op, literal)], layout, state, mask)
                 expected = [
                     passes(code, literal) and (state_before == 1 or previous_state == 1)
-                    for code, previous_state in zip(codes.tolist(), before.tolist(), strict=True)
+                    for code, previous_state in zip(codes.tolist(), old_mask.tolist(), strict=True)
                 ]
                 assert select_rows(state, mask, [expected]) == expected, (literal, op, state_before)
 

@@ -44,7 +44,7 @@ def draw_floats(shape: str, rows: int, rng: np.random.Generator) -> np.ndarray[A
 
 
 def is_passing(op: int, value: float, literal: float) -> bool:
-    """Return whether the value passes; NaN, which means absent, always passes."""
+    """Return whether the value meets the comparison. NaN, which represents an absent value, always does."""
     return math.isnan(value) or bool(OPS[op](value, literal))
 
 
@@ -74,19 +74,19 @@ def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dt
     values = codes.astype(np.float64).tolist()
     for literal in literals:
         for op in OPS:
-            before = rng.integers(0, 2, len(codes), dtype=np.uint8)
+            old_mask = rng.integers(0, 2, len(codes), dtype=np.uint8)
             for state_before in (1, 2):
-                state, mask = np.array([state_before], dtype=np.uint8), before.copy()
+                state, mask = np.array([state_before], dtype=np.uint8), old_mask.copy()
                 _scan.narrow_all([(layout, *summary, op, float(literal))], layout, state, mask)
                 expected = [
                     is_passing(op, value, literal) and (state_before == 1 or previous_state == 1)
-                    for value, previous_state in zip(values, before.tolist(), strict=True)
+                    for value, previous_state in zip(values, old_mask.tolist(), strict=True)
                 ]
                 assert select_rows(state, mask, [values]) == expected, (literal, op, state_before)
 
 
 def build_sketch(codes: np.ndarray[Any, Any]) -> tuple[int, int, object]:
-    """Return (address, shift, owner of the memory) of a sketch, also of integers for which the kernel makes none."""
+    """Return (address, shift, owner of the memory) of a sketch, even for integers for which the kernel makes none."""
     if codes.dtype.kind == "f":
         built_sketch = _scan.sketch_floats(get_address(codes), codes.itemsize, len(codes))
         return (0, 0, None) if built_sketch is None else (get_address(built_sketch) + 16, 0, built_sketch)
@@ -96,7 +96,7 @@ def build_sketch(codes: np.ndarray[Any, Any]) -> tuple[int, int, object]:
 
 
 @pytest.mark.parametrize("round_number", quick(range(60), 8))
-def test_comparisons_made_together_keep_the_rows_that_all_keep(round_number: int) -> None:
+def test_combined_comparisons_keep_the_rows_that_each_comparison_keeps(round_number: int) -> None:
     rng = np.random.default_rng(first_seed() * 1000 + round_number)
     sizes = rng.integers(0, int(rng.choice([70, 300, 3000])), int(rng.integers(1, 6))).tolist()
     starts = np.concatenate(([0], np.cumsum(sizes)))[:-1]
@@ -107,7 +107,7 @@ def test_comparisons_made_together_keep_the_rows_that_all_keep(round_number: int
     for _ in range(int(rng.integers(0, 7))):
         real, op = bool(rng.integers(0, 2)), int(rng.integers(0, 4))
         dtype = np.dtype(rng.choice(["f4", "f8"] if real else ["u1", "u2", "u4", "u8"]))
-        # Many or few codes have the literal's byte in a sketch, and many or few are equal to it.
+        # Many or few codes have the literal's byte in a sketch, and many or few codes equal the literal.
         span = int(rng.choice([100, 100, 200, 10_000] if dtype.itemsize > 1 else [100]))
         base = 0 if real else int(rng.integers(-50, 50))
         layout = extents.copy()
@@ -117,7 +117,7 @@ def test_comparisons_made_together_keep_the_rows_that_all_keep(round_number: int
             first = int(rng.choice([0, 0, 0, 90]))
             codes = (rng.integers(0, span, rows) + first).astype(dtype)
             has_known = rng.random() < 0.8 and rows > 0
-            # A column's own layout has no row ids; its base is the number that is added to codes.
+            # The column's layout has no row ids, and its base is the number that is added to the codes.
             layout[number, [0, 1, 2, 6]] = int(real) if has_known else -1, dtype.itemsize, get_address(codes), base
             if has_known:
                 low[number], high[number] = base + codes.min().item(), base + codes.max().item()
@@ -132,12 +132,12 @@ def test_comparisons_made_together_keep_the_rows_that_all_keep(round_number: int
         np.array(truths, dtype=bool).reshape(len(comparisons), rows).all(axis=0) if comparisons else np.ones(rows)
     )
     ids = [(number << 32) + row for number, size in enumerate(sizes) for row in range(size)]
-    before = (rng.random(rows) < rng.choice([0.02, 0.5, 1.0])).astype(np.uint8)
+    old_mask = (rng.random(rows) < rng.choice([0.02, 0.5, 1.0])).astype(np.uint8)
     for states in (2, 3):
         began = rng.integers(0, states, len(sizes)).astype(np.uint8)
         were = [
             began[name >> 32] == 1 or bool(began[name >> 32] and state_before)
-            for name, state_before in zip(ids, before, strict=True)
+            for name, state_before in zip(ids, old_mask, strict=True)
         ]
         expected = [
             name
@@ -146,17 +146,17 @@ def test_comparisons_made_together_keep_the_rows_that_all_keep(round_number: int
         ]
         if states == 2:
             assert _scan.collect_all(comparisons, extents, began).tolist() == expected
-        state, mask = began.copy(), before.copy()
+        state, mask = began.copy(), old_mask.copy()
         assert _scan.collect_all(comparisons, extents, state, mask).tolist() == expected
         assert (state == began).all()
-        assert (mask == before).all()
+        assert (mask == old_mask).all()
         _scan.narrow_all(comparisons, extents, state, mask)
         assert _scan.collect(extents, state, mask).tolist() == expected
         assert _scan.collect_all([], extents, state, mask).tolist() == expected
         assert _scan.count(extents, state, mask) == len(expected)
 
 
-def test_list_of_rows_uses_memory_for_its_rows_only() -> None:
+def test_list_of_rows_needs_memory_only_for_its_rows() -> None:
     rows = 200_000
     codes = np.arange(rows, dtype=np.uint32)
     layout = np.zeros((1, 15), dtype=np.int64)

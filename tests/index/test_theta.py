@@ -55,7 +55,7 @@ def build_peer(texts: list[str]) -> Any:
     return sketch
 
 
-def read(sketch: ThetaSketch) -> Any:
+def read_peer_sketch(sketch: ThetaSketch) -> Any:
     return datasketches.compact_theta_sketch.deserialize(sketch.encode())
 
 
@@ -72,7 +72,7 @@ def test_kernel_hashes_equal_mmh3() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 100, NOMINAL_ENTRIES])
-def test_sketch_of_few_values_equals_that_of_datasketches(count: int) -> None:
+def test_sketch_of_few_values_equals_the_sketch_of_datasketches(count: int) -> None:
     texts = [f"v{number}" for number in range(count)]
     assert build_sketch(texts + texts).encode() == build_peer(texts).compact().serialize()
 
@@ -82,9 +82,13 @@ def test_datasketches_reads_a_sketch_of_many_values_within_its_error(count: int)
     texts = [f"v{number}" for number in range(count)]
     seamark_sketch, peer = build_sketch(texts), build_peer(texts)
     assert len(seamark_sketch.hashes) == NOMINAL_ENTRIES
-    assert read(seamark_sketch).get_estimate() == pytest.approx(seamark_sketch.estimate)
-    assert read(seamark_sketch).get_lower_bound(3) <= count <= read(seamark_sketch).get_upper_bound(3)
-    # A peer's sketch, which keeps more hashes, becomes the same.
+    assert read_peer_sketch(seamark_sketch).get_estimate() == pytest.approx(seamark_sketch.estimate)
+    assert (
+        read_peer_sketch(seamark_sketch).get_lower_bound(3)
+        <= count
+        <= read_peer_sketch(seamark_sketch).get_upper_bound(3)
+    )
+    # A sketch of DataSketches, which keeps more hashes, becomes the same sketch.
     assert ThetaSketch.decode(peer.compact().serialize()).encode() == seamark_sketch.encode()
 
 

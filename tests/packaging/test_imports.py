@@ -17,9 +17,9 @@ REPO = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
-COMMANDS_OF_DEMO = ("seamark.commands.demo",)
-COMMANDS_OF_SQL = ("seamark.commands.sql",)
-COMMANDS_OF_MOVES = ("seamark.commands.moving",)
+DEMO_COMMANDS = ("seamark.commands.demo",)
+SQL_COMMANDS = ("seamark.commands.sql",)
+MOVE_COMMANDS = ("seamark.commands.moving",)
 PARTS = {
     "client": ((), ("seamark", "seamark.connector", "seamark.formats", "seamark.cache.memory")),
     "spark": (("spark",), ("seamark.spark", "seamark.connector.spark")),
@@ -31,12 +31,12 @@ PARTS = {
             "seamark.connector.duckdb",
             "seamark.connector.cubes",
             "seamark.connector.sql",
-            *COMMANDS_OF_SQL,
+            *SQL_COMMANDS,
         ),
     ),
     "server": (("server", "otel"), ("seamark.commands", "seamark.metaserver", "seamark.formats", "seamark.cache")),
-    "demo": (("server", "demo"), COMMANDS_OF_DEMO),
-    "moving": (("moving",), ("seamark.connector.moving", *COMMANDS_OF_MOVES)),
+    "demo": (("server", "demo"), DEMO_COMMANDS),
+    "moving": (("moving",), ("seamark.connector.moving", *MOVE_COMMANDS)),
 }
 """By part: the extras that it needs, and the packages whose modules can all be imported with them."""
 ELSEWHERE = (
@@ -52,7 +52,7 @@ ELSEWHERE = (
     "seamark.formats.runtime.protocol_errors",
 )
 """Modules of the client's packages that need the libraries of an extra"""
-COMMANDS_OF_OTHERS = ("seamark.commands.trino_proxy", *COMMANDS_OF_DEMO, *COMMANDS_OF_SQL, *COMMANDS_OF_MOVES)
+OTHER_COMMANDS = ("seamark.commands.trino_proxy", *DEMO_COMMANDS, *SQL_COMMANDS, *MOVE_COMMANDS)
 """Commands that need the libraries of other extras than that of the server"""
 
 IMPORT_ALL = """
@@ -76,7 +76,7 @@ def list_requirements(lines: list[str]) -> Iterator[str]:
 
 
 def compute_closure(names: Iterator[str]) -> set[str]:
-    """Return the normalised names of these distributions and their installed requirements."""
+    """Return the normalised names of these distributions and of all their installed requirements."""
     todo, results = list(names), set()
     while todo:
         name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
@@ -122,7 +122,7 @@ def list_modules_below(package: str) -> Iterator[str]:
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def list_modules_of(part: str) -> list[str]:
+def list_part_modules(part: str) -> list[str]:
     packages = PARTS[part][1]
     actual_names = []
     for package in packages:
@@ -130,7 +130,7 @@ def list_modules_of(part: str) -> list[str]:
         for name in names:
             if part == "client" and name.startswith(ELSEWHERE):
                 continue
-            if part == "server" and name.startswith(COMMANDS_OF_OTHERS):
+            if part == "server" and name.startswith(OTHER_COMMANDS):
                 continue
             actual_names.append(name)
     return actual_names
@@ -145,7 +145,7 @@ def test_each_part_can_be_imported_with_only_the_libraries_of_its_extra(part: st
     allowed = compute_closure(list_requirements(listing))
     hidden = list_top_modules(list_project_libraries()) - list_top_modules(allowed)
     assert hidden
-    script = f"HIDDEN = {sorted(hidden)!r}\nNAMES = {list_modules_of(part)!r}\n{IMPORT_ALL}"
+    script = f"HIDDEN = {sorted(hidden)!r}\nNAMES = {list_part_modules(part)!r}\n{IMPORT_ALL}"
     completed = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr[-2000:]
 
@@ -181,7 +181,10 @@ def test_help_imports_no_command() -> None:
 
 
 def test_client_never_imports_the_server() -> None:
-    """Neither directly nor through another module; `seamark` names all that a user imports from it."""
+    """The client imports the server neither directly nor through another module.
+
+    `seamark` names everything that a user imports from it.
+    """
     script = "import sys, seamark; [getattr(seamark, name) for name in seamark.__all__]; print(*sys.modules)"
     completed = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
     packages = {name.split(".")[1] for name in completed.stdout.split() if name.startswith("seamark.")}
@@ -197,8 +200,8 @@ def test_client_never_imports_the_server() -> None:
         ("formats", "commands|connector|metaserver"),
     ],
 )
-def test_no_text_names_a_module_that_import_linter_forbids(package: str, other_packages: str) -> None:
-    """import-linter sees neither a lazy import by name nor the module of a process."""
+def test_no_string_names_a_module_that_import_linter_forbids(package: str, other_packages: str) -> None:
+    """import-linter detects neither a lazy import by name nor a module that a process runs."""
     pattern = re.compile(rf"\bseamark\.(?:{other_packages})\.")
     files = sorted((REPO / package).rglob("*.py"))
     assert files
@@ -206,7 +209,7 @@ def test_no_text_names_a_module_that_import_linter_forbids(package: str, other_p
 
 
 def test_our_modules_can_be_imported_only_below_seamark() -> None:
-    """`import metaserver` fails in a checkout, because it would make a second copy of each class."""
+    """In a checkout, `import metaserver` must fail, because it would make a second copy of each class."""
     packages = "commands|metaserver|connector|formats|cache"
     bare = re.compile(rf"^\s*(?:from|import|cimport) (?:{packages})(?:\.| import|$)", re.MULTILINE)
     files = [

@@ -20,7 +20,7 @@ def read_pins(lock: str) -> dict[str, str]:
     return {line.partition("==")[0]: line.strip() for line in lines if line.strip()}
 
 
-def test_hashed_lock_has_the_pins_of_the_lock() -> None:
+def test_lock_with_hashes_has_the_same_pins_as_the_lock() -> None:
     """`make hashes` writes the lock with hashes."""
     hashed = read_pins("requirements.hashed.lock")
     pins = {name: entry.partition("--hash=")[0].strip() for name, entry in hashed.items()}

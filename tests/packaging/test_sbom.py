@@ -14,7 +14,7 @@ PROGRAM: dict[str, Any] = runpy.run_path(str(REPO / "deploy" / "sbom" / "server_
 
 def test_bill_has_the_packages_that_the_resolver_installs_for_the_server() -> None:
     packages = PROGRAM["list_server_packages"]()
-    # The demo adds PyIceberg to the server, and has no traces.
+    # The demo needs PyIceberg in addition to the server, and has no tracing.
     resolved = read_pins("requirements.demo.lock").keys()
     assert {"aiohttp", "confluent-kafka", "nats-py", "pyarrow", "click", "multidict"} <= packages & resolved
     assert {name.partition("-")[0] for name in packages - resolved} <= {"opentelemetry", "protobuf", "googleapis"}
@@ -29,6 +29,6 @@ def test_each_package_of_the_bill_has_its_version_and_hashes() -> None:
         assert "--hash=sha256:" in entry
 
 
-def test_package_that_the_lock_lacks_ends_the_program() -> None:
+def test_package_that_is_missing_in_the_lock_ends_the_program() -> None:
     with pytest.raises(SystemExit, match="lacks absent; run make hashes"):
         PROGRAM["select_locked_requirements"]("", {"absent"})

@@ -104,8 +104,8 @@ def test_records_have_the_hash_of_each_file(wheels: tuple[Path, Path]) -> None:
             assert digest == "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
 
 
-def test_packages_of_the_server_wheel_are_those_of_the_project() -> None:
-    """A new package above the connector must be added to one of the wheels on purpose."""
+def test_packages_of_the_server_wheel_equal_the_server_packages_of_the_project() -> None:
+    """A new package above the connector must be added to one of the wheels explicitly."""
     packages = {path.name for path in (REPO / "seamark").iterdir() if path.is_dir() and not path.name.startswith("__")}
     assert packages - set(SERVER_PACKAGES) == {"cache", "connector", "formats"}
     assert not is_of_server("seamark/connector/metaserver.py")

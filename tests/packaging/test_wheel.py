@@ -31,13 +31,13 @@ USES = {
 def run_command(*command: str | Path, cwd: Path, **env: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     completed = subprocess.run(
-        [str(one) for one in command], cwd=cwd, env=environment | env, capture_output=True, text=True, check=False
+        [str(word) for word in command], cwd=cwd, env=environment | env, capture_output=True, text=True, check=False
     )
     assert completed.returncode == 0, f"{command}: {completed.stdout[-2000:]}{completed.stderr[-2000:]}"
     return completed.stdout
 
 
-def build(source: Path, folder: Path, name: str) -> Path:
+def build_wheel(source: Path, folder: Path, name: str) -> Path:
     pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation")
     run_command(*pip, "-w", folder, source, cwd=folder)
     (built,) = folder.glob(f"{name}-*.whl")
@@ -47,7 +47,7 @@ def build(source: Path, folder: Path, name: str) -> Path:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    return build(REPO, folder, "seamark")
+    return build_wheel(REPO, folder, "seamark")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def split_wheels(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 def create_environment(folder: Path, *wheels: Path) -> Path:
-    """Return the Python of a new environment with these wheels, and with our environment's libraries below them."""
+    """Return the Python of a new environment with these wheels. It falls back to the libraries of our environment."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     run_command(
@@ -72,7 +72,7 @@ def create_environment(folder: Path, *wheels: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def other_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a foreign distribution whose packages have the names of our folders."""
+    """Return a foreign distribution with packages that have the names of our folders."""
     folder = tmp_path_factory.mktemp("other")
     (folder / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
@@ -182,7 +182,7 @@ except ModuleNotFoundError:
 """
 
 
-def test_clients_wheel_writes_plans_and_reads_without_the_server(
+def test_client_wheel_writes_plans_and_reads_without_the_server_wheel(
     split_wheels: tuple[Path, Path], tmp_path: Path
 ) -> None:
     python = create_environment(tmp_path / "venv", split_wheels[0])
@@ -196,7 +196,9 @@ def test_clients_wheel_writes_plans_and_reads_without_the_server(
     assert Path(imported).is_relative_to(tmp_path / "venv")
 
 
-def test_servers_wheel_serves_with_that_of_the_clients(split_wheels: tuple[Path, Path], tmp_path: Path) -> None:
+def test_server_runs_from_the_server_wheel_with_the_client_wheel(
+    split_wheels: tuple[Path, Path], tmp_path: Path
+) -> None:
     python = create_environment(tmp_path / "venv", *split_wheels)
     run_command(python, "-c", APPENDS_AND_READS, cwd=tmp_path)
 

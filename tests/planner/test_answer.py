@@ -118,7 +118,10 @@ def build_scan(
     """Return a scan plan of every file, whatever the filter; `view` may be an existing view."""
     deletes = deletes or []
     view = view or TableView(
-        [one for one, _ in data], [one for _, one in data], [one for one, _ in deletes], [one for _, one in deletes]
+        [manifest for manifest, _ in data],
+        [block for _, block in data],
+        [manifest for manifest, _ in deletes],
+        [block for _, block in deletes],
     )
     bound = bind(parse_expression(where), table.current_schema, table.schemas, case_sensitive=True)
     return ScanPlan(
@@ -172,7 +175,7 @@ def test_file_in_an_answer_has_the_values_of_its_manifest_entry() -> None:
 
 
 def test_answer_has_row_ids_and_sequence_numbers_as_files_inherit_them() -> None:
-    """A file with its own first row id uses none of the manifest's row ids; the other files share them in order."""
+    """A file with its own first row id uses none of the manifest's row ids. The other files use them in order."""
     results = [
         build_data_file("a"),
         build_data_file("b", first_row_id=5),
@@ -211,7 +214,7 @@ def test_answer_omits_residuals_for_clients_that_need_none() -> None:
 @pytest.mark.parametrize(
     "name", ['q"uote', "back\\slash", "tab\tand\nline", "größe ✓ 𝄞", "a%2Fb=c d", "\x01\x1f\x7f", "</script>", "'"]
 )
-def test_any_file_path_survives_json(name: str) -> None:
+def test_any_file_path_can_be_encoded_as_json(name: str) -> None:
     paths = [f"s3://bucket/data/{name}-{number}.parquet" for number in range(3)] + [name, "x" * 3000 + name]
     file_scan_tasks = parse_answer(
         build_scan(build_metadata(()), [build_block([build_data_file(path) for path in paths])])
@@ -219,7 +222,7 @@ def test_any_file_path_survives_json(name: str) -> None:
     assert [task["data-file"]["file-path"] for task in file_scan_tasks] == paths
 
 
-def test_files_of_many_manifests_appear_once_and_in_order() -> None:
+def test_files_of_many_manifests_are_answered_once_and_in_order() -> None:
     """The test also reads parts of the rows, as pages do."""
     rng = random.Random(7)
     lengths = [1, 3, FILES_PER_PIECE, 2 * FILES_PER_PIECE + 1, 1]
@@ -240,7 +243,10 @@ def test_files_of_many_manifests_appear_once_and_in_order() -> None:
 
 @pytest.mark.parametrize("longest", [1, 40, 300, 70_000])
 def test_each_file_has_its_own_lists_on_every_page(longest: int) -> None:
-    """Lists are stored one after another, and a page may begin anywhere; list sizes take one, two or four bytes."""
+    """Lists are stored one after another, and a page may begin with any file.
+
+    Sizes of lists need one, two or four bytes.
+    """
     rng = random.Random(11)
     sizes = [None, 0, 1, longest, *(rng.choice([None, 0, 1, 2, min(longest, 90)]) for _ in range(200))]
     lists = [None if size is None else [rng.randrange(-5, 1 << 40) for _ in range(size)] for size in sizes]
@@ -281,7 +287,7 @@ def test_statistics_belong_to_the_requested_files() -> None:
 
 
 def to_json_value(kind: str, value: Any) -> Any:
-    """Return the spec's JSON single-value serialisation, for values within Python's own dates."""
+    """Return the specification's JSON form of a single value, for values within the range of Python's dates."""
     if value is None or kind in ("long", "int", "boolean", "string", "float", "double"):
         return value
     if kind == "date":
@@ -297,7 +303,7 @@ def to_json_value(kind: str, value: Any) -> Any:
 
 
 def fits_python(kind: str, value: Any) -> bool:
-    """Return whether Python's types can represent the values; blocks represent null by the least long."""
+    """Return whether Python's types can represent the value. Blocks represent null by the least long."""
     if value == -(2**63):
         return False
     limits = {"date": 2_000_000, "timestamp": 2_000_000 * 86_400_000_000, "timestamptz": 2_000_000 * 86_400_000_000}
@@ -367,7 +373,7 @@ def test_positive_and_negative_zero_are_two_partitions() -> None:
 
 
 def test_partition_values_follow_the_order_and_types_of_the_tables_spec() -> None:
-    """Java reads them by position, with the types of the current schema."""
+    """Java reads partition values by position, with the types of the current schema."""
     old_kinds = {**KINDS, 1: "int", 12: "float"}
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate((1, 12, 2)))
     listing, delete_block = build_block(
@@ -378,7 +384,7 @@ def test_partition_values_follow_the_order_and_types_of_the_tables_spec() -> Non
 
 
 def test_partition_value_of_a_dropped_column_is_null() -> None:
-    """Null is the only value that Java reads."""
+    """Java reads no other value than null."""
     spec = (PartitionField(1000, "a", 1, "identity"), PartitionField(1001, "b", 2, "identity"))
     kept_kinds = {key: kind for key, kind in KINDS.items() if key != 1}
     plan = build_scan(
@@ -396,18 +402,21 @@ def test_date_promoted_to_a_timestamp_is_written_as_a_timestamp() -> None:
 
 
 def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
-    """Tables that were registered from one metadata file share views, even after they diverge. So do dialects."""
+    """Tables that were registered from one metadata file share views, even after they diverge.
+
+    Dialects also share them.
+    """
     spec = (PartitionField(1000, "a", 3, "identity"),)
     days = build_metadata(spec)
     promoted = build_metadata(spec, kinds={**KINDS, 3: "timestamp"})
     plan = build_scan(days, [build_block([build_data_file(partition=(1,))], 0, spec)])
-    other = build_scan(promoted, [], view=plan.view)
+    promoted_plan = build_scan(promoted, [], view=plan.view)
     for _ in range(2):
         for user_agent, dialect, expected in (
             (plan, STANDARD, "1970-01-02"),
-            (other, STANDARD, "1970-01-02T00:00:00"),
+            (promoted_plan, STANDARD, "1970-01-02T00:00:00"),
             (plan, PYICEBERG, 1),
-            (other, PYICEBERG, 86_400_000_000),
+            (promoted_plan, PYICEBERG, 86_400_000_000),
         ):
             assert parse_answer(user_agent, dialect=dialect)["file-scan-tasks"][0]["data-file"]["partition"] == [
                 expected
@@ -420,7 +429,7 @@ def test_error_names_the_manifest_with_an_unknown_spec() -> None:
         parse_answer(plan)
 
 
-def test_residual_is_the_filter_without_what_the_partition_decides() -> None:
+def test_residual_is_the_filter_without_conditions_that_the_partition_decides() -> None:
     spec = (PartitionField(1000, "p", 2, "identity"),)
     filter_json = {
         "type": "and",
@@ -431,8 +440,10 @@ def test_residual_is_the_filter_without_what_the_partition_decides() -> None:
     file_scan_tasks = parse_answer(build_scan(build_metadata(spec), [build_block(files, 0, spec)], where=filter_json))[
         "file-scan-tasks"
     ]
-    left = {"type": "gt", "term": "c1", "value": 5}
-    assert [(task["data-file"]["file-path"], task["residual-filter"]) for task in file_scan_tasks] == [("a", left)]
+    expected_filter = {"type": "gt", "term": "c1", "value": 5}
+    assert [(task["data-file"]["file-path"], task["residual-filter"]) for task in file_scan_tasks] == [
+        ("a", expected_filter)
+    ]
 
 
 def build_delete(path: str, content: int, **fields: Any) -> DeleteFile:
@@ -517,7 +528,7 @@ def test_answer_has_statistics_of_the_requested_columns_only() -> None:
         assert full_task[f"{side}-bounds"] == {"keys": list(KINDS), "values": bounds}, "seed 3"
 
 
-def test_pyiceberg_reads_partitions_as_from_a_manifest_or_they_are_rejected() -> None:
+def test_pyiceberg_reads_partition_values_as_from_a_manifest_or_the_plan_is_rejected() -> None:
     columns = (3, 4, 6, 2, 1)
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate(columns))
     files = [build_data_file("a", (19_000, 5, 6, "x", 1)), build_data_file("b", (19_000, None, 6, "x", 1))]
@@ -562,7 +573,7 @@ def test_only_pyiceberg_receives_the_pyiceberg_form() -> None:
 
 
 def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:
-    """A manifest from before the promotion of a date has days; they decide nothing."""
+    """A manifest that is older than the promotion of a date stores days, and its partition values decide nothing."""
 
     def build_plan(
         table: TableMetadata, partition: tuple[Any, ...], *fields: PartitionField, kinds: Any, where: Any

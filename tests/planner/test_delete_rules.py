@@ -69,12 +69,12 @@ def build_data_file(
     return DataFile(**make_common_fields(path, DATA, spec_id, partition) | {"metrics": metrics or {}})
 
 
-def delete_file(content: int, *, spec_id: int = 0, partition: tuple[Any, ...] = (), **fields: Any) -> DeleteFile:
+def build_delete_file(content: int, *, spec_id: int = 0, partition: tuple[Any, ...] = (), **fields: Any) -> DeleteFile:
     return DeleteFile(**make_common_fields("x", content, spec_id, partition) | fields)
 
 
 def build_vector(referenced: str | None = "d", **fields: Any) -> DeleteFile:
-    return delete_file(
+    return build_delete_file(
         POSITION_DELETES, referenced=referenced, format="PUFFIN", content_offset=4, content_size=9, **fields
     )
 
@@ -99,11 +99,12 @@ def build_block(
 def find_applying_deletes(
     data: list[Entry], *deletes: list[Entry], sequence: int = 5, schema: dict[str, Any] = SCHEMA
 ) -> list[tuple[int, ...]]:
-    """Return the delete files that apply to each data file, in manifests with the sequence number `sequence`."""
+    """Return the delete files that apply to each data file. All manifests have the sequence number `sequence`."""
 
     def list_manifest_files(manifests: list[list[Entry]]) -> list[ManifestFile]:
         return [
-            build_manifest_file(int(some[0].file.content != DATA), some[0].file.spec_id, sequence) for some in manifests
+            build_manifest_file(int(entries[0].file.content != DATA), entries[0].file.spec_id, sequence)
+            for entries in manifests
         ]
 
     view = TableView(
@@ -118,8 +119,8 @@ def find_applying_deletes(
 
 def test_position_deletes_apply_to_files_of_their_commit_and_equality_deletes_to_older_files() -> None:
     data = [build_entry(build_data_file(f"d{sequence}"), sequence) for sequence in (3, 4, 5)]
-    assert find_applying_deletes(data, [build_entry(delete_file(POSITION_DELETES), 4)]) == [(0,), (0,), ()]
-    assert find_applying_deletes(data, [build_entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 4)]) == [
+    assert find_applying_deletes(data, [build_entry(build_delete_file(POSITION_DELETES), 4)]) == [(0,), (0,), ()]
+    assert find_applying_deletes(data, [build_entry(build_delete_file(EQUALITY_DELETES, equality_ids=[A]), 4)]) == [
         (0,),
         (),
         (),
@@ -128,7 +129,7 @@ def test_position_deletes_apply_to_files_of_their_commit_and_equality_deletes_to
 
 def test_added_files_inherit_sequence_numbers_which_are_0_in_version_1() -> None:
     data = [build_entry(build_data_file("added"), None, ADDED), build_entry(build_data_file("kept"), 4)]
-    deletes = [build_entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), None, ADDED)]
+    deletes = [build_entry(build_delete_file(EQUALITY_DELETES, equality_ids=[A]), None, ADDED)]
     assert find_applying_deletes(data, deletes) == [(), (0,)]
     old_entries = [build_entry(build_data_file("v1"), None)]
     view = TableView(
@@ -141,18 +142,20 @@ def test_added_files_inherit_sequence_numbers_which_are_0_in_version_1() -> None
 
 
 def test_existing_file_without_a_sequence_number_is_corrupt() -> None:
-    deletes = [build_entry(delete_file(POSITION_DELETES), 5)]
+    deletes = [build_entry(build_delete_file(POSITION_DELETES), 5)]
     with pytest.raises(Corrupt, match=r"manifest\.avro: the entry of lost has no sequence number"):
         find_applying_deletes([build_entry(build_data_file("lost"), None)], deletes)
     with pytest.raises(Corrupt, match=r"manifest\.avro: the entry of x has no sequence number"):
-        find_applying_deletes([build_entry(build_data_file(), 1)], [build_entry(delete_file(POSITION_DELETES), None)])
+        find_applying_deletes(
+            [build_entry(build_data_file(), 1)], [build_entry(build_delete_file(POSITION_DELETES), None)]
+        )
 
 
 def test_deletion_vector_replaces_position_deletes_but_not_equality_deletes() -> None:
     other_files = [
-        build_entry(delete_file(POSITION_DELETES), 5),
-        build_entry(delete_file(POSITION_DELETES, referenced="d"), 5),
-        build_entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 5),
+        build_entry(build_delete_file(POSITION_DELETES), 5),
+        build_entry(build_delete_file(POSITION_DELETES, referenced="d"), 5),
+        build_entry(build_delete_file(EQUALITY_DELETES, equality_ids=[A]), 5),
     ]
     data = [build_entry(build_data_file("d"), 1), build_entry(build_data_file("e"), 1)]
     assert find_applying_deletes(data, other_files, [build_entry(build_vector(), 5)]) == [(2, 3), (0, 2)]
@@ -161,7 +164,7 @@ def test_deletion_vector_replaces_position_deletes_but_not_equality_deletes() ->
 def test_deletion_vector_older_than_its_data_file_is_ignored() -> None:
     assert find_applying_deletes(
         [build_entry(build_data_file(), 3)],
-        [build_entry(build_vector(), 2), build_entry(delete_file(POSITION_DELETES), 4)],
+        [build_entry(build_vector(), 2), build_entry(build_delete_file(POSITION_DELETES), 4)],
     ) == [(1,)]
 
 
@@ -177,7 +180,7 @@ def test_deletion_vector_without_a_data_file_is_corrupt() -> None:
 
 
 def test_data_file_in_a_delete_manifest_is_corrupt() -> None:
-    odd_delete = delete_file(POSITION_DELETES)
+    odd_delete = build_delete_file(POSITION_DELETES)
     odd_delete.content = 7
     with pytest.raises(Corrupt, match=r"manifest\.avro lists x, which is not a delete file"):
         find_applying_deletes([build_entry(build_data_file(), 3)], [build_entry(odd_delete, 4)])
@@ -190,35 +193,39 @@ def test_position_deletes_apply_by_partition_unless_they_name_their_file() -> No
         build_entry(build_data_file("null", spec_id=1, partition=(None,)), 1),
     ]
     deletes = [
-        build_entry(delete_file(POSITION_DELETES, spec_id=1, partition=(2,)), 1),
-        build_entry(delete_file(POSITION_DELETES, spec_id=1, partition=(None,)), 1),
-        build_entry(delete_file(POSITION_DELETES, spec_id=1, partition=(1,), referenced="one"), 1),
+        build_entry(build_delete_file(POSITION_DELETES, spec_id=1, partition=(2,)), 1),
+        build_entry(build_delete_file(POSITION_DELETES, spec_id=1, partition=(None,)), 1),
+        build_entry(build_delete_file(POSITION_DELETES, spec_id=1, partition=(1,), referenced="one"), 1),
     ]
-    unpartitioned = [build_entry(delete_file(POSITION_DELETES), 1)]
+    unpartitioned = [build_entry(build_delete_file(POSITION_DELETES), 1)]
     assert find_applying_deletes(data, deletes, unpartitioned) == [(2,), (0,), (1,)]
 
 
 def test_float_partitions_are_compared_by_their_bits() -> None:
     values = (0.0, -0.0, math.nan, None)
     data = [build_entry(build_data_file(repr(value), spec_id=2, partition=(1, value)), 1) for value in values]
-    deletes = [build_entry(delete_file(POSITION_DELETES, spec_id=2, partition=(1, value)), 1) for value in values]
+    deletes = [build_entry(build_delete_file(POSITION_DELETES, spec_id=2, partition=(1, value)), 1) for value in values]
     assert find_applying_deletes(data, deletes) == [(0,), (1,), (2,), (3,)]
 
 
 def test_equality_deletes_of_a_spec_with_only_void_fields_are_global() -> None:
     data = [build_entry(build_data_file(spec_id=1, partition=(1,)), 1)]
     for spec_id, partition, expected in ((3, (None,), (0,)), (0, (), (0,)), (4, (None, None), ())):
-        delete = delete_file(EQUALITY_DELETES, spec_id=spec_id, partition=partition, equality_ids=[A])
+        delete = build_delete_file(EQUALITY_DELETES, spec_id=spec_id, partition=partition, equality_ids=[A])
         assert find_applying_deletes(data, [build_entry(delete, 2)]) == [expected], spec_id
 
 
-PATHS_TOLD = delete_file(POSITION_DELETES, metrics={PATH_ID: ColumnMetrics(lower=b"d", upper=b"d")})
-PATHS_CUT = delete_file(POSITION_DELETES, metrics={PATH_ID: ColumnMetrics(lower=b"d", upper=b"e")})
+DELETE_WITH_EQUAL_PATH_BOUNDS = build_delete_file(
+    POSITION_DELETES, metrics={PATH_ID: ColumnMetrics(lower=b"d", upper=b"d")}
+)
+DELETE_WITH_DIFFERENT_PATH_BOUNDS = build_delete_file(
+    POSITION_DELETES, metrics={PATH_ID: ColumnMetrics(lower=b"d", upper=b"e")}
+)
 
 
 def test_equal_path_bounds_name_the_data_file() -> None:
     data = [build_entry(build_data_file("d"), 1), build_entry(build_data_file("e"), 1)]
-    deletes = [build_entry(PATHS_TOLD, 2), build_entry(PATHS_CUT, 2)]
+    deletes = [build_entry(DELETE_WITH_EQUAL_PATH_BOUNDS, 2), build_entry(DELETE_WITH_DIFFERENT_PATH_BOUNDS, 2)]
     assert find_applying_deletes(data, deletes) == [(0, 1), (1,)]
 
 
@@ -257,13 +264,15 @@ def test_equality_delete_is_dropped_only_when_statistics_exclude_it(
 
         return {key: build_metrics(write_value(lower), write_value(upper), nulls)}
 
-    delete = delete_file(EQUALITY_DELETES, equality_ids=[key], metrics=build_metrics_of(*excluded))
+    delete = build_delete_file(EQUALITY_DELETES, equality_ids=[key], metrics=build_metrics_of(*excluded))
     data = build_data_file(metrics=build_metrics_of(*held_values))
     assert find_applying_deletes([build_entry(data, 1)], [build_entry(delete, 2)]) == [(0,) if is_kept else ()]
 
 
 @pytest.mark.parametrize("pairs_max", [16, 1 << 21])
-def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_equality_deletes_apply_to_the_same_files_as_each_alone(
+    pairs_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(equality, "_PAIRS_MAX", pairs_max)
     rng = random.Random(pairs_max)
     blank = {"kinds": {1: KINDS}, "required": set()}
@@ -295,7 +304,8 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
     for position_count, where in ((250, draw_partition), (150, dict)):
         files = [(rng.choice([[A], [A], [LATE, A]]), where()) for _ in range(position_count)]
         delete_files = [
-            delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=build_metrics_of(ids), **at) for ids, at in files
+            build_delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=build_metrics_of(ids), **at)
+            for ids, at in files
         ]
         deletes.append([build_entry(file, rng.randrange(12)) for file in delete_files])
     applying_deletes = find_applying_deletes(data, *deletes)
@@ -318,16 +328,16 @@ def test_required_column_has_no_nulls_when_null_counts_are_missing() -> None:
     excluded, included = (
         {A: ColumnMetrics(lower=to_bytes("long", low), upper=to_bytes("long", low + 1))} for low in (1, 5)
     )
-    delete = build_entry(delete_file(EQUALITY_DELETES, equality_ids=[A], metrics=excluded), 2)
+    delete = build_entry(build_delete_file(EQUALITY_DELETES, equality_ids=[A], metrics=excluded), 2)
     data = [build_entry(build_data_file(metrics=included), 1)]
     assert find_applying_deletes(data, [delete]) == [(0,)]
     assert find_applying_deletes(data, [delete], schema=required) == [()]
 
 
-def test_bounds_from_before_a_change_of_unit_exclude_no_delete() -> None:
+def test_bounds_in_a_former_unit_of_time_exclude_no_delete() -> None:
     day, micros = to_bytes("date", 20_000), to_bytes("timestamp", 20_000 * DAY_US)
     data = build_data_file(metrics={A: build_metrics(day, day)})
-    delete = delete_file(EQUALITY_DELETES, equality_ids=[A], metrics={A: build_metrics(micros, micros)})
+    delete = build_delete_file(EQUALITY_DELETES, equality_ids=[A], metrics={A: build_metrics(micros, micros)})
     dates, timestamps = (build_schema(0, KINDS | {A: kind}, set(), late=True) for kind in ("date", "timestamp"))
     view = TableView(
         [build_manifest_file(0, 0, 5)],
@@ -344,7 +354,7 @@ def test_partition_deletes_apply_before_and_after_promotion_of_a_date_to_a_times
     schemas = [build_schema(number, kind, set(), late=True) for number, kind in enumerate(kinds)]
 
     def build_blocks(build_file: Callable[[Any], DataFile | DeleteFile], sequence: int) -> list[Block]:
-        """Return a block from before the promotion and a block from after it, with the same three partitions."""
+        """Return a block written before the promotion and a block written after it, with the same three partitions."""
         days = [[-700 * unit, 700 * unit, None] for unit in (1, UNITS_PER_DAY[kind])]
         return [
             build_block([build_entry(build_file((day,)), sequence) for day in day_values], schema=schema, kinds=kind)
@@ -352,9 +362,9 @@ def test_partition_deletes_apply_before_and_after_promotion_of_a_date_to_a_times
         ]
 
     data = build_blocks(lambda partition: build_data_file(spec_id=1, partition=partition), 1)
-    positions = build_blocks(lambda partition: delete_file(POSITION_DELETES, spec_id=1, partition=partition), 1)
+    positions = build_blocks(lambda partition: build_delete_file(POSITION_DELETES, spec_id=1, partition=partition), 1)
     equality = build_blocks(
-        lambda partition: delete_file(EQUALITY_DELETES, spec_id=1, partition=partition, equality_ids=[B]), 2
+        lambda partition: build_delete_file(EQUALITY_DELETES, spec_id=1, partition=partition, equality_ids=[B]), 2
     )
     view = TableView(
         [build_manifest_file(0, 1, 5)] * 2, data, [build_manifest_file(1, 1, 5)] * 4, [*positions, *equality]
@@ -364,17 +374,17 @@ def test_partition_deletes_apply_before_and_after_promotion_of_a_date_to_a_times
 
 
 def test_equality_delete_on_a_column_missing_from_the_data_file_is_kept() -> None:
-    delete = delete_file(EQUALITY_DELETES, equality_ids=[LATE], metrics={LATE: build_metrics(b"a", b"b")})
+    delete = build_delete_file(EQUALITY_DELETES, equality_ids=[LATE], metrics={LATE: build_metrics(b"a", b"b")})
     assert find_applying_deletes(
         [build_entry(build_data_file(metrics={A: build_metrics(None, None)}), 1)], [build_entry(delete, 2)]
     ) == [(0,)]
 
 
-def test_two_columns_together_exclude_an_equality_delete() -> None:
+def test_statistics_of_two_columns_together_can_exclude_an_equality_delete() -> None:
     one_bytes, nine = to_bytes("long", 1), to_bytes("long", 9)
     removal = {A: build_metrics(one_bytes, nine), LATE: build_metrics(b"a", b"b")}
     statistics = {A: build_metrics(one_bytes, nine), LATE: build_metrics(b"c", b"d")}
-    delete = delete_file(EQUALITY_DELETES, equality_ids=[LATE, A], metrics=removal)
+    delete = build_delete_file(EQUALITY_DELETES, equality_ids=[LATE, A], metrics=removal)
     assert find_applying_deletes([build_entry(build_data_file(metrics=statistics), 1)], [build_entry(delete, 2)]) == [
         ()
     ]
@@ -383,8 +393,8 @@ def test_two_columns_together_exclude_an_equality_delete() -> None:
 def test_files_with_the_same_deletes_share_one_tuple() -> None:
     data = [build_entry(build_data_file(str(number)), 1) for number in range(3)]
     deletes = [
-        build_entry(delete_file(POSITION_DELETES), 2),
-        build_entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 2),
+        build_entry(build_delete_file(POSITION_DELETES), 2),
+        build_entry(build_delete_file(EQUALITY_DELETES, equality_ids=[A]), 2),
     ]
     applying_deletes = find_applying_deletes(data, deletes)
     assert applying_deletes == [(0, 1)] * 3
@@ -394,5 +404,5 @@ def test_files_with_the_same_deletes_share_one_tuple() -> None:
 def test_data_files_are_not_examined_when_there_are_no_delete_files() -> None:
     view = TableView(
         [build_manifest_file(0, 0, 5)], [build_block([build_entry(build_data_file(), None)])]
-    )  # The entry has no sequence number.
+    )  # The entry has no sequence number, which would be an error if the data file were examined.
     assert DeleteIndex(view, build_specs(), []).find_deletes(np.zeros(3, dtype=np.int64)) == [(), (), ()]

@@ -70,14 +70,14 @@ class ListedManifest:
 
 
 def are_same(kind: str, left: Any, right: Any) -> bool:
-    """Return whether some reader considers two values of a column equal."""
+    """Return whether any reader considers two values of a column equal."""
     if kind in FLOATS and left is not None and right is not None and left != left:
         return bool(right != right)
     return bool(left == right)
 
 
 class Situation:
-    """One random view in Python."""
+    """A random view as Python objects, with an oracle of the delete files that apply."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -135,13 +135,13 @@ class Situation:
             self._delete(manifest) if manifest.content else self._build_data_file(manifest),
         )
 
-    def draw_row(self, schema_id: int, partition_of: dict[int, Any]) -> dict[int, Any]:
+    def draw_row(self, schema_id: int, partition_values: dict[int, Any]) -> dict[int, Any]:
         rng = self.rng
         row: dict[int, Any] = {}
         for key in (A, B, NESTED, F, LATE):
             null = key not in self.required and rng.random() < 0.25
             row[key] = None if null or (key == LATE and schema_id == 0) else rng.choice(self.pools[key])
-        return row | partition_of
+        return row | partition_values
 
     def _draw_partition(self, spec_id: int) -> tuple[Any, ...]:
         rng = self.rng
@@ -154,10 +154,12 @@ class Situation:
     def _build_metrics(self, schema_id: int, values: dict[int, list[Any]]) -> dict[int, ColumnMetrics]:
         kinds = self.kinds[schema_id]
         document = {
-            key: draw_metrics(self.rng, kinds[key], [self._to_stored(schema_id, key, value) for value in of])
-            for key, of in values.items()
+            key: draw_metrics(
+                self.rng, kinds[key], [self._to_stored(schema_id, key, value) for value in column_metrics]
+            )
+            for key, column_metrics in values.items()
         }
-        return {key: of for key, of in document.items() if of != ColumnMetrics()}
+        return {key: column_metrics for key, column_metrics in document.items() if column_metrics != ColumnMetrics()}
 
     def _to_stored(self, schema_id: int, key: int, value: Any) -> Any:
         """Return the key's value as it is stored under the schema."""
@@ -179,8 +181,8 @@ class Situation:
         }
 
     def _build_data_file(self, manifest: ListedManifest) -> DataFile:
-        # A file was written under the manifest's schema or an older one: a rewritten manifest keeps the old
-        # bounds' bytes.
+        # The schema of a file is that of the manifest or an older one, because a rewritten manifest keeps the bytes of
+        # old bounds.
         schema_id = self.rng.randint(0, manifest.schema_id)
         common = self._draw_common_fields(manifest, DATA)
         parts = zip(SPECS[manifest.spec_id], common["partition"], strict=True)
@@ -234,7 +236,10 @@ class Situation:
 
     def view(self) -> TableView:
         def build_blocks(listeds: list[ListedManifest]) -> list[Block]:
-            return [encode_as_block(f"m{number}.avro", self.encode_manifest(one)) for number, one in enumerate(listeds)]
+            return [
+                encode_as_block(f"m{number}.avro", self.encode_manifest(manifest))
+                for number, manifest in enumerate(listeds)
+            ]
 
         def build_manifest_files(listeds: list[ListedManifest]) -> list[ManifestFile]:
             return [build_manifest_file(item.content, item.spec_id, item.sequence) for item in listeds]
@@ -275,9 +280,9 @@ class Situation:
         return listing.sequence if entry.sequence is None else entry.sequence
 
     def is_in_scope(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
-        """Return whether the specification applies the delete.
+        """Return whether the specification applies the delete file to the data file.
 
-        For a position delete that names its file, only the name counts, as in Java.
+        If a position delete names its data file, only the name counts, as in Java.
         """
         removal, file = delete[1].file, data[1].file
         alike = removal.partition_key == file.partition_key
@@ -311,7 +316,7 @@ class Situation:
         )
 
     def is_dropped_by_java(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
-        """Return whether one column whose statistics Java uses correctly excludes the pair.
+        """Return whether a column whose statistics Java uses correctly excludes the pair.
 
         Such a column is not a float, not a UUID, not a promoted date, and not in a null struct.
         """
@@ -350,18 +355,21 @@ class Situation:
 
 
 def decode_bound(kind: str, data: bytes | None) -> Any:
-    """Return a bound in sortable form; the length of its bytes, not the column's type, gives its stored type."""
+    """Return a bound in sortable form.
+
+    Its stored type follows from the length of its bytes, not from the column's type.
+    """
     assert data is not None
     if kind in ("string", "binary", "boolean"):
         return data
     number = int.from_bytes(data, "big" if kind.startswith("decimal") else "little", signed=True)
     return max(
         number, LONG_MIN + 1
-    )  # The least long represents an absent bound in blocks, so the drawn bounds are greater.
+    )  # In blocks, the least long represents an absent bound, so the drawn bounds are greater.
 
 
-def check(seed: int) -> int:
-    """Check one random situation, and return the number of pairs that its statistics excluded."""
+def check_situation(seed: int) -> int:
+    """Check one random situation, and return the number of pairs that are excluded by statistics."""
     situation = Situation(seed)
     view = situation.view()
     index = situation.index(view)
@@ -381,7 +389,7 @@ def check(seed: int) -> int:
             scope = situation.is_in_scope(delete, data)
             if number in applying:
                 assert scope, f"{context} is out of scope"
-                assert not situation.is_dropped_by_java(delete, data), f"{context} is ruled out by statistics"
+                assert not situation.is_dropped_by_java(delete, data), f"{context} is excluded by statistics"
             elif scope:
                 dropped += 1
                 assert not situation.removes(delete, data), f"{context} is missing"
@@ -390,23 +398,23 @@ def check(seed: int) -> int:
 
 def test_views_have_exactly_the_delete_files_that_apply() -> None:
     count = examples(150, 25)
-    assert sum(check(seed) for seed in range(count)) > 2 * count
+    assert sum(check_situation(seed) for seed in range(count)) > 2 * count
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_thousands_of_views_have_exactly_the_delete_files_that_apply() -> None:
     for seed in range(1000, 6000):
-        check(seed)
+        check_situation(seed)
 
 
 def test_data_files_are_split_into_several_searches_when_there_are_many_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equality, "_PAIRS_MAX", 16)
     for seed in range(150, 150 + examples(50, 5)):
-        check(seed)
+        check_situation(seed)
 
 
-def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_path: Path) -> None:
+def test_plan_names_all_delete_files_that_remove_rows_of_a_random_history(tmp_path: Path) -> None:
     removing, count = 0, examples(30, 5)
     for seed in range(count):
         lake = write_random_lake(seed, tmp_path / str(seed))

@@ -64,7 +64,9 @@ async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path)
         content = path.read_bytes()
         marker = content[-16:]
         ends = [end for end in range(len(content)) if content[:end].endswith(marker)]
-        assert len(ends) > 2 or victim.content == 1, "several blocks, so that a cut between two reads as a whole file"
+        assert len(ends) > 2 or victim.content == 1, (
+            "the manifest must have several blocks, because a cut between two blocks looks like a complete file"
+        )
         rng = random.Random(len(content))
         async with open_test_planner(tmp_path) as planner:
             for end in {0, 1, 3, 4, 16, len(content) - 1, *ends, *(rng.randrange(len(content)) for _ in range(40))}:
@@ -72,12 +74,14 @@ async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path)
                 with pytest.raises(Corrupt, match=path.name):
                     await plan_file_numbers(planner, table.metadata)
             path.write_bytes(content)
-            assert await plan_file_numbers(planner, table.metadata) == list(range(160)), "a damaged manifest is cached"
+            assert await plan_file_numbers(planner, table.metadata) == list(range(160)), (
+                "a damaged manifest must not be cached"
+            )
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("missing_file", ["m2.avro", "d1.avro", "snap-1.avro"])
-async def test_missing_file_is_named_in_the_error_until_it_is_back(tmp_path: Path, missing_file: str) -> None:
+async def test_missing_file_is_named_in_the_error_until_it_is_restored(tmp_path: Path, missing_file: str) -> None:
     table, _ = create_filled_table(tmp_path / "t")
     path = tmp_path / "t" / "metadata" / missing_file
     content = path.read_bytes()
@@ -88,14 +92,14 @@ async def test_missing_file_is_named_in_the_error_until_it_is_back(tmp_path: Pat
                 await plan_file_numbers(planner, table.metadata)
         if missing_file == "m2.avro":
             assert await plan_file_numbers(planner, table.metadata, build_day_filter(1)) == list(range(10, 20)), (
-                "the plan does not need that file"
+                "this plan does not need the missing file"
             )
         path.write_bytes(content)
         assert await plan_file_numbers(planner, table.metadata) == list(range(40))
 
 
-async def _let_go(planner: Planner) -> None:
-    """Wait until no block is alive, because a thread that has just read a block may still hold it."""
+async def _wait_for_released_blocks(planner: Planner) -> None:
+    """Wait until no block is in memory, because a thread that has just read a block may still refer to it."""
     async with asyncio.timeout(60):
         while planner.read_stats().live_bytes:
             await asyncio.sleep(0.001)
@@ -110,7 +114,7 @@ def plan_by_fastavro(manifests: list[Manifest]) -> list[str] | None:
                 assert isinstance(entry, dict)
                 if entry["status"] != 2:
                     results.append(entry["data_file"]["file_path"])
-    except Exception:  # noqa: BLE001  whatever it is that fastavro says of damage, it cannot tell
+    except Exception:  # noqa: BLE001  fastavro raises errors of many types for damaged files
         return None
     return results
 
@@ -145,7 +149,7 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
                 assert texts == expected, context
             outcomes["as stored"] += 1
             del scan
-            await _let_go(planner)
+            await _wait_for_released_blocks(planner)
         path.write_bytes(content)
         assert await plan_file_numbers(planner, metadata) == list(range(30)), f"seed {seed}"
     assert outcomes["corrupt"] > 0
@@ -199,7 +203,7 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
             items = [item for item in fastavro.reader(BytesIO(bytes(damaged_bytes))) if isinstance(item, dict)]
             assert len(scan.view.manifests) + len(scan.view.delete_manifests) == len(items), context
             assert len(items) in (0, 8), context
-            # A flip may change a path to that of another file, which is then planned twice, as stored.
+            # A flipped bit may change a path into the path of another file, which is then planned twice, as stored.
             if {item["manifest_path"] for item in items} == paths:
                 assert list_file_numbers(scan) == list(range(40)), context
             counts["as stored"] += 1
@@ -209,12 +213,12 @@ async def test_damaged_manifest_list_is_an_error_or_planned_as_stored(tmp_path: 
 
 async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(tmp_path: Path) -> None:
     table, manifests = create_filled_table(tmp_path / "t")
-    lies: list[tuple[str, int, int, str]] = [
+    contradictions: list[tuple[str, int, int, str]] = [
         ("m0.avro", 0, 7, "m0.avro has partition spec 0; its manifest list states 7"),
         ("d0.avro", 0, 0, "d0.avro lists delete files; its manifest list states data files"),
         ("m0.avro", 1, 0, "Delete manifest .*m0.avro lists .*which is not a delete file"),
     ]
-    for number, (name, content, spec_id, listed_counts) in enumerate(lies, start=2):
+    for number, (name, content, spec_id, listed_counts) in enumerate(contradictions, start=2):
         kept_files = {
             "content": [manifest.content for manifest in manifests],
             "spec": [manifest.spec_id for manifest in manifests],
@@ -230,7 +234,7 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
                 with pytest.raises(Corrupt, match=listed_counts):
                     await plan_file_numbers(planner, table.metadata)
             assert await plan_file_numbers(planner, table.metadata, snapshot_id=1) == list(range(40)), (
-                "the blocks are not at fault"
+                "the earlier snapshot, which has the same blocks, must be planned"
             )
             with pytest.raises(Corrupt, match=listed_counts):
                 await plan_file_numbers(planner, table.metadata)
@@ -268,7 +272,7 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
                 await api("POST", f"{T}/tasks", {"plan-task": token}),
                 await api("GET", "/api/v1/tables/db/t/files"),
             ):
-                _is_clean(answer, path.name)
+                _check_corrupt_metadata_error(answer, path.name)
         path.write_bytes(content)
         path = folder / "snap-1.avro"
         content = path.read_bytes()
@@ -276,14 +280,14 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
             path.unlink() if broken_content is None else path.write_bytes(broken_content)
             async with run_server(
                 tmp_path, plan_disk_bytes=0
-            ) as other:  # The first planner still has the list in memory.
-                _is_clean(await Api(other)("POST", f"{T}/plan", {}), path.name)
+            ) as other_planner:  # The first planner still has the manifest list in memory.
+                _check_corrupt_metadata_error(await Api(other_planner)("POST", f"{T}/plan", {}), path.name)
         path.write_bytes(content)
         page = await api("POST", f"{T}/tasks", {"plan-task": token})
         assert len(page.json["file-scan-tasks"]) == 4
 
 
-def _is_clean(answer: Answer, name: str) -> None:
+def _check_corrupt_metadata_error(answer: Answer, name: str) -> None:
     code, kind, message = answer.error
     assert (code, kind) == (500, "CorruptMetadataException"), answer.raw
     assert name in message
@@ -295,7 +299,7 @@ def _is_clean(answer: Answer, name: str) -> None:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
-async def test_plans_are_right_again_once_storage_is_back(tmp_path: Path, seed: int) -> None:
+async def test_plans_are_right_after_the_storage_recovers(tmp_path: Path, seed: int) -> None:
     table, _ = create_filled_table(tmp_path / "t", days=8)
     rng = random.Random(seed)
     rates = {Fault.BEFORE: 0.1, Fault.BROKEN: 0.03, Fault.LOST_REPLY: 0.05, Fault.SLOW: 0.2}
@@ -316,7 +320,7 @@ async def test_plans_are_right_again_once_storage_is_back(tmp_path: Path, seed: 
                     assert result == list(range(low, high + 1)), f"seed {seed}"
                     counts["planned"] += 1
         # A manifest in the disk cache is read from storage only once, and none of these reads may have failed.
-        assert counts["failed"] or seed % 2, f"seed {seed} had only fair weather"
+        assert counts["failed"] or seed % 2, f"seed {seed}: no plan failed"
         capture.wrapper.rates = {}
         assert await plan_file_numbers(planner, table.metadata) == list(range(80)), f"seed {seed}"
         planner.check_invariants()
@@ -325,7 +329,7 @@ async def test_plans_are_right_again_once_storage_is_back(tmp_path: Path, seed: 
 # The cache folder
 
 
-def flip(data: bytearray, rng: random.Random) -> None:
+def flip_byte(data: bytearray, rng: random.Random) -> None:
     data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
 
 
@@ -334,15 +338,15 @@ def write_zeros(data: bytearray, rng: random.Random) -> None:
     data[start : start + 4096] = bytes(len(data[start : start + 4096]))
 
 
-def truncate(data: bytearray, rng: random.Random) -> None:
+def truncate_data(data: bytearray, rng: random.Random) -> None:
     del data[rng.randrange(len(data)) :]
 
 
-def grow(data: bytearray, rng: random.Random) -> None:
+def append_bytes(data: bytearray, rng: random.Random) -> None:
     data += rng.randbytes(rng.randint(1, 5000))
 
 
-DAMAGES: list[Damage] = [flip, write_zeros, truncate, grow]
+DAMAGES: list[Damage] = [flip_byte, write_zeros, truncate_data, append_bytes]
 FOLDER_BYTES = 64 << 20
 
 
@@ -354,7 +358,7 @@ def list_block_files(tmp_path: Path) -> list[Path]:
 
 def damage_file(path: Path, how: Damage, rng: random.Random) -> None:
     data = bytearray(path.read_bytes())
-    (how if data else grow)(data, rng)
+    (how if data else append_bytes)(data, rng)
     path.write_bytes(data)
 
 
@@ -368,7 +372,7 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
         assert planner.read_stats().decoded == len(manifests)
     files = list_block_files(tmp_path)
     assert len(files) == len(manifests)
-    assert max(path.stat().st_size for path in files) > 65536, "one is mapped, not read"
+    assert max(path.stat().st_size for path in files) > 65536, "one file must be large enough to be mapped"
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         assert await plan_file_numbers(planner, table.metadata) == all_numbers
         assert planner.read_stats().decoded == 0
@@ -378,16 +382,16 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
     for filter, expected in ((make_between(100, 3500), all_numbers[100:3501]), (True, all_numbers)):
         async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await plan_file_numbers(planner, table.metadata, filter) == expected
-            # Damage in a column that no plan reads is not detected and is harmless.
+            # Damage in a column that no plan reads is not detected, and is harmless.
             decoded_count = planner.read_stats().decoded
-            assert decoded_count == len(manifests) or how in (flip, write_zeros) or filter is True
+            assert decoded_count == len(manifests) or how in (flip_byte, write_zeros) or filter is True
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 40))])
 async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path, seed: int) -> None:
-    """No view outlives its plan here, so that each plan reads the folder again, and no file is in use during
-    the damage.
+    """No view outlives its plan in this test, so each plan reads the folder again, and no file is in use when it is
+    damaged.
     """
     rng = random.Random(seed)
     table, manifests = create_filled_table(tmp_path / "t", per_day=60)
@@ -399,7 +403,7 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
             assert await plan_file_numbers(planner, table.metadata, make_between(low, low + 9)) == list(
                 range(low, low + 10)
             ), context
-            await _let_go(planner)
+            await _wait_for_released_blocks(planner)
             files = list_block_files(tmp_path)
             for path in rng.sample(files, min(len(files), rng.randrange(4))):
                 if rng.random() < 0.3:
@@ -407,7 +411,9 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
                 else:
                     damage_file(path, rng.choice(DAMAGES), rng)
         if rng.random() < 0.5:
-            shutil.rmtree(tmp_path / "home" / "cache", ignore_errors=True)  # Files are still stored after the answers.
+            shutil.rmtree(
+                tmp_path / "home" / "cache", ignore_errors=True
+            )  # Files may still be written after the answers.
         assert await plan_file_numbers(planner, table.metadata) == list(range(240)), f"seed {seed}"
         assert planner.read_stats().decoded > len(manifests)
 
@@ -434,16 +440,18 @@ async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_onl
             planner._views.budget_bytes = 0
             for _ in range(2):
                 assert await plan_file_numbers(planner, table.metadata) == list(range(40))
-                await _let_go(planner)  # On a busy machine a block that waits for its write would serve the next plan.
+                await _wait_for_released_blocks(planner)  # A block that waits for its write would serve the next plan.
             disk.free_space()
             assert await plan_file_numbers(planner, table.metadata, build_day_filter(1)) == list(range(10, 20))
             decoded_count = planner.read_stats().decoded
-            assert decoded_count > len(manifests), "nothing could be kept while the disk was full"
+            assert decoded_count > len(manifests), "no block could be stored while the disk was full"
         async with open_test_planner(tmp_path, **options) as planner:
             assert await plan_file_numbers(planner, table.metadata) == list(range(40))
         decoded_count = len(manifests)
         async with asyncio.timeout(60):
-            while decoded_count:  # On a busy machine a plan does not wait for the folder's lock and stores nothing.
+            while (
+                decoded_count
+            ):  # On a busy machine, a plan does not wait for the lock of the folder, and stores nothing.
                 async with open_test_planner(tmp_path, **options) as planner:
                     assert await plan_file_numbers(planner, table.metadata) == list(range(40))
                     decoded_count = planner.read_stats().decoded

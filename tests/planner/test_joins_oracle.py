@@ -36,8 +36,8 @@ SLOW_SEEDS = range(1000, 1250)
 PLANS = 6
 KEY_KINDS = ("int", "int", "long", "string", "date", "decimal(9, 2)", "decimal(20, 2)", "timestamp", "timestamptz")
 KEY_KINDS += ("uuid", "fixed[4]", "binary", "boolean", "time", "decimal(30, 2)")
-ALIKE = {"int": "long", "long": "int", "decimal(9, 2)": "decimal(20, 2)", "decimal(20, 2)": "decimal(9, 2)"}
-ALIKE["decimal(30, 2)"] = "decimal(20, 2)"
+COMPARABLE_KINDS = {"int": "long", "long": "int", "decimal(9, 2)": "decimal(20, 2)", "decimal(20, 2)": "decimal(9, 2)"}
+COMPARABLE_KINDS["decimal(30, 2)"] = "decimal(20, 2)"
 PREDICATE_KINDS = ("int", "long", "string", "decimal(9, 2)", "double", "boolean")
 """Types of columns that have predicates."""
 
@@ -60,13 +60,13 @@ class RandomTable:
     key_kinds: tuple[str, ...]
     """The types of the key, in the order of schemas; the last type is the current one."""
     leads: dict[str, RandomTable] = field(default_factory=dict)
-    """The tables to whose keys this table's columns refer, by column."""
+    """The tables to whose keys the columns of this table refer, by column."""
     also: dict[str, str] = field(default_factory=dict)
-    """The columns that refer, together with another column, to a second column `also` of the same table."""
+    """The columns that refer to the column `also` of a table, by the column that refers to the table's key."""
 
 
 def format_literal(kind: str, value: Any) -> tuple[str, str]:
-    """Return a literal in our form and in DuckDB's."""
+    """Return a literal as SQL of a plan request, and as SQL of DuckDB."""
     if kind == "string":
         return "'" + value.replace("'", "''") + "'", f"'{value.encode().hex()}'"
     if kind.startswith("decimal"):
@@ -77,7 +77,7 @@ def format_literal(kind: str, value: Any) -> tuple[str, str]:
 
 
 def draw_predicate(rng: random.Random, table: RandomTable, depth: int = 0) -> tuple[str, str]:
-    """Return a predicate on the table's columns in our form and in DuckDB's."""
+    """Return a predicate on the table's columns as SQL of a plan request, and as SQL of DuckDB."""
     if depth < 2 and rng.random() < 0.35:
         (left_predicate, its), (two, other) = (
             draw_predicate(rng, table, depth + 1),
@@ -114,14 +114,14 @@ def _format_value(text: str, value: tuple[str, str]) -> tuple[str, str]:
 
 
 def _list_unambiguous_values(values: Sequence[Any]) -> list[Any]:
-    """Return the values without those on which clients differ and those that SQL cannot express."""
+    """Return the values without those that clients compare differently and those that SQL cannot express."""
     kept_values = [
         value
         for value in values
         if value == value and not (isinstance(value, float) and (value == 0 or abs(value) > 1e15))
     ]
     results = [item for item in kept_values if not (isinstance(item, str) and "\0" in item)]
-    # Trino rounds longer decimals twice, so a plan does not prune by them.
+    # Trino rounds longer decimals twice, so plans do not prune by such decimals.
     short = [
         item for item in results if not isinstance(item, float) or len(repr(item).lstrip("-0").replace(".", "")) < 16
     ]
@@ -140,14 +140,14 @@ async def draw_table(
     random_table = RandomTable(None, pools, "k", (key_kind,))  # type: ignore[arg-type]
     for number, other in enumerate(leads):
         lead, kind = f"f{number}", other.key_kinds[-1]
-        kinds[lead] = ALIKE.get(kind, kind) if rng.random() < 0.4 else kind
+        kinds[lead] = COMPARABLE_KINDS.get(kind, kind) if rng.random() < 0.4 else kind
         pools[lead] = _to_values_of_kind(kinds[lead], other.pools["k"]) + draw_pool(rng, kinds[lead], 4)
         random_table.leads[lead] = other
         if rng.random() < 0.25:
             kinds[f"g{number}"] = other.table.columns[1].kind
             pools[f"g{number}"] = other.pools["also"] + draw_pool(rng, kinds[f"g{number}"], 2)
             random_table.also[lead] = f"g{number}"
-    columns = [Col(number, one, kind) for number, (one, kind) in enumerate(kinds.items(), 1)]
+    columns = [Col(number, name, kind) for number, (name, kind) in enumerate(kinds.items(), 1)]
     parts = []
     if fact and random_table.leads and rng.random() < 0.4:
         source = next(column for column in columns if column.name == "f0")
@@ -245,7 +245,11 @@ def _build_oracle_array(kind: str, values: Sequence[Any]) -> pa.Array:
 def draw_joins(
     rng: random.Random, table: RandomTable, counts: Counter[str]
 ) -> tuple[list[dict[str, Any]], list[str], bool]:
-    """Return random joins in our form and in DuckDB's (conditions on `drawn`), and whether a plan can be exact."""
+    """Return random joins.
+
+    Returns:
+        The joins as JSON of a plan request, the conditions on `drawn` in DuckDB, and whether a plan can be exact.
+    """
     request, tables_json, exact = [], [], True
     for lead, other in table.leads.items():
         if rng.random() < 0.2:
@@ -256,7 +260,7 @@ def draw_joins(
             exact = False
             counts["joins on two columns"] += 1
         join: dict[str, Any] = {"table": ["db", name], "on": join_columns}
-        conditions = [f"{table.table.name}.{mine} = {name}.{its}" for mine, its in join_columns.items()]
+        conditions = [f"{table.table.name}.{fact_column} = {name}.{its}" for fact_column, its in join_columns.items()]
         if rng.random() < 0.8:
             join["predicate"], condition = draw_predicate(rng, other)
             conditions.append(condition)
@@ -278,7 +282,7 @@ def draw_joins(
 
 
 def draw_likes(rng: random.Random, table: RandomTable) -> tuple[list[list[dict[str, Any]]], str, bool]:
-    """Return LIKE predicates on the table's texts, DuckDB's form of them, and whether a plan is exact."""
+    """Return LIKE predicates on the table's texts as JSON, DuckDB's form of them, and whether a plan is exact."""
     texts = [column.name for column in table.table.columns if column.kind == "string"]
     likes: list[list[dict[str, Any]]] = []
     conditions, exact = [], True
@@ -308,7 +312,7 @@ def draw_likes(rng: random.Random, table: RandomTable) -> tuple[list[list[dict[s
     return likes, " AND ".join(conditions), exact
 
 
-async def judge_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
+async def check_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
     rng = random.Random(f"star {seed}")
     file_limit = rng.choice([0, 2, 200])
     monkeypatch.setattr(dynamic_filters, "PREDICATE_KEYS_MAX", file_limit)
@@ -369,7 +373,7 @@ async def run_campaign(seeds: Iterator[int], folder: Path, monkeypatch: pytest.M
     counts: Counter[str] = Counter()
     async with run_server(folder) as server:
         for seed in seeds:
-            await judge_star(seed, Api(server), monkeypatch, counts)
+            await check_star(seed, Api(server), monkeypatch, counts)
     return counts
 
 
@@ -377,7 +381,7 @@ async def run_campaign(seeds: Iterator[int], folder: Path, monkeypatch: pytest.M
 async def test_plan_keeps_the_rows_that_duckdb_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: range
 ) -> None:
-    """The seeds of the fast tier have joins of every kind."""
+    """The seeds of the fast tier include joins of every kind."""
     counts = await run_campaign(parse_seeds(numbers), tmp_path, monkeypatch)
     assert counts["kept"] < counts["files"], counts
     if "JOIN_SEEDS" not in os.environ:

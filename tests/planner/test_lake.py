@@ -41,7 +41,7 @@ def test_java_finds_the_live_files_and_delete_files_of_every_snapshot(lakes: lis
         if answer.error is not None:
             assert is_partitioned_by_fixed(lake), f"seed {lake.seed}: {answer.error}"
             continue
-        # Without a filter Java does not use metrics, and keeps files without rows.
+        # Without a filter Java does not use metrics, so it keeps files without rows.
         assert set(answer.tasks) == {file.path for file in snapshot.data_files}, f"seed {lake.seed}"
         for file in snapshot.data_files:
             applicable_deletes = lake.find_applicable_deletes(snapshot, file)
@@ -79,12 +79,14 @@ def judge_java(case: ScanCase, answer: JavaPlan) -> Counter[str]:
     trusted = not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
     for file in case.snapshot.data_files:
         expected = case.match_rows(file, case.filter, JAVA_MEANING)
-        assert expected == case.match_rows(file, case.java_filter, JAVA_MEANING), f"two forms, two meanings: {case}"
+        assert expected == case.match_rows(file, case.java_filter, JAVA_MEANING), (
+            f"the two forms of the filter have different results: {case}"
+        )
         counts["dropped" if file.path not in answer.tasks else "kept"] += 1
         if not trusted:
             continue
         if file.path not in answer.tasks:
-            assert not any(expected), f"Java drops {file.path}, which holds a match: {case}"
+            assert not any(expected), f"Java drops {file.path}, which has a matching row: {case}"
             continue
         if any(value is None or value != value for value in file.partition):
             continue  # Java's residuals treat null as the least value, and NaN as the greatest.
@@ -93,7 +95,9 @@ def judge_java(case: ScanCase, answer: JavaPlan) -> Counter[str]:
     return counts
 
 
-def test_java_keeps_every_matching_file_with_residuals_equal_to_the_filter(tmp_path: Path, java: JavaPlanner) -> None:
+def test_java_keeps_every_matching_file_with_a_residual_equivalent_to_the_filter(
+    tmp_path: Path, java: JavaPlanner
+) -> None:
     random_cases = [case for seed in range(1000, 1000 + LAKES) for case in draw_cases(seed, tmp_path, 6)]
     answers = java.plan([case.build_java_request() for case in random_cases])
     counts: Counter[str] = Counter()
@@ -104,7 +108,7 @@ def test_java_keeps_every_matching_file_with_residuals_equal_to_the_filter(tmp_p
     assert counts["refused"] < len(random_cases) / 6
 
 
-def test_one_seed_always_makes_the_same_table(tmp_path: Path) -> None:
+def test_same_seed_always_makes_the_same_table(tmp_path: Path) -> None:
     def describe(lake: Lake) -> list[Any]:
         files = [file for snapshot in lake.snapshots.values() for file in snapshot.data_files]
         return [repr((file.partition, file.rows, file.sequence, file.metrics)) for file in files]
@@ -149,12 +153,12 @@ def test_predicate_evaluation_follows_iceberg(op: str, name: str, literal: Any, 
 
 
 @pytest.mark.parametrize(("op", "expected"), [("lt", False), ("eq", True), ("gt", False)])
-def test_negated_predicate_is_its_opposite_and_stays_false_on_null(op: str, expected: bool) -> None:
+def test_negated_predicate_is_its_opposite_but_false_on_null(op: str, expected: bool) -> None:
     negated = {"type": "not", "child": {"type": op, "term": "i", "value": 5}}
     assert matches(negated, NULLS, NAMES) is expected
 
 
-def test_clients_differ_on_zeros_and_nan() -> None:
+def test_meanings_differ_on_zeros_and_nan() -> None:
     zero, nan = {2: -0.0}, {2: math.nan}
     predicate = {"type": "eq", "term": "f", "value": 0.0}
     assert matches(predicate, zero, NAMES)

@@ -28,10 +28,10 @@ def draw_pattern(rng: random.Random) -> str:
 
 
 @pytest.mark.parametrize("lake", quick(range(6), 1))
-def test_matching_rows_are_kept_and_the_plan_is_exact_without_conversions(lake: int) -> None:
+def test_like_keeps_matching_rows_and_is_exact_without_case_conversions(lake: int) -> None:
     rng = random.Random(f"{first_seed()}/{lake}")
     texts = [None if rng.random() < 0.1 else draw_text(rng, 6) for _ in range(rng.choice([0, 1, 300]))]
-    texts += ["a" * 2000 + rng.choice("ab") for _ in range(rng.choice([0, 3]))]  # The text is longer than a key.
+    texts += ["a" * 2000 + rng.choice("ab") for _ in range(rng.choice([0, 3]))]  # Some texts are longer than a key.
     array = pa.chunked_array([pa.array(texts, pa.string())])
     column = FileColumn.from_array(array.dictionary_encode() if rng.random() < 0.5 else array, "string")
     table = pa.table({"i": pa.array(range(len(texts)), pa.int64()), "c": array})
@@ -58,7 +58,7 @@ def test_matching_rows_are_kept_and_the_plan_is_exact_without_conversions(lake: 
     assert excluded or len(texts) < 10
 
 
-def test_any_predicate_of_a_list_suffices_and_every_list_must_match() -> None:
+def test_row_matches_if_each_list_has_a_matching_predicate() -> None:
     column = FileColumn.from_array(pa.chunked_array([pa.array(["ab", "cd", "abcd", None])]), "string")
     likes = {pattern: BoundLike(COLUMN, LikePredicate("c", pattern)) for pattern in ("%b%", "%c%", "_b")}
     columns = {COLUMN: column}

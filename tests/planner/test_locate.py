@@ -50,7 +50,7 @@ def to_json_value(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_key_in_json_equals_the_key_of_the_column(kind: str) -> None:
+def test_key_from_json_equals_the_key_from_a_column(kind: str) -> None:
     schema = Schema((Field(1, "c", False, kind), Field(2, "d", False, "long")))
     terms = [resolve("c", schema), resolve("d", schema)]
     rng = random.Random(kind)
@@ -67,7 +67,7 @@ def test_key_in_json_equals_the_key_of_the_column(kind: str) -> None:
     assert np.array_equal(hash_rows(build_keys(terms, extract_term_arrays(terms, table)[0]), 0), hash_rows(expected, 0))
 
 
-def test_columns_of_keys_are_read_once() -> None:
+def test_key_columns_are_read_once() -> None:
     schema = Schema((Field(1, "c", False, "long"),))
     twice = pa.table([[1], [2]], names=["c", "c"])
     with pytest.raises(BadRequest, match="several columns named c"):
@@ -76,7 +76,7 @@ def test_columns_of_keys_are_read_once() -> None:
         extract_term_arrays([resolve("c", schema)], pa.table({"d": [1]}))
 
 
-def test_hash_lookup_compares_both_halves() -> None:
+def test_hash_lookup_compares_both_halves_of_the_hash() -> None:
     rng = np.random.default_rng(3)
     high, low = rng.integers(0, 50, 500).astype(np.uint64), rng.integers(0, 50, 500).astype(np.uint64)
     existing_keys = set(zip(high.tolist(), low.tolist(), strict=True))
@@ -96,7 +96,9 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "d.parquet"
 
 
-async def read(data: Path, limit_bytes: int, columns: list[int], rows: list[int], records: int = 10_000) -> list[int]:
+async def read_rows(
+    data: Path, limit_bytes: int, columns: list[int], rows: list[int], records: int = 10_000
+) -> list[int]:
     settings = Settings(home=data.parent, warehouse=data.parent.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
         reader = DataRows(objects, asyncio.get_running_loop(), None, limit_bytes, 64 << 20)
@@ -111,23 +113,23 @@ async def read(data: Path, limit_bytes: int, columns: list[int], rows: list[int]
 
 async def test_only_the_chunks_with_the_rows_are_read_from_a_data_file(data: Path) -> None:
     size = data.stat().st_size
-    assert await read(data, size // 2, [2], [5, 999, 7003]) == [15, 2997, 21009]
+    assert await read_rows(data, size // 2, [2], [5, 999, 7003]) == [15, 2997, 21009]
     with pytest.raises(Unreadable, match="one request would fetch more than"):
-        await read(data, size // 20, [2], list(range(0, 10_000, 500)))
+        await read_rows(data, size // 20, [2], list(range(0, 10_000, 500)))
 
 
 async def test_data_file_that_differs_from_its_manifest_entry_is_not_read(data: Path) -> None:
     with pytest.raises(Unreadable, match="10000 rows; its manifest states 9999"):
-        await read(data, 1 << 20, [2], [5], records=9999)
+        await read_rows(data, 1 << 20, [2], [5], records=9999)
     with pytest.raises(Unreadable, match="no column with field id 3"):
-        await read(data, 1 << 20, [3], [5])
+        await read_rows(data, 1 << 20, [3], [5])
 
 
-async def test_neither_of_two_ambiguous_columns_of_a_data_file_is_used(data: Path) -> None:
+async def test_columns_with_ambiguous_names_in_a_data_file_are_not_used(data: Path) -> None:
     pq.write_table(pq.read_table(data).append_column(pq.read_table(data).field(1), [range(10_000)]), data)
     with pytest.raises(Unreadable, match="2 columns that may be column 2"):
-        await read(data, 1 << 20, [2], [5])
-    assert await read(data, 1 << 20, [1], [5]) == [5]
+        await read_rows(data, 1 << 20, [2], [5])
+    assert await read_rows(data, 1 << 20, [1], [5]) == [5]
 
 
 @pytest.fixture
@@ -169,7 +171,7 @@ async def test_rows_stay_undecided_when_delete_files_exceed_the_limit(
     assert len(decode_found_rows(await ask(stored_table.api, [1], index="keys"))) == 38
     monkeypatch.setattr(delete_files, "FILE_LIMIT_BYTES", 10)
     new_answer = await ask(stored_table.api, [1], index="keys")
-    assert new_answer["undecided"] == 0, "a delete file that was read before stays cached"
+    assert new_answer["undecided"] == 0, "a delete file that was read before must stay cached"
     position_deletes = stored_table.write_position_deletes([(paths[0], 21)], has_path_bounds=True)
     await stored_table.commit(deletes=[position_deletes])
     doubtful = await ask(stored_table.api, [1], index="keys")

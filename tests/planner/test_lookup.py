@@ -62,7 +62,7 @@ async def open_lookup_planner(folder: Path) -> AsyncIterator[Planner]:
 
 
 async def build_views(lake: Lake, planner: Planner) -> list[tuple[TableMetadata, LakeSnapshot, TableView]]:
-    """Return the view of each snapshot, and a view of its delete files as if they were data files."""
+    """Return the view of each snapshot, and a view in which its delete files are treated as data files."""
     metadata = decode_table(Path(lake.metadata_location.removeprefix("file://")).read_bytes(), lake.metadata_location)
     results = []
     for snapshot in lake.snapshots.values():
@@ -86,12 +86,12 @@ def is_equal(left: Any, right: Any) -> bool:
 
 
 def draw_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -> dict[str, Any]:
-    """Return some fields of the partition of some file, by name; sometimes with a value of another file."""
+    """Return some fields of the partition of some file by name, in some cases with a value of another file."""
     file = rng.choice(files)
     fields = lake.specs[file.spec_id]
     positions = [at for at in range(len(fields)) if rng.random() < 0.6]
-    other = rng.choice([item for item in files if item.spec_id == file.spec_id])
-    return {fields[at].name: rng.choice([file, file, other]).partition[at] for at in positions}
+    other_file = rng.choice([item for item in files if item.spec_id == file.spec_id])
+    return {fields[at].name: rng.choice([file, file, other_file]).partition[at] for at in positions}
 
 
 def find_files_of_partition(lake: Lake, expected: dict[str, Any], files: Sequence[ContentFile]) -> list[str]:
@@ -125,7 +125,7 @@ def format_prefix(lake: Lake, expected: dict[str, Any]) -> str:
     return json.dumps(document)
 
 
-async def judge_prefixes(seed: int, folder: Path, planner: Planner, counts: Counter[str]) -> None:
+async def check_prefixes(seed: int, folder: Path, planner: Planner, counts: Counter[str]) -> None:
     lake = write_random_lake(seed, folder / str(seed))
     rng = random.Random(~seed)
     for metadata, snapshot, view in await build_views(lake, planner):
@@ -151,7 +151,7 @@ async def test_partition_prefix_finds_exactly_the_files_of_its_partitions(tmp_pa
     outcomes, count = Counter[str](), examples(60, 6)
     async with open_lookup_planner(tmp_path) as planner:
         for seed in range(count):
-            await judge_prefixes(seed, tmp_path, planner, outcomes)
+            await check_prefixes(seed, tmp_path, planner, outcomes)
     assert outcomes["prefixes"] > 8 * count
     assert outcomes["narrowing"] > 1.5 * count
 
@@ -161,14 +161,14 @@ async def test_partition_prefixes_find_their_files_in_many_random_tables(tmp_pat
     counts: Counter[str] = Counter()
     async with open_lookup_planner(tmp_path) as planner:
         for seed in range(1000, 1600):
-            await judge_prefixes(seed, tmp_path, planner, counts)
+            await check_prefixes(seed, tmp_path, planner, counts)
 
 
 # Columns
 
 
 def read_bound(kind: str, actual: Any, row: int) -> Any:
-    """Return one bound from the array that has it."""
+    """Return one bound from the array that contains it."""
     if isinstance(actual, Strings):
         raw = actual.list_values()[row]
         return None if raw is None else decode_value(Form.STRINGS, kind, raw)
@@ -178,8 +178,8 @@ def read_bound(kind: str, actual: Any, row: int) -> Any:
     return None if item == MISSING else decode_value(Form.INTEGERS, kind, item)
 
 
-async def judge_stats(seed: int, folder: Path, planner: Planner, outcomes: Counter[str]) -> None:
-    """Compare with the blocks row by row; tests/index/ compares blocks with manifests."""
+async def check_statistics(seed: int, folder: Path, planner: Planner, outcomes: Counter[str]) -> None:
+    """Compare the statistics with the blocks row by row; tests/index/ compares blocks with manifests."""
     lake = write_random_lake(seed, folder / str(seed))
     for _, snapshot, view in await build_views(lake, planner):
         lookup_result = lookup(view)
@@ -210,7 +210,7 @@ async def test_file_statistics_equal_those_of_the_manifests(tmp_path: Path) -> N
     counts: Counter[str] = Counter()
     async with open_lookup_planner(tmp_path) as planner:
         for seed in range(100, 100 + examples(60, 10)):
-            await judge_stats(seed, tmp_path, planner, counts)
+            await check_statistics(seed, tmp_path, planner, counts)
     for kind in ("boolean", "int", "long", "date", "time", "timestamp", "string", "uuid", "fixed", "decimal", *FLOATS):
         assert counts[f"{kind} bounds"] > 0, kind
 
@@ -253,7 +253,7 @@ async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) 
 
 
 def build_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableView:
-    """Return a view with a manifest for each (type, values): files partitioned by the identity of column 1."""
+    """Return a view with a manifest for each (type, values), partitioned by the identity of column 1."""
     style = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
     manifests, blocks = [], []
     for number, (kind, values) in enumerate(parts):
@@ -283,7 +283,7 @@ def build_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> Tabl
 
 
 def build_metadata_of_one_column(metadata: TableMetadata, kind: str) -> TableMetadata:
-    """Return metadata partitioned by identity of the one column, which now has this type."""
+    """Return metadata of a table with one column, which has this type now, and partitioned by its identity."""
     schema = msgspec.convert(
         {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "c", "required": False, "type": kind}]},
         type=Schema,
@@ -326,8 +326,10 @@ def test_date_promoted_to_a_timestamp_is_found_by_its_midnight(
 def test_promoted_partition_value_equals_the_original_value(
     metadata: TableMetadata, tmp_path: Path, kinds: tuple[str, str], values: tuple[Any, Any]
 ) -> None:
-    other = values[0] + 3
-    view = build_view(tmp_path, [(kinds[0], [values[0], other, None]), (kinds[1], [None, values[1], other])])
+    other_value = values[0] + 3
+    view = build_view(
+        tmp_path, [(kinds[0], [values[0], other_value, None]), (kinds[1], [None, values[1], other_value])]
+    )
     text = json.dumps({"p": render(kinds[1], values[1], "spec")})
     lookup_result = lookup(view, parse_prefix(text, build_metadata_of_one_column(metadata, kinds[1])))
     assert list_paths(lookup_result) == ["0-0", "1-1"]
@@ -338,8 +340,9 @@ def test_promoted_partition_value_equals_the_original_value(
 
 @pytest.fixture
 def metadata(tmp_path: Path) -> TableMetadata:
-    """Return metadata partitioned by identities, a bucket and all time transforms, with a second spec without
-    the bucket.
+    """Return metadata with two partition specs.
+
+    The first has identities, a bucket and all time transforms; the second has no bucket.
     """
     fields = [
         (1, "day", "date"),
@@ -434,7 +437,7 @@ def test_invalid_prefix_is_rejected_with_the_reason(metadata: TableMetadata, tex
         ("", "{}"),
     ],
 )
-def test_both_forms_of_a_prefix_mean_the_same(metadata: TableMetadata, path: str, as_json: str) -> None:
+def test_path_form_and_json_form_of_a_prefix_are_equivalent(metadata: TableMetadata, path: str, as_json: str) -> None:
     assert parse_prefix(path, metadata) == parse_prefix(as_json, metadata)
 
 
@@ -445,7 +448,7 @@ def test_prefix_in_json_distinguishes_the_text_null_from_null(metadata: TableMet
 # The kernel
 
 
-def test_rows_outside_a_block_are_rejected() -> None:
+def test_kernel_rejects_rows_outside_a_block() -> None:
     layout = np.zeros((1, 13), dtype=np.int64)
     layout[0, 4] = 5
     none: Any = np.empty(0, dtype=np.int64)
@@ -465,7 +468,7 @@ def test_rows_outside_a_block_are_rejected() -> None:
             read_part(layout, np.array([[0, 0, 1, 0]], dtype=np.int64), np.array([5], dtype=np.int64))
 
 
-def test_integers_are_written_only_within_the_buffer() -> None:
+def test_kernel_writes_integers_only_within_the_buffer() -> None:
     layout = np.zeros((1, 13), dtype=np.int64)
     layout[0, 4] = 20
     segments: Any = np.array([[0, 0, 20, -1]], dtype=np.int64)

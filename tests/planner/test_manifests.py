@@ -57,7 +57,7 @@ def build_manifest(summaries: Sequence[FieldSummary] | None, spec_id: int = 3) -
 
 
 def compute_summary(kind: str, values: Sequence[Any], *, javas: bool, terse: bool) -> FieldSummary:
-    """Return the summary of one field in Java's order or Python's; NaN and null are not in the bounds.
+    """Return the summary of one field in Java's order or Python's. Bounds do not include NaN and null.
 
     Args:
         terse: Omit optional fields.
@@ -76,7 +76,7 @@ def compute_summary(kind: str, values: Sequence[Any], *, javas: bool, terse: boo
 
 
 def is_needed(expression: Expression, *fields: FieldSummary) -> bool:
-    """Return whether a manifest is needed of which only these first fields of the spec are known."""
+    """Return whether a manifest is needed if only the summaries of these first fields of the spec are known."""
     return ManifestSummaries([build_manifest(fields)]).find_needed({3: expression}, [SPEC]) == [0]
 
 
@@ -104,10 +104,8 @@ def test_manifest_with_a_file_that_satisfies_the_expression_is_kept(
 @settings(max_examples=examples(400))
 @given(data=st.data(), kind=st.sampled_from(sorted(kind for kind in VALUES if kind not in ("float", "double", "uuid"))))
 def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataObject, kind: str) -> None:
-    """Comparisons, equality and lists of one field: the manifest is kept exactly if a value of its range
-    satisfies it.
-    """
-    field = next(one for one, other in KINDS.items() if other == kind)
+    """For each predicate on one field, the manifest is kept exactly if a value of its range matches."""
+    field = next(field_id for field_id, other in KINDS.items() if other == kind)
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=3))
     literal, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
     present_values = [value for value in values if value is not None]
@@ -119,11 +117,11 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
         Op.EQ: lambda: min(present_values) <= literal <= max(present_values),
         Op.IN: lambda: any(min(present_values) <= item <= max(present_values) for item in (literal, other)),
     }
-    before = [FieldSummary(None, None, None, None)] * (field - 1000)
+    other_summaries = [FieldSummary(None, None, None, None)] * (field - 1000)
     for op, allowed in kept_files.items():
         literals = tuple(sorted({literal, other})) if op is Op.IN else (literal,)
         bound = Bound(op, field, f"p{field}", kind, "identity", kind, literals)
-        is_kept = is_needed(bound, *before, compute_summary(kind, values, javas=True, terse=False))
+        is_kept = is_needed(bound, *other_summaries, compute_summary(kind, values, javas=True, terse=False))
         assert is_kept == (bool(present_values) and allowed()), op
 
 
@@ -131,7 +129,7 @@ def make_bound(kind: str, op: Op, *values: Any) -> Bound:
     return Bound(op, 1000, "p", kind, "identity", kind, values)
 
 
-SPEC_OF_ONE = PartitionSpec(3, (PartitionField("p", "identity", source_id=1, field_id=1000),))
+SPEC_WITH_ONE_FIELD = PartitionSpec(3, (PartitionField("p", "identity", source_id=1, field_id=1000),))
 ALL_NULL = FieldSummary(True, None, None, None)
 
 
@@ -156,7 +154,7 @@ def test_manifest_of_nulls_is_kept_only_if_null_satisfies_the_filter(op: Op) -> 
 def test_unreadable_bounds_prune_nothing(
     kind: str, op: Op, values: tuple[Any, ...], lower: bytes | None, upper: bytes | None
 ) -> None:
-    """This includes bounds beside nulls: existing bounds mean that a value exists."""
+    """If a field has nulls and any bounds, the bounds mean that a value exists."""
     for contains_null in (True, False, None):
         assert is_needed(make_bound(kind, op, *values), FieldSummary(contains_null, None, lower, upper))
 
@@ -165,14 +163,15 @@ def test_missing_bounds_in_the_manifest_list_prune_nothing() -> None:
     never = make_bound("string", Op.EQ, "zzz")
     results = [FieldSummary(False, None, b"a", b"b")]
     listing = [build_manifest(None), build_manifest(()), build_manifest(results, spec_id=4), build_manifest(results)]
-    assert ManifestSummaries(listing).find_needed({3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
+    assert ManifestSummaries(listing).find_needed({3: never}, [SPEC_WITH_ONE_FIELD]) == [0, 1, 2]
 
 
 @settings(max_examples=examples(150, 8))
 @given(data=st.data())
-def test_manifests_together_are_pruned_as_each_alone(data: st.DataObject) -> None:
-    """The manifests have several specs; some have no summary or fewer fields, or were decoded for earlier
-    expressions.
+def test_manifests_are_pruned_together_as_each_alone(data: st.DataObject) -> None:
+    """The manifests have several specs.
+
+    Some have no summary or fewer fields, or were decoded for earlier expressions.
     """
     kinds = list(KINDS.items())
     turned = PartitionSpec(4, tuple(reversed(SPEC.fields)))
@@ -219,7 +218,7 @@ def test_partition_field_is_found_by_its_position_in_its_own_spec() -> None:
 
 
 def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Preparing a hundred thousand values for each of a thousand manifests would take minutes."""
+    """Preparing a hundred thousand values again for each of a thousand manifests would take minutes."""
     manifest_count = 0
 
     def count_call(form: Form, kind: str, value: Value) -> Any:
@@ -231,12 +230,14 @@ def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPa
     bounds = [to_bytes("long", value) for value in range(201)]
     listed_manifests = [build_manifest([FieldSummary(False, None, low, high)]) for low, high in pairwise(bounds)]
     query = make_bound("long", Op.IN, *range(1, 1000, 4))
-    needed_manifests = ManifestSummaries(listed_manifests).find_needed({3: query}, [SPEC_OF_ONE])
+    needed_manifests = ManifestSummaries(listed_manifests).find_needed({3: query}, [SPEC_WITH_ONE_FIELD])
     assert needed_manifests == [low for low in range(200) if low % 4 in (0, 1)]
     assert manifest_count == len(query.values) + 2 * len(listed_manifests)
 
 
-async def test_long_in_list_is_evaluated_off_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_in_list_is_evaluated_outside_of_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads = []
 
     find_needed = ManifestSummaries.find_needed

@@ -39,7 +39,7 @@ def build_predicate(op: Op, kind: str, *values: Any) -> Bound:
 
 
 def is_below(left: Any, right: Any, *, java: bool) -> bool:
-    """Return whether left < right, in Java's order of floats or in IEEE's."""
+    """Return whether left < right, in Java's order of floats or in the order of IEEE 754."""
     if isinstance(left, float) and java:
         if math.isnan(left) or math.isnan(right):
             return not math.isnan(left) and math.isnan(right)
@@ -135,7 +135,7 @@ def test_uuid_comparisons_are_left_to_the_reader(op: Op) -> None:
     assert compute_key_ranges(build_predicate(op, "uuid", bytes(16)), "uuid", ComparisonSemantics.POSSIBLE) is None
 
 
-def test_value_outside_a_narrower_key_type_decides_nothing() -> None:
+def test_value_outside_the_range_of_a_narrower_key_type_decides_nothing() -> None:
     assert (
         compute_key_ranges(
             build_predicate(Op.LT, "decimal(38, 0)", 10**30), "decimal(9, 0)", ComparisonSemantics.POSSIBLE

@@ -16,7 +16,7 @@ from tests.services.java_planner import JavaPlanner
 
 
 def read_seeds(default: range) -> range:
-    """Return the seeds to run: those of PLANNER_SEEDS (one, or first-last), else `default`."""
+    """Return the seeds to run from PLANNER_SEEDS (one seed, or first-last), or `default` if it is not set."""
     seeds_text = os.environ.get("PLANNER_SEEDS")
     if not seeds_text:
         return default

@@ -39,7 +39,7 @@ from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
 
 class PlanTableFolder:
-    """The means to write plan tables below a folder and to read them."""
+    """A planner, a writer of plan tables, and the folder of the plan tables."""
 
     def __init__(self, planner: Planner, writer: PlanWriter) -> None:
         self.planner, self.writer = planner, writer
@@ -48,7 +48,11 @@ class PlanTableFolder:
     async def plan(
         self, case: ScanCase, metadata: TableMetadata | None = None
     ) -> tuple[KeptManifests, PlanFiles, set[str]]:
-        """Return what is kept, the files that are now on disk, and the paths that the planner keeps."""
+        """Plan a case, and write its plan table.
+
+        Returns:
+            The kept manifests, the files that were written, and the paths that the planner keeps.
+        """
         if metadata is None:
             location = case.lake.metadata_location
             metadata = decode_table(Path(location.removeprefix("file://")).read_bytes(), location)
@@ -70,9 +74,10 @@ class PlanTableFolder:
 
 
 async def check_case(tables: PlanTableFolder, case: ScanCase) -> tuple[str, set[str], Counter[str]]:
-    """Check a case.
+    """Check the plan table of a case.
 
-    Return the location of the metadata of the plan table, the kept files, and the situations that occurred.
+    Returns:
+        The location of the metadata of the plan table, the kept files, and the situations that occurred.
     """
     note = str(case)
     kept_manifests, plan_table, paths = await tables.plan(case)
@@ -90,10 +95,10 @@ async def check_case(tables: PlanTableFolder, case: ScanCase) -> tuple[str, set[
     )
     deletes = [row for row in manifests_before if row["content"]]
     assert [row for row in now if row["content"]] == deletes, note
-    same = {row["path"]: row for row in manifests_before}
-    new_manifests = [row for row in now if row["path"] not in same]
+    old_rows = {row["path"]: row for row in manifests_before}
+    new_manifests = [row for row in now if row["path"] not in old_rows]
     for row in now:
-        assert row["path"] not in same or row == same[row["path"]], note
+        assert row["path"] not in old_rows or row == old_rows[row["path"]], note
     assert len(new_manifests) == len({row["spec_id"] for row in new_manifests}), note
     originals, data_files = (
         read_data_files(manifests_before, case.lake.version),
@@ -107,7 +112,7 @@ async def check_case(tables: PlanTableFolder, case: ScanCase) -> tuple[str, set[
         assert {entry["status"] for entry in rows} == {0}, note
         assert (row["added"], row["existing"], row["deleted"]) == (0, len(rows), 0), note
         assert row["existing_rows"] == sum(entry["record_count"] for entry in rows), note
-    assert_truth(case.snapshot, data_files, note)
+    check_inherited_values(case.snapshot, data_files, note)
     counts = Counter(["case", f"version {case.lake.version}"])
     counts["whole"], counts["anew"], counts["deletes"] = len(kept_manifests.whole), kept_manifests.entries, len(deletes)
     counts["empty"] = int(not paths)
@@ -115,8 +120,8 @@ async def check_case(tables: PlanTableFolder, case: ScanCase) -> tuple[str, set[
     return snapshot_id, paths, counts
 
 
-def assert_truth(snapshot: KnownSnapshot, records: dict[str, Record], note: str) -> None:
-    """Compare with the facts recorded when the lake was made."""
+def check_inherited_values(snapshot: KnownSnapshot, records: dict[str, Record], note: str) -> None:
+    """Compare the records with the values that were recorded when the lake was made."""
     data_files: dict[str, DataFile] = {file.path: file for file in snapshot.data_files}
     for path, entry in records.items():
         file = data_files[path]
@@ -127,7 +132,8 @@ def assert_truth(snapshot: KnownSnapshot, records: dict[str, Record], note: str)
 def judge_java(case: ScanCase, paths: set[str], table: JavaPlan, plan: JavaPlan) -> bool:
     """Check that Java plans the same kept files on the plan table as on the table.
 
-    Return False if Java refuses to plan the table.
+    Returns:
+        False if Java refuses to plan the table.
     """
     if table.error is not None:
         return False
@@ -168,7 +174,7 @@ def change_plan_options(request: PlanRequest, **options: Any) -> PlanRequest:
 
 async def test_plan_tables_have_the_unchanged_entries_of_their_plan(tmp_path: Path, java: JavaPlanner) -> None:
     count = examples(35, 14)
-    counts = await run_campaign(read_seeds(range(20, 20 + count)), 8, tmp_path, java)  # These have all versions.
+    counts = await run_campaign(read_seeds(range(20, 20 + count)), 8, tmp_path, java)  # The seeds have all versions.
     print(dict(counts))
     assert counts["planned by java"] > 0.8 * counts["case"]
     assert min(counts[f"version {version}"] for version in (1, 2, 3)) > count / 2
@@ -219,7 +225,7 @@ async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_t
         kept_manifests, plan_table, expected = await tables.plan(
             case, msgspec.structs.replace(metadata, snapshots=snapshots)
         )
-        assert kept_manifests.whole == (), "nothing says how long they are"
+        assert kept_manifests.whole == (), "the lengths of the manifests are unknown"
         (snapshot,) = plan_table.metadata.snapshots
         assert snapshot.manifests is None
         assert snapshot.manifest_list is not None
@@ -232,9 +238,7 @@ async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_t
     assert planned_count > 10
 
 
-async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(
-    tables: PlanTableFolder, tmp_path: Path
-) -> None:
+async def test_files_older_than_an_upgrade_to_version_3_get_no_row_ids(tables: PlanTableFolder, tmp_path: Path) -> None:
     planned_count = 0
     for case in draw_lake_cases(tmp_path, 2):
         upgraded = msgspec.structs.replace(read_metadata(case), format_version=3, next_row_id=0)
@@ -276,7 +280,7 @@ async def test_plan_table_has_an_empty_location_that_nobody_cleans_or_writes(
     _, plan_table, _ = await tables.plan(case)
     planned, metadata = plan_table.metadata, read_metadata(case)
     assert planned.properties == {**metadata.properties, "gc.enabled": "false"}
-    # Its location is empty, so engines that remove files which the table does not name find nothing.
+    # The location of the plan table is empty, so engines find no unreferenced files to remove.
     assert planned.location.startswith(f"{metadata.location}/_seamark/plans/")
     assert not Path(planned.location.removeprefix("file://")).exists()
     assert all(at.startswith(f"{planned.location}-p") for at, _ in plan_table.files)

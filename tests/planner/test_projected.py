@@ -24,12 +24,12 @@ from tests.planner.lakes.tables import Table
 
 
 def build_index(kind: str, term: str, index_kind: str = "bitmap") -> IndexDefinition:
-    """Return an index on a column `c` with id 1 that now has this type."""
+    """Return an index on the column `c` with the id 1, which has the type `kind` now."""
     return define("i", index_kind, [term], Schema((Field(1, "c", False, kind),), schema_id=1))
 
 
 def build_equality(value: Any, kind: str, transform: str = "identity", column_id: int = 1) -> Bound:
-    """Return an equality bound by a schema in which the column has this type."""
+    """Return an equality that is bound by a schema in which the column has the type `kind`."""
     result_kind = "int" if transform.startswith("bucket") else kind
     return Bound(Op.EQ, column_id, "c", kind, transform, result_kind, (value,))
 
@@ -40,10 +40,10 @@ def build_equality(value: Any, kind: str, transform: str = "identity", column_id
         ("int", "long", "c", True),
         ("float", "double", "c", True),
         ("decimal(9, 2)", "decimal(20, 2)", "c", True),
-        ("date", "timestamp", "c", False),  # In days, and in microseconds
+        ("date", "timestamp", "c", False),  # The index has days, and the filter has microseconds.
         ("date", "timestamp", "bucket[16](c)", False),
         ("date", "timestamp", "day(c)", False),
-        ("int", "long", "truncate[10](c)", False),  # One of the least integers overflows.
+        ("int", "long", "truncate[10](c)", False),  # The truncation of one of the least integers overflows.
         ("int", "int", "truncate[10](c)", True),
         ("string", "string", "lower(c)", True),
     ],
@@ -114,7 +114,7 @@ async def test_index_files_that_miss_the_time_limit_prune_nothing(tmp_path: Path
         assert selection.count() == 6 - query_number
 
 
-def test_long_list_is_transformed_for_a_bounded_number_of_indexes() -> None:
+def test_long_list_is_transformed_for_a_limited_number_of_indexes() -> None:
     schema = Schema((Field(1, "id", False, "long"),))
     terms = ["id", *(f"bucket[{n}](id)" for n in range(2, 12))]
     definitions = [define(f"i{n}", "bitmap", [term], schema) for n, term in enumerate(terms)]

@@ -39,7 +39,7 @@ def build_schema(element: str) -> dict[str, Any]:
 
 
 def build_view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
-    """Return a view with one file for each item of a list's statistics; file n holds the ids from 10 n to 10 n + 9."""
+    """Return a view with one file for each item of a list's statistics. File n has the ids from 10 n to 10 n + 9."""
     files = [build_data_file(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(len(elements))]
     for file, metrics in zip(files, elements, strict=True):
         file.metrics[ELEMENT] = metrics
@@ -66,8 +66,9 @@ def find_remaining_files(view: TableView, expression: Expression) -> list[int]:
 
 @pytest.mark.parametrize("op", [Op.IS_NULL, Op.NOT_NULL, Op.EQ, Op.NOT_EQ])
 def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
-    """The statistics count elements: if no element is null, the list may be null; if all elements are null, a row may
-    have no list.
+    """The statistics count elements.
+
+    If no element is null, lists may be null; if all elements are null, a row may have no list.
     """
     column_metrics = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]
     values = () if op in (Op.IS_NULL, Op.NOT_NULL) else ("a",)
@@ -84,7 +85,7 @@ class Uuids:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        # Few values, so that files and literals share halves.
+        # There are few values, so that files and literals share halves.
         self.halves = [bytes([first]) + rng.randbytes(7) for first in (0x00, 0x04, 0x05, 0x7F, 0x80, 0x81, 0xFF)]
         self.held = [[self.draw_uuid() for _ in range(rng.choice([1, 2, 5]))] for _ in range(300)]
         metrics = []
@@ -109,7 +110,7 @@ def test_uuid_bounds_in_either_order_keep_files_with_members_of_a_list(length: i
     for _ in range(40):
         random_values = (rng.choice(files.halves) + rng.randbytes(8) for _ in range(length - 1))
         listing = sorted([rng.choice(rng.choice(files.held)), *random_values])
-        dynamic_filters = {number for number, some in enumerate(files.held) if set(some) & set(listing)}
+        dynamic_filters = {number for number, held_values in enumerate(files.held) if set(held_values) & set(listing)}
         assert dynamic_filters <= files.find_remaining(Op.IN, *listing), listing
     near_zero = tuple(number.to_bytes(16, "big") for number in range(length))
     assert len(files.find_remaining(Op.IN, *near_zero)) < len(files.held)
@@ -136,8 +137,9 @@ def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
 
 
 def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disjunction of thousands of branches over a million files would copy its selection for each, long
-    after its time.
+    """A disjunction of thousands of branches over a million files would copy its selection for each branch, long after
+
+    the time limit.
     """
     table = build_view(*[ColumnMetrics(1, 0, None, None, None)] * 20)
     branches = Or(tuple(Bound(Op.EQ, 1, "id", "long", "identity", "long", (n,)) for n in range(5_000, 15_000)))
@@ -150,20 +152,20 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
         copies += 1
         return copy(self)
 
-    def count_looks() -> bool:
+    def count_time_checks() -> bool:
         nonlocal look_count
         look_count += 1
         return look_count > 10
 
     monkeypatch.setattr(FileSelection, "copy", count_copies)
     selection = FileSelection.select_all(table)
-    narrow_by_stats(selection, branches, count_looks)
+    narrow_by_stats(selection, branches, count_time_checks)
     assert selection.list_entry_ids().tolist() == list(range(20))
     assert copies < 10
 
 
 def test_view_size_can_be_read_while_threads_add_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop adds up sizes of views to which planning threads add columns."""
+    """The event loop sums up the sizes of views while planning threads add columns to the views."""
     table = build_view(ColumnMetrics())
     new_rows = iter(range(100, 200))
     for column in (ColumnStatistics, PartitionValues):

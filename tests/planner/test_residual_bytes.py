@@ -105,7 +105,7 @@ def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialec
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
-def test_few_files_and_short_filters_keep_their_whole_residual(dialect: ClientDialect) -> None:
+def test_few_files_or_short_filters_keep_complete_residuals(dialect: ClientDialect) -> None:
     for files, where in ((5, build_in_filter(20_000)), (500, build_in_filter(100))):
         tasks, _ = encode_plan(files, where, dialect)
         assert [task["residual-filter"] for task in tasks] == [where] * files
@@ -153,10 +153,8 @@ def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) ->
     assert ScanTaskWriter(plan, dialect=JAVA, form=TaskForm(residuals=False, exact_residuals=True)).files_max is None
 
 
-def test_unbindable_residual_is_true_for_java_whole_for_pyiceberg_and_else_omitted() -> None:
-    """PyIceberg counts files whose residual is true by metadata; in the standard, a missing residual means the
-    filter.
-    """
+def test_unbindable_residual_is_true_for_java_complete_for_pyiceberg_otherwise_omitted() -> None:
+    """PyIceberg counts files with a true residual by metadata. In the standard, a missing residual means the filter."""
     named_metadata = build_metadata((), kinds={1: "long"})
     plan = build_scan(named_metadata, [build_block([build_data_file("f")], 0)], where=build_in_filter(3))
     [field] = named_metadata.current_schema.fields

@@ -28,7 +28,10 @@ Column = dict[str, Any]
 
 
 def evolve_columns(rng: random.Random, columns: list[Column], last_id: int) -> tuple[list[Column], int]:
-    """Return the columns after a schema change: a name reused with another type, two swapped names, or a wider type."""
+    """Return the columns after a schema change:
+
+    a reused name with a different type, two swapped names, or a wider type.
+    """
     results = [dict(column) for column in columns]
     kind = rng.choice(("reuse", "swap", "widen", "rename"))
     first, other = rng.sample(results, 2)
@@ -82,7 +85,7 @@ def matches(where: Any, row: dict[int, Any], names: dict[str, int]) -> bool:
 
 
 def build_table(schemas: list[list[Column]], last_id: int) -> TableMetadata:
-    """Return a table whose one snapshot has the first schema. The last schema is current."""
+    """Return a table with one snapshot, which has the first schema. The last schema is current."""
     document = {
         "format-version": 2,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",
@@ -131,8 +134,10 @@ def _check_reused_names(seed: int) -> None:
     metadata = build_table(schemas, last_id)
     context = f"seed {seed}: {schemas}"
     for _ in range(10):
-        meant = rng.choice([schemas[0], schemas[-1]])  # VERSION AS OF the snapshot, and the current table
-        where = filter_by(rng, meant)
+        used_schema = rng.choice(
+            [schemas[0], schemas[-1]]
+        )  # Time travel uses the snapshot's schema, other reads the current one.
+        where = filter_by(rng, used_schema)
         request = ScanRequest(filter=parse_expression(where), snapshot_id=1, use_snapshot_schema=True)
         try:
             bound = bind_for_java(metadata, request, request.filter).bound
@@ -141,6 +146,6 @@ def _check_reused_names(seed: int) -> None:
         columns_asked = {predicate.column_id for predicate in collect_predicates(bound)}
         for _ in range(10):
             row = {schema["id"]: rng.choice(VALUES[schema["type"]]) for schema in schemas[0]}
-            if matches(where, row, {item["name"]: item["id"] for item in meant}):
+            if matches(where, row, {item["name"]: item["id"] for item in used_schema}):
                 values = {column_id: row.get(column_id) for column_id in columns_asked}
                 assert may_match(bound, values), f"{context}, {where} of {row}: {bound}"

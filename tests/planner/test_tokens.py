@@ -47,7 +47,7 @@ def test_token_opens_on_any_replica_with_its_content(
     assert other_replica.open_plan_id(tokens.plan_id(pack(sent_request), str(uuid)), str(uuid)) == sent_request
 
 
-def test_token_of_another_table_purpose_or_server_is_rejected() -> None:
+def test_token_for_a_different_table_purpose_or_server_is_rejected() -> None:
     tokens = Tokens(make_fixed_keyring())
     task, plan = tokens.plan_task(pack(SAMPLE_REQUEST), 0, 9, "one"), tokens.plan_id(pack(SAMPLE_REQUEST), "one")
     assert tokens.open_plan_task(task, "other") is None
@@ -72,7 +72,7 @@ def test_invented_token_is_rejected(token: str) -> None:
     assert Tokens(make_fixed_keyring()).open_plan_id(token, "one") is None
 
 
-def test_token_of_another_version_is_rejected() -> None:
+def test_token_of_a_different_version_is_rejected() -> None:
     token = Tokens(make_fixed_keyring()).plan_task(pack(SAMPLE_REQUEST), 0, 9, "one")
     raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     later_token = base64.urlsafe_b64encode(bytes((VERSION + 1,)) + raw[1:]).decode()

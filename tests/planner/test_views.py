@@ -96,7 +96,7 @@ async def test_plan_after_a_commit_decodes_only_the_new_manifests(tmp_path: Path
         stats = planner.read_stats()
         assert stats.blocks == DAYS + 4
         assert stats.views == 5
-        # Time travel, and a branch whose manifests differ from main's: blocks in memory are not decoded again.
+        # Time travel, and a branch whose manifests differ from main's: blocks in memory must not be decoded again.
         assert await plan_file_numbers(planner, table.metadata, snapshot_id=2) == [*range(80), 82]
         table.commit(9, [manifests[-1], manifests[3]])
         assert await plan_file_numbers(planner, table.metadata) == [85, *range(30, 40)]
@@ -105,28 +105,28 @@ async def test_plan_after_a_commit_decodes_only_the_new_manifests(tmp_path: Path
         assert planner.read_stats().decoded == DAYS + 4
 
 
-async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests_and_numbers_rows_alike(
+async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests(
     tmp_path: Path,
 ) -> None:
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path) as part, open_test_planner(tmp_path) as full:
         full_plan = await plan_table(full, table)
         for prepared_days, day in enumerate((6, 2, 5), start=1):
-            of_part, of_full = (
+            partial_plan, complete_plan = (
                 await plan_table(part, table, build_day_filter(day)),
                 await plan_table(full, table, build_day_filter(day)),
             )
             assert part.read_stats().decoded == prepared_days
-            assert list_file_numbers(of_part) == list(range(day * 10, day * 10 + 10))
+            assert list_file_numbers(partial_plan) == list(range(day * 10, day * 10 + 10))
             assert (
-                of_part.entry_ids.tolist()
-                == of_full.entry_ids.tolist()
+                partial_plan.entry_ids.tolist()
+                == complete_plan.entry_ids.tolist()
                 == full_plan.entry_ids.tolist()[day * 10 : day * 10 + 10]
             )
-            assert of_part.considered == of_full.considered == 80
+            assert partial_plan.considered == complete_plan.considered == 80
         assert full.read_stats().decoded == DAYS
         assert await plan_file_numbers(part, table.metadata) == list(range(80))
-        assert part.read_stats().decoded == DAYS, "blocks of the parts are used again"
+        assert part.read_stats().decoded == DAYS, "blocks of earlier partial views must be reused"
 
 
 async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ async def test_next_plan_starts_again_when_all_waiters_were_cancelled(tmp_path: 
 
 
 def list_live_blocks(folder: Path) -> list[Block]:
-    """Return the live blocks of tables in this folder; servers of earlier tests may not be collected yet."""
+    """Return the live blocks of tables in this folder; blocks of earlier tests may not be collected yet."""
     gc.collect()
     return [item for item in gc.get_objects() if isinstance(item, Block) and str(folder) in item.location]
 
@@ -218,14 +218,14 @@ async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: P
             assert await plan_file_numbers(planner, tables[number].metadata, make_between(low, low + 5)) == [
                 n for n in range(low, low + 6) if n < (2 + number) * 40
             ], f"turn {round_number}"
-            # Memory that the answer derived from the blocks counts from the next plan on.
+            # Memory that an answer derives from the blocks is counted from the next plan on.
             await plan_table(planner, tables[number], make_between(low, low + 90))
             await asyncio.sleep(0)
             stats = planner.read_stats()
             planner.check_invariants()
             assert stats.live_bytes + stats.added_bytes <= budget, f"turn {round_number}"
             decoded_count = stats.decoded
-    assert decoded_count > sum(2 + n for n in range(6)), "nothing was ever let go: the budget was no budget"
+    assert decoded_count > sum(2 + n for n in range(6)), "no block was evicted, so the test did not reach the budget"
 
 
 @pytest.mark.slow
@@ -240,7 +240,7 @@ async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -
         del live_blocks, held_plans
         planner._views.budget_bytes = 0
         await plan_table(planner, tables[0], make_between(1, 2))
-        await asyncio.sleep(0)  # The event loop keeps a reference to what woke this task until the task sleeps again.
+        await asyncio.sleep(0)  # The event loop refers to the result that woke this task until the task sleeps again.
         gc.collect()
         assert [item() for item in watch] == [None] * 9
         assert (planner.read_stats().live_bytes, planner.read_stats().blocks, planner.read_stats().views) == (0, 0, 0)
@@ -265,7 +265,7 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
         for _ in range(3):
             await plan_numbers(planner, "b", list(range(2, 12)))
         decoded_count = planner.read_stats().decoded
-        assert decoded_count > 3 * 2 * 6, "the tables of b have room beside those of a"
+        assert decoded_count > 3 * 2 * 6, "the tables of b must fit into the budget beside the tables of a"
         await plan_numbers(planner, "a", [1, 0])
         assert planner.read_stats().decoded == decoded_count
 
@@ -277,11 +277,13 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
     looked: list[CachedView] = []
     holder: Any = CachedView.holder  # The descriptor of the slot
 
-    def note_look(cached: CachedView) -> str:
+    def note_examined(cached: CachedView) -> str:
         looked.append(cached)
         return str(holder.__get__(cached))
 
-    monkeypatch.setattr(CachedView, "holder", property(note_look, lambda cached, name: holder.__set__(cached, name)))
+    monkeypatch.setattr(
+        CachedView, "holder", property(note_examined, lambda cached, name: holder.__set__(cached, name))
+    )
     async with open_test_planner(tmp_path, plan_memory_bytes=4_000_000) as planner:
         with set_principal("a"):
             await plan_file_numbers(planner, table.metadata, build_day_filter(0))
@@ -323,13 +325,13 @@ async def test_view_larger_than_the_budget_is_planned_and_released(tmp_path: Pat
         for _ in range(3):
             assert await plan_file_numbers(planner, table.metadata, make_between(5, 70)) == list(range(5, 71))
             await asyncio.sleep(0)
-            assert planner.read_stats().live_bytes == 0, "without the garbage collector's help"
+            assert planner.read_stats().live_bytes == 0, "the view must be released without the garbage collector"
         assert planner.read_stats().decoded == 3 * DAYS
 
 
 @pytest.mark.slow
-async def test_snapshots_that_share_all_blocks_are_evicted_too(tmp_path: Path) -> None:
-    """A view needs memory besides its blocks; a thousand snapshots of one table must not accumulate without limit."""
+async def test_views_of_snapshots_that_share_all_blocks_are_evicted(tmp_path: Path) -> None:
+    """A view needs memory besides its blocks, so a thousand snapshots of a table must not accumulate."""
     table, manifests = create_filled_table(tmp_path / "t", days=40, per_day=2)
     blocks = (await list_sizes_bytes(tmp_path, [table]))[0]
     for snapshot_id in range(2, 102):
@@ -367,21 +369,23 @@ async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -
         names = {thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_")}
         return process.num_fds(), names, count_mappings()
 
-    async def cycle() -> int:
+    async def run_planner_cycle() -> int:
         async with open_test_planner(tmp_path, plan_disk_bytes=64 << 20) as planner:
             scan = await plan_table(planner, table, make_between(10, 20))
             assert list_file_numbers(scan) == list(range(10, 21))
             assert planner.read_stats().decoded in (0, 1)
             return count_mappings()
 
-    await cycle()
-    before = count_resources()
-    mapping_counts = [await cycle() for _ in range(50)]
-    assert min(mapping_counts) >= 1, "blocks from the folder are mapped"
-    after = count_resources()
-    assert after[0] < before[0] + 25  # A leak grows each time; memory of other tests may be released meanwhile.
-    assert after[1] <= before[1]
-    assert after[2] == before[2]
+    await run_planner_cycle()
+    resources_before = count_resources()
+    mapping_counts = [await run_planner_cycle() for _ in range(50)]
+    assert min(mapping_counts) >= 1, "blocks from the folder must be mapped"
+    resources_after = count_resources()
+    assert (
+        resources_after[0] < resources_before[0] + 25
+    )  # A leak grows in each cycle, but memory of other tests may be released meanwhile.
+    assert resources_after[1] <= resources_before[1]
+    assert resources_after[2] == resources_before[2]
 
 
 # The time limit
@@ -396,7 +400,7 @@ async def test_plan_without_time_keeps_unchecked_files_reports_it_and_is_not_cac
             assert not scan.complete
             assert all(scan.compute_residual(row) != parse_expression(False) for row in scan.entry_ids.tolist())
         assert planner.read_stats().plan_hits == 0
-        assert (await plan_table(planner, table)).complete, "without a filter there is nothing to check"
+        assert (await plan_table(planner, table)).complete, "a plan without a filter has nothing to check"
 
 
 async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_path: Path) -> None:
@@ -422,7 +426,7 @@ async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_p
                     page = await server("POST", f"{path}/tasks", {"plan-task": token})
                     tasks = page.json["file-scan-tasks"]
                     results += [int(task["data-file"]["file-path"][-14:-8]) for task in tasks]
-                assert len(results) == len(set(results)), "a file twice"
+                assert len(results) == len(set(results)), "a file occurs twice"
                 assert set(results) >= set(expected)
         second_slow = await slow("POST", f"{path}/plan", where)
         assert json.loads(second_slow.raw)["status"] == "completed"
@@ -439,13 +443,13 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
     table.commit(1, manifests)
     small_table, _ = create_filled_table(tmp_path / "small")
     async with open_test_planner(tmp_path) as planner:
-        for _ in range(2):  # This loads modules and objects that are created only once.
+        for _ in range(2):  # The first rounds load modules and objects that are created only once.
             await plan_file_numbers(planner, small_table.metadata, make_between(1, 5))
         metadata = table.metadata
         gc.collect()
         tracemalloc.start()
         try:
-            before = planner.read_stats()
+            stats_before = planner.read_stats()
             scan = await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(True)))
             tasks = sum(len(task) for task in ScanTaskWriter(scan).write_tasks(scan.entry_ids))
             lookup(scan.view)
@@ -459,9 +463,11 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
             held_bytes = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
-        after = planner.read_stats()
-        byte_growth = after.live_bytes + after.added_bytes - before.live_bytes - before.added_bytes
+        stats_after = planner.read_stats()
+        byte_growth = (
+            stats_after.live_bytes + stats_after.added_bytes - stats_before.live_bytes - stats_before.added_bytes
+        )
         assert tasks > 60_000 * 100
         assert abs(byte_growth - held_bytes) < held_bytes / 10, (
-            f"{byte_growth:,} bytes are counted, {held_bytes:,} are held"
+            f"the planner counts {byte_growth:,} bytes, but {held_bytes:,} bytes are allocated"
         )

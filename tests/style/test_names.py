@@ -47,9 +47,10 @@ def list_public_classes(source: str) -> Iterator[str]:
 
 
 def find_repeated_classes(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the public class names that several files define, with these files.
+    """Return the public class names that several files define, and these files.
 
-    `sources` has pairs of file and source.
+    Args:
+        sources: Pairs of a file and its source.
     """
     files: defaultdict[str, list[str]] = defaultdict(list)
     for file, source in sources:

@@ -27,7 +27,7 @@ CLIENT_ROOMS = ("connector/",)
 
 
 def find_breaches(source: str, file: str) -> Iterator[str]:
-    """Yield every breach of a rule in `source`, with its line."""
+    """Yield every violation of a rule in `source`, with its line."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         where = f"{file}:{getattr(node, 'lineno', 0)}"
@@ -64,7 +64,7 @@ def find_breaches(source: str, file: str) -> Iterator[str]:
 
 
 def _is_orphan_task(node: ast.AST) -> bool:
-    """Return True if a statement starts a task and does not keep it; a task group keeps its tasks."""
+    """Return True if a statement starts a task without keeping a reference to it; a task group keeps its tasks."""
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return False
     called = node.value.func
@@ -123,7 +123,7 @@ def test_modules_follow_the_rules() -> None:
         "x = msgspec.convert(value, Point)",
     ],
 )
-def test_each_rule_finds_its_breach(breach: str) -> None:
+def test_each_rule_detects_its_violation(breach: str) -> None:
     assert len(list(find_breaches(breach, "metaserver/x.py"))) >= 1
 
 
@@ -141,7 +141,7 @@ def test_rules_accept_correct_code(fine: str) -> None:
 
 
 def parse_error_tree(text: str) -> dict[str, str]:
-    """Return the base of each class in the drawn tree of the docstring; the base of the root is Exception."""
+    """Return the base of each class in the tree that the docstring shows; the base of the root is Exception."""
     parents: dict[str, str] = {}
     path: list[str] = []
     for line in text.splitlines():

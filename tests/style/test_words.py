@@ -94,7 +94,7 @@ def _list_statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _list_raised_texts(source: str) -> Iterator[str]:
-    """Yield the string literals of the raise statements; a value in an f-string is `…`."""
+    """Yield the string literals of the raise statements. A value in an f-string becomes `…`."""
     for statement in _list_statements(ast.parse(source)):
         if not isinstance(statement, ast.Raise) or statement.exc is None:
             continue
@@ -144,7 +144,7 @@ def test_text_of_a_raise_statement_is_found() -> None:
     assert sorted(_list_raised_texts(source)) == ["a … told", "b"]
 
 
-def test_banned_word_is_found_across_lines_and_not_in_code() -> None:
+def test_banned_phrase_is_found_across_lines_but_not_in_code() -> None:
     rules = read_rules("# a comment\n\\bis told\\b\treceives\n")
     assert list(find_banned("a\nclient is\ntold", rules)) == ["2: 'is\\ntold': write receives"]
     assert list(find_banned("`is told` and [this](is told.md)", rules)) == ["1: 'is told': write receives"]
@@ -153,5 +153,5 @@ def test_banned_word_is_found_across_lines_and_not_in_code() -> None:
 
 @pytest.mark.parametrize("line", [r"\bis told\b", "\\bis told\\b\t ", "\\bis told\\b receives"])
 def test_rule_without_a_replacement_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match="no tab"):
+    with pytest.raises(ValueError, match="a tab and a replacement"):
         read_rules(line)

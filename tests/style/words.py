@@ -14,7 +14,7 @@ _TARGET = re.compile(r"\]\([^)\s]*\)")
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: `pattern` must not occur, and `instead` is the suggestion that the failing test prints."""
+    """A rule: `pattern` must not occur, and `instead` is the replacement that the failing test prints."""
 
     pattern: re.Pattern[str]
     instead: str
@@ -33,13 +33,13 @@ def read_rules(text: str) -> list[Rule]:
             continue
         pattern, tab, instead = line.partition("\t")
         if not tab or not instead.strip():
-            raise ValueError(f"no tab and no replacement: {line!r}")
+            raise ValueError(f"{line!r} must be a pattern, a tab and a replacement")
         rules.append(Rule(re.compile(pattern.replace(" ", r"\s+"), re.IGNORECASE), instead))
     return rules
 
 
 def find_banned(text: str, rules: list[Rule]) -> Iterator[str]:
-    """Yield `line: "words": write …` for each hit; phrases are found across line breaks, too."""
+    """Yield `line: "words": write …` for each match. Phrases are also found across line breaks."""
     prose = _TARGET.sub("]()", _CODE.sub(_blank_out, text))
     for rule in rules:
         for match in rule.pattern.finditer(prose):
@@ -48,5 +48,5 @@ def find_banned(text: str, rules: list[Rule]) -> Iterator[str]:
 
 
 def _blank_out(code: re.Match[str]) -> str:
-    """Return as many lines as `code` has, so that line numbers stay right."""
+    """Return as many line breaks as `code` contains, so that line numbers stay right."""
     return "`" + "\n" * code[0].count("\n") + "`"

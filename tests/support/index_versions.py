@@ -12,7 +12,7 @@ from seamark.metaserver.api.http.components import ServerComponents
 
 
 def change_version(data: bytes, kind: str) -> bytes:
-    """Return an index file as a later version of the program may write it."""
+    """Return an index file as a later version of the program might write it."""
     name = f"seamark-{kind}-v".encode()
     changed = data.replace(b"%s%d" % (name, KINDS[kind].version), name + b"9")
     assert changed != data
@@ -20,7 +20,7 @@ def change_version(data: bytes, kind: str) -> bytes:
 
 
 async def replace_by_later_version(components: ServerComponents, namespace: str, table: str, location: str) -> str:
-    """Replace a live index file by one of an unknown version, and return its location.
+    """Replace a live index file by a file of an unknown version, and return its location.
 
     The server has not read the new file.
     """

@@ -51,7 +51,7 @@ _SSB = {
 
 @dataclass
 class StatementResult:
-    """The result of a statement: rows as a multiset, or the name of an error."""
+    """The result of a statement: its rows with the number of times that each occurs, or the name of an error."""
 
     rows: Counter[str] = field(default_factory=Counter)
     columns: list[tuple[str, str]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class StatementResult:
 
 
 class TrinoAndProxy:
-    """The coordinator and the proxy before it; both run a statement at the same time."""
+    """The coordinator and the proxy in front of it, which run a statement at the same time."""
 
     def __init__(self, direct: int, proxy: TrinoProxy) -> None:
         self.proxy = proxy
@@ -74,10 +74,10 @@ class TrinoAndProxy:
     def ask(
         self, sql: str, parameters: Sequence[Any] = (), *, schemas: tuple[str, str], **options: Any
     ) -> StatementResult:
-        """Run a statement both ways, check that the answers are equal, and return the answer.
+        """Run a statement with and without the proxy, and return the result, which must be equal.
 
         Args:
-            schemas: The schema of the direct statement, and that of the proxy.
+            schemas: The schema of the direct statement, and the schema of the statement through the proxy.
         """
         direct, proxied = self._threads.map(
             lambda port, schema: _run_statement(port, sql, parameters, schema=schema, **options), self._ports, schemas
@@ -99,7 +99,7 @@ def _run_statement(port: int, sql: str, parameters: Sequence[Any], **options: An
         cursor = connection.cursor()
         cursor.execute(sql, list(parameters) or None)
         rows = Counter(map(repr, cursor.fetchall()))
-        columns = [(one[0], one[1]) for one in cursor.description or []]
+        columns = [(column[0], column[1]) for column in cursor.description or []]
         changed_rows = cursor.rowcount if cursor.update_type else None
         return StatementResult(rows, columns, changed_rows)
     except trino.exceptions.TrinoQueryError as error:
@@ -149,7 +149,7 @@ def make_benchmark_tables(folder: Path, lake: TrinoLake) -> None:
 def write_files(catalog: Catalog, table: str | tuple[str, ...], rows: pa.Table, files: int) -> None:
     """Write the rows in their order to about `files` files with one commit.
 
-    A PyIceberg append for each file would take ten times as long.
+    One PyIceberg append for each file would take ten times as long.
     """
     step = max(1, -(-len(rows) // files))
     created_table = catalog.create_table(table, schema=rows.schema)

@@ -28,7 +28,7 @@ BUCKET = "lake"
 
 @contextmanager
 def run_trino_over(seamark: Seamark, s3: S3, folder: Path, port: int) -> Iterator[str]:
-    """Start Trino by deploy/trino/run.sh, and yield its URL."""
+    """Start Trino with deploy/trino/run.sh, and yield its URL."""
     environment = {
         "SEAMARK_URI": seamark.base_url,
         "TRINO_PORT": str(port),

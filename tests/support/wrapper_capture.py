@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class WrapperCapture(Generic[T]):
-    """A function that wraps an object. `wrapper` is the last wrapper."""
+    """A function that wraps objects, and keeps the last wrapper as `wrapper`."""
 
     wrapper: T
 

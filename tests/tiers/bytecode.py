@@ -25,7 +25,7 @@ def rotate_files(files: Sequence[Path], number: int, processes: int) -> list[Pat
 
 
 def is_compiled(file: Path) -> bool:
-    """Return whether pytest has bytecode of the module, of this version or another."""
+    """Return whether the module has bytecode that any version of pytest has written."""
     return any(file.parent.glob(f"__pycache__/{file.stem}.*-pytest-*.pyc"))
 
 

@@ -32,7 +32,7 @@ class Duration(NamedTuple):
 
 
 def read_durations(path: Path = DURATIONS_FILE) -> dict[str, Duration]:
-    """Return the stored durations by file or test; empty if the file does not exist."""
+    """Return the stored durations by file or test, or an empty dict if the file does not exist."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:
@@ -44,7 +44,7 @@ def read_durations(path: Path = DURATIONS_FILE) -> dict[str, Duration]:
 
 
 def write_durations(durations: list[Duration], path: Path = DURATIONS_FILE) -> None:
-    """Write the longest durations first, so that a diff of the file shows what became slow."""
+    """Write the durations with the longest first, so that a diff of the file shows which tests became slow."""
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(Duration._fields)
@@ -53,7 +53,7 @@ def write_durations(durations: list[Duration], path: Path = DURATIONS_FILE) -> N
 
 
 def _read_tree_cpu_s() -> float:
-    """Return the CPU seconds of this process and of all processes that it started, ended or not."""
+    """Return the CPU seconds of this process and of all processes that it started, whether they have ended or not."""
     process = psutil.Process()
     cpu_times = process.cpu_times()
     total: float = cpu_times.user + cpu_times.system + cpu_times.children_user + cpu_times.children_system
@@ -65,7 +65,7 @@ def _read_tree_cpu_s() -> float:
 
 
 class DurationRecorder:
-    """A plugin for processes that run tests: it times each test, and reads the CPU time at the end of each file."""
+    """A plugin for processes that run tests, which times each test and reads the CPU time at the end of each file."""
 
     def __init__(self) -> None:
         self._cpu_s = _read_tree_cpu_s()
@@ -86,12 +86,12 @@ class DurationRecorder:
                 self._close_file(item.nodeid.partition("::")[0])
 
     def _close_file(self, place: str) -> None:
-        before = self.found.get(place, Duration(place, 0, 0.0, 0.0))
+        total = self.found.get(place, Duration(place, 0, 0.0, 0.0))
         cpu_s = _read_tree_cpu_s()
-        wall_s = before.wall_s + sum(test.wall_s for test in self._open)
-        # A child that ends without being awaited loses its CPU time.
-        used_s = before.cpu_s + max(0.0, cpu_s - self._cpu_s)
-        self.found[place] = Duration(place, before.tests + len(self._open), wall_s, used_s)
+        wall_s = total.wall_s + sum(test.wall_s for test in self._open)
+        # The CPU time of a child process is lost if nothing waits for the child.
+        used_s = total.cpu_s + max(0.0, cpu_s - self._cpu_s)
+        self.found[place] = Duration(place, total.tests + len(self._open), wall_s, used_s)
         self._cpu_s, self._open = cpu_s, []
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -100,7 +100,7 @@ class DurationRecorder:
 
 
 class Keeper:
-    """A plugin for the process that the user started: it collects the records of the others and writes the file."""
+    """A plugin for the process that the user started: it collects the records of all processes, and writes the file."""
 
     def __init__(self, recorder: DurationRecorder) -> None:
         self._recorder = recorder

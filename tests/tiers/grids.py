@@ -20,10 +20,10 @@ FEW_CASES = "few_cases"
 
 
 def choose_covering_cases(cases: Sequence[Mapping[str, int]], size: int, maximum: int | None = None) -> set[int]:
-    """Return positions of cases that together have each combination of `size` values.
+    """Return the positions of cases that together have each combination of `size` values.
 
     Args:
-        cases: A number of each value, by parameter, for each case.
+        cases: For each case, the number of the value of each parameter.
         size: The number of parameters in a combination.
         maximum: The maximum number of positions. If it is too low for all combinations, some are missing.
     """
@@ -40,7 +40,7 @@ def choose_covering_cases(cases: Sequence[Mapping[str, int]], size: int, maximum
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the cases `slow` that the fast tier leaves out.
 
-    A run of single cases by their names keeps them all.
+    If the user names single cases, all of them are kept.
     """
     grids: dict[tuple[str, int, int | None], list[pytest.Function]] = {}
     for item in items:
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 if item.get_closest_marker(marker):
                     grids.setdefault((name, size, None), []).append(item)
     for (_, size, maximum), grid in grids.items():
-        # The cases of a test share the objects that are its values. Some have no hash.
+        # Cases with the same value share the object, so its identity is used. Some objects have no hash.
         values = [{name: id(value) for name, value in item.callspec.params.items()} for item in grid]
         chosen_cases = choose_covering_cases(values, size, maximum)
         for place, item in enumerate(grid):

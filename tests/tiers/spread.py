@@ -81,7 +81,7 @@ def compute_order(nodeids: list[str]) -> list[int]:
 
     def compute_key(place: int) -> tuple[bool, float, str]:
         unit = find_unit(nodeids[place])
-        # Durations are stored for files: a unit with only some tests of a file may have none.
+        # Durations are stored for files, so a unit with only some tests of a file may have no duration.
         return unit not in UNITS, -wall_s.get(unit, 0.0), unit
 
     return sorted(range(len(nodeids)), key=compute_key)

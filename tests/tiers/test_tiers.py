@@ -44,7 +44,7 @@ def test_names_in_the_tiers_exist() -> None:
         assert [name for name in file_names if not any(file.startswith(name) for file in files)] == []
 
 
-def test_engines_begin_first_then_the_longest_and_units_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_start_first_then_the_longest_files_and_units_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
     kept_durations = {
         "tests/a.py": 2.0,
         "tests/b.py": 9.0,
@@ -66,7 +66,7 @@ def test_engines_begin_first_then_the_longest_and_units_stay_whole(monkeypatch: 
     assert begun == [ids[4], ids[2], ids[6], ids[7], ids[3], ids[0], ids[5], ids[1]]
 
 
-def test_order_is_found_for_units_with_only_some_tests_of_a_file() -> None:
+def test_units_with_only_some_tests_of_a_file_are_ordered() -> None:
     ids = ["tests/gateway/test_engines.py::test_pyiceberg", "tests/gateway/test_engines.py::test_spark_writes"]
     assert spread.compute_order(ids) == [1, 0]
 
@@ -151,6 +151,8 @@ def test_cases_beyond_the_maximum_are_slow(number: int, request: pytest.FixtureR
 @pytest.mark.each_value
 @pytest.mark.parametrize("first", [1, 2, 3])
 @pytest.mark.parametrize("second", ["a", "b", "c"])
-def test_other_cases_of_a_grid_are_slow(first: int, second: str, request: pytest.FixtureRequest) -> None:
+def test_cases_of_a_grid_that_the_fast_tier_leaves_out_are_slow(
+    first: int, second: str, request: pytest.FixtureRequest
+) -> None:
     grid = [item for item in request.session.items if item.nodeid.startswith(request.node.nodeid.partition("[")[0])]
     assert sum(item.get_closest_marker("slow") is None for item in grid) <= 3

@@ -1,1 +1,1 @@
-"""Proposals of the advisor: predictions against results, and against an exhaustive search."""
+"""Tests of the advisor's proposals: their predictions, and comparisons with an exhaustive search."""

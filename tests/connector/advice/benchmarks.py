@@ -1,6 +1,6 @@
 """The predicates of the Star Schema Benchmark and of TPC-DS on their fact tables, with the attributes of dimensions.
 
-The rows are drawn at random, with the hierarchies of the attributes. Texts are numbered, so a region is 0 to 4.
+The rows are random, with the hierarchies of the attributes. Texts are replaced by numbers, so a region is 0 to 4.
 """
 
 from __future__ import annotations

@@ -41,9 +41,9 @@ class ExactTable:
             self.matching.append({column: np.concatenate([[0], np.cumsum(mask)]) for column, mask in masks.items()})
 
     def count_files(self, columns: Sequence[str]) -> float:
-        """Return the mean number of files that a statement reads, if a Hilbert curve orders the rows.
+        """Return the mean number of files that a statement reads if the rows are in the order of a Hilbert curve.
 
-        A file is read if each condition alone is true for a value between the smallest and the largest value of its
+        A file is read if each condition is true for some value between the smallest and the largest value of its
         column.
         """
         points = np.stack([self.ranks[column] for column in columns], axis=1).astype(np.uint64)
@@ -61,7 +61,7 @@ class ExactTable:
 
 
 def split_by_column(where: str) -> dict[str, str]:
-    """Return the conditions of each column."""
+    """Split a condition into the conditions on each column, by column name."""
     parts: dict[str, list[str]] = {}
     for part in where.split(" AND "):
         parts.setdefault(part.split()[0], []).append(part)
@@ -69,7 +69,7 @@ def split_by_column(where: str) -> dict[str, str]:
 
 
 def count_indexed(rows: pa.Table, wheres: Sequence[str], column: str) -> float:
-    """Return the mean number of present files that have a row with the value of an equality on the column."""
+    """Return the mean number of existing files that have a row with the compared value of the column."""
     parts = np.array_split(rows[column].to_numpy(), FILES)
     counts = []
     for where in wheres:
@@ -79,7 +79,7 @@ def count_indexed(rows: pa.Table, wheres: Sequence[str], column: str) -> float:
 
 
 def find_gains(rows: pa.Table, wheres: Sequence[str], columns: Sequence[str]) -> Gains:
-    """Return the files that a statement saves on average with each clustering, and with each index.
+    """Return the mean number of files that a statement saves with each clustering and with each index.
 
     The key of a clustering has its one or two columns, sorted. The key of an index has the word `index` and its column.
     """
@@ -94,7 +94,7 @@ def find_gains(rows: pa.Table, wheres: Sequence[str], columns: Sequence[str]) ->
 
 
 def find_best_gain(proposals: Sequence[Mapping[str, Any]], gains: Gains) -> float:
-    """Return the best gain of the first five proposals of the advisor, or 0 if the search has none of them."""
+    """Return the best gain of the advisor's first five proposals, or 0 if the search has none of them."""
     best = 0.0
     for proposal in proposals[:5]:
         change = proposal["change"]

@@ -1,4 +1,4 @@
-"""The policy `auto`: it applies proposals within a budget, measures them, and undoes those that do not pay."""
+"""Tests of the policy `auto`, which applies proposals within a budget, measures them, and undoes unsuccessful ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Week:
         make_table(self.client, np.random.default_rng(first_seed()), files=12)
 
     def run_day(self, wheres: Sequence[str], steps: int = 3) -> None:
-        """Take some steps, run the statements two hours later, and go to the next day."""
+        """Take `steps` steps of the policy, run the statements two hours later, and move the clock to the next day."""
         for _ in range(steps):
             run_auto_advice(self.client, ("db", "t"))
         self.clock.ahead_ms += 2 * HOUR_MS
@@ -62,7 +62,7 @@ class Week:
 
     @property
     def trials(self) -> list[dict[str, Any]]:
-        """The trials, the oldest first."""
+        """Return the trials, the oldest first."""
         applied = load_advice(self.client, TABLE)["applied"]
         return [proposal for proposal in reversed(applied) if proposal["trial"] is not None]
 
@@ -94,14 +94,14 @@ def test_auto_follows_a_workload_that_changes_on_day_3(week: Week) -> None:
     assert week.list_states() == [("day", "measuring")]
     run_auto_advice(week.client, ("db", "t"))
     assert week.list_states()[0] == ("day", "kept")
-    before = measure_planned_bytes(week.client, BY_CODE)
+    bytes_before = measure_planned_bytes(week.client, BY_CODE)
     for _ in range(4):
         week.run_day(BY_CODE)
     run_auto_advice(week.client, ("db", "t"))
     assert ("day", "undone") in week.list_states()
     assert ("code", "kept") in week.list_states()
-    assert measure_planned_bytes(week.client, BY_CODE) < 0.5 * before
-    # The properties of the change that was undone are removed, and prediction and measurement are stored.
+    assert measure_planned_bytes(week.client, BY_CODE) < 0.5 * bytes_before
+    # The properties of the undone change are removed, and prediction and measurement are stored.
     assert week.properties.get(COLUMNS) in (None, "code")
     kept_trial = next(trial for trial in week.trials if trial["trial"]["state"] == "kept")
     assert kept_trial["trial"]["saved-fraction"] > 0.5
@@ -119,7 +119,7 @@ def test_auto_never_replaces_what_a_user_defined(week: Week) -> None:
     assert week.trials == []
     reason = take_advice_step(week.client, TABLE)["reason"]
     assert f"a user has defined the property {COLUMNS}" in reason
-    # A change that a user takes back is not applied again, and the user's next value stays.
+    # A change that a user reverts is not applied again, and the user's next value stays.
     change_table_properties(week.client, TABLE, {}, [COLUMNS])
     run_auto_advice(week.client, table)
     assert week.properties[COLUMNS] != "region"
@@ -128,13 +128,13 @@ def test_auto_never_replaces_what_a_user_defined(week: Week) -> None:
     run_auto_advice(week.client, table)
     assert [state for _, state in week.list_states()] == ["withdrawn"]
     assert week.properties[COLUMNS] == "amount"
-    # The proposed index on `code` gets another name than the user's index.
+    # The proposed index on `code` gets a different name than the user's index.
     run_statements(week.client, BY_CODE)
     run_auto_advice(week.client, table)
     assert week.properties["seamark.index.by_code"] == own_index
     assert "seamark.index.by_code_2" in week.properties
     assert week.properties[COLUMNS] == "amount"
-    # An index that a user removes is not created again, also if its column has another name.
+    # An index that a user removes is not created again, even after its column is renamed.
     change_table_properties(week.client, TABLE, {}, ["seamark.index.by_code_2"])
     rename_code(week, "label")
     run_statements(week.client, [where.replace("code", "label") for where in BY_CODE])
@@ -212,7 +212,7 @@ def test_auto_applies_once_within_its_budget_although_two_replicas_take_steps(we
         finish_advice_step(week.client, TABLE, step, "failed")
     with pytest.raises(InvalidRequest, match="applied, failed or busy"):
         finish_advice_step(week.client, TABLE, next_step, "done")
-    # The job of this step was killed. The trial fails after an hour, and is not applied again.
+    # The job of this step was killed. The trial fails after an hour, and the proposal is not applied again.
     assert take_advice_step(week.client, TABLE)["action"] == "none"
     week.clock.ahead_ms += HOUR_MS
     change_table_properties(week.client, TABLE, {BYTES_PER_DAY: "1000"}, ())
@@ -280,7 +280,11 @@ def test_server_sets_the_properties_of_a_chosen_proposal(week: Week, monkeypatch
 @pytest.mark.slow
 def test_chosen_index_replaces_no_index_that_was_created_meanwhile(week: Week, monkeypatch: pytest.MonkeyPatch) -> None:
     run_statements(week.client, BY_CODE)
-    best = next(one for one in load_advice(week.client, TABLE)["proposals"] if one["change"]["kind"] == "add-index")
+    best = next(
+        proposal
+        for proposal in load_advice(week.client, TABLE)["proposals"]
+        if proposal["change"]["kind"] == "add-index"
+    )
     index_name = best["change"]["index-name"]
     find_proposal = advice_application._find_proposal
 

@@ -1,7 +1,7 @@
-"""The first proposals of the advisor against an exhaustive search over layouts and indexes.
+"""Tests that compare the first proposals of the advisor with an exhaustive search over layouts and indexes.
 
-The search (`exact_layouts.py`) knows all rows and all statements with their literals, and cuts the rows into files
-itself. The advisor knows shapes without literals and a sample.
+The search (`exact_layouts.py`) knows all rows and all statements with their literals, and divides the rows into files
+itself. The advisor knows only statement shapes without literals, and a sample.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_no_proposal_is_made_for_statements_that_no_layout_helps(client: IndexCl
 
 
 def test_commands_quote_names(client: IndexClient) -> None:
-    """A writer chooses the names of columns, and an administrator copies the commands."""
+    """The column names come from writers, and an administrator copies the commands."""
     name = "c'; rm -rf ~ `x`"
     rows = pa.table({name: np.arange(4000) % 97, "n": np.arange(4000)})
     with open_catalog(client.url) as catalog:
@@ -88,8 +88,13 @@ def test_commands_quote_names(client: IndexClient) -> None:
     for _ in range(99):
         client._request_json("POST", f"{make_table_path(TABLE)}/plan-tables", {}, plan)
     proposals = load_advice(client, TABLE)["proposals"]
-    shells = [shlex.split(one) for proposal in proposals for one in proposal["commands"] if one.startswith("seamark")]
+    shells = [
+        shlex.split(command)
+        for proposal in proposals
+        for command in proposal["commands"]
+        if command.startswith("seamark")
+    ]
     assert shells
     assert all(";" not in words and "rm" not in words for words in shells)
-    statements = [one for proposal in proposals for one in proposal["commands"] if one.startswith("ALTER")]
-    assert all("`c'; rm -rf ~ ``x```" in one for one in statements)
+    statements = [command for proposal in proposals for command in proposal["commands"] if command.startswith("ALTER")]
+    assert all("`c'; rm -rf ~ ``x```" in statement for statement in statements)

@@ -1,4 +1,4 @@
-"""Proposals besides clusterings and indexes on columns: cubes, sort orders, and tables worth pinning."""
+"""Tests of proposals for cubes, sort orders, and tables that are worth pinning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates of seconds from the times that engines have reported."""
+"""Tests of the estimates of seconds from the times that engines have reported."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_time_that_does_not_depend_on_the_bytes_is_not_saved_by_fewer_bytes() ->
     assert times.estimate(shapes[7].fingerprint, 1, 10**7) == pytest.approx(3.0, rel=0.1)
 
 
-def test_shape_without_a_time_has_the_costs_of_its_engine() -> None:
+def test_shape_without_a_time_is_estimated_from_the_costs_of_its_engine() -> None:
     slow = [make_timed_shape(number, 10.0 * number, 0, 10**9 * number, "trino") for number in range(1, 5)]
     no_sums = QuerySums(*(0,) * 7)
     untimed = [QueryShapeSums(engine, QueryShape(engine).text, "", no_sums, 0, 0) for engine in ("trino", "duckdb")]

@@ -1,4 +1,4 @@
-"""The advisor's predictions against results: proposals are applied, and the same statements are planned again."""
+"""Tests that compare the advisor's predictions with results: proposals are applied, and statements planned again."""
 
 from __future__ import annotations
 
@@ -23,34 +23,33 @@ def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
     """Apply the first proposal for a random table and workload.
 
     Returns:
-        The mean of the bytes of a recorded statement: before, as predicted, and after. The bytes before and after are
-        those that the planner keeps for the recorded statements themselves.
+        The mean bytes that the planner keeps for a recorded statement: before the change, as predicted, and after it.
     """
     rng = np.random.default_rng(first_seed() + case)
     make_table(client, rng)
     wheres = draw_workload(rng).draw(rng, examples(120, 25))
     run_statements(client, wheres)
-    before = measure_planned_bytes(client, wheres)
+    bytes_before = measure_planned_bytes(client, wheres)
     advice = load_advice(client, TABLE)
-    assert advice["before"]["bytes"] == pytest.approx(before, rel=0.1)
+    assert advice["before"]["bytes"] == pytest.approx(bytes_before, rel=0.1)
     best = advice["proposals"][0]
     applied = apply_proposal(client, TABLE, best, wait_s=10)
     assert load_advice(client, TABLE)["applied"][0]["proposal"] == best
-    after = measure_planned_bytes(client, wheres)
-    assert applied["measured"]["bytes"] == pytest.approx(after, rel=0.35)
-    return before, best["predicted"]["bytes"], after
+    bytes_after = measure_planned_bytes(client, wheres)
+    assert applied["measured"]["bytes"] == pytest.approx(bytes_after, rel=0.35)
+    return bytes_before, best["predicted"]["bytes"], bytes_after
 
 
 @pytest.mark.parametrize("case", quick(range(4), 0))
 def test_first_proposal_saves_about_as_many_bytes_as_predicted(client: IndexClient, case: int) -> None:
-    before, predicted, after = apply_best(client, case)
-    assert after < before
-    assert predicted == pytest.approx(after, rel=0.4)
+    bytes_before, predicted, bytes_after = apply_best(client, case)
+    assert bytes_after < bytes_before
+    assert predicted == pytest.approx(bytes_after, rel=0.4)
 
 
 @pytest.mark.slow
 def test_most_predictions_are_within_a_fifth_of_the_result(tmp_path: Path) -> None:
-    """The recorded shapes have no literals, so the replay draws other values than the statements had."""
+    """Recorded shapes have no literals, so the prediction draws different values than the statements had."""
     ratios = []
     for case in range(10):
         home = tmp_path / str(case)
@@ -59,10 +58,10 @@ def test_most_predictions_are_within_a_fifth_of_the_result(tmp_path: Path) -> No
         server.start()
         try:
             with closing(IndexClient(server.url)) as client:
-                _, predicted, after = apply_best(client, 100 + case)
+                _, predicted, bytes_after = apply_best(client, 100 + case)
         finally:
             server.stop()
-        ratios.append(predicted / after)
+        ratios.append(predicted / bytes_after)
     near = [ratio for ratio in ratios if 0.8 <= ratio <= 1.2]
     assert len(near) >= 0.9 * len(ratios), sorted(round(ratio, 2) for ratio in ratios)
 
@@ -87,7 +86,7 @@ def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:
     assert applied.exit_code == 0, applied.output
     assert all(word in applied.output for word in ("before", "predicted", "measured"))
     assert best["title"] in applied.output
-    # A number of a list does not say which change is meant, because the next list may have another order.
+    # The position in a list does not identify a change, because the next list may have a different order.
     for unknown in (best["id"], "1"):
         refusal = CliRunner().invoke(cli, ["advise", "apply", TABLE, unknown, "--url", client.url])
         assert (refusal.exit_code, f"There is no proposal '{unknown}'" in refusal.output) == (1, True)

@@ -1,4 +1,4 @@
-"""The query history of statements that `seamark sql` runs."""
+"""Tests of the query history of statements that `seamark sql` runs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexClient]:
 
 def list_new_shapes(client: IndexClient, statement: str, runs: int = 1) -> list[dict[str, Any]]:
     """Run a statement in `seamark sql`, and return the shapes whose number of statements has changed."""
-    before = {shape["fingerprint"]: shape["sums"]["statements"] for shape in load_history(client, TABLE)["shapes"]}
+    counts_before = {
+        shape["fingerprint"]: shape["sums"]["statements"] for shape in load_history(client, TABLE)["shapes"]
+    }
     with SqlSession(client.url) as session:
         session.explain(statement)
         for _ in range(runs):
             session.sql(statement).to_arrow()
     shapes = load_history(client, TABLE)["shapes"]
-    return [shape for shape in shapes if shape["sums"]["statements"] != before.get(shape["fingerprint"], 0)]
+    return [shape for shape in shapes if shape["sums"]["statements"] != counts_before.get(shape["fingerprint"], 0)]
 
 
 def test_statement_is_recorded_with_its_columns_groupings_and_aggregates(client: IndexClient) -> None:

@@ -22,11 +22,11 @@ CODES, REGIONS = 400, 8
 
 @dataclass(frozen=True)
 class Workload:
-    """Conditions with the number of statements that have each.
+    """Conditions with weights.
 
     Attributes:
-        conditions: Draws a condition in SQL.
-        weights: The share of the statements that have each condition.
+        conditions: Functions that draw a condition in SQL.
+        weights: The fraction of the statements that have each condition.
     """
 
     conditions: Sequence[Callable[[np.random.Generator], str]]
@@ -38,7 +38,7 @@ class Workload:
 
 
 def make_rows(rng: np.random.Generator, rows: int = ROWS) -> pa.Table:
-    """Return the rows of one file: all columns cover their whole range in each file."""
+    """Return the rows of one file. All columns cover their whole range in each file."""
     weights = 1.0 / np.arange(1, CODES + 1)
     return pa.table(
         {
@@ -53,11 +53,9 @@ def make_rows(rng: np.random.Generator, rows: int = ROWS) -> pa.Table:
 
 
 def make_table(client: IndexClient, rng: np.random.Generator, files: int = FILES, rows: int = ROWS) -> pa.Table:
-    """Create `db.t` without a layout, and return its rows. Its target file size is the size of its files.
+    """Create `db.t` without a layout, and return its rows. The target file size of the table is the size of its files.
 
     Args:
-        client: The client.
-        rng: The generator of the values.
         files: The number of files.
         rows: The number of rows of a file.
     """
@@ -65,7 +63,7 @@ def make_table(client: IndexClient, rng: np.random.Generator, files: int = FILES
 
 
 def create_table(client: IndexClient, parts: Sequence[pa.Table]) -> pa.Table:
-    """Create `db.t` with a file for each part, and return all rows. Its target file size is the size of its files."""
+    """Create `db.t` with one file for each part, and return all rows. The target file size is the size of the files."""
     with open_catalog(client.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table(TABLE, schema=parts[0].schema)
@@ -107,5 +105,5 @@ def run_statements(client: IndexClient, wheres: Sequence[str]) -> None:
 
 
 def measure_planned_bytes(client: IndexClient, wheres: Sequence[str]) -> float:
-    """Return the mean of the bytes that the server's planner keeps for each condition."""
+    """Return the mean number of bytes that the server's planner keeps for a condition."""
     return float(np.mean([client.explain(TABLE, where).bytes for where in wheres]))

@@ -108,7 +108,7 @@ class StoredRelation:
 
 @dataclass
 class ScopeColumn:
-    """A column in a scope. `owner` is the alias that can qualify its name."""
+    """A column in the scope of a query. `owner` is the alias that can qualify its name."""
 
     name: str
     kind: str
@@ -150,12 +150,13 @@ class Comparisons:
     def spell(self, name: str) -> str:
         """Return the identifier in random case, with or without quotes."""
         if self.draw_chance(0.2):
-            name = "".join(self.rng.choice([one.upper(), one]) if one.isascii() else one for one in name)
+            name = "".join(self.rng.choice([letter.upper(), letter]) if letter.isascii() else letter for letter in name)
         if name.isascii() and name.isidentifier() and name.lower() not in WORDS and self.draw_chance(0.7):
             return name
         return quote(name)
 
     def draw_operator(self) -> str:
+        """Return a comparison operator in random spelling."""
         return self.rng.choice(["=", "<>", "<", "<=", ">", ">="])
 
     def draw_chance(self, share: float) -> bool:
@@ -164,12 +165,17 @@ class Comparisons:
     # Columns
 
     def can_name(self, column: ScopeColumn, scope: Scope) -> bool:
-        is_unambiguous = [one.name.lower() for one in scope].count(column.name.lower()) == 1
-        owned = [one for one in scope if one.owner == column.owner and one.name.lower() == column.name.lower()]
+        """Return whether `scope` allows the column to be named without ambiguity."""
+        is_unambiguous = [candidate.name.lower() for candidate in scope].count(column.name.lower()) == 1
+        owned = [
+            candidate
+            for candidate in scope
+            if candidate.owner == column.owner and candidate.name.lower() == column.name.lower()
+        ]
         return (is_unambiguous and column.plain) or (column.owner is not None and len(owned) == 1)
 
     def write_reference(self, column: ScopeColumn, scope: Scope) -> str:
-        is_unambiguous = [one.name.lower() for one in scope].count(column.name.lower()) == 1
+        is_unambiguous = [candidate.name.lower() for candidate in scope].count(column.name.lower()) == 1
         if is_unambiguous and column.plain and (column.owner is None or self.draw_chance(0.5)):
             return self.spell(column.name)
         return f"{self.spell(str(column.owner))}.{self.spell(column.name)}"
@@ -185,8 +191,8 @@ class Comparisons:
         return f"({text})" if self.draw_chance(0.05) else text
 
     def choose_column(self, side: Scope, scope: Scope) -> ScopeColumn | None:
-        able = [one for one in side if self.can_name(one, scope)]
-        return self.rng.choice(able) if able else None
+        candidates = [column for column in side if self.can_name(column, scope)]
+        return self.rng.choice(candidates) if candidates else None
 
     # Conditions on two columns
 
@@ -225,18 +231,21 @@ class Comparisons:
 
     def draw_cross_condition(self, scope: Scope) -> str:
         """Return a condition that equates columns of two tables."""
-        owner = self.rng.choice([one.owner for one in scope])
-        sides = ([one for one in scope if one.owner == owner], [one for one in scope if one.owner != owner])
+        owner = self.rng.choice([column.owner for column in scope])
+        sides = (
+            [column for column in scope if column.owner == owner],
+            [column for column in scope if column.owner != owner],
+        )
         return self.draw_inequality(*sides, scope) if self.draw_chance(0.35) else self.draw_equality(*sides, scope)
 
     def draw_inequality(self, left: Scope, right: Scope, scope: Scope) -> str:
         """Return a condition that compares a column with columns of another table by less or greater."""
         families = (("long",), ("date", "timestamp"), ("double", "decimal(9, 2)"), ("string",))
-        able = [[one for one in side if self.can_name(one, scope)] for side in (left, right)]
+        candidates = [[column for column in side if self.can_name(column, scope)] for side in (left, right)]
         pairs = [
             (column, other)
-            for column in able[0]
-            for other in able[1]
+            for column in candidates[0]
+            for other in candidates[1]
             if any({column.kind, other.kind} <= {*f} for f in families)
         ]
         if not pairs:
@@ -259,15 +268,17 @@ class Comparisons:
     # Conditions on one column
 
     def draw_simple_condition(self, scope: Scope) -> str:
-        able = [one for one in scope if self.can_name(one, scope)]
-        if not able:
+        candidates = [column for column in scope if self.can_name(column, scope)]
+        if not candidates:
             return self.rng.choice(["1 = 1", "TRUE", "NOT FALSE"])
-        text = self.draw_comparison(self.rng.choice(able), scope)
+        text = self.draw_comparison(self.rng.choice(candidates), scope)
         shape = self.rng.random()
         if shape < 0.12:
             return f"NOT {text}" if self.draw_chance(0.5) else f"NOT ({text})"
         if shape < 0.3:
-            return f"({text} {self.rng.choice(['AND', 'OR'])} {self.draw_comparison(self.rng.choice(able), scope)})"
+            return (
+                f"({text} {self.rng.choice(['AND', 'OR'])} {self.draw_comparison(self.rng.choice(candidates), scope)})"
+            )
         return text
 
     def draw_comparison(self, column: ScopeColumn, scope: Scope) -> str:
@@ -309,10 +320,10 @@ class Comparisons:
 
     def list_row_shapes(self, column: ScopeColumn, name: str, scope: Scope) -> Shapes:
         kind = column.kind
-        other = self.rng.choice([one for one in scope if self.can_name(one, scope)] or [column])
-        pair = f"({name}, {self.write_reference(other, scope)})"
+        other_column = self.rng.choice([column for column in scope if self.can_name(column, scope)] or [column])
+        pair = f"({name}, {self.write_reference(other_column, scope)})"
         # No row contains null: DuckDB compares rows as values, and Trino compares their fields.
-        rows = [f"({self.draw_value(kind)}, {self.draw_value(other.kind)})" for _ in range(2)]
+        rows = [f"({self.draw_value(kind)}, {self.draw_value(other_column.kind)})" for _ in range(2)]
         values = ", ".join(VALUES[kind][:2])
         shapes: Shapes = [
             lambda: f"{pair} {self.rng.choice(['', 'NOT '])}IN ({', '.join(rows)})",
@@ -320,10 +331,11 @@ class Comparisons:
             lambda: f"{name} IN (SELECT v FROM UNNEST(ARRAY[{values}]) AS w (v))",
             lambda: f"{self.rng.choice(['', 'NOT '])}contains(ARRAY[{values}], {name})",
         ]
-        same = [one for one in scope if one.kind == kind and self.can_name(one, scope)]
+        candidates = [column for column in scope if column.kind == kind and self.can_name(column, scope)]
         shapes.append(
             lambda: (
-                f"{name} {self.rng.choice(['=', '<', '<=', '<>'])} {self.write_reference(self.rng.choice(same), scope)}"
+                f"{name} {self.rng.choice(['=', '<', '<=', '<>'])} "
+                f"{self.write_reference(self.rng.choice(candidates), scope)}"
             )
         )
         return shapes
@@ -339,7 +351,9 @@ class Comparisons:
             literals[0] = self.rng.choice(SHARP[column.kind])
             literals[1] = "1e300" if numbers else MIXED_TIMES[-2]
         family = NUMBERS if numbers else ("date", "timestamp")
-        other_columns = [one for one in scope if one.kind in family and self.can_name(one, scope)] or [column]
+        other_columns = [column for column in scope if column.kind in family and self.can_name(column, scope)] or [
+            column
+        ]
         other = self.write_reference(self.rng.choice(other_columns), scope)
         negated = self.rng.choice(["", "NOT "])
         size = self.rng.randint(2, 3)
@@ -347,7 +361,9 @@ class Comparisons:
         values = [value for value in literals if "NULL" not in value]
         rows = ", ".join(f"({value})" for value in literals[:size])
         # DuckDB compares nulls in rows as values, and Trino does not.
-        pairs = ", ".join(f"({value}, {one})" for value, one in zip(values or ["1"], ("1", "1.0", "1e0"), strict=False))
+        pairs = ", ".join(
+            f"({value}, {number})" for value, number in zip(values or ["1"], ("1", "1.0", "1e0"), strict=False)
+        )
         shapes: Shapes = [
             lambda: f"{name} {negated}IN ({text})",
             lambda: f"{name} {negated}BETWEEN {literals[0]} AND {literals[1]}",

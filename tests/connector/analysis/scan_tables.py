@@ -24,7 +24,7 @@ def get_columns(names: tuple[str | None, str | None, str]) -> dict[str, str] | N
 def find_statement_scans(statement: str, *, parameters: Sequence[str] = (), **options: Any) -> tuple[Scan, ...]:
     """Return the scans of the statement.
 
-    Check that the statement's tree does not change when its scans are read twice, as the proxy reads it.
+    Also check that the statement's tree is unchanged after its scans are read twice, as the proxy reads them.
     """
     scans = find_scans(statement, columns_of=get_columns, parameters=parameters, **options)
     try:

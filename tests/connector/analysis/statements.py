@@ -35,9 +35,9 @@ class RandomStatements(Comparisons):
     """
 
     listed_share: ClassVar[float] = 0.2
-    """The share of the sources after a comma that are lists of literals."""
+    """The share of lists of literals among the sources after a comma."""
     other_groups: ClassVar[tuple[str, ...]] = ()
-    """Further clauses that may follow GROUP BY."""
+    """Clauses that may follow GROUP BY instead of a list of columns."""
 
     # Tables
 
@@ -46,9 +46,9 @@ class RandomStatements(Comparisons):
         statements = []
         for name in self.rng.sample(TABLE_NAMES, self.rng.randint(2, 4)):
             names = self.rng.sample(COLUMN_NAMES, self.rng.randint(1, 4))
-            columns = {one: self.rng.choice([*KINDS, *["long"] * 8, *["string"] * 2]) for one in names}
+            columns = {name: self.rng.choice([*KINDS, *["long"] * 8, *["string"] * 2]) for name in names}
             self.tables.append(StoredRelation(name, columns))
-            typed = ", ".join(f"{quote(one)} {KINDS[kind]}" for one, kind in columns.items())
+            typed = ", ".join(f"{quote(column)} {KINDS[kind]}" for column, kind in columns.items())
             statements.append(f"CREATE TABLE {quote(name)} ({typed})")
             for _ in range(self.rng.choice([0, *[self.rng.randint(4, ROWS_MAX)] * 9])):
                 row = ", ".join(
@@ -78,9 +78,9 @@ class RandomStatements(Comparisons):
                     words, renamed = "WITH RECURSIVE", " (rn)"
                 elif self.draw_chance(0.3):
                     columns = [(f"w{number}", kind) for number, (_, kind) in enumerate(columns)]
-                    renamed = f" ({', '.join(self.spell(one) for one, _ in columns)})"
+                    renamed = f" ({', '.join(self.spell(column) for column, _ in columns)})"
                 clauses.append(f"{self.spell(name)}{renamed} AS{self.draw_space()}({text})")
-                visible_tables = [one for one in visible_tables if one.name.lower() != name.lower()]
+                visible_tables = [table for table in visible_tables if table.name.lower() != name.lower()]
                 visible_tables.append(StoredRelation(name, dict(columns)))
         text, columns = self.draw_body(visible_tables, depth, outer)
         return (f"{self.draw_word(words)} {', '.join(clauses)}{self.draw_space()}" if clauses else "") + text, columns
@@ -146,20 +146,20 @@ class RandomStatements(Comparisons):
         *,
         window: bool,
     ) -> tuple[list[str], list[tuple[str, str]]]:
-        names = [one.name.lower() for one in scope]
-        owners = {one.owner for one in scope if one.owner is not None}
+        names = [column.name.lower() for column in scope]
+        owners = {column.owner for column in scope if column.owner is not None}
         if (
             kinds is None
             and self.draw_chance(0.2)
             and len(set(names)) == len(names)
-            and all(one.plain for one in scope)
+            and all(column.plain for column in scope)
         ):
-            return ["*"], [(one.name, one.kind) for one in scope]
-        if kinds is None and owners and self.draw_chance(0.1) and all(one.plain for one in scope):
+            return ["*"], [(column.name, column.kind) for column in scope]
+        if kinds is None and owners and self.draw_chance(0.1) and all(column.plain for column in scope):
             owner = self.rng.choice(sorted(owners))
-            owner_columns = [one for one in scope if one.owner == owner]
+            owner_columns = [column for column in scope if column.owner == owner]
             return [f"{self.spell(owner)}.*", "1 AS one"], [
-                *((one.name, one.kind) for one in owner_columns),
+                *((column.name, column.kind) for column in owner_columns),
                 ("one", "long"),
             ]
         items, columns = [], []
@@ -167,7 +167,7 @@ class RandomStatements(Comparisons):
             text, result, name = self.draw_projection(scope, relations, depth, outer, kind)
             if window and kind is None and number == 0:
                 text, result, name = self.draw_window(scope), "long", None
-            used_names = {one.lower() for one, _ in columns}
+            used_names = {column.lower() for column, _ in columns}
             if name is None or name.lower() in used_names or self.draw_chance(0.3):
                 name = self.rng.choice([f"p{number}", *COLUMN_NAMES])
                 name = f"p{number}" if name.lower() in used_names else name
@@ -179,7 +179,7 @@ class RandomStatements(Comparisons):
     def draw_projection(
         self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope, kind: str | None
     ) -> tuple[str, str, str | None]:
-        fitting = [one for one in scope if kind in (None, one.kind) and self.can_name(one, scope)]
+        fitting = [column for column in scope if kind in (None, column.kind) and self.can_name(column, scope)]
         if fitting and self.draw_chance(0.75):
             column = self.rng.choice(fitting)
             text = self.write_reference(column, scope)
@@ -192,10 +192,10 @@ class RandomStatements(Comparisons):
         if kind == "long" and depth > 1 and self.draw_chance(0.4):
             inner, _ = self.draw_with_query(relations, depth - 1, [*outer, *scope])
             return f"(SELECT count(*) FROM ({inner}) AS n)", "long", None
-        same = [one for one in scope if one.kind == kind and self.can_name(one, scope)]
-        if same and self.draw_chance(0.6):
+        candidates = [column for column in scope if column.kind == kind and self.can_name(column, scope)]
+        if candidates and self.draw_chance(0.6):
             return (
-                f"coalesce({self.write_reference(self.rng.choice(same), scope)}, {self.draw_literal(kind)})",
+                f"coalesce({self.write_reference(self.rng.choice(candidates), scope)}, {self.draw_literal(kind)})",
                 kind,
                 None,
             )
@@ -206,7 +206,7 @@ class RandomStatements(Comparisons):
         return ""
 
     def draw_window(self, scope: Scope) -> str:
-        keys = [self.write_reference(one, scope) for one in scope if self.can_name(one, scope)]
+        keys = [self.write_reference(column, scope) for column in scope if self.can_name(column, scope)]
         if not keys:
             return "count(*) OVER ()"
         return self.rng.choice(
@@ -216,15 +216,15 @@ class RandomStatements(Comparisons):
     def draw_grouped_query(
         self, source: str, where: str, scope: Scope, relations: list[StoredRelation], depth: int
     ) -> tuple[str, list[tuple[str, str]]]:
-        able = [one for one in scope if self.can_name(one, scope)]
-        keys = self.rng.sample(able, min(len(able), self.rng.randint(0, 2)))
+        candidates = [column for column in scope if self.can_name(column, scope)]
+        keys = self.rng.sample(candidates, min(len(candidates), self.rng.randint(0, 2)))
         named_keys = [self.write_reference(key, scope) for key in keys]
         items = [f"{text} AS g{number}" for number, text in enumerate(named_keys)]
         columns = [(f"g{number}", key.kind) for number, key in enumerate(keys)]
         items.append("count(*) AS n")
         columns.append(("n", "long"))
-        if able and self.draw_chance(0.5):
-            column = self.rng.choice(able)
+        if candidates and self.draw_chance(0.5):
+            column = self.rng.choice(candidates)
             items.append(f"{self.rng.choice(['min', 'max'])}({self.write_reference(column, scope)}) AS m")
             columns.append(("m", column.kind))
         text = f"SELECT {', '.join(items)} FROM {source}{where}"
@@ -248,11 +248,11 @@ class RandomStatements(Comparisons):
 
         In most cases each aggregate has a FILTER and counts only the rows that pass it.
         """
-        able = [one for one in scope if self.can_name(one, scope)]
+        candidates = [column for column in scope if self.can_name(column, scope)]
         items = []
         for number in range(self.rng.randint(1, 2)):
-            column = self.write_reference(self.rng.choice(able), scope) if able else "1"
-            aggregate = f"count({column})" if able else "count(*)"
+            column = self.write_reference(self.rng.choice(candidates), scope) if candidates else "1"
+            aggregate = f"count({column})" if candidates else "count(*)"
             filter_clause = f" FILTER (WHERE {self.draw_simple_condition(scope)})" if self.draw_chance(0.9) else ""
             aggregates = [
                 f"sum(CASE WHEN {self.draw_simple_condition(scope)} THEN 2 WHEN"
@@ -273,7 +273,7 @@ class RandomStatements(Comparisons):
         ]
 
     def draw_latest(self) -> tuple[str, list[tuple[str, str]]]:
-        """Return a query for the first rows of each key, or for the numbers of all rows.
+        """Return a query for the first rows of each key, or for the row numbers of all rows.
 
         The rows are ordered by all columns, so the first row is always the same.
         """
@@ -296,20 +296,24 @@ class RandomStatements(Comparisons):
 
         Each step selects the rows whose first column has a value of the previous step, and returns their other column.
         """
-        hidden = {one.name.lower() for one in relations} | {name.lower()}
-        able = [one for one in self.tables if one.name.lower() not in hidden and "long" in one.columns.values()]
-        if not able:
+        hidden = {relation.name.lower() for relation in relations} | {name.lower()}
+        candidates = [
+            table for table in self.tables if table.name.lower() not in hidden and "long" in table.columns.values()
+        ]
+        if not candidates:
             return None
-        table = self.rng.choice(able)
+        table = self.rng.choice(candidates)
         scope = [ScopeColumn(column, kind, "step") for column, kind in table.columns.items()]
-        long = [one for one in scope if one.kind == "long"]
-        start, before, after = (self.rng.choice(long) for _ in range(3))
+        long_columns = [column for column in scope if column.kind == "long"]
+        start, previous_column, next_column = (self.rng.choice(long_columns) for _ in range(3))
         from_table = f"{self.spell(table.name)} AS step"
         first = (
             f"SELECT {self.write_reference(start, scope)} FROM {from_table} WHERE {self.draw_simple_condition(scope)}"
         )
-        step_condition = f"{self.draw_simple_condition(scope)} AND step.{quote(before.name)} = {self.spell(name)}.rn"
-        text = f"SELECT step.{quote(after.name)} FROM {from_table}, {self.spell(name)} WHERE {step_condition}"
+        step_condition = (
+            f"{self.draw_simple_condition(scope)} AND step.{quote(previous_column.name)} = {self.spell(name)}.rn"
+        )
+        text = f"SELECT step.{quote(next_column.name)} FROM {from_table}, {self.spell(name)} WHERE {step_condition}"
         return f"{first} UNION {text}", [("rn", "long")]
 
     # FROM
@@ -317,7 +321,7 @@ class RandomStatements(Comparisons):
     def draw_source_list(self, relations: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, Scope]:
         text, scope = self.draw_source(relations, depth, outer, set())
         for _ in range(self.rng.choice([0, 0, 0, 1, 1, 1, 2]) if depth < 3 else self.rng.choice([0, 1, 1])):
-            used_names = {one.owner.lower() for one in scope if one.owner is not None}
+            used_names = {column.owner.lower() for column in scope if column.owner is not None}
             if self.draw_chance(0.2):
                 right, right_scope = (
                     self.draw_unnest(used_names)
@@ -335,7 +339,7 @@ class RandomStatements(Comparisons):
 
     def draw_unnest(self, used_names: set[str]) -> tuple[str, Scope]:
         """Return a list of literals as a source after a comma, because Trino does not join UNNEST with a condition."""
-        alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
+        alias = self.rng.choice([alias for alias in ALIASES if alias.lower() not in used_names])
         column = self.rng.choice(COLUMN_NAMES)
         text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spell(alias)} ({quote(column)})"
         return text, [ScopeColumn(column, "long", alias)]
@@ -343,7 +347,7 @@ class RandomStatements(Comparisons):
     def draw_lateral(
         self, text: str, scope: Scope, relations: list[StoredRelation], used_names: set[str]
     ) -> tuple[str, Scope]:
-        alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
+        alias = self.rng.choice([alias for alias in ALIASES if alias.lower() not in used_names])
         query = self.draw_lateral_query(scope, relations) if self.draw_chance(0.6) else None
         if query is not None:
             inner, columns = query
@@ -372,27 +376,27 @@ class RandomStatements(Comparisons):
         correlated_pair = self.draw_correlated_pair(scope, relations)
         if correlated_pair is None:
             return None
-        table, name, away = correlated_pair
+        table, name, outer_text = correlated_pair
         table_columns = [ScopeColumn(column, kind, "qq") for column, kind in table.columns.items()]
         source, inner = f"{self.spell(table.name)} AS qq", table_columns
         if self.draw_chance(0.4):
-            hidden = {one.name.lower() for one in relations}
-            other = self.rng.choice([one for one in self.tables if one.name.lower() not in hidden])
-            other_columns = [ScopeColumn(column, kind, "rr") for column, kind in other.columns.items()]
+            hidden = {relation.name.lower() for relation in relations}
+            other_table = self.rng.choice([table for table in self.tables if table.name.lower() not in hidden])
+            other_columns = [ScopeColumn(column, kind, "rr") for column, kind in other_table.columns.items()]
             inner = [*table_columns, *other_columns]
             join_condition = self.draw_equality(table_columns, other_columns, inner)
             if self.draw_chance(0.3):
                 join_condition += f" AND {self.draw_simple_condition(inner)}"
             join = self.rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"])
-            source = f"{source} {join} {self.spell(other.name)} AS rr ON {join_condition}"
+            source = f"{source} {join} {self.spell(other_table.name)} AS rr ON {join_condition}"
         where = (
             f"qq.{self.spell(name)} ="
-            f" {away}{f' AND {self.draw_simple_condition(inner)}' if self.draw_chance(0.4) else ''}"
+            f" {outer_text}{f' AND {self.draw_simple_condition(inner)}' if self.draw_chance(0.4) else ''}"
         )
-        able = [one for one in inner if self.can_name(one, inner)]
-        grouped = self.rng.sample(able, min(len(able), self.rng.randint(1, 2)))
-        columns = [(f"l{number}", one.kind) for number, one in enumerate(grouped)]
-        items = [f"{self.write_reference(one, inner)} AS l{number}" for number, one in enumerate(grouped)]
+        candidates = [column for column in inner if self.can_name(column, inner)]
+        grouped = self.rng.sample(candidates, min(len(candidates), self.rng.randint(1, 2)))
+        columns = [(f"l{number}", column.kind) for number, column in enumerate(grouped)]
+        items = [f"{self.write_reference(column, inner)} AS l{number}" for number, column in enumerate(grouped)]
         if self.draw_chance(0.3):
             keys = ", ".join(str(number) for number in range(1, len(items) + 1))
             text = f"SELECT {', '.join([*items, 'count(*) AS ln'])} FROM {source} WHERE {where} GROUP BY {keys}"
@@ -405,18 +409,17 @@ class RandomStatements(Comparisons):
         correlated_pair = self.draw_correlated_pair(scope, relations)
         if correlated_pair is None:
             return None
-        table, name, away = correlated_pair
+        table, name, outer_text = correlated_pair
         columns = [ScopeColumn(name, table.columns[name], "qq")]
         extra_condition = f" AND {self.draw_simple_condition(columns)}" if self.draw_chance(0.3) else ""
-        return (
-            f"SELECT {kind} FROM {self.spell(table.name)} AS qq WHERE qq.{self.spell(name)} = {away}{extra_condition}"
-        )
+        condition = f"qq.{self.spell(name)} = {outer_text}{extra_condition}"
+        return f"SELECT {kind} FROM {self.spell(table.name)} AS qq WHERE {condition}"
 
     def draw_correlated_pair(
         self, scope: Scope, relations: list[StoredRelation]
     ) -> tuple[StoredRelation, str, str] | None:
         """Return a table, one of its columns, and a column of the outer row with the same type."""
-        hidden = {one.name.lower() for one in relations}
+        hidden = {relation.name.lower() for relation in relations}
         pairs = [
             (table, name, column)
             for table in self.tables
@@ -435,7 +438,7 @@ class RandomStatements(Comparisons):
     ) -> tuple[str, Scope]:
         text, scope = self.draw_source(relations, depth, outer, used_names)
         if self.draw_chance(0.12):
-            inner = {one.owner.lower() for one in scope if one.owner is not None} | used_names
+            inner = {column.owner.lower() for column in scope if column.owner is not None} | used_names
             other, other_scope = self.draw_source(relations, depth, outer, inner)
             text, scope = self.draw_join(text, scope, other, other_scope, relations, depth, outer)
             return f"({text})", scope
@@ -509,8 +512,8 @@ class RandomStatements(Comparisons):
             text = f"({text}) {self.rng.choice(['AS ', ''])}{self.spell(alias)}"
         else:
             hidden = {relation.name.lower() for relation in relations}
-            able = [*relations, *(table for table in self.tables if table.name.lower() not in hidden)]
-            relation = self.rng.choice([*able, *self.rng.sample(relations, min(len(relations), 1))])
+            candidates = [*relations, *(table for table in self.tables if table.name.lower() not in hidden)]
+            relation = self.rng.choice([*candidates, *self.rng.sample(relations, min(len(relations), 1))])
             columns = list(relation.columns.items())
             text = self.spell(relation.name)
             if relation.name.lower() not in hidden and self.draw_chance(0.2):
@@ -528,8 +531,8 @@ class RandomStatements(Comparisons):
     def draw_condition(self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope) -> str:
         parts = []
         for _ in range(self.rng.choice([1, 1, 1, 1, 2])):
-            able = [one for one in scope if self.can_name(one, scope)]
-            column = self.rng.choice(able) if able and self.draw_chance(0.1) else None
+            candidates = [column for column in scope if self.can_name(column, scope)]
+            column = self.rng.choice(candidates) if candidates and self.draw_chance(0.1) else None
             extreme = (
                 None
                 if column is None
@@ -544,8 +547,8 @@ class RandomStatements(Comparisons):
             elif self.draw_chance(0.2):
                 parts.append(self.draw_cross_condition(scope))
             elif self.draw_chance(0.25):
-                owners = sorted({str(one.owner) for one in scope if one.owner is not None})
-                sides = [[one for one in scope if one.owner == owner] for owner in owners]
+                owners = sorted({str(column.owner) for column in scope if column.owner is not None})
+                sides = [[column for column in scope if column.owner == owner] for owner in owners]
                 either = [
                     self.draw_comparison(column, scope)
                     for side in sides
@@ -561,18 +564,20 @@ class RandomStatements(Comparisons):
     def draw_subquery(self, scope: Scope, relations: list[StoredRelation], depth: int, outer: Scope) -> str:
         negated = self.rng.choice(["", "NOT "])
         if self.draw_chance(0.5):
-            inner, _ = self.draw_with_query(relations, depth - 1, [one for one in scope if one.owner is not None])
+            inner, _ = self.draw_with_query(
+                relations, depth - 1, [column for column in scope if column.owner is not None]
+            )
             return f"{negated}EXISTS ({inner})"
-        able = [one for one in scope if self.can_name(one, scope)]
-        if not able:
+        candidates = [column for column in scope if self.can_name(column, scope)]
+        if not candidates:
             return self.draw_simple_condition(scope)
-        column = self.rng.choice(able)
+        column = self.rng.choice(candidates)
         aggregate = self.aggregate(scope, relations, "count(*)")
         if aggregate is not None and self.draw_chance(0.2):
             return f"({aggregate}) {self.rng.choice(['=', '>', '<'])} 1"
         if self.draw_chance(0.2):
-            inner, _ = self.select(relations, depth - 1, [], set_part=True, kinds=[column.kind, able[0].kind])
-            pair = [self.write_reference(column, scope), self.write_reference(able[0], scope)]
+            inner, _ = self.select(relations, depth - 1, [], set_part=True, kinds=[column.kind, candidates[0].kind])
+            pair = [self.write_reference(column, scope), self.write_reference(candidates[0], scope)]
             text = " AND ".join(f"{name} IS NOT NULL" for name in pair)
             return f"({', '.join(pair)}) {negated}IN ({inner}) AND {text}"
         inner, _ = self.select(relations, depth - 1, [], set_part=True, kinds=[column.kind])
@@ -615,8 +620,8 @@ class RandomStatements(Comparisons):
 
         Return None if no column fits.
         """
-        hidden = {one.name.lower() for one in relations}
-        tables = [*relations, *(one for one in self.tables if one.name.lower() not in hidden)]
+        hidden = {relation.name.lower() for relation in relations}
+        tables = [*relations, *(table for table in self.tables if table.name.lower() not in hidden)]
         columns = [(table, name) for table in tables for name, each in table.columns.items() if each == kind]
         if not columns:
             return None
@@ -675,7 +680,7 @@ class RandomStatements(Comparisons):
 
         The column is qualified by an alias that the inner scope does not have.
         """
-        owners = {one.owner.lower() for one in scope if one.owner is not None}
+        owners = {column.owner.lower() for column in scope if column.owner is not None}
         pairs = [
             (column, other)
             for column in scope
@@ -689,7 +694,7 @@ class RandomStatements(Comparisons):
         if not pairs:
             return self.draw_simple_condition(scope)
         first, other = self.rng.choice(pairs)
-        away = f"{self.spell(str(other.owner))}.{self.spell(other.name)}"
+        outer_text = f"{self.spell(str(other.owner))}.{self.spell(other.name)}"
         if self.draw_chance(0.3):
-            return f"{away} = {self.draw_literal(other.kind)}"
-        return f"{self.write_reference(first, scope)} = {away}"
+            return f"{outer_text} = {self.draw_literal(other.kind)}"
+        return f"{self.write_reference(first, scope)} = {outer_text}"

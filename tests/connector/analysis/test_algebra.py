@@ -15,7 +15,7 @@ from seamark.connector.spark.query.plan_reader import AttributeOutputs
 from seamark.formats.protocol.wire import MINIMUM
 
 
-def compare(column: str, op: str, *values: str) -> ColumnComparison:
+def build_comparison(column: str, op: str, *values: str) -> ColumnComparison:
     return ColumnComparison((0, column), op, tuple(Literal("integer", value) for value in values))
 
 
@@ -29,8 +29,8 @@ def format_predicate(table: Table) -> str | None:
     return None if condition is None else write_sql(condition)
 
 
-def test_common_joins_keep_alternatives_only_if_all_are_common() -> None:
-    """If an alternative were missing, the join would leave out rows that the other reference needs."""
+def test_alternatives_of_a_join_are_kept_only_if_both_references_have_all_of_them() -> None:
+    """If an alternative were missing, the join would leave out rows that one of the references needs."""
     first, second, third = (Join(scan, (("a", "b"),), any_of=2) for scan in (1, 2, 3))
     always = Join(4, (("a", "b"),))
     assert intersect_joins([(first, second, always), (first, third, always)]) == (always,)
@@ -43,11 +43,11 @@ def test_common_joins_keep_alternatives_only_if_all_are_common() -> None:
 def test_set_operation_passes_conditions_on_floats_but_no_joins() -> None:
     left, right = (Table({"x": "double", "k": "long"}) for _ in range(2))
     union = SetOperation(build_projection(left, "x", "k"), build_projection(right, "x", "k"))
-    union.push_down(compare("x", ">", "3"))
+    union.push_down(build_comparison("x", ">", "3"))
     assert format_predicate(left) == format_predicate(right) == '"x" > 3'
     converted = Table({"x": "float", "k": "long"})
     SetOperation(build_projection(left, "x", "k"), build_projection(converted, "x", "k")).push_down(
-        compare("x", ">", "3")
+        build_comparison("x", ">", "3")
     )
     assert format_predicate(left) is format_predicate(converted) is None
     assert find_exact_origin(left, ["x"]) is None
@@ -56,12 +56,19 @@ def test_set_operation_passes_conditions_on_floats_but_no_joins() -> None:
 def test_nullable_output_receives_only_conditions_that_reject_null() -> None:
     table = Table({"a": "long", "b": "long"})
     block = build_projection(table, "a", "b", nullable=frozenset({"a"}))
-    block.push_down(all_of([compare("a", "=", "1"), any_of([compare("a", "IS NULL"), compare("b", "=", "2")])]))
+    block.push_down(
+        all_of(
+            [
+                build_comparison("a", "=", "1"),
+                any_of([build_comparison("a", "IS NULL"), build_comparison("b", "=", "2")]),
+            ]
+        )
+    )
     assert format_predicate(table) == '"a" = 1'
 
 
-def test_block_has_no_origin_for_two_extremes_together() -> None:
-    """The two extremes can come from different rows."""
+def test_two_extremes_in_one_block_have_no_common_origin_row() -> None:
+    """The minimum and the maximum can come from different rows."""
     table = Table({"a": "long", "b": "long", "k": "long"})
     outputs = AttributeOutputs({"k": (0, "k")})
     extremes = {name: Extreme((0, column), MINIMUM) for name, column in (("low", "a"), ("high", "b"))}
@@ -77,7 +84,7 @@ def test_anti_join_pushes_on_to_the_right_side_only() -> None:
     block = QueryBlock(
         [left, right], SourceJoin(0, 1, keeps_left=True, on=predicate), AttributeOutputs({"a": (0, "a")})
     )
-    block.push_down(compare("a", "<", "9"))
+    block.push_down(build_comparison("a", "<", "9"))
     assert format_predicate(left) == '"a" < 9'
     assert format_predicate(right) == '("b" > 3 AND "b" < 9)'
     numbers = {left: 0, right: 1}

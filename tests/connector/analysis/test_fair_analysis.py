@@ -1,6 +1,6 @@
-"""Tests that long statements do not delay short ones.
+"""Tests that long statements do not delay short statements.
 
-The server analyses only one long statement at a time, beside the short ones, and clients take turns.
+The server analyses at most one long statement at a time, in parallel with short ones, and clients take turns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def build_statement(number: int, characters: int = 0) -> str:
     return f"SELECT * FROM t WHERE id = {number}{' ' * characters} AND id < 1000"
 
 
-async def test_one_long_statement_is_analysed_at_a_time_beside_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_statements_are_analysed_while_one_long_statement_is_analysed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real, go, at_once = reading._read, threading.Event(), [0, 0]
 
     def read(text: Any, *arguments: Any) -> Any:
@@ -42,19 +44,19 @@ async def test_one_long_statement_is_analysed_at_a_time_beside_short_ones(monkey
 
     monkeypatch.setattr(reading, "_read", read)
     async with open_rewriter(NumberedPlans(), RewriteLimits(budget_s=WAIT_S)) as rewriter:
-        long = [
+        long_tasks = [
             asyncio.create_task(rewriter.rewrite(build_statement(number, SHORT_CHARACTERS_MAX), SESSION))
             for number in range(3)
         ]
         rewrite = await rewriter.rewrite(build_statement(7), SESSION)
         assert rewrite.statement is not None
-        assert not any(one.done() for one in long)
+        assert not any(task.done() for task in long_tasks)
         go.set()
-        assert all([(await one).statement is not None for one in long])
+        assert all([(await task).statement is not None for task in long_tasks])
     assert at_once == [0, 1]
 
 
-async def test_client_with_many_statements_waits_only_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_with_many_statements_delays_no_other_client(monkeypatch: pytest.MonkeyPatch) -> None:
     real, has_started, go, order = reading._read, threading.Event(), threading.Event(), []
 
     def read(text: Any, *arguments: Any) -> Any:
@@ -72,14 +74,14 @@ async def test_client_with_many_statements_waits_only_for_its_own(monkeypatch: p
 
         rewrites = [asyncio.create_task(rewrite_as(number, "10.0.0.1", f"name {number}")) for number in range(5)]
         assert await asyncio.to_thread(has_started.wait, WAIT_S)
-        other = asyncio.create_task(rewrite_as(9, "10.0.0.2", "ann"))
+        other_task = asyncio.create_task(rewrite_as(9, "10.0.0.2", "ann"))
         await until(lambda: "address 10.0.0.2" in rewriter._reader._short._own)
         go.set()
-        for task in (*rewrites, other):
+        for task in (*rewrites, other_task):
             assert (await task).statement is not None
     assert (
         build_statement(9) in order[:3]
-    )  # The statement runs after the statement in progress, and after at most one waiting statement.
+    )  # The new client's statement runs after the current statement and at most one waiting statement.
 
 
 async def test_long_statement_is_not_tokenized_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Tests of statements that a client writes to keep the analysis busy. The analysis limits its work, or refuses them."""
+"""Tests that the analysis limits its work for statements of hostile clients, or refuses such statements."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_chain_of_names_that_are_used_twice_needs_bounded_work(shape: str, monke
     names = ", ".join(f"c{number} AS ({query})" for number, query in enumerate(queries))
     scans = find_scans(f"WITH {names} SELECT * FROM c39 WHERE x = 1", columns_of=lambda _: COLUMNS)
     assert [scan.table for scan in scans] == ["t"]
-    assert 0 < calls["weaken"] < 50_000  # Without a bound, a chain of 14 names exceeds this number.
+    assert 0 < calls["weaken"] < 50_000  # Without a limit, a chain of 14 names needs more calls.
 
 
 def test_condition_reaches_a_name_that_is_used_twice() -> None:
@@ -49,9 +49,9 @@ def test_condition_reaches_a_name_that_is_used_twice() -> None:
 
 
 def test_long_chain_of_joins_derives_a_bounded_number_of_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each column is equal to all others.
+    """Each column is equal to all other columns.
 
-    Without a bound, the number of derived conditions grows with the square of the number of joins.
+    Without a limit, the number of derived conditions grows with the square of the number of joins.
     """
     moved_columns, of_semi_join = Counter[str](), conditions.SemiJoin.move_columns
 
@@ -64,7 +64,7 @@ def test_long_chain_of_joins_derives_a_bounded_number_of_conditions(monkeypatch:
     scans = find_scans(f"SELECT 1 FROM s.t a0{joins} WHERE a199.y = 3 AND a0.x = 1", columns_of=lambda _: COLUMNS)
     assert len(scans) == 200
     assert scans[0].predicate == '"x" = 1'
-    assert moved_columns["semi-joins"] < 10 * conditions.LEAVES_MAX  # Without a bound, the number is 89,000.
+    assert moved_columns["semi-joins"] < 10 * conditions.LEAVES_MAX  # Without a limit, the number is 89,000.
 
 
 def test_equivalence_classes_contain_every_column_that_equalities_reach() -> None:
@@ -110,7 +110,7 @@ def test_exchange_replaces_a_list_value_without_walking_the_list() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_exchange_gives_the_same_tree_as_replace(seed: int) -> None:
+def test_exchange_makes_the_same_tree_as_replace(seed: int) -> None:
     rng = random.Random(seed)
     text = "SELECT f(a, b), CASE WHEN a = 1 THEN b ELSE (c) END FROM t WHERE a IN (b, c, 1) AND NOT b BETWEEN a AND c"
     for _ in range(30):

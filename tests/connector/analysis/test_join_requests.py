@@ -1,5 +1,6 @@
-"""Tests that plan requests for large tables contain the joins with small tables, whose snapshots the statement
-then pins.
+"""Tests that plan requests for large tables contain joins with small tables, and that the statement pins the snapshots
+
+of the small tables.
 """
 
 from __future__ import annotations
@@ -106,10 +107,10 @@ async def test_snowflake_is_planned_with_nested_joins_and_all_its_tables_are_pin
     rewrite, plan_request = await run_rewrite(sql)
     ((join,),) = [request.joins for request in filter_requests("sales", plan_request)]
     assert (join.table, join.filter) == (("db", "items"), None)
-    assert [(one.table, one.on, one.filter) for one in join.joins] == [
+    assert [(nested_join.table, nested_join.on, nested_join.filter) for nested_join in join.joins] == [
         (("db", "brands"), (("brand", "b_key"),), parse_filter("name = 'x'"))
     ]
-    assert [(one.table[-1], one.snapshot_id) for one in plan_request if one.table[-1] != "sales"] == [
+    assert [(request.table[-1], request.snapshot_id) for request in plan_request if request.table[-1] != "sales"] == [
         ("items", 20),
         ("brands", 30),
     ]
@@ -118,7 +119,7 @@ async def test_snowflake_is_planned_with_nested_joins_and_all_its_tables_are_pin
 
 
 async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
-    """One plan with all rows serves both aliases.
+    """One plan with all rows is used for both aliases.
 
     The dimension has one file, so a plan could not leave any file out.
     """
@@ -160,11 +161,11 @@ async def test_table_with_joins_as_its_only_conditions_is_planned_once() -> None
     assert len(requests) == 2
 
 
-# A plan without joins if the small table cannot be read at the snapshot of its join
+# The large table is planned without joins if the small table cannot be read at the snapshot of its join.
 
 
 def respond_with(**changes: Any) -> Callable[[TablePlanRequest], dict[str, Any]]:
-    """Return a function that makes plan responses: every join has the result `changes`."""
+    """Return a function that makes plan responses in which every join has the result `changes`."""
 
     def plan(request: TablePlanRequest) -> dict[str, Any]:
         joins = answer_with_all_joins(request)["joins"]
@@ -178,7 +179,7 @@ def _list_fields(result: JoinResult) -> dict[str, Any]:
 
 
 def respond_without(table: str, error: Exception | None = None) -> Callable[[TablePlanRequest], dict[str, Any]]:
-    """Return a function that makes plan responses: `table` has no plan, or its request raises `error`."""
+    """Return a function that makes plan responses in which `table` has no plan, or whose request raises `error`."""
 
     def plan(request: TablePlanRequest) -> dict[str, Any]:
         if request.table[-1] != table:
@@ -191,6 +192,8 @@ def respond_without(table: str, error: Exception | None = None) -> Callable[[Tab
 
 
 def fail_with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, Any]]:
+    """Return a function that makes plan responses, and raises `error` for a request with joins."""
+
     def plan(request: TablePlanRequest) -> dict[str, Any]:
         if request.joins:
             raise error
@@ -230,7 +233,7 @@ async def test_large_table_without_a_predicate_is_not_planned_again() -> None:
 
 
 async def test_unused_join_pins_no_table() -> None:
-    """A table is not replaced by a plan that keeps all its files, either."""
+    """A table is also not replaced by a plan that keeps all its files."""
 
     def plan(request: TablePlanRequest) -> dict[str, Any]:
         sizes = {"files": 3, "considered_files": 3} if request.table[-1] == "items" else {}
@@ -243,7 +246,7 @@ async def test_unused_join_pins_no_table() -> None:
 
 
 async def test_join_is_not_used_if_a_reference_to_the_small_table_has_no_plan() -> None:
-    """The small table occurs in two places of the statement, and one of them gets no plan."""
+    """The small table occurs in two places of the statement, and one of them has no plan."""
 
     def plan(plan_request: TablePlanRequest) -> dict[str, Any]:
         if plan_request.table[-1] == "items" and plan_request.filter is None:
@@ -282,7 +285,7 @@ async def test_request_for_many_tables_with_a_common_key_has_at_most_32_joins() 
     names = ", ".join(tables)
     equal = " AND ".join(f"k0 = k{number}" for number in range(1, 30))
     _, requests = await run_rewrite(f"SELECT 1 FROM {names} WHERE {equal} AND x7 = 1", tables=tables)
-    assert all(_count_joins(one.joins) <= 32 for one in requests)
+    assert all(_count_joins(request.joins) <= 32 for request in requests)
 
 
 def _count_joins(joins: tuple[JoinRequest, ...]) -> int:

@@ -38,7 +38,7 @@ def get_columns(names: tuple[str | None, str | None, str]) -> dict[str, str] | N
 
 
 def find_joins(statement: str) -> dict[str, list[str]]:
-    """Return the joins of each table as "column=other table.column" texts.
+    """Return the joins of each table as texts of the form "column=other table.column".
 
     If a table has several scans, its list contains the joins of all of them.
     """
@@ -59,7 +59,7 @@ def join_pair_texts(join: Join, table: str) -> Iterator[str]:
         yield f"{own_column}{op}{column}"
 
 
-def find_joins_of_sales(statement: str) -> list[str]:
+def find_sales_joins(statement: str) -> list[str]:
     return find_joins(statement).get("sales", [])
 
 
@@ -146,7 +146,7 @@ def test_joined_scans_have_joins_with_each_other() -> None:
         ),
         ("SELECT * FROM days a RIGHT JOIN days b USING (s_item) JOIN sales USING (s_item)", ["s_item=days.s_item"]),
         ("SELECT * FROM days a FULL JOIN days b USING (s_item) JOIN sales USING (s_item)", []),
-        # The operation between the tables counts or orders the rows, so no row may be left out before it.
+        # The operation between the tables counts or orders the rows, so no row may be left out before the operation.
         ("SELECT * FROM (SELECT s_item FROM sales LIMIT 5) f JOIN items ON s_item = i_key", []),
         ("SELECT * FROM (SELECT s_item, rank() OVER () AS r FROM sales) f JOIN items ON s_item = i_key", []),
         ("SELECT * FROM (SELECT max(s_item) AS k FROM sales) f JOIN items ON k = i_key", []),
@@ -283,7 +283,7 @@ def test_joined_scans_have_joins_with_each_other() -> None:
     ],
 )
 def test_scan_has_a_join_exactly_if_its_rows_need_a_matching_row(statement: str, expected: list[str]) -> None:
-    assert find_joins_of_sales(statement) == expected
+    assert find_sales_joins(statement) == expected
 
 
 def test_snowflake_table_has_joins_with_both_of_its_neighbours() -> None:
@@ -300,7 +300,7 @@ def test_snowflake_table_has_joins_with_both_of_its_neighbours() -> None:
 
 def test_table_in_both_parts_of_a_set_operation_has_joins_in_each() -> None:
     part = "SELECT s_item AS k FROM sales, items WHERE s_item = i_key"
-    assert find_joins_of_sales(f"{part} UNION ALL {part}") == ["s_item=items.i_key"] * 2
+    assert find_sales_joins(f"{part} UNION ALL {part}") == ["s_item=items.i_key"] * 2
     below = "SELECT * FROM (SELECT s_item AS k FROM sales UNION SELECT b_key FROM brands) JOIN items ON k = i_key"
     assert find_joins(below) == {"sales": ["s_item=items.i_key"], "brands": ["b_key=items.i_key"]}
 
@@ -391,7 +391,7 @@ def test_columns_are_limited_by_columns_of_other_tables(join: str, expected: lis
         ),
         ("day >= (SELECT first FROM d WHERE name = 'x')", ["day>=d.first"]),
         ("day < ANY (SELECT first FROM d)", ["day<d.first"]),
-        # The extreme is of fewer rows than the condition, so it limits the column on one side.
+        # The extreme is of fewer rows than the condition needs, so it limits the column on one side.
         ("day >= (SELECT max(first) FROM d WHERE lower(name) = 'x')", []),
         (
             "day <= (SELECT max(first) FROM d WHERE name LIKE '%x%' AND low = 1)",
@@ -446,7 +446,7 @@ def test_columns_are_limited_by_extremes(condition: str, expected: list[str]) ->
         ("m AS (SELECT max(first) AS e FROM d) SELECT * FROM f, m WHERE day = coalesce(e, DATE '2026-01-01')", []),
         ("m AS (SELECT max(first) AS e FROM d) SELECT * FROM f, m WHERE at > e", ["at>max(d.first)"]),
         ("m AS (SELECT max(low) AS e FROM d) SELECT * FROM f, m WHERE x > e", []),
-        # The extreme is of fewer or of other rows, so it limits the column on one side or not at all.
+        # The extreme is of fewer or of different rows, so it limits the column on one side or not at all.
         ("m AS (SELECT max(first) AS e FROM (SELECT * FROM d LIMIT 3)) SELECT * FROM f, m WHERE day > e", []),
         (
             "r AS (SELECT * FROM d LIMIT 3), m AS (SELECT max(first) AS e FROM r) SELECT * FROM f, m WHERE day < e",

@@ -45,7 +45,7 @@ def find_limiting_joins(sql: str, table: str, tables: dict[str, tuple[str, int]]
 def plan_joins(
     sql: str, tables: dict[str, tuple[str, int]]
 ) -> tuple[dict[PlannedScan, tuple[Dimension, ...]], list[tuple[str, list[str]]]]:
-    """Return the joins of each scan, and for each table the reasons why it has no other joins."""
+    """Return the joins of each scan, and, for each table, the reasons why further joins are not requested."""
     columns_by_table = {
         (None, None, name): KnownTable("1", {part: _KINDS.get(part, "long") for part in columns.split()}, 1, size, 2)
         for name, (columns, size) in tables.items()

@@ -1,6 +1,6 @@
-"""Tests that constants which Trino cannot compute prune no files.
+"""Tests that constants which Trino cannot compute exclude no files.
 
-The statement then fails as it does without a plan.
+The statement must then fail as it does without a plan.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import pytest
 
 from seamark.connector.analysis.scans import find_scans
 
-BEYOND = [
+OUT_OF_RANGE = [
     "2147483647 + 1",
     "-2147483648 - 1",
     "2147483647 + 1 - 1",
@@ -35,7 +35,7 @@ BEYOND = [
     "1 / 0",
     "5 % 0",
 ]
-WITHIN = [
+IN_RANGE = [
     ("2147483647 + 0", "2147483647"),
     ("2147483647 - 1", "2147483646"),
     ("-2147483647 - 1", "-2147483648"),
@@ -69,7 +69,7 @@ def find_predicate(text: str, column: str = "x") -> str | None:
     return scan.predicate
 
 
-@pytest.mark.parametrize("text", BEYOND)
+@pytest.mark.parametrize("text", OUT_OF_RANGE)
 def test_number_out_of_its_types_range_is_not_in_the_predicate(text: str) -> None:
     assert find_predicate(text) is None
     (scan,) = find_scans(f"SELECT * FROM t WHERE x IN (1, {text})")
@@ -79,7 +79,7 @@ def test_number_out_of_its_types_range_is_not_in_the_predicate(text: str) -> Non
     assert "BETWEEN" not in (scan.predicate or "")
 
 
-@pytest.mark.parametrize(("text", "value"), WITHIN)
+@pytest.mark.parametrize(("text", "value"), IN_RANGE)
 def test_number_within_its_types_range_has_the_value_that_trino_computes(text: str, value: str) -> None:
     assert find_predicate(text) == f'"x" = {value}'
 

@@ -1,6 +1,4 @@
-"""Tests that an expression of the current time has a value within its span, in every zone and at any time of the
-day.
-"""
+"""Tests that an expression of the current time has a value within its computed span, in every zone and at any time."""
 
 from __future__ import annotations
 
@@ -77,7 +75,7 @@ def test_value_of_a_relative_time_is_within_its_span_in_every_zone() -> None:
             if span is None:
                 continue
             read_count += 1
-            low, high = (datetime.combine(one, time()) for one in (span.low, span.high))
+            low, high = (datetime.combine(day, time()) for day in (span.low, span.high))
             assert all(low <= value <= high for value in values), (text, now, span, values)
     assert read_count > count
 

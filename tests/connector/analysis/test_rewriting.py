@@ -1,6 +1,6 @@
-"""Tests that statements are rewritten to plan tables only if all plans are safe and arrive in time.
+"""Tests that a statement is rewritten to plan tables only if all plans are safe and arrive in time.
 
-Otherwise the statements stay unchanged.
+Otherwise the statement stays unchanged.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
 ) -> None:
     rewrite, plan_request = await run_rewrite(statement, session)
     assert rewrite.statement == expected
-    assert [one.table for one in plan_request] == [table]
+    assert [request.table for request in plan_request] == [table]
     assert (rewrite.files, rewrite.considered_files) == (1, 100)
     assert rewrite.summary.startswith(f"rewritten; scans=1; files=1/100; {'.'.join(table)}=1/100; ms=")
 
@@ -216,7 +216,7 @@ async def test_failed_plan_is_requested_again_for_the_next_statement(error: Exce
             assert len(server.requests) == count
 
 
-async def test_bug_in_the_translation_over_a_cube_fails_no_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bug_in_the_translation_to_a_cube_fails_no_statement(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any, **options: Any) -> Any:
         raise KeyError("brand")
 
@@ -233,7 +233,7 @@ async def test_bug_in_the_translation_over_a_cube_fails_no_statement(monkeypatch
 
 async def test_unqualified_column_belongs_to_the_table_that_has_it() -> None:
     rewrite, expected = await run_rewrite("SELECT * FROM t, u WHERE x = 1 AND y = 2 AND id = uid")
-    assert {(one.table[-1], one.filter) for one in expected} == {
+    assert {(request.table[-1], request.filter) for request in expected} == {
         ("t", parse_filter("x = 1")),
         ("u", parse_filter("y = 2")),
     }
@@ -247,7 +247,7 @@ async def test_columns_are_not_requested_if_the_statement_needs_none() -> None:
         assert server.looked_at == []
 
 
-async def test_statement_is_read_once_for_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_statement_is_analysed_once_for_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
     real = reading._read
     monkeypatch.setattr(reading, "_read", lambda *arguments: (reads.append(arguments), real(*arguments))[1])
@@ -255,7 +255,7 @@ async def test_statement_is_read_once_for_the_same_columns(monkeypatch: pytest.M
     async with open_rewriter(server) as rewriter:
         statement = "SELECT * FROM t, u WHERE x = 1 AND id = uid"
         await asyncio.gather(*(rewriter.rewrite(statement, SESSION) for _ in range(20)))
-        assert len(reads) == 2  # The first analysis has no columns, and the second has them.
+        assert len(reads) == 2  # The first analysis has no columns, and the second analysis has them.
         server.version = "2"
         rewrite = await rewriter.rewrite(statement, SESSION)
         assert len(reads) == 3
@@ -269,7 +269,7 @@ async def test_table_that_occurs_twice_is_read_at_one_snapshot() -> None:
     assert rewrite.statement == (
         "SELECT (SELECT count(*) FROM t FOR VERSION AS OF 101) FROM t FOR VERSION AS OF 100 WHERE id = 1"
     )
-    assert [(one.filter, one.snapshot_id, one.max_kept_fraction) for one in expected] == [
+    assert [(request.filter, request.snapshot_id, request.max_kept_fraction) for request in expected] == [
         (parse_filter("id = 1"), None, 0.95),
         (None, 7, 1.0),
     ]
@@ -311,7 +311,7 @@ async def test_time_travel_to_a_snapshot_is_planned_at_that_snapshot() -> None:
     statement = "SELECT * FROM t FOR VERSION AS OF 5 WHERE id = 1"
     rewrite, expected = await run_rewrite(statement)
     assert rewrite.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
-    assert [(one.snapshot_id, one.past) for one in expected] == [(5, True)]
+    assert [(request.snapshot_id, request.past) for request in expected] == [(5, True)]
     rewrite, _ = await run_rewrite(f"EXECUTE IMMEDIATE '{statement.replace('1', '?')}' USING 1")
     assert rewrite.statement is not None
     assert "FROM t FOR VERSION AS OF 100 WHERE id = ?' USING 1" in rewrite.statement
@@ -321,13 +321,13 @@ async def test_time_travel_to_a_branch_is_planned_at_the_branchs_snapshot() -> N
     statement = "SELECT * FROM t FOR VERSION AS OF 'it''s' WHERE id = 1"
     rewrite, expected = await run_rewrite(statement)
     assert rewrite.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
-    assert [(one.snapshot_id, one.ref, one.past) for one in expected] == [(None, "it's", True)]
+    assert [(request.snapshot_id, request.ref, request.past) for request in expected] == [(None, "it's", True)]
     rewrite, _ = await run_rewrite("EXECUTE IMMEDIATE '" + statement.replace("'", "''") + "'")
     assert rewrite.statement == "EXECUTE IMMEDIATE 'SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1'"
     twice = "SELECT * FROM t FOR VERSION AS OF 'dev' a WHERE a.id = 1 UNION SELECT * FROM t FOR VERSION AS OF 'dev'"
     rewrite, expected = await run_rewrite(twice)
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
-    assert [(one.snapshot_id, one.ref) for one in expected] == [(None, "dev"), (7, None)]
+    assert [(request.snapshot_id, request.ref) for request in expected] == [(None, "dev"), (7, None)]
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ async def test_table_and_its_branch_are_rewritten_only_in_one_consistent_state(
         tables={"t": KnownTable("1", COLUMNS["t"], current, 1 << 30, 100, refs=refs)},
     )
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == plans + 1
-    assert {(one.table[-1], one.ref) for one in expected} == {("t", None), ("t", "audit"), ("u", None)}
+    assert {(request.table[-1], request.ref) for request in expected} == {("t", None), ("t", "audit"), ("u", None)}
 
 
 async def test_table_is_not_rewritten_beside_its_branch_without_a_plan() -> None:
@@ -427,7 +427,7 @@ async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
         assert (rewrite.statement is not None) == is_rewritten
 
 
-# Limits of time
+# Time limits
 
 
 async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,8 +438,10 @@ async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(mon
             while not rewriter.open_breakers:
                 requests.append((await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
         # On a busy machine the analysis of the first statement may exceed the budget.
-        slow = [one for one in requests if not one.startswith("unchanged; the statement was not parsed in time")]
-        assert [one.partition(";")[2][:21] for one in slow] == [" Seamark was too slow"] * FAILURES_MAX
+        slow = [
+            summary for summary in requests if not summary.startswith("unchanged; the statement was not parsed in time")
+        ]
+        assert [summary.partition(";")[2][:21] for summary in slow] == [" Seamark was too slow"] * FAILURES_MAX
         assert rewriter.open_breakers == ["seamark"]
         rewrite = await rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
         assert rewrite.summary.startswith("unchanged; Seamark has failed recently; ms=")

@@ -1,6 +1,6 @@
-"""Conditions on one table and the predicates that they become.
+"""Tests of conditions on one table, and the predicates that the analysis makes from them.
 
-The conditions have comparisons, functions, times, parameters and fields of structs.
+The conditions contain comparisons, functions, times, parameters and fields of structs.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ def test_text_with_too_many_spellings_is_matched_by_prefixes() -> None:
         ("n IN (5, REAL '1')", None),
         ("amt IN (1, 2.5)", '"amt" IN (1, 2.5)'),
         ("n BETWEEN 5 AND m", '"n" >= 5'),
-        # Beside zoned times, local times are times of the session's zone, in which a local time may not
+        # If zoned times are compared too, local times belong to the session's zone, in which a local time may not
         # exist.
         ("ts BETWEEN TIMESTAMP '2020-03-29 02:30:00' AND TIMESTAMP '2020-05-01 00:00:00 UTC'", None),
         ("ts BETWEEN TIMESTAMP '2020-03-29 02:30:00' AND now()", None),
@@ -316,7 +316,7 @@ def test_parameter_without_a_literal_value_leaves_no_predicate() -> None:
 
 @pytest.mark.parametrize("pattern", [r"'a\' ESCAPE '\'", r"'a\b%' ESCAPE '\'", "'a%' ESCAPE '##'", "'a%' ESCAPE '🙂'"])
 def test_statement_with_an_invalid_pattern_stays_unchanged(pattern: str) -> None:
-    """Trino refuses the pattern only if it compares a row with it."""
+    """Trino refuses the pattern only if it compares a row with the pattern."""
     assert find_statement_scans(f"SELECT * FROM parts WHERE p_key = 5 AND brand LIKE {pattern}") == ()
 
 
@@ -434,7 +434,7 @@ def test_field_of_a_struct_is_used_only_if_its_name_is_unambiguous(statement: st
 
 
 def test_field_of_a_struct_does_not_filter_a_dimension() -> None:
-    """The columns of the scan include the struct, and not its field."""
+    """The columns of the scan include the struct, but not its field."""
     text = "SELECT 1 FROM shops, sales WHERE s_id = id AND delivery.zone = 3"
     shops, sales = find_scans(text, columns_of=lambda names: STRUCTS.get(names[2]))
     assert sales.columns == {"delivery"}

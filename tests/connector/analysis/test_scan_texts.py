@@ -1,4 +1,4 @@
-"""Statements that are analysed at all, and the text that changes if a table is read from a view."""
+"""Tests of which statements are analysed, and of which parts of the text change if a table is replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables that a statement reads, and the rows that it needs: joins, subqueries, merged columns."""
+"""Tests of the tables that a statement reads, and of the rows that it needs: joins, subqueries, merged columns."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ from tests.connector.analysis.scan_tables import find_predicates
             "SELECT * FROM orders WHERE o_key = 1 OR o_cust = (SELECT max(i_key) FROM items WHERE i_key = o_key)",
             {"orders": None, "items": None},
         ),
-        # A list of values beside a table
+        # A list of values in the same FROM as a table
         ("SELECT * FROM orders JOIN (VALUES 1, 2) AS v (k) ON o_key = k", {"orders": '"o_key" IN (1, 2)'}),
         ("WITH v (k) AS (VALUES 1, 2) SELECT * FROM v LEFT JOIN orders ON o_key = k", {"orders": '"o_key" IN (1, 2)'}),
         ("SELECT * FROM orders LEFT JOIN (VALUES 1, 2) AS v (k) ON o_key = k", {"orders": None}),
@@ -322,7 +322,7 @@ from tests.connector.analysis.scan_tables import find_predicates
             "SELECT * FROM x, orders, y WHERE o_key = 1 AND qty = 2",
             {"orders": '"o_key" = 1', "items": '"qty" = 2'},
         ),
-        # Sources whose rows are unknown, beside tables
+        # Sources with unknown rows in the same FROM as tables
         (
             "SELECT * FROM orders CROSS JOIN UNNEST(ARRAY[1, 2]) AS u (n) WHERE orders.o_key = 1 AND n = 2",
             {"orders": '"o_key" = 1'},
@@ -371,7 +371,7 @@ def test_unqualified_column_is_ignored_if_the_columns_of_tables_are_unknown() ->
 
 
 @pytest.mark.parametrize(
-    ("condition", "of_orders", "of_others"),
+    ("condition", "applies_to_orders", "applies_to_others"),
     [
         ("orders JOIN others USING (o_key)", True, True),
         ("orders LEFT JOIN others USING (o_key)", True, True),
@@ -394,11 +394,11 @@ def test_unqualified_column_is_ignored_if_the_columns_of_tables_are_unknown() ->
     ],
 )
 def test_condition_on_a_merged_column_applies_to_both_tables_if_they_share_its_value(
-    condition: str, of_orders: bool, of_others: bool
+    condition: str, applies_to_orders: bool, applies_to_others: bool
 ) -> None:
     found_predicates = find_predicates(f"SELECT * FROM {condition} WHERE o_key = 1")
-    assert found_predicates["orders"] == ('"o_key" = 1' if of_orders else None)
-    assert found_predicates.get("others") == ('"o_key" = 1' if of_others else None)
+    assert found_predicates["orders"] == ('"o_key" = 1' if applies_to_orders else None)
+    assert found_predicates.get("others") == ('"o_key" = 1' if applies_to_others else None)
 
 
 def test_null_condition_on_a_merged_column_applies_to_the_side_that_is_kept() -> None:

@@ -53,7 +53,7 @@ def count_rows(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]
 
 
 class KnownColumns:
-    """The columns of each table that the analysis gets: all, some, or none."""
+    """The columns of each table that the analysis knows: all, some, or none."""
 
     def __init__(self, rng: random.Random, tables: list[StoredRelation]) -> None:
         known_tables = rng.choice([tables, tables, tables, [], [table for table in tables if rng.random() < 0.5]])
@@ -69,7 +69,11 @@ class KnownColumns:
 def prune(
     rng: random.Random, connection: duckdb.DuckDBPyConnection, text: str, scans: tuple[Scan, ...]
 ) -> tuple[str, list[str], int]:
-    """Return the statement over plan tables, the tables' names, and the number of rows that only joins leave out."""
+    """Store the required rows of each scan as a plan table.
+
+    Returns:
+        The statement over plan tables, the names of the plan tables, and the number of rows that only joins leave out.
+    """
     replacements, names, left_out = [], [], 0
     is_loose, has_join = rng.random() < 0.3, rng.random() < 0.8
     for number, scan in enumerate(scans):
@@ -91,17 +95,22 @@ def prune(
 def list_partners(rng: random.Random, scans: tuple[Scan, ...], path: tuple[int, ...]) -> Iterator[str]:
     """Yield conditions on the last scan of `path`.
 
-    They follow from some of its joins with scans that are not on the path, and from some of the joins of these
+    The conditions follow from some of its joins with scans that are not on the path, and from some of the joins of
+    these
     scans.
     """
 
     def format_partner(join: Join) -> str:
-        other = scans[join.scan]
+        other_scan = scans[join.scan]
         if join.is_extreme:
-            return format_extreme(join, len(path), quote(other.table))
-        parts = ["TRUE", *([other.predicate] if other.predicate else []), *map(format_likes, other.likes)]
+            return format_extreme(join, len(path), quote(other_scan.table))
+        parts = [
+            "TRUE",
+            *([other_scan.predicate] if other_scan.predicate else []),
+            *map(format_likes, other_scan.likes),
+        ]
         parts += [] if join.where is None else [write_sql(join.where)]
-        rows = f"SELECT * FROM {quote(other.table)} WHERE {' AND '.join(parts)}"
+        rows = f"SELECT * FROM {quote(other_scan.table)} WHERE {' AND '.join(parts)}"
         partner_texts = "".join(list_partners(rng, scans, (*path, join.scan)))
         return (
             f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE"
@@ -127,9 +136,9 @@ def format_joins(
 
 
 def format_extreme(join: Join, depth: int, table: str) -> str:
-    """Return the condition of a row of `j{depth}` on an extreme.
+    """Return the condition that compares a row of `j{depth}` with an extreme.
 
-    Without `exact`, the extreme is only a limit on one side.
+    If the join is not exact, the extreme limits the row on one side only.
     """
     ((own_column, other),) = join.on
     (op,) = join.ops
@@ -143,7 +152,10 @@ def format_extreme(join: Join, depth: int, table: str) -> str:
 
 def format_equality(join: Join, depth: int) -> str:
     """Return the condition that a row of `j{depth}` matches a row of the next table."""
-    pairs = [(f"j{depth}.{quote(one)}", f"j{depth + 1}.{quote(two)}") for one, two in join.on]
+    pairs = [
+        (f"j{depth}.{quote(left_column)}", f"j{depth + 1}.{quote(right_column)}")
+        for left_column, right_column in join.on
+    ]
     if join.transform in ("identity", "range"):
         ops = join.ops or ["="] * len(pairs)
         return " AND ".join(f"{own_column} {op} {other}" for (own_column, other), op in zip(pairs, ops, strict=True))
@@ -168,14 +180,14 @@ def check_bound(statements: RandomStatements, scan: Scan) -> None:
     stored_table = next(table for table in statements.tables if table.name.lower() == scan.table)
     fields = [Field(number, name, False, kind) for number, (name, kind) in enumerate(stored_table.columns.items(), 1)]
     schema = msgspec.convert(Schema(0, tuple(fields)).build_json(), type=seamark_schema.Schema)
-    of_text = parse_sql(str(scan.predicate), schema, functions=True)
-    if of_text.unused:  # A double is not compared with a column whose values doubles cannot represent.
-        assert all("e0" in part or "1e300" in part for part in of_text.unused), (scan.predicate, of_text.unused)
+    bound_text = parse_sql(str(scan.predicate), schema, functions=True)
+    if bound_text.unused:  # A double is not compared with a column whose values doubles cannot represent.
+        assert all("e0" in part or "1e300" in part for part in bound_text.unused), (scan.predicate, bound_text.unused)
         return
     assert scan.filter is not None
     sent_filter = json.loads(json.dumps(encode_expression(scan.filter)))
     of_filter = resolve_literals(parse_expression(sent_filter, typed=True, functions=True), schema, ())
-    bound = [bind(one, schema, (), case_sensitive=False) for one in (of_filter, of_text.expression)]
+    bound = [bind(expression, schema, (), case_sensitive=False) for expression in (of_filter, bound_text.expression)]
     assert bound[0] == bound[1], (scan.predicate, sent_filter)
 
 
@@ -194,12 +206,12 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
             counts["with rows"] += bool(expected)
             counts["understood"] += bool(scans)
             counts["scans"] += len(scans)
-            counts["predicates"] += sum(one.predicate is not None for one in scans)
-            counts["likes"] += sum(len(one.likes) for one in scans)
-            counts["joins"] += sum(len(one.joins) for one in scans)
-            counts += Counter(join.transform for one in scans for join in one.joins)
-            counts["exact"] += sum(join.exact and join.where is not None for one in scans for join in one.joins)
-            counts["alternatives"] += sum(join.any_of is not None for one in scans for join in one.joins)
+            counts["predicates"] += sum(scan.predicate is not None for scan in scans)
+            counts["likes"] += sum(len(scan.likes) for scan in scans)
+            counts["joins"] += sum(len(scan.joins) for scan in scans)
+            counts += Counter(join.transform for scan in scans for join in scan.joins)
+            counts["exact"] += sum(join.exact and join.where is not None for scan in scans for join in scan.joins)
+            counts["alternatives"] += sum(join.any_of is not None for scan in scans for join in scan.joins)
             counts["rows left out by joins"] += check_same(rng, connection, text, scans, expected, f"seed {seed}")
             for scan in scans:
                 if scan.predicate is not None:
@@ -215,9 +227,10 @@ def check_same(
     expected: Counter[str],
     seed: str,
 ) -> int:
-    """Check that the statement over plan tables has the same rows.
+    """Check that the statement over plan tables returns the expected rows.
 
-    Return the number of rows that joins alone leave out.
+    Returns:
+        The number of rows that only joins leave out.
     """
     replacements, names, left_out = prune(rng, connection, text, scans)
     requested_text = "\n".join(
@@ -258,9 +271,8 @@ def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[
     """Run queries that only compare columns with extremes. The analysis supports some of them exactly.
 
     Args:
-        seed: The seed.
         lakes_count: The number of lakes.
-        named: The extremes are columns of names in WITH.
+        is_named: The extremes are columns of names in WITH.
     """
     counts: Counter[str] = Counter()
     for rng, statements, connection in draw_lakes(seed, lakes_count):
@@ -282,7 +294,7 @@ def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("is_named", [False, True])
 @pytest.mark.parametrize("lakes_count", [3, pytest.param(60, marks=pytest.mark.slow)])
-def test_extremes_leave_out_no_row_of_the_answer(lakes_count: int, is_named: bool) -> None:
+def test_plans_with_extremes_leave_out_no_row_of_the_answer(lakes_count: int, is_named: bool) -> None:
     counts = compare_extremes(14, lakes_count, is_named=is_named)
     assert counts["exact"] > 0, counts
     assert counts["fewer"] > 0, counts
@@ -295,7 +307,7 @@ def test_statement_within_execute_immediate_is_analysed_like_a_plain_statement()
             text = statements.draw_query(rng.choice([1, 2]))
             text_scans, inside = find_scans(text, columns_of=known_columns), wrap_in_immediate(text)
             scans = find_scans(inside, columns_of=known_columns)
-            assert [scan.predicate for scan in scans] == [one.predicate for one in text_scans], text
+            assert [scan.predicate for scan in scans] == [text_scan.predicate for text_scan in text_scans], text
             expected = wrap_in_immediate(
                 splice(text, [read_from_view(scan, f"it's {scan.table}") for scan in text_scans])
             )

@@ -1,4 +1,4 @@
-"""Replacements in a text change only the spans that they name."""
+"""Tests that replacements in a text change only the spans that they name."""
 
 from __future__ import annotations
 

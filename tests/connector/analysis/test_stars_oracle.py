@@ -1,4 +1,4 @@
-"""Random queries on a star schema keep their rows if its tables have only the required rows.
+"""Tests that random queries on a star schema give the same rows if its tables contain only the required rows.
 
 The queries have shapes that random tables seldom have: joins on the day, month or year of a column, joins
 within each branch of OR, disjunctions over several dimensions, columns of subqueries. DuckDB runs both
@@ -53,7 +53,10 @@ SHORT = {
 
 
 class Stars:
-    """A star schema and random queries on it. It has the interface of `Statements`, which `check_one` requires."""
+    """A star schema and random queries on it.
+
+    It has the interface of `RandomStatements`, which `check_one` requires.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -143,7 +146,7 @@ class Stars:
     def repeat_in_branches(self, star_condition: str, names: Sequence[str]) -> str:
         """Return the join condition, in some cases repeated in each branch of an OR.
 
-        In rare cases, one branch lacks the join, and may contain another join.
+        In rare cases, one branch lacks the join, and may contain a different join.
         """
         if self.draw_chance(0.4):
             return star_condition
@@ -194,7 +197,7 @@ class Stars:
 
 
 def run_campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Counter[str]]:
-    counts, told_duckdb = Counter[str](), Counter[str]()
+    counts, duckdb_counts = Counter[str](), Counter[str]()
     for number in range(stars):
         name = f"seed {seed}/{number}"
         rng = random.Random(name)
@@ -209,8 +212,8 @@ def run_campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Cou
                     rng, connection, text, scans, count_rows(connection, text), name
                 )
                 count_shapes(counts, scans)
-                check_one(rng, statements, connection, told_duckdb, name)  # type: ignore[arg-type]
-    return counts, told_duckdb
+                check_one(rng, statements, connection, duckdb_counts, name)  # type: ignore[arg-type]
+    return counts, duckdb_counts
 
 
 def count_shapes(counts: Counter[str], scans: Sequence[Scan]) -> None:
@@ -221,13 +224,13 @@ def count_shapes(counts: Counter[str], scans: Sequence[Scan]) -> None:
     counts["with unless"] += any(join.exempt_condition is not None for join in joins)
 
 
-def check_worth(counts: Counter[str], told_duckdb: Counter[str]) -> None:
+def check_worth(counts: Counter[str], duckdb_counts: Counter[str]) -> None:
     assert counts["periods"] > 0.2 * counts["queries"], counts
     assert min(counts["alternatives"], counts["with unless"]) > 0.02 * counts["queries"], counts
     assert counts["rows left out by joins"] > counts["queries"], counts
-    assert told_duckdb["understood"] > 0.8 * told_duckdb["queries"], told_duckdb
-    assert told_duckdb["periods"] > 0.15 * told_duckdb["queries"], told_duckdb
-    assert told_duckdb["joins"] > 0.5 * told_duckdb["queries"], told_duckdb
+    assert duckdb_counts["understood"] > 0.8 * duckdb_counts["queries"], duckdb_counts
+    assert duckdb_counts["periods"] > 0.15 * duckdb_counts["queries"], duckdb_counts
+    assert duckdb_counts["joins"] > 0.5 * duckdb_counts["queries"], duckdb_counts
 
 
 def test_random_queries_on_stars_keep_their_rows() -> None:

@@ -56,14 +56,14 @@ async def test_view_is_read_over_the_plans_of_its_tables() -> None:
     assert (name, predicate) == (("db", "v"), '"k" = 4')
     assert PLAIN_VIEW.text[reference.start : reference.end] == "t"
     assert (reference.table, reference.plan_snapshot_id) == (("db", "t"), 101)
-    (expected,) = [one for one in server.requests if one.table == ("db", "t")]
+    (expected,) = [request for request in server.requests if request.table == ("db", "t")]
     assert expected.filter == parse_filter("x > 5 AND id = 4")
 
 
 async def test_summary_names_the_view_but_not_its_tables_and_all_plans_are_renewed() -> None:
     rewrite, _ = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN_VIEW})
     assert rewrite.summary.startswith("rewritten; scans=1; files=0/0; views=db.v; ms=")
-    assert (rewrite.files, rewrite.considered_files) == (1, 100), "the operator sees the counts, clients do not"
+    assert (rewrite.files, rewrite.considered_files) == (1, 100), "the operator sees the counts, but clients do not"
     assert rewrite.plans == [(("db", "t"), 101), (("db", "v"), 200)]
 
 
@@ -73,7 +73,7 @@ async def test_names_in_a_view_resolve_in_the_view() -> None:
         "WITH t AS (SELECT 1 AS id, 2 AS x) SELECT * FROM t, lake.db.v WHERE v.k = 4", views={"v": build_view(text)}
     )
     assert rewrite.statement is not None
-    assert {one.table for one in server.requests} == {("db", "v"), ("db", "t"), ("s", "p", "u")}
+    assert {request.table for request in server.requests} == {("db", "v"), ("db", "t"), ("s", "p", "u")}
     ((_, _, _, references),) = server.views_asked
     assert [text[reference.start : reference.end] for reference in references] == ["t", 'lake."s.p".u']
     assert [reference.table for reference in references] == [("db", "t"), ("s", "p", "u")]
@@ -108,7 +108,7 @@ async def test_conditions_of_a_view_itself_leave_files_out() -> None:
     assert (
         rewrite.statement == build_access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
     )
-    assert [one[2] for one in server.views_asked] == ["TRUE"]
+    assert [view_request[2] for view_request in server.views_asked] == ["TRUE"]
     assert server.requests[-1].filter == parse_filter("x > 5")
 
 
@@ -138,7 +138,7 @@ async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
         ("mid", '"k" = 4'),
         ("top", '"k" = 4'),
     ]
-    expected = {one.table[-1]: one.filter for one in server.requests if one.table[-1] in ("t", "u")}
+    expected = {request.table[-1]: request.filter for request in server.requests if request.table[-1] in ("t", "u")}
     assert expected == {"t": parse_filter("x > 5 AND x < 9 AND id = 4"), "u": parse_filter("uid = 4")}
     columns = [
         [
@@ -159,7 +159,7 @@ async def test_summary_names_only_the_outermost_view_and_all_plans_are_renewed()
     assert rewrite.summary.startswith("rewritten; scans=1; files=0/0; views=db.top; ms=")
     views = {(("db", "top"), 202), (("db", "mid"), 201), (("db", "v"), 200)}
     assert views < set(rewrite.plans)
-    assert {of for of, _ in set(rewrite.plans) - views} == {("db", "t"), ("db", "u")}
+    assert {table for table, _ in set(rewrite.plans) - views} == {("db", "t"), ("db", "u")}
     assert len(rewrite.plans) == 5
 
 
@@ -178,7 +178,7 @@ async def test_names_in_a_nested_view_resolve_in_that_view() -> None:
         (("there", "v"), "file:///there", '("x" = 6 AND "k" = 4)'),
         (("db", "top"), outer.location, '"k" = 4'),
     }
-    assert {one.table for one in server.requests} >= {("db", "u"), ("there", "t")}
+    assert {request.table for request in server.requests} >= {("db", "u"), ("there", "t")}
 
 
 async def test_condition_on_a_computed_or_converted_column_of_a_nested_view_is_not_pushed_down() -> None:
@@ -188,7 +188,7 @@ async def test_condition_on_a_computed_or_converted_column_of_a_nested_view_is_n
     statement = "SELECT * FROM lake.db.top WHERE k = 4 AND n = 5 AND x = 6"
     rewrite, server = await run_rewrite(statement, views={"top": outer, "v": inner})
     assert rewrite.statement is not None
-    assert [one[2] for one in server.views_asked] == ['"k" = 4'] * 2
+    assert [view_request[2] for view_request in server.views_asked] == ['"k" = 4'] * 2
     assert server.requests[-1].filter == parse_filter("id = 4")
 
 
@@ -196,11 +196,13 @@ async def test_known_nested_views_are_requested_without_asking_for_tables() -> N
     server = NumberedPlans(views=dict(NESTED_VIEWS))
     async with open_rewriter(server) as rewriter:
         await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
-        before = len(server.requests), len(server.views_read)
+        counts_before = len(server.requests), len(server.views_read)
         rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
     assert rewrite.statement is not None
-    assert [one.table[-1] for one in server.requests[before[0] :]] == ["u", "t"], "no view is requested as a table"
-    assert sorted(server.views_read[before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
+    assert [request.table[-1] for request in server.requests[counts_before[0] :]] == ["u", "t"], (
+        "no view is requested as a table"
+    )
+    assert sorted(server.views_read[counts_before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
 
 
 async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
@@ -210,14 +212,16 @@ async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
             rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         assert (rewrite.statement is None) == (refused_view == "top")
         request = [name[-1] for name, *_ in server.views_asked if name[-1] != refused_view]
-        assert request == [one for one in other_views if (refused_view, one) != ("v", "mid")], (
+        assert request == [view for view in other_views if (refused_view, view) != ("v", "mid")], (
             "mid contains v, so without a plan of mid, v needs none"
         )
         if refused_view != "top":
-            ((_, _, _, references),) = [one for one in server.views_asked if one[0][-1] == "top"]
+            ((_, _, _, references),) = [
+                view_request for view_request in server.views_asked if view_request[0][-1] == "top"
+            ]
             assert [(reference.table, reference.plan) for reference in references] == [(("db", "u"), ())]
-            assert {of for of, _ in rewrite.plans} == {("db", "top"), ("db", "u")}, (
-                "plans of views that are not read are not held"
+            assert {table for table, _ in rewrite.plans} == {("db", "top"), ("db", "u")}, (
+                "plans of views that the statement does not read are not kept"
             )
 
 
@@ -235,10 +239,14 @@ async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
     statement = "SELECT * FROM lake.db.top WHERE k = 4"
     rewrite, server = await run_rewrite(statement, views=views)
     assert rewrite.statement is not None
-    assert sorted((one.table or one.plan)[1][0] for one in server.views_asked[-1][3]) == ["t", "u", "v"]
+    assert sorted((reference.table or reference.plan)[1][0] for reference in server.views_asked[-1][3]) == [
+        "t",
+        "u",
+        "v",
+    ]
     rewrite, server = await run_rewrite(statement, views=views, answer=name_all_but("v"))
     assert rewrite.statement is not None
-    assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
+    assert [reference.table[1] for reference in server.views_asked[-1][3]] == ["u"]
     rewrite, server = await run_rewrite(
         f"{statement} AND k IN (SELECT id FROM lake.db.t)", views=views, answer=name_all_but("v")
     )
@@ -249,11 +257,11 @@ async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
         return {"snapshot_id": 1 if "'x'" in repr(request.filter) else 2}
 
     rewrite, server = await run_rewrite(statement, views=views, plan=answer_by_filter)
-    assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
+    assert [reference.table[1] for reference in server.views_asked[-1][3]] == ["u"]
 
 
 async def test_view_that_reads_itself_is_analysed_in_bounded_work() -> None:
-    """Trino does not create a recursive view, and fails a statement that reads one of another engine."""
+    """Trino cannot create a recursive view, and fails a statement that reads a recursive view of another engine."""
     views = {
         "v": build_view("SELECT w.k FROM w JOIN t ON t.id = w.k", k="long"),
         "w": build_view("SELECT a.k FROM v a JOIN v b ON a.k = b.k JOIN w c ON c.k = b.k", k="long"),
@@ -290,28 +298,28 @@ async def test_changed_nested_view_is_read_again() -> None:
         server.views["mid"] = build_view("SELECT k FROM new", k="long")
         server.views["new"] = build_view("SELECT id AS k FROM t", k="long")
         assert (await rewriter.rewrite(statement, SESSION)).statement is not None
-        assert [one[0][-1] for one in server.views_asked[-3:]] == ["new", "mid", "top"]
+        assert [view_request[0][-1] for view_request in server.views_asked[-3:]] == ["new", "mid", "top"]
         del server.views["new"]
-        before = len(server.views_asked)
+        count_before = len(server.views_asked)
         assert (await rewriter.rewrite(statement, SESSION)).statement is None, (
             "the column of the deleted view is unknown"
         )
-        assert len(server.views_asked) == before
+        assert len(server.views_asked) == count_before
 
 
-async def test_former_columns_of_a_view_do_not_resolve_names_of_other_tables() -> None:
+async def test_removed_columns_of_a_view_do_not_resolve_names_of_other_tables() -> None:
     """The name `x` in the subquery belongs to the outer table until the view has a column `x`."""
     statement = "SELECT * FROM lake.db.t WHERE EXISTS (SELECT 1 FROM lake.db.u, lake.db.v WHERE uid = x AND y = 3)"
     tables = {"t": KnownTable("1", COLUMNS_OF["t"], 7, 1 << 30, 100), "u": KnownTable("1", COLUMNS_OF["u"], 7, 100, 2)}
     server = NumberedPlans(views={"v": build_view("SELECT id AS k FROM t", k="long")}, tables=tables)
     async with open_rewriter(server) as rewriter:
         await rewriter.rewrite(statement, SESSION)
-        assert [one.table[-1] for one in server.requests if one.joins] == ["t"]
+        assert [request.table[-1] for request in server.requests if request.joins] == ["t"]
         server.views["v"] = build_view("SELECT id AS x FROM t", x="long")
         server.requests.clear()
         await rewriter.rewrite(statement, SESSION)
-        assert [one.table[-1] for one in server.requests if one.joins] == []
-        assert "u" in [one.table[-1] for one in server.requests]
+        assert [request.table[-1] for request in server.requests if request.joins] == []
+        assert "u" in [request.table[-1] for request in server.requests]
 
 
 def refuse_with(error: Exception) -> Callable[[Name], str | None]:
@@ -342,7 +350,7 @@ async def test_changed_view_is_read_again() -> None:
         assert (await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
         server.answer = None
         assert (await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
-    assert [one[1].text for one in server.views_asked][-1] == "SELECT uid AS k FROM u"
+    assert [view_request[1].text for view_request in server.views_asked][-1] == "SELECT uid AS k FROM u"
 
 
 async def test_known_view_is_not_requested_as_a_table() -> None:
@@ -351,10 +359,10 @@ async def test_known_view_is_not_requested_as_a_table() -> None:
         for _ in range(4):
             await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
     assert len(server.views_read) == 1 + 4, "each statement checks whether the view has changed"
-    assert [one.table[-1] for one in server.requests] == ["v", *["t"] * 4]
+    assert [request.table[-1] for request in server.requests] == ["v", *["t"] * 4]
 
 
-async def test_table_within_and_beside_a_view_is_read_at_one_snapshot() -> None:
+async def test_table_in_a_view_and_in_the_statement_is_read_at_one_snapshot() -> None:
     statement = "SELECT * FROM lake.db.v JOIN lake.db.t ON t.x = v.x WHERE k = 4 AND t.id = 3"
     rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW})
     assert rewrite.statement is not None
@@ -366,13 +374,13 @@ async def test_table_within_and_beside_a_view_is_read_at_one_snapshot() -> None:
     rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW}, plan=answer_by_filter)
     assert rewrite.statement is None
     rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW}, answer=lambda _: None)
-    assert rewrite.statement is None, "the view reads the current table, so all places of the table must"
+    assert rewrite.statement is None, "the view reads the current table, so the statement must read it everywhere"
 
 
 async def test_view_in_two_places_has_a_plan_for_each() -> None:
     statement = "SELECT * FROM lake.db.v a, lake.db.v b WHERE a.k = 4 AND b.k = 5"
     rewrite, server = await run_rewrite(statement, views={"v": PLAIN_VIEW})
-    assert [one[2] for one in server.views_asked] == ['"k" = 4', '"k" = 5']
+    assert [view_request[2] for view_request in server.views_asked] == ['"k" = 4', '"k" = 5']
     expected_query = 'SELECT * FROM lake.db."v~plan~0" a, lake.db."v~plan~1" b WHERE a.k = 4 AND b.k = 5'
     assert rewrite.statement == build_access_check("lake.db.v") + expected_query
 

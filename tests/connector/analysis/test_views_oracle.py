@@ -1,6 +1,6 @@
-"""Random queries on random and nested views give the same rows if the tables contain only the required rows.
+"""Tests that random queries on random and nested views give the same rows over views with only the required rows.
 
-The plan view also has no rows that the view did not have. DuckDB runs both statements, as in
+The plan view also contains no rows that the view did not have. DuckDB runs both statements, as in
 `test_scans_oracle.py`.
 """
 
@@ -34,7 +34,7 @@ ROWS_MAX = 60
 
 
 class ViewColumns:
-    """The columns of each table that `Told` selects, and the columns of each view.
+    """The columns of each table that `KnownColumns` selects, and the columns of each view.
 
     A view can read the views before it.
     """
@@ -43,12 +43,14 @@ class ViewColumns:
         self._known_columns = expected
         self._views: dict[str, dict[str, str]] = {}
         for name, view in views.items():
-            columns = {one.lower(): kind for one, kind in view.columns.items()}
+            columns = {column.lower(): kind for column, kind in view.columns.items()}
             try:
                 types = find_result_types(parse_query(texts[name]), tuple(columns), columns_of=self)
             except UnsupportedStatement:
                 types = {}
-            self._views[name] = {one: kind if types.get(one) == kind else COMPUTED for one, kind in columns.items()}
+            self._views[name] = {
+                column: kind if types.get(column) == kind else COMPUTED for column, kind in columns.items()
+            }
 
     def __call__(self, names: tuple[str | None, str | None, str]) -> Mapping[str, str] | None:
         return self._views.get(names[2]) or self._known_columns(names)
@@ -63,7 +65,7 @@ def make_views(
         name = f"v{len(views)}"
         statements.tables = [*tables, *[view for view in views.values() for _ in range(3)]]
         text, columns = statements.draw_with_query([], statements.rng.choice([1, 1, 2]), [])
-        if len({one.lower() for one, _ in columns}) < len(columns):
+        if len({column.lower() for column, _ in columns}) < len(columns):
             continue
         try:
             if len(connection.execute(f"FROM ({text}) LIMIT {ROWS_MAX + 1}").fetchall()) > ROWS_MAX:
@@ -99,7 +101,7 @@ class PlanViews:
     texts: Mapping[str, str]
     counts: Counter[str]
     left: int = 0
-    """The number of views that the test may still replace. Nested views can contain very many views."""
+    """The number of views that the test may still replace, because nested views can contain very many views."""
 
     def replace_views(self, scans: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
         """Return replacements of views by plan views, and the names of the plan views."""
@@ -118,18 +120,20 @@ class PlanViews:
         text, predicate = self.texts[scan.table], scan.predicate or "TRUE"
         view_query = plan_view_query(text, scan.table, predicate)
         inner = find_scans(view_query, columns_of=self.telling)
-        assert all(len(BEFORE) <= one.start < one.end <= len(BEFORE) + len(text) for one in inner)
+        assert all(
+            len(BEFORE) <= replacement.start < replacement.end <= len(BEFORE) + len(text) for replacement in inner
+        )
         # One view in ten keeps its nested views.
         replacements, names = self.replace_views(inner, depth + 1) if self.rng.random() < 0.9 else ([], [])
         remaining_scans = drop_view_scans(inner, self.views)
-        if not names and not any(one.predicate or one.joins for one in remaining_scans):
+        if not names and not any(scan.predicate or scan.joins for scan in remaining_scans):
             return False
         _, pruned_scans, _ = prune(self.rng, self.connection, view_query, remaining_scans)
         cut_text = splice(
             view_query,
             [
                 *replacements,
-                *(read_from_view(one, plan) for one, plan in zip(remaining_scans, pruned_scans, strict=True)),
+                *(read_from_view(scan, plan) for scan, plan in zip(remaining_scans, pruned_scans, strict=True)),
             ],
         )
         self.connection.execute(f"CREATE TABLE {quote(name)} AS {cut_text}")

@@ -1,6 +1,6 @@
-"""Translated queries of DuckDB return the same rows over groups as the original queries over rows.
+"""Tests that translated queries of DuckDB return the same rows over groups as the original queries over rows.
 
-There is no server: a table is some Arrow tables as its files, of which some are groups and the others are rows.
+There is no server: some Arrow tables represent the files of a table, and some of them are replaced by groups.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def index_columns_by_id(table: pa.Table) -> dict[int, pa.ChunkedArray]:
 
 
 class RandomDuckDBAggregates(RandomAggregates):
-    """Draws queries also with subtotals, fields of structs, and aggregates of constants and dimensions."""
+    """Draws aggregate queries with subtotals, fields of structs, and aggregates of constants and dimensions."""
 
     def draw_cube(self) -> tuple[list[str], list[str]]:
         dimensions, measures = super().draw_cube()
@@ -80,7 +80,7 @@ class RandomDuckDBAggregates(RandomAggregates):
         return dimensions, measures
 
     def query(self, dimensions: list[str], measures: list[str], source: str) -> str:
-        plain_dimensions = [one for one in dimensions if one != "s.f"]
+        plain_dimensions = [dimension for dimension in dimensions if dimension != "s.f"]
         text, table = super().query(plain_dimensions, measures, source), f" FROM {source} a"
         if "s.f" in dimensions and self._rng.random() < 0.5:
             text = text.replace(table, f", {self._rng.choice(('min(s.f)', 'count(DISTINCT a.s.f)'))}{table}")
@@ -98,25 +98,25 @@ class RandomDuckDBAggregates(RandomAggregates):
 
 
 def build_entry(rng: random.Random, cube: IndexDefinition, file: pa.Table) -> pa.RecordBatch | None:
-    """Return the groups of a file, or None if its rows are read."""
+    """Return the groups of a file, or None if the file has no groups, so that its rows are read."""
     try:
         return group_rows(cube.terms, cube.measures, index_columns_by_id(file)) if rng.random() < 0.7 else None
-    except ValueError:  # A value does not fit its type.
+    except ValueError:  # A value does not fit into its type.
         return None
 
 
-def store(con: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
-    """Store rows in DuckDB, because it compares NaN in an Arrow table in another way."""
+def store_rows(con: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
+    """Store rows in DuckDB, because DuckDB compares NaN in an Arrow table differently."""
     con.register("arrow", rows)
     con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS SELECT * FROM arrow")
 
 
 def are_certain(con: duckdb.DuckDBPyConnection, file: pa.Table, query: DuckDBCubeQuery) -> bool:
-    """Return whether all rows of a file meet the condition on rows, and check that the others meet the doubt."""
+    """Return whether all rows of a file certainly meet the condition, and check that the other rows are in doubt."""
     condition, doubt = query.statement.row_condition, query.statement.doubt
     if not condition:
         return True
-    store(con, "f", file)
+    store_rows(con, "f", file)
     counts = con.sql(
         f"SELECT count(*), count(*) FILTER (WHERE ({doubt}) IS NOT TRUE) FROM f a WHERE ({condition}) IS NOT TRUE"
     ).fetchone()
@@ -130,14 +130,18 @@ def count_rows(relation: duckdb.DuckDBPyRelation) -> Counter[str]:
 
 
 def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter[str]:
-    """Compare random queries of one random table and one cube, and return how many follow from the cube."""
+    """Compare random queries of one random table with and without one cube.
+
+    Returns:
+        The number of queries by whether they follow from the cube.
+    """
     rng = random.Random(seed)
     aggregates, counts = RandomDuckDBAggregates(rng), Counter[str]()
     dimensions, measures = aggregates.draw_cube()
     cube = define("cube", "cube", dimensions, SCHEMA, measures=measures)
     files = [draw_file(rng) for _ in range(rng.randint(1, 4))]
     entries = [build_entry(rng, cube, file) for file in files]
-    store(con, "t", pa.concat_tables(files))
+    store_rows(con, "t", pa.concat_tables(files))
     for _ in range(queries):
         text = aggregates.query(dimensions, measures, "t")
         statement = DuckDBStatement(text)
@@ -158,7 +162,7 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
             continue
         rows = [file for file, entry in zip(files, covered, strict=True) if entry is None]
         con.register(GROUPS, pa.Table.from_batches(groups))
-        store(con, "rest", pa.concat_tables(rows or [files[0].slice(0, 0)]))
+        store_rows(con, "rest", pa.concat_tables(rows or [files[0].slice(0, 0)]))
         expected = con.sql(text)
         actual = con.sql(query.write("rest" if rows else None))
         where = f"seed {seed}: {text}\n{query.write('rest')}"

@@ -1,4 +1,4 @@
-"""Tests of star joins whose tables the analysis of a statement has found. A small server has the tables."""
+"""Tests of star joins whose tables the analysis of a statement has found, on tables of a small test server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RENAMED = (build_field(1, "id", "int"), build_field(2, "region_old", "string"), 
 
 
 def build_facts(attribute_id: int) -> TableMetadata:
-    """Return facts with a cube that has an attribute of the shops at snapshot 7."""
+    """Return the metadata of facts with a cube, which has the column `attribute_id` of the shops at snapshot 7."""
     fields = build_schema(build_field(1, "shop_id", "int"), build_field(2, "amount", "long"))
     facts = build_table(schema=fields)
     terms = [f"lookup[db.shops@7:1:{number}](shop_id)" for number in ("0:boolean", f"{attribute_id}:string")]
@@ -51,7 +51,7 @@ async def load_tables(*tables: TableMetadata) -> list[KnownTable]:
     return [table for table in loaded if table is not None]
 
 
-def translate(tables: Sequence[KnownTable]) -> str:
+def translate_to_cube(tables: Sequence[KnownTable]) -> str:
     """Return the statement that reads groups of a cube of the first table."""
     scans = []
     for name, table in zip(("facts", "shops"), tables, strict=True):
@@ -65,7 +65,7 @@ def translate(tables: Sequence[KnownTable]) -> str:
 
 async def test_renamed_columns_of_a_dimension_table_are_not_read_with_the_schema_of_its_snapshot() -> None:
     shops = add_snapshots(build_table(schema=build_schema(*SHOPS)), 7)
-    statement = translate(await load_tables(build_facts(2), shops))
+    statement = translate_to_cube(await load_tables(build_facts(2), shops))
     assert 'LEFT JOIN db.shops FOR VERSION AS OF 7 AS "d" ON' in statement
     renamed = apply_json_updates(
         shops,
@@ -74,4 +74,4 @@ async def test_renamed_columns_of_a_dimension_table_are_not_read_with_the_schema
     )
     # The snapshot 7 has the name `region` for the field 2, and the cube has the field 3.
     with pytest.raises(NotFromCube, match="columns of a dimension table have changed since its current snapshot"):
-        translate(await load_tables(build_facts(3), renamed))
+        translate_to_cube(await load_tables(build_facts(3), renamed))

@@ -1,6 +1,7 @@
-"""Star joins over a cube with attributes of the dimension tables return the same rows as the original statements.
+"""Tests that star joins over a cube with attributes of dimension tables return the rows of the original statements.
 
-There is no server: DuckDB runs both statements, over the rows of all files, and over groups and the rows of some files.
+There is no server: DuckDB runs both statements, one over the rows of all files, the other over groups and the rows of
+some files.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def read_star(text: str, snapshots: dict[str, int] = SNAPSHOTS) -> tuple[sqlglot
     return tree, Star(tables, order.index("facts"))
 
 
-def translate(text: str, snapshots: dict[str, int] = SNAPSHOTS) -> CubeStatement:
+def translate_to_cube(text: str, snapshots: dict[str, int] = SNAPSHOTS) -> CubeStatement:
     tree, star = read_star(text, snapshots)
     return translate_statement(tree, CubeTable(SCHEMAS["facts"], (CUBE,)), DUCKDB, star=star)
 
@@ -131,7 +132,7 @@ def draw_statement(rng: random.Random) -> str:
     grouping = rng.choice(GROUPINGS)
     aggregates = rng.sample(AGGREGATES, rng.randint(1, 3))
     text = f"SELECT {grouping}, {', '.join(aggregates)} FROM {rng.choice(FROM)}"
-    text += "".join(f" AND {one}" for one in rng.sample(CONDITIONS, rng.randrange(3)))
+    text += "".join(f" AND {condition}" for condition in rng.sample(CONDITIONS, rng.randrange(3)))
     groups = rng.choice((f"({grouping})", grouping, f"ROLLUP ({grouping})"))
     having = rng.choice(("", "", " HAVING sum(f.amount) > 0 OR count(*) > 1"))
     return f"{text} GROUP BY {groups}{having} ORDER BY {grouping}"
@@ -158,11 +159,11 @@ def test_star_joins_return_the_same_rows_from_groups_as_from_rows(con: duckdb.Du
         for _ in range(3):
             text = draw_statement(rng)
             try:
-                statement = translate(text)
+                statement = translate_to_cube(text)
             except NotFromCube:
                 outcomes["rows"] += 1
                 continue
-            # Only rows decide a condition on another column, so all files are read.
+            # Only rows can decide a condition on a column outside the cube, so all files are read.
             covered = 0 if statement.row_condition else rng.randint(1, 3)
             entries = [build_entry(file, dimensions) for file in files[:covered]]
             empty = build_entry(files[0].slice(0, 0), dimensions)
@@ -177,16 +178,16 @@ def test_star_joins_return_the_same_rows_from_groups_as_from_rows(con: duckdb.Du
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_other_joins_use_no_cube(text: str) -> None:
+def test_statement_that_is_no_inner_star_join_uses_no_cube(text: str) -> None:
     with pytest.raises(NotFromCube, match=REFUSED[text]):
-        translate(text)
+        translate_to_cube(text)
 
 
-def test_changed_dimension_table_is_not_replaced() -> None:
+def test_dimension_table_that_changed_after_the_cube_is_not_replaced() -> None:
     text = "SELECT region, sum(f.amount) FROM facts f, shops s WHERE f.shop_id = s.shop_id GROUP BY 1"
-    translate(text)
+    translate_to_cube(text)
     with pytest.raises(NotFromCube, match=r"attributes of shop\.shops"):
-        translate(text, {**SNAPSHOTS, "shops": 70})
+        translate_to_cube(text, {**SNAPSHOTS, "shops": 70})
 
 
 def test_no_new_node_gets_the_id_of_a_column_of_a_removed_condition(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,5 +202,5 @@ def test_no_new_node_gets_the_id_of_a_column_of_a_removed_condition(monkeypatch:
         return replaced
 
     monkeypatch.setattr(stars, "replace_tables", collect_removed_nodes)
-    translate(f"SELECT region, i.brand, sum(f.amount) FROM {FROM[0]} GROUP BY 1, 2")
+    translate_to_cube(f"SELECT region, i.brand, sum(f.amount) FROM {FROM[0]} GROUP BY 1, 2")
     assert reused == []

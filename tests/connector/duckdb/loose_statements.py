@@ -73,16 +73,16 @@ class LooseStatements(RandomStatements):
     def draw_list_condition(self, column: ScopeColumn, scope: Scope) -> str:
         """Return a condition on a list or on rows, in some cases with nulls and values of other types."""
         name, negated = self.write_reference(column, scope), self.rng.choice(["", "", "NOT "])
-        other = self.choose_column(scope, scope) or column
+        other_column = self.choose_column(scope, scope) or column
         values = ", ".join(self.draw_any_value(column.kind) for _ in range(2))
-        row = f"({self.draw_any_value(column.kind)}, {self.draw_any_value(other.kind)})"
+        row = f"({self.draw_any_value(column.kind)}, {self.draw_any_value(other_column.kind)})"
         function = self.rng.choice(["list_contains", "contains", "list_has"])
         return self.rng.choice(
             [
                 f"{name} {negated}IN (SELECT unnest([{values}]))",
                 f"{negated}{function}([{values}], {name})",
-                f"({name}, {self.write_reference(other, scope)}) {negated}IN ({row}, {row})",
-                f"({name}, {self.write_reference(other, scope)}) = {row}",
+                f"({name}, {self.write_reference(other_column, scope)}) {negated}IN ({row}, {row})",
+                f"({name}, {self.write_reference(other_column, scope)}) = {row}",
                 f"CASE {name} WHEN {self.draw_any_value(column.kind)} THEN 'x' ELSE 'y' END {self.draw_operator()} 'x'",
                 f"CASE WHEN {self.draw_simple_condition(scope)} THEN 'x' WHEN"
                 f" {self.draw_simple_condition(scope)} THEN 'y' END {self.draw_operator()} 'x'",
@@ -99,7 +99,7 @@ class LooseStatements(RandomStatements):
 
     def draw_unnest(self, used_names: set[str]) -> tuple[str, Scope]:
         """Return a list of literals as a source, with or without column names."""
-        alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
+        alias = self.rng.choice([alias for alias in ALIASES if alias.lower() not in used_names])
         kinds = [self.rng.choice(["long", "long", "string", "date"]) for _ in range(self.rng.randint(1, 2))]
         names = self.rng.sample(COLUMN_NAMES, self.rng.randint(0, len(kinds)))
         text = f" ({', '.join(map(quote, names))})" if names else ""
@@ -125,10 +125,9 @@ class LooseStatements(RandomStatements):
     def draw_correlated_condition(self, scope: Scope, outer: Scope) -> str:
         """Return a condition on a column of the outer query.
 
-        In some cases the column has no qualifier, and its name can also be the name of an output of the
-        subquery.
+        In some cases the column has no qualifier, and its name can also be the name of an output of the subquery.
         """
-        column_names = {one.name.lower() for one in scope}
+        column_names = {column.name.lower() for column in scope}
         pairs = [
             (column, other)
             for column in scope

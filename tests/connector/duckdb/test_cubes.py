@@ -1,4 +1,4 @@
-"""`seamark.duckdb` answers aggregate queries from cubes, with the rows and types that it returns without them."""
+"""Tests that `seamark.duckdb` answers aggregate queries from cubes with the same rows and types as without cubes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def count_rows(relation: duckdb.DuckDBPyRelation) -> Counter[str]:
     return Counter(repr([to_comparable_value(value) for value in row]) for row in relation.fetchall())
 
 
-def compare(con: duckdb.DuckDBPyConnection, text: str) -> CubeSummary | None:
+def compare_with_rows(con: duckdb.DuckDBPyConnection, text: str) -> CubeSummary | None:
     """Check that a query has the same result with and without cubes, and return how it used cubes."""
     expected = seamark.duckdb.sql(con, text, cubes=OFF)
     actual = seamark.duckdb.sql(con, text)
@@ -44,7 +44,11 @@ def compare(con: duckdb.DuckDBPyConnection, text: str) -> CubeSummary | None:
 
 
 def run_case(server: ServerThread, con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter[str]:
-    """Change a table at random, and compare the answers of queries with and without cubes."""
+    """Change a table at random, and compare the answers of queries with and without cubes.
+
+    Returns:
+        The number of queries by how they used cubes.
+    """
     rng = random.Random(seed)
     aggregates, counts = RandomAggregates(rng), Counter[str]()
     with closing(IndexClient(server.url)) as client:
@@ -64,13 +68,13 @@ def run_case(server: ServerThread, con: duckdb.DuckDBPyConnection, seed: int, qu
                     case "spoil" if rng.random() < 0.5:
                         world.spoil(loses=rng.random() < 0.5)
             with open_catalog(server.url) as catalog:
-                snapshots = [one.snapshot_id for one in catalog.load_table(world.name).metadata.snapshots]
+                snapshots = [snapshot.snapshot_id for snapshot in catalog.load_table(world.name).metadata.snapshots]
             for _ in range(queries):
                 source = f"sea.{world.name}"
                 text = aggregates.query(*rng.choice(world.cubes), source)
                 if rng.random() < 0.3:
                     text = text.replace(f"{source} a", f"{source} a AT (VERSION => {rng.choice(snapshots)})")
-                summary = compare(con, text)
+                summary = compare_with_rows(con, text)
                 assert summary is not None
                 counts["rows" if summary.index is None else "cube and rows" if summary.row_files else "cube"] += 1
     return counts
@@ -88,22 +92,22 @@ def test_query_reads_groups_and_the_rows_of_files_without_an_entry(
     server: ServerThread, sales: CubeWorld, con: duckdb.DuckDBPyConnection
 ) -> None:
     text = f"SELECT country, sum(n), avg(n) AS mean, count(*) FROM sea.{sales.name} GROUP BY country ORDER BY country"
-    assert compare(con, text) == CubeSummary("cube0", 3, 0)
+    assert compare_with_rows(con, text) == CubeSummary("cube0", 3, 0)
     sales.delete("n = 1")
-    assert compare(con, text) == CubeSummary("cube0", 2, 0)
+    assert compare_with_rows(con, text) == CubeSummary("cube0", 2, 0)
     assert "cube cube0 answers 2 files; rows of 0 files are read" in rewrite_query(con, text).summary
     assert seamark.duckdb.sql(con, text).fetchall() == [("a", 20, 1.0, 20), ("b", 20, 1.0, 20)]
 
 
 @pytest.mark.slow
-def test_parameters_subtotals_and_constants_follow_from_a_cube(
+def test_query_with_parameters_subtotals_or_constants_follows_from_a_cube(
     server: ServerThread, sales: CubeWorld, con: duckdb.DuckDBPyConnection
 ) -> None:
     text = (
         f"SELECT country, date_trunc('month', ts) AS month, grouping(country), count(1), sum(1), count(country) "
         f"FROM sea.{sales.name} GROUP BY ROLLUP (country, month) HAVING count(*) > 1"
     )
-    assert compare(con, text) == CubeSummary("cube0", 3, 0)
+    assert compare_with_rows(con, text) == CubeSummary("cube0", 3, 0)
     text = f"SELECT sum(n) FROM sea.{sales.name} WHERE country = ?"
     assert seamark.duckdb.sql(con, text, ["a"]).fetchall() == [(30,)]
     assert rewrite_query(con, text, ["a"]).cube == CubeSummary("cube0", 3, 0)

@@ -72,13 +72,15 @@ class MarkedTables:
         known_joins = [
             join for join in joins if all(self.is_known(o.scan) for o in joins if o.any_of == join.any_of is not None)
         ]
-        yield from format_joins(rng, tuple(one for one in known_joins if self.is_known(one.scan)), path, format_partner)
+        yield from format_joins(
+            rng, tuple(join for join in known_joins if self.is_known(join.scan)), path, format_partner
+        )
 
 
-def find_scans_of_statement(
+def find_statement_scans(
     rng: random.Random, statement: DuckDBStatement, tables: list[StoredRelation]
 ) -> tuple[dict[str, StoredRelation], tuple[Scan, ...]]:
-    """Return the stored tables of the statement, by mark, and its scans.
+    """Return the stored tables of the statement, by mark, and the scans of the statement.
 
     Sometimes a table is not in the catalog, so that its columns are unknown.
     """
@@ -102,7 +104,7 @@ def find_scans_of_statement(
     return tables_by_mark, scans
 
 
-def prune(
+def prune_tables(
     rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: MarkedTables
 ) -> str:
     replacements = []
@@ -154,7 +156,7 @@ def check_one(
     counts["queries"] += 1
     try:
         statement = DuckDBStatement(text)
-        stored, result = find_scans_of_statement(rng, statement, statements.tables)
+        stored, result = find_statement_scans(rng, statement, statements.tables)
     except UnsupportedStatement as why:
         counts[f"unsupported: {why}"] += 1
         counts["unsupported"] += 1
@@ -164,7 +166,7 @@ def check_one(
     counts["predicates"] += sum(reference.predicate is not None for reference in result if reference.table in stored)
     counts["joins"] += sum(len(reference.joins) for reference in result)
     counts["periods"] += any(join.transform != "identity" for reference in result for join in reference.joins)
-    replacements = prune(rng, connection, statement, MarkedTables(result, stored))
+    replacements = prune_tables(rng, connection, statement, MarkedTables(result, stored))
     note = f"{seed}\n{text}\n-- became\n{replacements}\n-- by\n" + "\n".join(
         f"{reference.table}: {reference.predicate} {reference.joins}" for reference in result
     )
@@ -173,7 +175,7 @@ def check_one(
     except duckdb.Error as error:
         raise AssertionError(f"{error}\n{note}") from error
     if rows != expected and any(_count_rows(connection, text) != expected for _ in range(20)):
-        counts["unstable"] += 1  # DuckDB itself gives different rows for the unchanged statement.
+        counts["unstable"] += 1  # DuckDB itself returns different rows for the unchanged statement.
         return
     assert rows == expected, note
 
@@ -196,7 +198,7 @@ def check_worth(counts: Counter[str]) -> None:
         ("WITH q AS (SELECT a FROM t WHERE b = $text) SELECT q.a FROM q WHERE $n = q.a", {"n": 2, "text": "x"}),
     ],
 )
-def test_parameter_has_the_value_of_its_place_in_the_text(text: str, parameters: Any) -> None:
+def test_parameter_is_replaced_by_the_value_at_its_position(text: str, parameters: Any) -> None:
     columns = {"a": "long", "b": "string"}
     marked_text = DuckDBStatement(text, parameters).to_marked_text({0: columns}, utc=False)
     (scan,) = find_scans(marked_text, columns_of=lambda _: columns)
@@ -270,7 +272,7 @@ def test_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
         ("SELECT count(a) FILTER (a = 1) FROM t QUALIFY sum(count(*)) OVER () > 5", None),
     ],
 )
-def test_duckdb_spelling_of_a_condition_gives_the_same_predicate(statement: str, predicate: str | None) -> None:
+def test_conditions_in_duckdb_spelling_become_predicates(statement: str, predicate: str | None) -> None:
     columns = {"a": "long", "b": "string"}
     marked_text = DuckDBStatement(statement).to_marked_text({0: columns}, utc=True)
     (scan,) = find_scans(marked_text, columns_of=lambda _: columns)

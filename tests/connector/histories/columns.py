@@ -81,7 +81,7 @@ class RandomColumn:
         return json
 
     def take_ids(self, json: dict[str, Any]) -> None:
-        """Set the ids of the column and its children to those that the server has assigned."""
+        """Set the ids of the column and its children to the ids that the server has assigned."""
         self.id = json["id"]
         kind = json["type"]
         match self.kind:
@@ -107,7 +107,7 @@ class RandomColumn:
                     child.build_array([None if value is None else child.read_value(value) for value in values])
                     for child in self.children
                 ]
-                fields = [pa.field(child.name, made.type) for child, made in zip(self.children, arrays, strict=True)]
+                fields = [pa.field(child.name, array.type) for child, array in zip(self.children, arrays, strict=True)]
                 return pa.StructArray.from_arrays(
                     arrays, fields=fields, mask=pa.array([value is None for value in values], pa.bool_())
                 )
@@ -127,7 +127,7 @@ class RandomColumn:
         return typed.build_array(self.kind, values)
 
     def to_plain_values(self, column: pa.Array) -> list[Any]:
-        """Convert an Arrow array back to plain values."""
+        """Convert an Arrow array to values as in `typed.py`."""
         valid = column.is_valid().to_pylist()
         match self.kind:
             case "struct":
@@ -148,7 +148,7 @@ class RandomColumn:
         return typed.to_plain(self.kind, column)
 
     def freeze(self, value: Any) -> Hashable:
-        """Return a hashable form of the value: NaN equals NaN, and -0.0 differs from 0.0."""
+        """Return a hashable form of the value, in which NaN equals NaN, and -0.0 differs from 0.0."""
         if value is None:
             return None
         match self.kind:
@@ -158,7 +158,7 @@ class RandomColumn:
                 return tuple(map(self.children[0].freeze, value))
             case "map":
                 key, other = self.children
-                return frozenset((key.freeze(one), other.freeze(two)) for one, two in value)
+                return frozenset((key.freeze(map_key), other.freeze(map_value)) for map_key, map_value in value)
         if isinstance(value, float):
             return "NaN" if value != value else struct.pack("<d", value)
         return type(value).__name__, value
@@ -172,7 +172,7 @@ class RandomColumn:
             case "map":
                 key, value = self.children
                 keys = {key.draw_value(rng) for _ in range(rng.choice((0, 1, 2)))}
-                return [(one, value.draw_or_null(rng)) for one in sorted(keys)]
+                return [(item, value.draw_or_null(rng)) for item in sorted(keys)]
         return draw_value(rng, self.kind)
 
     def draw_or_null(self, rng: random.Random) -> Any:
@@ -202,7 +202,7 @@ def list_kinds(version: int) -> list[str]:
 
 
 def draw_value(rng: random.Random, kind: str) -> Any:
-    """Return an edge value of the type, or one of a few values, so that rows match each other."""
+    """Return an edge value of the type, or one of a few values, so that values of several rows are equal."""
     if kind not in typed.SAMPLES:  # The type is the result of a promotion.
         return rng.randint(-500, 500)
     if rng.random() < 0.5:
@@ -224,5 +224,5 @@ def draw_value(rng: random.Random, kind: str) -> Any:
 
 
 def compute_key(value: Any) -> Any:
-    """Return a value that is equal for equal keys. Both zeros are one key, and all NaNs are one key."""
+    """Convert a value so that equal keys have equal results. Both zeros are one key, and all NaNs are one key."""
     return ("NaN" if value != value else value + 0.0) if isinstance(value, float) else value

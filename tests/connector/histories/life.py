@@ -42,7 +42,7 @@ from tests.connector.histories.columns import (
     list_kinds,
 )
 from tests.connector.histories.predicates import Row, draw_filter
-from tests.connector.histories.statements import can_be_written, draw_change, draw_known, format_literal, quote
+from tests.connector.histories.statements import can_be_written, draw_change, draw_literal_value, format_literal, quote
 
 NAMES = ("id", "a", "B", "naïve", "two words", "x-y", "größe", "1st", "null", "select", "day", 'q"q', "日本")
 KEY_KINDS = ("long", "int", "string", "uuid", "decimal(9, 2)", "decimal(38, 10)", "date", "timestamp", "timestamptz")
@@ -55,6 +55,8 @@ _FILTERS = 2
 
 
 class TableHistory:
+    """A table with random columns, its history, and the rows that it must have."""
+
     def __init__(self, client: IndexClient, seed: int, name: str) -> None:
         self.counts: Counter[str] = Counter()
         self.rows: list[Row] = []
@@ -84,7 +86,7 @@ class TableHistory:
         return f"db.{self._name}"
 
     def _draw_column(self, kind: str, children: Sequence[RandomColumn] = ()) -> RandomColumn:
-        free = [one for one in NAMES if one.lower() not in {column.name.lower() for column in self._columns}]
+        free = [name for name in NAMES if name.lower() not in {column.name.lower() for column in self._columns}]
         self._last_id += 1
         return RandomColumn(self._last_id, self._rng.choice(free), kind, list(children))
 
@@ -93,7 +95,7 @@ class TableHistory:
         names = {STRUCT: self._rng.sample(("a", "b", "C c"), self._rng.choice((1, 2))), LIST: ["element"]}.get(kind, [])
         self._last_id += 1
         column = RandomColumn(self._last_id, name, kind or self._rng.choice(list_kinds(self._version)))
-        column.children = [self._draw_inner(one, depth - 1) for one in names]
+        column.children = [self._draw_inner(name, depth - 1) for name in names]
         return column
 
     def _draw_new_column(self, *, default: bool = False) -> RandomColumn:
@@ -101,7 +103,7 @@ class TableHistory:
         match rng.choice((STRUCT, LIST, MAP, *[""] * 7)):
             case "struct":
                 return self._draw_column(
-                    STRUCT, [self._draw_inner(one, 1) for one in rng.sample(("a", "b"), rng.choice((1, 2)))]
+                    STRUCT, [self._draw_inner(name, 1) for name in rng.sample(("a", "b"), rng.choice((1, 2)))]
                 )
             case "list":
                 return self._draw_column(LIST, [self._draw_inner("element", 1)])
@@ -217,7 +219,7 @@ class TableHistory:
         return str(list(new_rows_by_key.values()))
 
     def _draw_batch(self) -> list[Row]:
-        """Return random rows; some of them have keys of stored rows."""
+        """Return random rows, some with keys of stored rows."""
         rows = [self._draw_row() for _ in range(self._rng.randint(1, 6))]
         for row in rows:
             if self.rows and self._rng.random() < 0.6:
@@ -294,8 +296,8 @@ class TableHistory:
                 stored_keys[key] = row
                 continue
             names = {column.id for column in (*columns, *self._keys, *([] if sort_column is None else [sort_column]))}
-            before = {column.id: column.initial for column in self._columns} if old_row is None else old_row
-            stored_keys[key] = before | {number: row[number] for number in names}
+            old_values = {column.id: column.initial for column in self._columns} if old_row is None else old_row
+            stored_keys[key] = old_values | {number: row[number] for number in names}
         self.rows = list(stored_keys.values())
 
     def _delete(self) -> str:
@@ -340,7 +342,8 @@ class TableHistory:
         for _ in range(self._rng.randint(1, 3)):
             row = {column.id: column.initial for column in self._columns}
             row |= {
-                column.id: draw_known(self._rng, column, nulls=column not in self._keys) for column in writable_columns
+                column.id: draw_literal_value(self._rng, column, nulls=column not in self._keys)
+                for column in writable_columns
             }
             if self._compute_key(row) not in known_keys:
                 rows[self._compute_key(row)] = row
@@ -364,7 +367,7 @@ class TableHistory:
     def _cluster_table(self) -> str:
         try:
             report = cluster_incrementally(self._client, self._table, full=self._rng.random() < 0.5)
-        except InvalidRequest as error:  # The step renames or drops a column of the statement.
+        except InvalidRequest as error:  # A clustering column was renamed or dropped.
             return str(error)
         assert not report.errors
         return ""
@@ -385,8 +388,8 @@ class TableHistory:
 
     def _evolve(self) -> str:
         rng, columns = self._rng, self._columns
-        used = {field["source-id"] for field in self._spec}
-        free = [column for column in columns if column not in self._keys and column.id not in used]
+        used_ids = {field["source-id"] for field in self._spec}
+        free = [column for column in columns if column not in self._keys and column.id not in used_ids]
         operator = rng.choice(("add", "drop", "readd", "rename", "swap", "promote", "promote", "move", "extend"))
         if operator in ("drop", "readd") and free:
             dropped_column = rng.choice(free)
@@ -407,37 +410,39 @@ class TableHistory:
         elif operator == "move":
             rng.shuffle(columns)
         elif operator == "extend":
-            structs = [one for column in columns for one in column.walk() if one.kind == STRUCT]
+            structs = [
+                inner_column for column in columns for inner_column in column.walk() if inner_column.kind == STRUCT
+            ]
             for first in rng.sample(structs, min(1, len(structs))):
                 first.children.append(self._draw_inner(f"n{self._last_id}", 1))
         elif operator == "promote":
-            self._promote([column for column in columns if column not in self._keys or column.kind != "date"], used)
+            self._promote([column for column in columns if column not in self._keys or column.kind != "date"], used_ids)
         self._change_schema()
         return f"{operator}: {[column.json for column in columns]}"
 
-    def _promote(self, columns: Sequence[RandomColumn], used: set[int]) -> None:
+    def _promote(self, columns: Sequence[RandomColumn], used_ids: set[int]) -> None:
         keys = {
             id(nested_column.children[0])
             for column in columns
             for nested_column in column.walk()
             if nested_column.kind == MAP
         }
-        able = [
+        candidates = [
             (nested_column, kind)
             for column in columns
             for nested_column in column.walk()
             for kind in PROMOTED.get(nested_column.kind, ())
             if id(nested_column) not in keys
-            # Dates are promoted in version 3. Dates within other columns are not promoted, so that the model
+            # Dates are promoted in version 3. Dates within structs, lists and maps are not promoted, so that the model
             # stays simple.
             and (
                 nested_column.kind != "date"
-                or (self._version >= 3 and nested_column is column and nested_column.id not in used)
+                or (self._version >= 3 and nested_column is column and nested_column.id not in used_ids)
             )
         ]
-        if not able:
+        if not candidates:
             return
-        column, kind = self._rng.choice(able)
+        column, kind = self._rng.choice(candidates)
         stored_rows = [{column.id: value} for value in self._stored_dates[column.id]]
         if column.can_promote([*self.rows, *stored_rows], kind):
             for row in self.rows:
@@ -483,11 +488,11 @@ class TableHistory:
             strict=True,
         )
         id_pairs = zip(ids.to_pylist(), numbers.to_pylist(), strict=True)
-        now = {tuple(map(compute_key, key)): one for key, one in zip(keys, id_pairs, strict=True)}
-        assert len({number for number, _ in now.values()}) == rows.num_rows
-        for key in self._row_ids.keys() & now.keys() if self._touched is not None else ():
-            assert key in (self._touched or ()) or now[key] == self._row_ids[key], key
-        self._row_ids = now
+        stored_ids = {tuple(map(compute_key, key)): id_pair for key, id_pair in zip(keys, id_pairs, strict=True)}
+        assert len({number for number, _ in stored_ids.values()}) == rows.num_rows
+        for key in self._row_ids.keys() & stored_ids.keys() if self._touched is not None else ():
+            assert key in (self._touched or ()) or stored_ids[key] == self._row_ids[key], key
+        self._row_ids = stored_ids
 
 
 def _quote(name: str) -> str:

@@ -21,7 +21,7 @@ _NEGATED = {
     **{"eq": "not-eq", "lt": "gt-eq", "lt-eq": "gt", "is-null": "not-null"},
     **{"in": "not-in", "starts-with": "not-starts-with", "is-nan": "not-nan"},
 }
-_NEGATED |= {other: one for one, other in _NEGATED.items()}
+_NEGATED |= {other: op for op, other in _NEGATED.items()}
 _ORDERED = {"lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt, "gt-eq": operator.ge, "eq": operator.eq}
 
 
@@ -96,7 +96,7 @@ def _build_test(op: str, values: Sequence[Any], get: Callable[[Row], Any]) -> Te
 
 
 def _sort_key(value: Any) -> Any:
-    """Return a sort key. Seamark's readers order NaN above each number, and both zeros are equal."""
+    """Return a sort key. Seamark's readers order NaN after each number, and both zeros are equal."""
     if not isinstance(value, float):
         return value
     return (1, 0.0) if value != value else (0, value + 0.0)

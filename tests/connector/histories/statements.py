@@ -21,8 +21,10 @@ _DAYS_MIN, _DAYS_MAX = -719_162, 2_932_896
 class DrawnStatement:
     """An UPDATE or a DELETE.
 
-    `text` is the statement, `matches` says whether its condition is true for a row, and `new` has new values by
-    column id.
+    Attributes:
+        text: The statement.
+        matches: Returns whether the condition of the statement is true for a row.
+        new: The new values by column id.
     """
 
     text: str
@@ -61,7 +63,7 @@ def draw_change(
     if not settable or rng.random() < 0.3:
         return DrawnStatement(f"DELETE FROM {table} WHERE {where}", matches)
     chosen_names = rng.sample(settable, rng.randint(1, len(settable)))
-    new_row: Row = {column.id: draw_known(rng, column) for column in chosen_names}
+    new_row: Row = {column.id: draw_literal_value(rng, column) for column in chosen_names}
     sets = ", ".join(
         f"{quote(column.name)} = {format_literal(column.kind, new_row[column.id])}" for column in chosen_names
     )
@@ -93,7 +95,11 @@ def _draw_condition(rng: random.Random, column: RandomColumn, rows: Sequence[Row
     stored_keys = [one for row in rows if (one := column.read_value(row)) is not None and _is_known(column.kind, one)]
 
     def draw_value() -> Any:
-        return rng.choice(stored_keys) if stored_keys and rng.random() < 0.8 else draw_known(rng, column, nulls=False)
+        return (
+            rng.choice(stored_keys)
+            if stored_keys and rng.random() < 0.8
+            else draw_literal_value(rng, column, nulls=False)
+        )
 
     match rng.choice(("=", "=", "IN", "<", "IS NULL", "BETWEEN")):
         case "IS NULL":
@@ -111,15 +117,17 @@ def _draw_condition(rng: random.Random, column: RandomColumn, rows: Sequence[Row
             low, high = draw_value(), draw_value()
             text = f"{name} BETWEEN {format_literal(column.kind, low)} AND {format_literal(column.kind, high)}"
             return text, _test_value(column, lambda value: bool(low <= value <= high))
-    same = draw_value()
-    return f"{name} = {format_literal(column.kind, same)}", _test_value(column, lambda value: bool(value == same))
+    equal_value = draw_value()
+    return f"{name} = {format_literal(column.kind, equal_value)}", _test_value(
+        column, lambda value: bool(value == equal_value)
+    )
 
 
 def _test_value(column: RandomColumn, test: Callable[[Any], bool]) -> Callable[[Row], bool]:
     return lambda row: column.read_value(row) is not None and test(column.read_value(row))
 
 
-def draw_known(rng: random.Random, column: RandomColumn, *, nulls: bool = True) -> Any:
+def draw_literal_value(rng: random.Random, column: RandomColumn, *, nulls: bool = True) -> Any:
     """Return a random value that a literal can express."""
     if nulls and rng.random() < 0.1:
         return None

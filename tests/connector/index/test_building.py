@@ -55,11 +55,11 @@ class BuildInterrupted(Exception):
 
 
 class RecordingWorkers(InProcessWorkers):
-    """Workers that call a function before each group, and record the groups."""
+    """Workers that call one of the functions `actions` before each group, and record the groups."""
 
-    def __init__(self, *before: object) -> None:
+    def __init__(self, *actions: object) -> None:
         self.groups: list[Sequence[DataFile]] = []
-        self._before = list(before)
+        self._before = list(actions)
 
     def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
         for group in groups:
@@ -69,7 +69,7 @@ class RecordingWorkers(InProcessWorkers):
             yield from super().run(task, [group])
 
 
-def fail() -> None:
+def interrupt_build() -> None:
     raise BuildInterrupted
 
 
@@ -78,12 +78,12 @@ def test_build_reports_its_progress_and_builds_only_missing_entries(client: Inde
     workers = RecordingWorkers()
     report = build(client, "db.t", "b", workers, limits=SMALL_GROUPS, on_progress=progress.append)
     assert [len(group) for group in workers.groups] == [2, 2, 2]
-    assert [one.files_done for one in progress] == [2, 4, 6]
+    assert [report.files_done for report in progress] == [2, 4, 6]
     assert progress[0].eta_ms is not None
     assert (report.json["state"], report.progress.rows_done, report.files_not_indexed) == ("completed", 120, 0)
     index = client.index("db.t", "b")
     assert (index.health, index.files, len(index.json["index-files"])) == ("ok", 6, 3)
-    second_report = build(client, "db.t", "b", RecordingWorkers(fail))
+    second_report = build(client, "db.t", "b", RecordingWorkers(interrupt_build))
     assert (second_report.json["state"], second_report.progress.files_done) == ("completed", 0)
 
 
@@ -156,8 +156,8 @@ def test_build_ends_while_writers_keep_committing(client: IndexClient) -> None:
 
 def test_interrupted_build_is_rolled_back_and_the_next_build_continues_it(client: IndexClient) -> None:
     with pytest.raises(BuildInterrupted):
-        build(client, "db.t", "b", RecordingWorkers(None, fail), limits=SMALL_GROUPS)
-    (instant,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
+        build(client, "db.t", "b", RecordingWorkers(None, interrupt_build), limits=SMALL_GROUPS)
+    (instant,) = [instant for instant in client.timeline("db.t", action="indexing") if instant.state == "rolled_back"]
     assert instant.summary["reason"] == "BuildInterrupted"
     assert client.index("db.t", "b").files == 2
     workers = RecordingWorkers()
@@ -189,7 +189,7 @@ build(IndexClient({client.url!r}), "db.t", "b", InProcessWorkers(), limits=Group
 
 
 @pytest.mark.slow
-def test_sigterm_rolls_a_build_back_and_is_its_reason(client: IndexClient) -> None:
+def test_sigterm_rolls_a_build_back_and_is_recorded_as_the_reason(client: IndexClient) -> None:
     with handle_sigterm(), pytest.raises(KeyboardInterrupt):
         build(
             client,
@@ -198,14 +198,14 @@ def test_sigterm_rolls_a_build_back_and_is_its_reason(client: IndexClient) -> No
             RecordingWorkers(None, lambda: os.kill(os.getpid(), signal.SIGTERM)),
             limits=SMALL_GROUPS,
         )
-    (instant,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
+    (instant,) = [instant for instant in client.timeline("db.t", action="indexing") if instant.state == "rolled_back"]
     assert instant.summary["reason"] == "KeyboardInterrupt: SIGTERM"
     assert client.index("db.t", "b").files == 2
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 @pytest.mark.slow
-def test_build_reports_files_that_cannot_be_indexed_and_tries_them_once(client: IndexClient) -> None:
+def test_build_tries_and_reports_each_file_that_cannot_be_indexed_once(client: IndexClient) -> None:
     pages = client.build_files("db.t", "b", client.start_build("db.t", "b")["build-id"])
     damaged_path = Path(next(pages)["files"][3]["file-path"].removeprefix("file://"))
     damaged_path.write_bytes(b"x" * damaged_path.stat().st_size)
@@ -268,19 +268,19 @@ def test_groups_respect_the_limits_and_contain_every_file() -> None:
         files = [DataFile(str(n), rng.randint(1, 100), rng.randint(0, 100)) for n in range(rng.randint(0, 60))]
         limits = GroupLimits(rng.randint(1, 10), rng.randint(50, 300), rng.randint(50, 300))
         groups = list(group_files(files, limits))
-        assert [one for group in groups for one in group] == files, seed
+        assert [file for group in groups for file in group] == files, seed
         for group in groups:
             assert 0 < len(group) <= limits.files, seed
             if len(group) > 1:
-                assert sum(one.size_bytes for one in group) <= limits.size_bytes, seed
-                assert sum(one.records for one in group) <= limits.rows, seed
+                assert sum(file.size_bytes for file in group) <= limits.size_bytes, seed
+                assert sum(file.records for file in group) <= limits.rows, seed
 
 
 def run_seamark(url: str, *arguments: str) -> tuple[int, str]:
     return invoke_seamark("index", *arguments, url=url)
 
 
-def test_build_command_builds_one_index_or_all(client: IndexClient) -> None:
+def test_build_command_builds_one_index_or_all_indexes(client: IndexClient) -> None:
     client.put_index("db.t", "m", kind="bitmap", columns=["country"])
     client.put_index("db.t", "off", kind="bitmap", columns=["discount"])
     client.put_index("db.t", "off", state="paused")

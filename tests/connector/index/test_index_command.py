@@ -32,8 +32,8 @@ def run_seamark(url: str, *arguments: str) -> tuple[int, str]:
     return invoke_seamark("index", *arguments, url=url)
 
 
-def build_half(url: str, name: str) -> dict[str, Any]:
-    """Return a build that has registered an index file for 3 of the 6 files."""
+def register_half_of_the_files(url: str, name: str) -> dict[str, Any]:
+    """Start a build, register an index file for 3 of the 6 files, and return the build."""
     client = IndexClient(url)
     build = client.start_build("db.t", name)
     pages = list(client.build_files("db.t", name, build["build-id"], page_files=4))
@@ -54,7 +54,7 @@ def test_index_commands_create_list_pause_resume_and_drop_an_index(url: str) -> 
         url, "create", "db.t", "--name", "k", "--kind", "record", "--columns", "id, truncate[2](data)"
     )
     assert (code, "record(id, truncate[2](data))" in text) == (0, True)
-    build_half(url, "k")
+    register_half_of_the_files(url, "k")
     code, text = run_seamark(url, "list", "db.t")
     assert code == 0
     for part in ("data_bitmap", "bitmap(data)", "record(id, truncate[2](data))", "3 of 6", "behind"):
@@ -122,7 +122,7 @@ def test_client_defines_an_index_and_builds_it(url: str) -> None:
     )
     with pytest.raises(InvalidRequest, match="no such column"):
         client.put_index("db.t", "j", kind="bitmap", columns=["nope"])
-    build = build_half(url, "i")
+    build = register_half_of_the_files(url, "i")
     assert [len(page["files"]) for page in client.build_files("db.t", "i", build["build-id"])] == [3]
     old_location = client.index("db.t", "i").json["index-files"][0]["location"]
     registration = write(build, "b", build_index_file(build, FILES, level=1))

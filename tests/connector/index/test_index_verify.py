@@ -67,12 +67,12 @@ def read_states(client: IndexClient, name: str) -> dict[str, str]:
     }
 
 
-def swap_blobs(first: Path, other: Path) -> None:
+def swap_blobs(first_file: Path, second_file: Path) -> None:
     """Exchange the blobs of two index files. Both files stay well-formed, but their content is wrong."""
-    index_files = [open_index_file(path.read_bytes(), str(path)) for path in (first, other)]
+    index_files = [open_index_file(path.read_bytes(), str(path)) for path in (first_file, second_file)]
     for path, index_file, blob in (
-        (first, index_files[0], index_files[1].blob),
-        (other, index_files[1], index_files[0].blob),
+        (first_file, index_files[0], index_files[1].blob),
+        (second_file, index_files[1], index_files[0].blob),
     ):
         header = index_file.header
         parts = assemble(
@@ -129,13 +129,13 @@ def test_damaged_index_file_is_quarantined_and_built_again(client: IndexClient, 
     header = open_index_file(whole_file, str(path)).header
     place = header.offset + 4
     path.write_bytes(whole_file[:place] + bytes([whole_file[place] ^ 255]) + whole_file[place + 1 :])
-    before = read_states(client, kind)
+    states_before = read_states(client, kind)
     code, text = run_index_command(client.url, "verify", "db.t", kind, "--dry-run")
-    assert (code, read_states(client, kind)) == (1, before), text
+    assert (code, read_states(client, kind)) == (1, states_before), text
     code, text = run_index_command(client.url, "verify", "db.t", kind)
     assert (code, "invalid: quarantined" in text, path.name in text) == (1, True, True), text
     assert "1 of 1 indexes are not correct" in text
-    assert read_states(client, kind) == before | {path.name: "quarantined"}
+    assert read_states(client, kind) == states_before | {path.name: "quarantined"}
     assert client.index("db.t", kind).lag_files == 2
     code, text = run_index_command(client.url, "verify", "db.t", kind)
     assert (code, "quarantined before; 2 data files have to be indexed again" in " ".join(text.split())) == (1, True), (
@@ -152,10 +152,10 @@ def test_index_file_that_does_not_match_the_data_is_quarantined(client: IndexCli
     swap_blobs(first, second)
     audit = audit_index(client, "db.t", kind, sample=2, seed=7)
     assert audit.problems, "the file is well-formed, but its content is wrong"
-    wrong = {Path(location).name for location, state in audit.states.items() if state == "quarantined"}
-    assert wrong
-    assert wrong <= {first.name, second.name}
-    assert {name for name, state in read_states(client, kind).items() if state == "quarantined"} == wrong
+    quarantined_names = {Path(location).name for location, state in audit.states.items() if state == "quarantined"}
+    assert quarantined_names
+    assert quarantined_names <= {first.name, second.name}
+    assert {name for name, state in read_states(client, kind).items() if state == "quarantined"} == quarantined_names
 
 
 def test_missing_index_file_is_quarantined_if_the_server_confirms_it(client: IndexClient) -> None:
@@ -206,7 +206,7 @@ def test_index_file_of_a_newer_version_is_reported_but_not_quarantined(
 
 
 @pytest.mark.slow
-def test_index_file_that_a_merge_replaces_during_the_audit_is_no_problem(
+def test_audit_ignores_an_index_file_that_a_merge_replaces_meanwhile(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old_location = client.index("db.t", "bloom").json["index-files"][0]["location"]
@@ -259,40 +259,42 @@ def test_verify_refuses_invalid_arguments_with_an_exit_code(
 def test_rebuild_registry_registers_index_files_that_the_server_forgot(
     client: IndexClient, server: ServerThread
 ) -> None:
-    before = {where: client.explain("db.t", where).files for where in ("id = 13", "country = 'c3' AND id = 24")}
-    assert before["id = 13"] == 1
+    files_before = {where: client.explain("db.t", where).files for where in ("id = 13", "country = 'c3' AND id = 24")}
+    assert files_before["id = 13"] == 1
     table = client.load_table("db.t")
     location = server.run(server.api("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
-    other = ServerThread(server.home / "other", warehouse=server.home.as_uri())
-    other.start()
+    other_server = ServerThread(server.home / "other", warehouse=server.home.as_uri())
+    other_server.start()
     try:
         body = {"name": "t", "metadata-location": location}
-        assert other.run(other.api("POST", "/v1/namespaces/db/register", body)).status == 200
-        other_client = IndexClient(other.url)
-        assert {where: other_client.explain("db.t", where).files for where in before} == dict.fromkeys(before, 6)
-        code, text = run_index_command(other.url, "rebuild-registry", "db.t")
+        assert other_server.run(other_server.api("POST", "/v1/namespaces/db/register", body)).status == 200
+        other_client = IndexClient(other_server.url)
+        assert {where: other_client.explain("db.t", where).files for where in files_before} == dict.fromkeys(
+            files_before, 6
+        )
+        code, text = run_index_command(other_server.url, "rebuild-registry", "db.t")
         assert code == 0, text
         for name in COLUMNS:
             assert f"Index {name}: 3 index files registered, of 6 data files and 120 rows" in text, text
-        assert {where: other_client.explain("db.t", where).files for where in before} == before
-        assert run_index_command(other.url, "verify", "db.t")[0] == 0
+        assert {where: other_client.explain("db.t", where).files for where in files_before} == files_before
+        assert run_index_command(other_server.url, "verify", "db.t")[0] == 0
         scrap = Path(table.location.removeprefix("file://")) / "_seamark" / "index" / "scrap"
         scrap.write_text("nothing")
-        code, text = run_index_command(other.url, "rebuild-registry", "db.t")
+        code, text = run_index_command(other_server.url, "rebuild-registry", "db.t")
         assert (code, "9 index files were listed already, 0 describe nothing new, 1 are left out" in text) == (0, True)
         assert str(scrap) in text
         answer = json.loads(
-            run_index_command(other.url, "rebuild-registry", "db.t", "--json")[1].partition("\n{")[2].join("{ ")
+            run_index_command(other_server.url, "rebuild-registry", "db.t", "--json")[1].partition("\n{")[2].join("{ ")
         )
         assert answer["known"] == 9
         other_client.close()
     finally:
-        other.stop()
+        other_server.stop()
 
 
 @pytest.mark.slow
 def test_rebuild_registers_tables_with_their_index_files(client: IndexClient, tmp_path: Path) -> None:
-    before = client.explain("db.t", "id = 13").files
+    files_before = client.explain("db.t", "id = 13").files
     home, warehouse = tmp_path / "home", client.load_table("db.t").location.rpartition("/db/")[0]
     code, text = invoke_seamark("rebuild", "--home", str(home), "--warehouse", warehouse, "--json")
     assert code == 0, text
@@ -303,19 +305,21 @@ def test_rebuild_registers_tables_with_their_index_files(client: IndexClient, tm
         "known": 1,
         "index-files": 0,
     }
-    other = ServerThread(home, warehouse=warehouse)
-    other.start()
+    other_server = ServerThread(home, warehouse=warehouse)
+    other_server.start()
     try:
-        other_client = IndexClient(other.url)
-        assert other_client.explain("db.t", "id = 13").files == before == 1
-        assert run_index_command(other.url, "verify", "db.t")[0] == 0
+        other_client = IndexClient(other_server.url)
+        assert other_client.explain("db.t", "id = 13").files == files_before == 1
+        assert run_index_command(other_server.url, "verify", "db.t")[0] == 0
         other_client.close()
     finally:
-        other.stop()
+        other_server.stop()
 
 
 @pytest.mark.slow
-def test_reader_can_verify_without_reporting(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_the_right_to_quarantine_can_verify_indexes(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any, **__: Any) -> dict[str, Any]:
         raise AccessDenied("reader may not quarantineIndexFile", status=403)
 

@@ -34,9 +34,10 @@ def open_in_process_workers() -> AbstractContextManager[Workers]:
 
 
 def create_table(client: IndexClient, name: str, files: int = 3, **indexes: tuple[str, str]) -> None:
-    """Create a table with `files` files, and indexes that cover none of them.
+    """Create a table with `files` files, and with indexes that cover none of the files.
 
-    `indexes` has (kind, column) by the name of the index.
+    Args:
+        indexes: (kind, column) by the name of the index.
     """
     create(client.url, name)
     append(client.url, name, spread(files))
@@ -79,7 +80,7 @@ def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, m
         earlier.setattr("seamark.metaserver.api.indexes.builds.INDEX_FOLDER", FORMER_INDEX_FOLDER)
         create_table(client, "db.t", files=3, i=("bitmap", "country"), j=("record", "id"))
         Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
-    before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
+    files_before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     assert [client.index("db.t", name).json["misplaced"] for name in "ij"] == [1, 1]
     indexer = Indexer(client, open_in_process_workers)
     assert indexer.round() == Round(tables=1, indexes=2, merges=2)
@@ -89,27 +90,27 @@ def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, m
         live = [file["location"] for file in index.json["index-files"] if file["state"] == "live"]
         assert (index.json["misplaced"], index.health, len(live)) == (0, "ok", 1)
         assert f"/{INDEX_FOLDER}/" in live[0]
-    assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == before
+    assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == files_before
 
 
 def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
     create_table(client, "db.t", files=9, i=("bitmap", "country"))
-    before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
+    files_before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     report = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
     assert (report.builds, report.merges, report.failed) == (1, 1, 0)
     index = client.index("db.t", "i")
     assert index.json["levels"] == {"1": 1}
     assert (index.health, index.files) == ("ok", 9)
-    after = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
-    assert (before[7], after[7]) == (0, 0)  # Bounds alone leave these files out.
-    assert after == before
+    files_after = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
+    assert (files_before[7], files_after[7]) == (0, 0)  # Bounds alone leave these files out.
+    assert files_after == files_before
     assert client.explain("db.t", "country = 'c15'").files == 0
-    assert [one.state for one in client.timeline(action="indexing")] == ["completed", "completed"]
+    assert [instant.state for instant in client.timeline(action="indexing")] == ["completed", "completed"]
 
 
 def test_merge_leaves_out_index_files_of_an_unknown_version(client: IndexClient, server: ServerThread) -> None:
     create_table(client, "db.t", files=7, i=("bitmap", "country"))
-    before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
+    files_before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     one_each = GroupLimits(files=1)
     assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
     location = client.index("db.t", "i").json["index-files"][3]["location"]
@@ -128,10 +129,13 @@ def test_merge_leaves_out_index_files_of_an_unknown_version(client: IndexClient,
     assert (report.builds, report.files, report.merges, report.failed) == (1, 1, 1, 0)
     index = client.index("db.t", "i")
     live = {file["location"]: file["level"] for file in index.json["index-files"] if file["state"] == "live"}
-    assert live.pop(later) == 0, "another program may still use it"
+    assert live.pop(later) == 0, "another program may still use the file"
     assert list(live.values()) == [1]
     assert (index.health, index.files) == ("ok", 8)
-    assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == [before[0] + 1, *before[1:]]
+    assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == [
+        files_before[0] + 1,
+        *files_before[1:],
+    ]
     assert indexer.round() == Round(tables=1, indexes=1)
 
 
@@ -150,7 +154,9 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
     report = Indexer(client, open_in_process_workers, limits=one_each).round()
     assert (report.builds, report.merges, report.failed) == (1, 1, 0)
     live = [index_file for index_file in client.index("db.t", "i").json["index-files"] if index_file["state"] == "live"]
-    assert sum(one["files"] for one in live) < 9, "entries of the first five files remain in the merged file"
+    assert sum(index_file["files"] for index_file in live) < 9, (
+        "entries of the first five files remain in the merged file"
+    )
     assert client.index("db.t", "i").health == "ok"
 
 
@@ -160,7 +166,7 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: S
         create_table(client, f"db.t{number}", files=4, i=("bloom", "id"))
     start = threading.Barrier(4)
 
-    def keep() -> None:
+    def run_keeper() -> None:
         own_client = IndexClient(server.url)
         start.wait()
         rounds.extend(
@@ -169,7 +175,7 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: S
         own_client.close()
 
     rounds: list[Round] = []
-    threads = [threading.Thread(target=keep) for _ in range(4)]
+    threads = [threading.Thread(target=run_keeper) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -177,8 +183,11 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: S
     assert len(rounds) == 20
     Indexer(
         client, open_in_process_workers
-    ).round()  # Two indexers may have given way to each other. This one builds the rest.
-    assert (sum(one.failed for one in rounds), set(read_health(client, "db.t0", "db.t1", "db.t2").values())) == (
+    ).round()  # Each of two concurrent indexers may have left work to the other, so a third round builds the rest.
+    assert (
+        sum(round_report.failed for round_report in rounds),
+        set(read_health(client, "db.t0", "db.t1", "db.t2").values()),
+    ) == (
         0,
         {"ok"},
     )
@@ -231,8 +240,8 @@ def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexCli
     fourth = keeper.round()
     assert (fourth.builds, fourth.files) == (1, 1)
     assert client.index("db.t", "i").health == "ok"
-    summaries = [one.summary for one in client.timeline(action="auditing")]
-    assert [(one["index-files"], one["damaged"]) for one in summaries] == [(3, 0), (3, 1)]
+    summaries = [instant.summary for instant in client.timeline(action="auditing")]
+    assert [(summary["index-files"], summary["damaged"]) for summary in summaries] == [(3, 0), (3, 1)]
 
 
 @pytest.mark.slow
@@ -245,8 +254,8 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
     keeper = Indexer(client, open_in_process_workers, limits=one_each, now=clock, audit=AuditLimits(size_bytes=1))
     flip(client, "db.b", "i", 2)
     rounds = [keeper.round() for _ in range(7)]
-    assert [one.verified for one in rounds] == [1, 1, 1, 1, 1, 1, 0]
-    assert sum(one.damaged for one in rounds) == 1
+    assert [round_report.verified for round_report in rounds] == [1, 1, 1, 1, 1, 1, 0]
+    assert sum(round_report.damaged for round_report in rounds) == 1
     assert len(list(client.timeline(action="auditing"))) == 2
 
     def advance_clock() -> float:
@@ -273,7 +282,7 @@ class FailingWorkers(InProcessWorkers):
 
 
 @pytest.mark.slow
-def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client: IndexClient) -> None:
+def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other_index(client: IndexClient) -> None:
     create_table(client, "db.a", i=("bloom", "id"))
     create_table(client, "db.b", i=("bitmap", "country"))
     workers, clock = FailingWorkers("bloom"), IndexerClock()
@@ -285,9 +294,9 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client
     seconds = []
     for second in range(0, 400, 10):
         clock.now_s = second
-        before = workers.calls
+        calls_before = workers.calls
         keeper.round()
-        if workers.calls > before:
+        if workers.calls > calls_before:
             seconds.append(second)
     assert seconds == [30, 90, 210]
     workers.kind = "none"
@@ -323,7 +332,7 @@ def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> 
         if number == 6:
             damaged_path = Path(first.removeprefix("file://"))
             data = bytearray(damaged_path.read_bytes())
-            data[40] ^= 1  # This byte is in the first blob.
+            data[40] ^= 1  # Byte 40 is in the first blob.
             damaged_path.write_bytes(data)
         report = Indexer(client, open_in_process_workers).round()
         assert report.builds == 1
@@ -380,12 +389,14 @@ def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexCl
         wait_until(lambda: client.index("db.t", "i").health == "ok")
         append(client.url, "db.t", [[1000]])
         reports = []
-        while [one["event"] for one in reports].count("index built") < 2:
+        while [report["event"] for report in reports].count("index built") < 2:
             reports.append(json.loads(process.stderr.readline()))
         process.send_signal(signal.SIGTERM)
         _, remaining_output = process.communicate(timeout=60)
     assert process.returncode == 0, remaining_output
-    assert [(one["table"], one["index"], one["files"]) for one in reports if one["event"] == "index built"] == [
+    assert [
+        (report["table"], report["index"], report["files"]) for report in reports if report["event"] == "index built"
+    ] == [
         ("db.t", "i", 3),
         ("db.t", "i", 1),
     ]

@@ -111,7 +111,7 @@ def get_key(keys: Keys, row: int) -> Any:
         "year(day)",
     ],
 )
-def test_keys_of_a_term_are_the_keys_of_its_results(text: str) -> None:
+def test_keys_of_a_term_equal_the_keys_of_its_computed_values(text: str) -> None:
     term = resolve(text, SCHEMA)
     for seed in range(20):
         rng = random.Random(f"{text} {seed}")
@@ -222,7 +222,7 @@ def test_literal_and_column_value_have_the_same_hash() -> None:
     [pa.dictionary(pa.int32(), pa.string()), pa.binary(), pa.large_string(), pa.string_view(), pa.binary_view()],
     ids=str,
 )
-def test_lower_case_is_indexed_for_every_string_type_of_arrow(is_indexed: pa.DataType) -> None:
+def test_lower_case_keys_are_the_same_for_every_string_type_of_arrow(is_indexed: pa.DataType) -> None:
     values = ["ÀB", None, "ab", ""]
     plain_array = pa.array(values, pa.string())
     column = plain_array.dictionary_encode() if pa.types.is_dictionary(is_indexed) else plain_array.cast(is_indexed)

@@ -35,7 +35,11 @@ NAN = float("nan")
 
 
 def create_with_identifier_fields(client: IndexClient, *ids: int) -> None:
-    schema = {"type": "struct", "fields": [{**one, "required": True} for one in FIELDS], "identifier-field-ids": [*ids]}
+    schema = {
+        "type": "struct",
+        "fields": [{**field, "required": True} for field in FIELDS],
+        "identifier-field-ids": [*ids],
+    }
     body = {"name": "t", "schema": schema}
     client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
 
@@ -89,7 +93,7 @@ def test_both_zeros_are_one_key_and_all_nans_are_one_key(
     properties = {"seamark.index.keys": f"record({', '.join(index)})"} if index else {}
     create(client, fields=DOUBLES, spec=spec, properties=properties)
     names = list(index) or ["x"]
-    nan = 7.0 if spec else NAN  # No plan of the server can prove that NaN is a partition value.
+    nan = 7.0 if spec else NAN  # The server's planner cannot prove that a partition value is NaN.
     append(client, "db.t", build_doubles((-0.0, 0.0, 1), (nan, -0.0, 1), (1.5, 1.0, 1)))
     report = upsert(
         client,
@@ -102,7 +106,7 @@ def test_both_zeros_are_one_key_and_all_nans_are_one_key(
     assert list_numbers(client) == [("0.0", 2), ("1.5", 1), (repr(nan), 2)]
     report = upsert(client, "db.t", build_doubles((0.0, 0.0, 3), (-0.0, -0.0, 4)), keys=names, mode=mode)
     assert (report.inserted, report.updated) == (0, 1)
-    assert list_numbers(client) == [("-0.0", 4), ("1.5", 1), (repr(nan), 2)], "stored rows keep the sign of zero"
+    assert list_numbers(client) == [("-0.0", 4), ("1.5", 1), (repr(nan), 2)], "stored rows must keep the sign of zero"
     removed_delete = delete(client, "db.t", keys=build_doubles((0.0, 0.0, 0), (nan, 0.0, 0)), key=names, mode=mode)
     assert removed_delete.deleted == 2
     assert list_numbers(client) == [("1.5", 1)]
@@ -180,18 +184,18 @@ def test_row_changes_of_a_version_1_table_are_refused_before_a_file_is_written(
 ) -> None:
     create(client, version=1)
     append(client, "db.t", build_rows((1, "a")))
-    before = server.list_written_files()
-    begun: list[object] = []
-    monkeypatch.setattr(FileWriter, "__init__", lambda *_, **__: begun.append(1))
+    files_before = server.list_written_files()
+    started: list[object] = []
+    monkeypatch.setattr(FileWriter, "__init__", lambda *_, **__: started.append(1))
     with pytest.raises(Unwritable, match=r"version 1 supports .*appends.*upgrade it to version 2"):
         CHANGES[name](client)
-    assert (begun, server.list_written_files()) == ([], before)
+    assert (started, server.list_written_files()) == ([], files_before)
     assert read_rows(client) == [(1, "a", None, None)]
 
 
 @pytest.mark.parametrize("number", quick(range(4), 1))
 def test_random_histories_of_floating_point_keys_match_a_dict(client: IndexClient, number: int) -> None:
-    """Both zeros are one key of the dict, and all NaNs are one key. Stored rows keep their signs."""
+    """In the dict, both zeros are one key, and all NaNs are one key. Stored rows keep their signs."""
     seed = 100 * first_seed() + number
     rng = random.Random(seed)
     create(client, fields=DOUBLES, properties={"seamark.index.keys": "record(x)"} if number % 2 else {})

@@ -42,7 +42,7 @@ def build_blob(definition: IndexDefinition, values: list[int]) -> Any:
 
 
 class IndexWriter:
-    """Index files on disk, and the rows of each data file, by path."""
+    """Writes index files, and keeps the rows of each data file by path."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder = folder
@@ -68,7 +68,7 @@ class IndexWriter:
         for number, path in enumerate(index_file.files.paths):
             held_row = self.rows[path]
             for value in all_values:
-                positions = [row for row, other in enumerate(held_row) if other == value]
+                positions = [row for row, held_value in enumerate(held_row) if held_value == value]
                 if self.definition.kind == "bitmap":
                     key = make_key(value, "long")
                     rows_read = bitmap.Bitmap(index_file.blob).find_rows(
@@ -141,7 +141,7 @@ def test_merge_with_a_damaged_part_writes_no_file(index_writer: IndexWriter) -> 
             merged_files = merge_index_files([first, second], f"{index_writer.folder.as_uri()}/new", Storage())
         except (Corrupt, ValueError):
             continue
-        index_writer.check(merged_files.location, {"a", "b"})  # No reader uses the changed byte.
+        index_writer.check(merged_files.location, {"a", "b"})  # The changed byte belongs to no part that readers use.
 
 
 def register_files(*ranges: tuple[int, int]) -> list[RegisteredFile]:
@@ -152,7 +152,7 @@ def test_lowest_full_level_is_merged_first() -> None:
     few_rows = register_files(*[(0, 10)] * 3, *[(1, 100)] * 3)
     assert select_merge(few_rows, fanout=4) == []
     mixed_files = register_files(*[(1, 100)] * 4, *[(0, 10)] * 5)
-    assert [one.level for one in select_merge(mixed_files, fanout=4)] == [0] * 5
+    assert [file.level for file in select_merge(mixed_files, fanout=4)] == [0] * 5
 
 
 def test_merge_has_a_maximum_size_and_skips_large_files() -> None:
@@ -175,7 +175,7 @@ def test_number_of_index_files_stays_small_after_many_builds() -> None:
     for number in range(4000):
         files.append(RegisteredFile(f"n{number}", 0, 10, number))
         while chosen_merge := select_merge(files, fanout=8, size_max_bytes=10**6):
-            size = sum(one.size_bytes for one in chosen_merge)
+            size = sum(file.size_bytes for file in chosen_merge)
             copied += size
             files = [file for file in files if file not in chosen_merge]
             files.append(RegisteredFile(f"m{number}-{len(files)}", chosen_merge[0].level + 1, size, number))

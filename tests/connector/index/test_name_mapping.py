@@ -124,7 +124,7 @@ def draw_filter(rng: random.Random, rows: list[dict[str, Any]]) -> tuple[str, An
 
 
 @pytest.mark.parametrize("seed", quick((first_seed() + number for number in range(4)), 1))
-def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
+def test_readers_find_columns_by_the_current_name_mapping(
     server: ServerThread, catalog: RestCatalog, tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -153,7 +153,7 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
                 transaction.set_properties({NAME_MAPPING: make_mapping(mapped_columns)})
             add_file(table, location, rows.num_rows)
             files.append((rows.to_pylist(), names))
-        elif action == "swap":  # `name` then reads the former `note`, and `note` the former `name`.
+        elif action == "swap":  # `name` then reads the column that was `note`, and `note` the column that was `name`.
             mapped_columns = {**mapped_columns, "name": mapped_columns["note"], "note": mapped_columns["name"]}
         elif action == "alias":
             mapped_columns = {column: [*names, f"{column}_{step}"] for column, names in mapped_columns.items()}

@@ -42,7 +42,7 @@ KEYS_A_LOOKUP = 1_000_000
 
 
 def mix_numbers(numbers: npt.NDArray[Any]) -> Longs:
-    """Return int64[n]: distinct, nearly random keys. splitmix64 maps different numbers to different keys."""
+    """Return int64[n], distinct and nearly random keys. splitmix64 maps different numbers to different keys."""
     word = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -57,7 +57,9 @@ def build_rows(numbers: Longs, value: int) -> pa.Table:
 class GrowingTable:
     """A table and its expected rows.
 
-    `live` is bool[n]: True if the row of key n exists. After each step, `sampled` keys are looked up.
+    Attributes:
+        live: bool[n], True if the row of key n exists.
+        sampled: The number of keys that are looked up after each step.
     """
 
     client: IndexClient
@@ -85,11 +87,11 @@ class GrowingTable:
         self.live[removed_keys] = False
 
     def merge(self) -> None:
-        before = sum(self.client.index("db.t", "keys").json["levels"].values())
+        count_before = sum(self.client.index("db.t", "keys").json["levels"].values())
         report = Indexer(self.client, lambda: closing(InProcessWorkers())).round()
         assert (report.failed, report.damaged) == (0, 0)
         assert report.merges > 0
-        assert sum(self.client.index("db.t", "keys").json["levels"].values()) < before
+        assert sum(self.client.index("db.t", "keys").json["levels"].values()) < count_before
 
     # Counts
 
@@ -147,15 +149,15 @@ class GrowingTable:
         )
         with duckdb.connect() as db:
             db.register("places", places)
-            ((right,),) = db.execute(
+            ((expected_count,),) = db.execute(
                 "SELECT count(*) FROM read_parquet($data, filename = true, file_row_number = true) d JOIN places p"
                 " ON d.filename = replace(p.path, 'file://', '') AND d.file_row_number = p.position AND d.k = p.wanted",
                 {"data": _to_local_paths(data)},
             ).fetchall()
-        assert right == len(live_positions), step
+        assert expected_count == len(live_positions), step
 
     def check_all_keys(self) -> None:
-        """Check a lookup of every key that the table ever had."""
+        """Check a lookup of every key that the table has ever had."""
         rows_found = 0
         for start in range(0, len(self.live), KEYS_A_LOOKUP):
             numbers = np.arange(start, min(start + KEYS_A_LOOKUP, len(self.live)))
@@ -170,7 +172,7 @@ def _to_local_paths(paths: list[str]) -> list[str]:
 
 
 def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
-    """Return the number of rows, the exclusive or of their keys, and the number of deleted rows in the data files."""
+    """Return the number of rows, the exclusive or of their keys, and the number of deleted rows of the data files."""
     with duckdb.connect() as db:
         parquet_reader = "read_parquet($data, filename = true, file_row_number = true)"
         task: dict[str, Any] = {"data": _to_local_paths(data)}
@@ -191,7 +193,7 @@ def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
     return count, mixed, deleted
 
 
-def grow(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int) -> None:
+def change_and_check(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int) -> None:
     """Insert, upsert, delete and merge `turns` times, and check the table after each step."""
     create(client, version=2, fields=FIELDS, properties={"seamark.index.keys": "record(k)"})
     table = GrowingTable(client, mode, sampled)
@@ -215,10 +217,10 @@ def grow(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int)
 
 @pytest.mark.parametrize("mode", quick(["merge-on-read", "copy-on-write"], 1))
 def test_record_index_has_an_entry_for_each_row_after_each_kind_of_write(client: IndexClient, mode: str) -> None:
-    grow(client, mode, keys=200_000, turns=1, sampled=20_000)
+    change_and_check(client, mode, keys=200_000, turns=1, sampled=20_000)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_record_index_of_50_million_rows_has_an_entry_for_each(client: IndexClient) -> None:
-    grow(client, "merge-on-read", keys=50_000_000, turns=3, sampled=200_000)
+def test_record_index_of_50_million_rows_has_an_entry_for_each_row(client: IndexClient) -> None:
+    change_and_check(client, "merge-on-read", keys=50_000_000, turns=3, sampled=200_000)

@@ -70,9 +70,9 @@ def test_audit_finds_no_problem_in_a_correct_index_file(task: IndexTask, files: 
 def test_audit_finds_an_index_that_does_not_match_the_data_file(
     task: IndexTask, files: list[DataFile], tmp_path: Path
 ) -> None:
-    other = write_data_file(tmp_path, "other.parquet", ["p", "q", "r", None])
+    other_file = write_data_file(tmp_path, "other.parquet", ["p", "q", "r", None])
     entries: list[Any] = []
-    for wrong_file in (other, files[1], files[2]):  # The index file names another file in place of the first.
+    for wrong_file in (other_file, files[1], files[2]):  # The index file describes a different file than the first.
         keys = read_file_keys(task, wrong_file)
         builders = {
             "bloom": lambda k: bloom.build(k[0]),

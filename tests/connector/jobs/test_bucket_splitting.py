@@ -25,7 +25,7 @@ from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.jobs.test_manifests import count_lineage
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import build_rows, create, read
+from tests.connector.write.test_compaction import build_rows, count_scanned_rows, create
 from tests.seeds import first_seed, quick
 
 BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(2), "id_bucket"))
@@ -57,21 +57,21 @@ def test_each_split_file_has_the_rows_of_one_new_bucket(
             if number == 1:
                 resize(client, "db.t", buckets=4)
         resize(client, "db.t", buckets=16)
-        (problem,) = [one for one in client.health("db.t")["problems"] if one["problem"] == "shared files"]
+        (problem,) = [problem for problem in client.health("db.t")["problems"] if problem["problem"] == "shared files"]
         assert problem["service"] == "bucket-splitting"
-        rows_before, ids = read(client), count_lineage(client) if version == 3 else None
+        rows_before, ids = count_scanned_rows(client), count_lineage(client) if version == 3 else None
         dry_report = split_buckets(client, "db.t", dry_run=True)
         monkeypatch.setattr(bucket_splitting, "BATCH_FILES", 5)
         report = split_buckets(client, "db.t")
         assert (dry_report.files_before, dry_report.bytes_before) == (report.files_before, report.bytes_before)
         assert report.commits > 1
-        assert read(client) == rows_before
+        assert count_scanned_rows(client) == rows_before
         assert ids is None or count_lineage(client) == ids
         (sizes,) = compute_bucket_sizes(client, "db.t")
         assert (sizes.buckets, sizes.shared_files) == (16, 0)
         place = BucketTransform(16).transform(LongType())
         assert all(len({place(key) for key in keys}) == 1 for keys in read_ids_by_file(client).values())
-        assert "shared files" not in [one["problem"] for one in client.health("db.t")["problems"]]
+        assert "shared files" not in [problem["problem"] for problem in client.health("db.t")["problems"]]
         assert run_bucket_splitting(client, ("db", "t")) == {}
 
 
@@ -93,7 +93,7 @@ def test_split_includes_the_change_of_a_concurrent_writer(
         monkeypatch.setattr(replacements, "commit", run_after_writer)
         report = split_buckets(client, "db.t")
         assert (report.commits, report.conflicts) == (1, 0)
-        assert {row[0] for row in read(client)} == {0, *range(4, 300)}
+        assert {row[0] for row in count_scanned_rows(client)} == {0, *range(4, 300)}
         assert compute_bucket_sizes(client, "db.t")[0].shared_files == 0
 
 
@@ -110,29 +110,29 @@ def test_split_keeps_files_without_a_bucket_field(client: IndexClient, server: S
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
-def test_split_is_undone_below_later_rows_and_can_be_repeated(
+def test_split_can_be_undone_after_later_commits_and_repeated(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:
-    """The rows of later writers stay, and rows keep their ids."""
+    """The undo keeps the rows of later writers, and rows keep their ids."""
     with open_catalog(server.url) as catalog:
         create(catalog, version, BY_BUCKET)
         append(client, "db.t", build_rows(range(200)))
         resize(client, "db.t", buckets=8)
-        before = set(read_ids_by_file(client))
+        files_before = set(read_ids_by_file(client))
         split_buckets(client, "db.t")
-        assert not before & set(read_ids_by_file(client))
+        assert not files_before & set(read_ids_by_file(client))
         append(client, "db.t", build_rows(range(200, 230)))
-        rows_before, ids = read(client), count_lineage(client) if version == 3 else None
+        rows_before, ids = count_scanned_rows(client), count_lineage(client) if version == 3 else None
         report = undo_job(client, "db.t")
-        assert report.files_restored == len(before)
-        assert before < set(read_ids_by_file(client))
-        assert read(client) == rows_before
+        assert report.files_restored == len(files_before)
+        assert files_before < set(read_ids_by_file(client))
+        assert count_scanned_rows(client) == rows_before
         assert ids is None or count_lineage(client) == ids
         with pytest.raises(InvalidRequest, match="not undone"):
             undo_job(client, "db.t")
-        assert compute_bucket_sizes(client, "db.t")[0].shared_files == len(before)
-        assert split_buckets(client, "db.t").files_before == len(before)
-        assert read(client) == rows_before
+        assert compute_bucket_sizes(client, "db.t")[0].shared_files == len(files_before)
+        assert split_buckets(client, "db.t").files_before == len(files_before)
+        assert count_scanned_rows(client) == rows_before
         assert compute_bucket_sizes(client, "db.t")[0].shared_files == 0
 
 
@@ -144,7 +144,7 @@ def test_split_whose_files_have_changed_is_not_undone(client: IndexClient, serve
         resize(client, "db.t", buckets=4)
         split_buckets(client, "db.t")
         delete(client, "db.t", keys=pa.table({"id": [1]}), mode="copy-on-write")
-        rows_before = read(client)
+        rows_before = count_scanned_rows(client)
         with pytest.raises(Conflict, match="replaced or deleted"):
             undo_job(client, "db.t")
-        assert read(client) == rows_before
+        assert count_scanned_rows(client) == rows_before

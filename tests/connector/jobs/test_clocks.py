@@ -31,7 +31,7 @@ from seamark.metaserver.commit.changes.change_application import ChangeApplicati
 from seamark.metaserver.commit.removed_files import check_stored
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.objects.port import ObjectInfo
-from tests.connector.jobs.test_expiration import read, to_path
+from tests.connector.jobs.test_expiration import read_snapshot, to_path
 from tests.connector.jobs.test_orphan_files import age_file, put_file
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
@@ -43,9 +43,9 @@ DAY_MS = 24 * HOUR_MS
 
 
 class MachineClock(SystemClock):
-    """The clock of a machine: `pass_time` lets time pass, and `jump` sets the clock.
+    """The clock of a machine: `pass_time` lets time pass, and `jump` changes the clock.
 
-    `to_file_time_ms` returns the time that the clock showed when a file was written.
+    `to_file_time_ms` converts a system time to the time that the clock showed then.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ def run_housekeeping(machine: ServerThread) -> None:
     machine.run(machine.components.housekeeping.round())
 
 
-def write(location: str, number: int) -> Path:
+def write_uncommitted_file(location: str, number: int) -> Path:
     """Write a file that no commit has added yet, and return its path."""
     path = to_path(location) / "data" / f"live-{number}.parquet"
     table = build_rows([1000 + number])
@@ -120,9 +120,9 @@ def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: M
         for number in range(examples(60, 10)):
             action = rng.random()
             if action < 0.25:
-                written_times[write(table.location(), number)] = real_ms
+                written_times[write_uncommitted_file(table.location(), number)] = real_ms
             elif action < 0.45:
-                for _ in range(rng.randrange(1, 24)):  # Housekeeping reads the clock while time passes.
+                for _ in range(rng.randrange(1, 24)):  # Housekeeping runs every hour and reads the clock.
                     clock.pass_time(HOUR_MS)
                     real_ms += HOUR_MS
                     run_housekeeping(machine)
@@ -142,7 +142,7 @@ def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: M
             for path, written_ms in list(written_times.items()):
                 assert path.exists() or real_ms - written_ms > 2 * DAY_MS, path
                 if real_ms - written_ms > DAY_MS and path.exists():
-                    assert machine.run(_commit(machine, _make_change(path))).status == 200
+                    assert machine.run(_commit_change(machine, _make_change(path))).status == 200
                     expected.add(1000 + int(path.stem.rpartition("-")[2]))
                     del written_times[path]
             table = catalog.load_table("db.t")
@@ -150,7 +150,7 @@ def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: M
             kept_snapshot_ids = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
             young = {id_ for id_, made_ms in snapshots.items() if real_ms - made_ms < 4 * DAY_MS}
             assert young <= kept_snapshot_ids
-        clock.jump(20 * 365 * DAY_MS)  # The clock is then ahead of all files, even if it went back before.
+        clock.jump(20 * 365 * DAY_MS)  # Then the clock is later than all files, even if it went back before.
         for _ in range(24 * 5):
             run_housekeeping(machine)
             clock.pass_time(HOUR_MS)
@@ -178,13 +178,15 @@ async def _undrop(machine: ServerThread, dropped_id: str) -> tuple[int, Any]:
     return answer.status, answer.json
 
 
-def test_old_files_stay_until_the_server_has_seen_their_age_pass(machine: ServerThread, clock: MachineClock) -> None:
-    """The clock was wrong before the server started, so only the files themselves show an age."""
+def test_old_files_stay_until_the_minimum_age_has_passed_on_the_server(
+    machine: ServerThread, clock: MachineClock
+) -> None:
+    """The clock was wrong before the server started, so only the times of the files show their age."""
     with open_catalog(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
         create(catalog, 2)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
-        live = write(table.location(), 1)
+        live = write_uncommitted_file(table.location(), 1)
         for path in to_path(table.location()).rglob("*"):
             if path.is_file():
                 age_file(path, days=400)
@@ -219,19 +221,19 @@ def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(
 
 
 def test_commit_of_removed_files_is_refused(server: ServerThread, client: IndexClient) -> None:
-    """An engine's commit and a change are both refused. Files that exist are committed."""
+    """Both an engine's commit and a change of the API are refused. Files that still exist are committed."""
     with open_catalog(server.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", build_rows([0]))
         table = catalog.load_table("db.t")
-        late_path, kept_path = write(table.location(), 1), write(table.location(), 2)
+        late_path, kept_path = write_uncommitted_file(table.location(), 1), write_uncommitted_file(table.location(), 2)
         os.utime(late_path, (1, 1))
         staged = _make_change(late_path)
         with table.transaction() as transaction:
             transaction.set_properties({"a": "b"})
             transaction.add_files([f"file://{kept_path}"])
             assert remove_orphan_files(client, "db.t").files == 1
-            # PyIceberg has read the file that the removal has now deleted.
+            # PyIceberg has read the file that the removal deletes afterwards.
         late_path.write_bytes(kept_path.read_bytes())
         table.refresh()
         transaction = table.transaction()
@@ -239,23 +241,23 @@ def test_commit_of_removed_files_is_refused(server: ServerThread, client: IndexC
         late_path.unlink()
         with pytest.raises(BadRequestError, match="does not exist: a removal of orphan files"):
             transaction.commit_transaction()
-        answer = server.run(_commit(server, staged))
+        answer = server.run(_commit_change(server, staged))
         assert answer.error[:2] == (400, "BadRequestException")
         assert "a removal of orphan files of this table deleted" in answer.error[2]
-        assert len(read(client, catalog.load_table("db.t").current_snapshot().snapshot_id)) == 2
+        assert len(read_snapshot(client, catalog.load_table("db.t").current_snapshot().snapshot_id)) == 2
         late_path.write_bytes(kept_path.read_bytes())
-        assert server.run(_commit(server, staged)).status == 200
+        assert server.run(_commit_change(server, staged)).status == 200
 
 
 def test_removal_of_a_file_during_its_commit_is_detected(
     server: ServerThread, client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit has checked its files when a removal, which began earlier, deletes one of them."""
+    """The commit checks its files. Then a removal, which began earlier, deletes one of them."""
     with open_catalog(server.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", build_rows([0]))
         location = catalog.load_table("db.t").location()
-        late_path, *other_paths = (write(location, number) for number in range(100))
+        late_path, *other_paths = (write_uncommitted_file(location, number) for number in range(100))
         os.utime(late_path, (1, 1))
         delete, preload = LocalObjects.delete, ChangeApplication.preload
         has_started, prepared = asyncio.Event(), asyncio.Event()
@@ -277,7 +279,7 @@ def test_removal_of_a_file_during_its_commit_is_detected(
             removal = asyncio.create_task(asyncio.to_thread(remove_orphan_files, client, "db.t"))
             await has_started.wait()
             add = [file for path in (late_path, *other_paths) for file in _make_change(path)["add"]]
-            answer = await _commit(server, {"add": add})
+            answer = await _commit_change(server, {"add": add})
             assert (await removal).files == 1
             return answer
 
@@ -329,5 +331,5 @@ def _make_change(path: Path) -> dict[str, Any]:
     return {"add": [file]}
 
 
-async def _commit(server: ServerThread, body: dict[str, Any]) -> Any:
+async def _commit_change(server: ServerThread, body: dict[str, Any]) -> Any:
     return await server.api("POST", "/api/v1/tables/db/t/commit", body)

@@ -75,11 +75,11 @@ def to_comparable_row(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(repr(value) for value in row.values())
 
 
-def read(client: IndexClient, columns: list[str] | None = None) -> Counter[tuple[Any, ...]]:
+def count_scanned_rows(client: IndexClient, columns: list[str] | None = None) -> Counter[tuple[Any, ...]]:
     return Counter(map(to_comparable_row, scan(client, "db.t", columns).to_arrow().to_pylist()))
 
 
-def create(
+def create_table(
     catalog: RestCatalog, version: int, spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC, **properties: str
 ) -> None:
     catalog.create_namespace_if_not_exists("db")
@@ -120,8 +120,9 @@ def test_random_histories_with_clusterings_keep_the_rows(
 ) -> None:
     """The expected rows are in a dictionary.
 
-    Writers also commit between the plan of a clustering and its commit: after half of all batches, `within_max`
-    times. The table becomes partitioned by name: each of `names` adds batches.
+    Writers also commit between the plan of a clustering and its commit, at most `within_max` times. `names` is the
+    number
+    of different names, by which the table is partitioned.
     """
     rng = random.Random(f"{seed} {version}")
     model: dict[int, dict[str, Any]] = {}
@@ -154,7 +155,9 @@ def test_random_histories_with_clusterings_keep_the_rows(
     monkeypatch.setattr(clustering, "BATCH_FILES", rng.choice([4, 2000]))
     commits = 0
     with open_catalog(server.url) as catalog:
-        create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **{"write.target-file-size-bytes": "3000"})
+        create_table(
+            catalog, version, rng.choice([PartitionSpec(), BY_PART]), **{"write.target-file-size-bytes": "3000"}
+        )
         for step in range(20):
             change(next(numbers))
             if step == 9:
@@ -162,16 +165,16 @@ def test_random_histories_with_clusterings_keep_the_rows(
                     spec.add_identity("name")
             if step == 13:
                 with catalog.load_table("db.t").transaction() as transaction:
-                    transaction.set_properties({"seamark.clustering.columns": "price", **CURVE_OF[seed % 3]})
+                    transaction.set_properties({"seamark.clustering.columns": "price", **CURVE_PROPERTIES[seed % 3]})
             if rng.random() < 0.5:
                 report = cluster_incrementally(client, "db.t", full=rng.random() < 0.2)
                 assert not report.errors
                 commits += report.commits
-                assert read(client) == Counter(map(to_comparable_row, model.values()))
+                assert count_scanned_rows(client) == Counter(map(to_comparable_row, model.values()))
     assert commits > 1
 
 
-CURVE_OF = [{"seamark.clustering.curve": curve} for curve in CURVES]
+CURVE_PROPERTIES = [{"seamark.clustering.curve": curve} for curve in CURVES]
 
 
 @pytest.mark.few_cases(1)
@@ -190,17 +193,17 @@ def test_query_on_a_clustered_table_opens_few_files(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, curve: str, ranges: int
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **{"seamark.clustering.curve": curve, "write.target-file-size-bytes": str(10_000)})
+        create_table(catalog, 2, **{"seamark.clustering.curve": curve, "write.target-file-size-bytes": str(10_000)})
         table = catalog.load_table("db.t")
         input_spread_rows = spread_rows(20_000, 1)
         for number in range(8):
             table.append(input_spread_rows.slice(2500 * number, 2500))
         sizes = client.files("db.t")["file_size_in_bytes"].to_pylist()
         monkeypatch.setattr(clustering, "RANGE_BYTES", sum(sizes) // ranges + 1)
-        before = read(client)
+        rows_before = count_scanned_rows(client)
         report = cluster_incrementally(client, "db.t")
         assert (report.commits, report.files_before, report.rows) == (1, len(sizes), 20_000)
-        assert read(client) == before
+        assert count_scanned_rows(client) == rows_before
         files = report.files_after
         assert files >= 16
         assert sum(count_files_by_layer(client).values()) == files
@@ -233,7 +236,7 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
         )
 
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **properties, **{"write.target-file-size-bytes": "5000"})
+        create_table(catalog, 2, **properties, **{"write.target-file-size-bytes": "5000"})
         customers = catalog.create_table("db.customers", schema)
         customers.append(pa.table({"id": list(range(200)), "city": cities}))
         table = catalog.load_table("db.t")
@@ -242,21 +245,21 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
             table.append(
                 input_spread_rows.set_column(1, "part", pa.array((input_spread_rows["id"].to_numpy() * 37) % 200))
             )
-        before = read(client)
+        rows_before = count_scanned_rows(client)
         report = cluster_incrementally(client, "db.t")
-        assert read(client) == before
+        assert count_scanned_rows(client) == rows_before
         of_city = {number for number, city in enumerate(cities) if city == "city 07"}
         assert count_files_with(of_city) <= report.files_after / 20 + 2
-        # The next layer keeps the rows of the customers of a new city together.
+        # The next layer places the rows of the customers of a new city together.
         customers.append(pa.table({"id": list(range(200, 220)), "city": ["a new city"] * 20}))
         for number in range(8):
             input_spread_rows = spread_rows(1200, 100 + number)
             table.append(
                 input_spread_rows.set_column(1, "part", pa.array((input_spread_rows["id"].to_numpy() * 37) % 220))
             )
-        before = read(client)
+        rows_before = count_scanned_rows(client)
         report = cluster_incrementally(client, "db.t")
-        assert read(client) == before
+        assert count_scanned_rows(client) == rows_before
         assert count_files_with(set(range(200, 220))) <= report.files_after / 20 + 2
 
 
@@ -266,7 +269,7 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
     client: IndexClient, server: ServerThread, rounds: int, times_max: float
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **{"write.target-file-size-bytes": "20000"})
+        create_table(catalog, 2, **{"write.target-file-size-bytes": "20000"})
         written_count, maximum = 0, 0
         for number in range(rounds):
             for part in range(5):
@@ -285,9 +288,9 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
 
 
 @pytest.mark.slow
-def test_files_clustered_by_earlier_columns_stay_until_a_full_run(client: IndexClient, server: ServerThread) -> None:
+def test_files_clustered_by_previous_columns_stay_until_a_full_run(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 3)
+        create_table(catalog, 3)
         for number in range(5):
             append(client, "db.t", build_rows(range(100 * number, 100 * number + 100)))
         assert run_clustering(client, ("db", "t"))["files_after"] == 1
@@ -296,18 +299,18 @@ def test_files_clustered_by_earlier_columns_stay_until_a_full_run(client: IndexC
             transaction.set_properties({"seamark.clustering.columns": '["id"]', "seamark.clustering.curve": "linear"})
         assert run_clustering(client, ("db", "t")) == {}
         assert list(count_files_by_layer(client)) == [first]
-        before = read(client, ["id", "_row_id"])
+        rows_before = count_scanned_rows(client, ["id", "_row_id"])
         assert cluster_incrementally(client, "db.t", full=True).commits == 1
         (path,) = client.files("db.t")["file_path"].to_pylist()
         assert parse_layer(path) == (ClusteringLayout(("id",), "linear").digest, path[-20:-8])
-        assert read(client, ["id", "_row_id"]) == before
+        assert count_scanned_rows(client, ["id", "_row_id"]) == rows_before
         assert scan(client, "db.t", ["id"]).to_arrow()["id"].to_pylist() == list(range(500))
         assert cluster_incrementally(client, "db.t", full=True).commits == 0
 
 
 def test_clustering_rewrites_files_with_many_deletes(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **{"seamark.compaction.min-files": "2"})
+        create_table(catalog, 2, **{"seamark.compaction.min-files": "2"})
         table = catalog.load_table("db.t")
         for number in range(2):
             table.append(build_rows(range(100 * number, 100 * number + 100)))
@@ -328,7 +331,7 @@ def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
 ) -> None:
     prefix = "https://shop.example.com/catalogue/"
     with open_catalog(server.url) as catalog:
-        create(
+        create_table(
             catalog, 2, **{"seamark.clustering.columns": "name", "write.target-file-size-bytes": "20000", **settings}
         )
         table = catalog.load_table("db.t")
@@ -345,7 +348,7 @@ def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
 @pytest.mark.slow
 def test_files_with_deletes_are_clustered_again(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_table(catalog, 2)
         catalog.load_table("db.t").append(build_rows(range(100)))
     assert cluster_incrementally(client, "db.t").commits == 0
     delete(client, "db.t", keys=pa.table({"id": list(range(40))}), mode=MERGE_ON_READ)
@@ -363,14 +366,14 @@ def test_clustering_with_too_large_temporary_files_is_refused(
     monkeypatch.setattr(clustering, "RANGE_ROWS", 100)
     monkeypatch.setattr(clustering, "SPILL_BYTES", 1000)
     with open_catalog(server.url) as catalog:
-        create(catalog, 2)
+        create_table(catalog, 2)
         for number in range(5):
             catalog.load_table("db.t").append(build_rows(range(number * 100, number * 100 + 100)))
-    before = client.files("db.t")["file_path"].to_pylist()
+    paths_before = client.files("db.t")["file_path"].to_pylist()
     report = cluster_incrementally(client, "db.t")
     assert (report.commits, len(report.errors)) == (0, 1)
     assert "use the Spark job" in report.errors[0]
-    assert client.files("db.t")["file_path"].to_pylist() == before
+    assert client.files("db.t")["file_path"].to_pylist() == paths_before
     with pytest.raises(RuntimeError, match="not rewritten"):
         run_clustering(client, ("db", "t"))
 
@@ -391,6 +394,6 @@ def test_invalid_clustering_policy_is_refused(
     client: IndexClient, server: ServerThread, properties: dict[str, str], message: str
 ) -> None:
     with open_catalog(server.url) as catalog:
-        create(catalog, 2, **properties)
+        create_table(catalog, 2, **properties)
         with pytest.raises((InvalidRequest, SeamarkError), match=message):
             cluster_incrementally(client, "db.t")

@@ -40,7 +40,7 @@ Rows = Counter[tuple[Any, ...]]
 
 
 ROW_CHANGES = 0.7
-"""The fraction of the random steps that change rows. The other steps change branches, tags and snapshots."""
+"""The probability that a step changes rows."""
 _CONTENT: dict[Path, frozenset[Path]] = {}
 """A cache of the content files of manifests. Manifests never change, and PyIceberg reads them slowly."""
 
@@ -68,7 +68,7 @@ def list_stored_files(table: Table) -> set[Path]:
     return {path for path in folder.rglob("*") if path.suffix in (".parquet", ".avro", ".puffin")}
 
 
-def read(client: IndexClient, snapshot_id: int, table: str = "db.t") -> Rows:
+def read_snapshot(client: IndexClient, snapshot_id: int, table: str = "db.t") -> Rows:
     return Counter(tuple(row.values()) for row in scan(client, table, at=At(snapshot_id)).to_arrow().to_pylist())
 
 
@@ -85,7 +85,7 @@ def list_instants(server: ServerThread) -> list[Any]:
 def change_rows(
     client: IndexClient, table: Table, rng: random.Random, kind: float, ids: list[int], step: int, version: int
 ) -> None:
-    """Upsert, delete or compact, as `kind` below `ROW_CHANGES` chooses."""
+    """Upsert, delete or compact. `kind` is a random number below `ROW_CHANGES`."""
     if kind < 0.4:
         upsert(client, "db.t", build_rows(ids, f"{step}:"), keys=["id"], mode=rng.choice([*MODES, None]))
     elif kind < 0.5 and version == 2:
@@ -106,19 +106,19 @@ def create_history(client: IndexClient, catalog: RestCatalog, commits: int = 5) 
 def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
-        before = list_stored_files(table)
-        rows_before = read(client, list_snapshot_ids(table)[-1])
+        files_before = list_stored_files(table)
+        rows_before = read_snapshot(client, list_snapshot_ids(table)[-1])
         dry_report = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2, dry_run=True)
-        assert list_stored_files(table) == before
+        assert list_stored_files(table) == files_before
         totals = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2)
         assert totals == dry_report
         assert (totals.snapshots, totals.files_failed) == (3, 0)
         table.refresh()
         assert list_stored_files(table) == list_needed_files(table)
-        assert totals.content_files + totals.manifests + totals.other_files == len(before) - len(
+        assert totals.content_files + totals.manifests + totals.other_files == len(files_before) - len(
             list_stored_files(table)
         )
-        assert read(client, list_snapshot_ids(table)[-1]) == rows_before
+        assert read_snapshot(client, list_snapshot_ids(table)[-1]) == rows_before
         (instant,) = list_instants(server)
         assert instant.state is InstantState.COMPLETED
         assert instant.summary["removed-snapshots"] == 3
@@ -160,7 +160,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
             paths.update(list_needed_files(table))
             for snapshot_id in list_snapshot_ids(table):
                 if snapshot_id not in contents:
-                    contents[snapshot_id] = read(client, snapshot_id)
+                    contents[snapshot_id] = read_snapshot(client, snapshot_id)
 
         def step(number: int) -> None:
             ids, kind = rng.sample(range(40), rng.randint(1, 6)), rng.random()
@@ -197,7 +197,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
                 assert list_stored_files(table) & paths == list_needed_files(table) & paths
                 assert list_needed_files(table) <= list_stored_files(table)
                 for snapshot_id in list_snapshot_ids(table):
-                    assert read(client, snapshot_id) == contents[snapshot_id]
+                    assert read_snapshot(client, snapshot_id) == contents[snapshot_id]
         expire(client, "db.t", older_than_ms=1 << 60)
         table.refresh()
         assert list_stored_files(table) & paths == list_needed_files(table)
@@ -210,7 +210,7 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         first = list_snapshot_ids(table)[0]
-        rows_of_first = read(client, first)
+        rows_of_first = read_snapshot(client, first)
         commit, calls = expiration_service.Expiration._commit, []
 
         async def answer_late(self: expiration_service.Expiration, *arguments: Any) -> Any:
@@ -227,14 +227,17 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
         table.refresh()
         assert table.refs()["kept"].snapshot_id == first
-        assert read(client, first) == rows_of_first
+        assert read_snapshot(client, first) == rows_of_first
         assert list_stored_files(table) == list_needed_files(table)
 
 
 def test_housekeeping_continues_an_interrupted_deletion(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The storage fails for some files. Housekeeping finds the rest, although files before them are missing."""
+    """The deletion of some files fails.
+
+    Housekeeping finds these files, although the files listed before them are missing.
+    """
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 8)
         objects = server.components.objects
@@ -274,11 +277,11 @@ def test_unreadable_manifest_of_a_remaining_snapshot_stops_the_expiration(
         table = create_history(client, catalog)
         (manifest, *_) = table.metadata.snapshots[-1].manifests(table.io)
         to_path(manifest.manifest_path).unlink()
-        before = list_stored_files(table)
+        files_before = list_stored_files(table)
         with pytest.raises(Exception, match="missing in storage"):
             expire(client, "db.t", older_than_ms=1 << 60)
         table.refresh()
-        assert (list_stored_files(table), len(list_snapshot_ids(table))) == (before, 5)
+        assert (list_stored_files(table), len(list_snapshot_ids(table))) == (files_before, 5)
 
 
 def test_expiration_keeps_files_that_a_second_registered_table_may_need(
@@ -287,11 +290,11 @@ def test_expiration_keeps_files_that_a_second_registered_table_may_need(
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
         catalog.register_table("db.again", table.metadata_location)
-        before = list_stored_files(table)
+        files_before = list_stored_files(table)
         totals = expire(client, "db.t", older_than_ms=1 << 60)
         assert (totals.snapshots, totals.content_files) == (4, 0)
         table.refresh()
-        assert (list_stored_files(table), len(list_snapshot_ids(table))) == (before, 1)
+        assert (list_stored_files(table), len(list_snapshot_ids(table))) == (files_before, 1)
 
 
 def test_expiration_keeps_a_snapshot_that_a_plan_reads(client: IndexClient, server: ServerThread) -> None:
@@ -308,7 +311,9 @@ def test_expiration_keeps_a_snapshot_that_a_plan_reads(client: IndexClient, serv
 
 
 @pytest.mark.slow
-def test_expiration_can_be_forbidden_and_names_invalid_properties(client: IndexClient, server: ServerThread) -> None:
+def test_expiration_is_refused_for_gc_disabled_and_for_invalid_properties(
+    client: IndexClient, server: ServerThread
+) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 2)
         for properties, message in (
@@ -332,13 +337,13 @@ def test_expiration_above_the_limits_is_refused_before_it_removes_anything(
 ) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 6)
-        before = list_stored_files(table)
+        files_before = list_stored_files(table)
         for limit in ("FILES_MAX", "MANIFESTS_MAX"):
             with monkeypatch.context() as context:
                 context.setattr(unused_files, limit, 0)
                 with pytest.raises(InvalidRequest, match="expire_snapshots"):
                     expire(client, "db.t", older_than_ms=1 << 60)
-        assert list_stored_files(table.refresh()) == before
+        assert list_stored_files(table.refresh()) == files_before
         assert len(list_snapshot_ids(table)) == 6
 
 
@@ -348,7 +353,7 @@ def test_table_that_is_registered_during_an_expiration_keeps_its_files(
 ) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog)
-        before, location = list_stored_files(table), table.metadata_location
+        files_before, location = list_stored_files(table), table.metadata_location
         commit = expiration_service.Expiration._commit
 
         async def answer_late(self: expiration_service.Expiration, *arguments: Any) -> Any:
@@ -361,7 +366,7 @@ def test_table_that_is_registered_during_an_expiration_keeps_its_files(
 
         monkeypatch.setattr(expiration_service.Expiration, "_commit", answer_late)
         expire(client, "db.t", older_than_ms=1 << 60)
-        assert list_stored_files(table) == before
+        assert list_stored_files(table) == files_before
         assert len(list_snapshot_ids(catalog.load_table("db.again"))) == 5
 
 
@@ -399,8 +404,8 @@ def test_expiration_succeeds_while_writers_keep_committing(
             removal = await plan(self, *arguments)
             attempts.append(1)
             commits.append(asyncio.create_task(set_property(len(attempts))))
-            # After the expiration has taken the lock, the writer's commit waits. Before that, the commit always
-            # comes first.
+            # After the expiration has taken the lock, the writer's commit waits. Before that, the writer commits
+            # first.
             await asyncio.wait(commits[-1:], timeout=0.2 if len(attempts) > expiration_service._LOCKED_FROM else 60)
             return removal
 
@@ -430,7 +435,7 @@ def test_continued_deletion_obeys_the_current_rules(
 ) -> None:
     with open_catalog(server.url) as catalog:
         table = create_history(client, catalog, 6)
-        before = list_stored_files(table)
+        files_before = list_stored_files(table)
 
         async def refuse_deletion(*_: Any) -> None:
             raise StorageError("the storage refuses the deletion")
@@ -447,7 +452,7 @@ def test_continued_deletion_obeys_the_current_rules(
         monkeypatch.setattr(expiration_service, "_RESUMED_AFTER_MS", -1)
         assert server.run(server.components.housekeeping.round())["expirations_resumed"] == 3
         assert {instant.state for instant in list_instants(server)} == {InstantState.COMPLETED}
-        assert list_stored_files(table) == (before if obstacle == "gc.enabled" else list_needed_files(table))
+        assert list_stored_files(table) == (files_before if obstacle == "gc.enabled" else list_needed_files(table))
 
 
 @pytest.mark.few_cases(1)
@@ -473,6 +478,6 @@ def test_expiration_accepts_ages_as_long_as_iceberg_allows(
         ("s3n://bucket/a", "s3://bucket/a"),
     ],
 )
-def test_spellings_of_a_location_are_equal_when_normalized(first: str, other: str) -> None:
+def test_normalized_spellings_of_a_location_are_equal(first: str, other: str) -> None:
     assert normalize_location(first) == normalize_location(other)
     assert normalize_location(first) != normalize_location(f"{other}x")

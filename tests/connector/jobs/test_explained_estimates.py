@@ -45,7 +45,7 @@ def draw_rows(draw: np.random.Generator, number: int) -> pa.Table:
     )
 
 
-def make(client: IndexClient, draw: np.random.Generator) -> pa.Table:
+def create_table(client: IndexClient, draw: np.random.Generator) -> pa.Table:
     """Create the table `db.t`, whose target file size is the size of its files, and return its rows."""
     parts = [draw_rows(draw, number) for number in range(FILES)]
     with open_catalog(client.url) as catalog:
@@ -62,7 +62,7 @@ def index_layouts(explained: Explanation) -> dict[tuple[str, ...], tuple[int, in
     return {tuple(layout["columns"]): (layout["files"], layout["files-in"]) for layout in explained.layouts}
 
 
-def is_about(estimate: int, true: int) -> bool:
+def is_close(estimate: int, true: int) -> bool:
     """Return True if the estimate is within two files or within a factor of two."""
     return abs(estimate - true) <= 2 or true / 2 <= estimate <= 2 * true
 
@@ -71,7 +71,7 @@ def is_about(estimate: int, true: int) -> bool:
 @pytest.mark.parametrize("case", quick(range(6), 1))
 def test_clustered_table_keeps_about_as_many_files_as_explain_estimated(client: IndexClient, case: int) -> None:
     draw = np.random.default_rng(first_seed() + case)
-    table = make(client, draw)
+    table = create_table(client, draw)
     amounts = np.sort(table["amount"].to_numpy()).tolist()
     conditions = {
         "color": [
@@ -99,8 +99,8 @@ def test_clustered_table_keeps_about_as_many_files_as_explain_estimated(client: 
         for where in wheres:
             explained, (estimate, files_in) = client.explain("db.t", where), promised[where]
             if estimate < FILES:
-                assert is_about(files_in, files), (where, files_in, files)
-                assert is_about(estimate, explained.files), (where, estimate, explained.files)
+                assert is_close(files_in, files), (where, files_in, files)
+                assert is_close(estimate, explained.files), (where, estimate, explained.files)
             else:
                 assert explained.files > 0.4 * files, (where, explained.files, files)
             repeated = [columns for columns in index_layouts(explained) if set(columns) <= {column}]
@@ -111,7 +111,7 @@ def test_clustered_table_keeps_about_as_many_files_as_explain_estimated(client: 
 def test_index_keeps_about_as_many_files_as_explain_estimated(client: IndexClient, case: int) -> None:
     """Explain proposes no index that would leave out few files."""
     draw = np.random.default_rng(first_seed() + 100 + case)
-    table = make(client, draw)
+    table = create_table(client, draw)
     amounts = np.sort(table["amount"].to_numpy()).tolist()
     conditions = {
         "color = 'blue'": "bloom",
@@ -139,13 +139,13 @@ def test_index_keeps_about_as_many_files_as_explain_estimated(client: IndexClien
         elif term["index-kind"] is None:
             assert true > 0.3 * term["files-left"], (where, term, true)
         else:
-            assert is_about(term["index-files"], true), (where, term, true)
+            assert is_close(term["index-files"], true), (where, term, true)
 
 
 @pytest.mark.slow
 def test_proposed_layout_keeps_the_columns_of_the_policy(client: IndexClient) -> None:
-    """The policy is a property of the table or its namespace. A new proposal must not undo an earlier one."""
-    make(client, np.random.default_rng(5))
+    """The policy is a property of the table or of its namespace. A new proposal must not revert an earlier proposal."""
+    create_table(client, np.random.default_rng(5))
     id_only = "id BETWEEN 1000 AND 30000"
     assert ("id",) in index_layouts(client.explain("db.t", id_only))
     change_table_properties(client, "db.t", {COLUMNS: "color"}, ())
@@ -158,8 +158,8 @@ def test_proposed_layout_keeps_the_columns_of_the_policy(client: IndexClient) ->
 
 @pytest.mark.slow
 def test_explain_gives_no_estimate_for_a_value_without_a_sample(client: IndexClient) -> None:
-    """The data files cannot be read. Statistics of the table, once they exist, give the number of distinct values."""
-    make(client, np.random.default_rng(6))
+    """The data files cannot be read. When the table has statistics, they give the number of distinct values."""
+    create_table(client, np.random.default_rng(6))
     paths = [Path(path.removeprefix("file://")) for path in client.files("db.t")["file_path"].to_pylist()]
     content = {path: path.read_bytes() for path in paths}
     for path in paths:
@@ -177,4 +177,4 @@ def test_explain_gives_no_estimate_for_a_value_without_a_sample(client: IndexCli
     for path in paths:
         path.write_bytes(b"x" * len(content[path]))
     (estimate, files_in) = index_layouts(client.explain("db.t", "color = 'red'"))["color",]
-    assert is_about(estimate, files_in // len(COLORS))
+    assert is_close(estimate, files_in // len(COLORS))

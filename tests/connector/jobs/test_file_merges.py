@@ -83,14 +83,14 @@ def build_rows(rng: random.Random, ids: range) -> pa.Table:
     return pa.Table.from_pylist(values, schema=ARROW)
 
 
-def create(server: ServerThread, version: int) -> None:
+def create_table(server: ServerThread, version: int) -> None:
     with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         properties = {"format-version": str(version), **PROPERTIES}
         catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=properties)
 
 
-def read(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, Any]]:
+def read_rows_by_id(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, Any]]:
     names = [field.name for field in ARROW]
     values = scan(client, "db.t", [*names, *NAMES] if lineage else names).to_arrow().to_pylist()
     assert len({row["id"] for row in values}) == len(values)
@@ -100,7 +100,7 @@ def read(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, A
 def store_as_required(path: str, names: list[str]) -> None:
     """Write the file again with required columns, as Spark does.
 
-    Of `names`, the columns without nulls become required.
+    The columns in `names` without nulls become required.
     """
     path = path.removeprefix("file://")
     with pq.ParquetFile(path) as file:
@@ -113,8 +113,8 @@ def store_as_required(path: str, names: list[str]) -> None:
 
 
 def test_merge_copies_row_groups_with_required_columns(client: IndexClient, server: ServerThread) -> None:
-    """A merge with files whose column is optional encodes the required columns again."""
-    create(server, 2)
+    """A merge with files in which the column is optional encodes the required columns again."""
+    create_table(server, 2)
     rng = random.Random(3)
     for start in range(0, 2700, 900):
         append(client, "db.t", build_rows(rng, range(start, start + 900)))
@@ -127,10 +127,10 @@ def test_merge_copies_row_groups_with_required_columns(client: IndexClient, serv
         *("id", "price", "fixed")
     ]
     append(client, "db.t", build_rows(rng, range(2700, 3600)))
-    before = read(client)
+    rows_before = read_rows_by_id(client)
     report = merge_files(client, "db.t", where="part = 1")
     assert (report.row_groups_copied, sum(report.row_groups_encoded.values())) == (1, 3)
-    assert read(client) == before
+    assert read_rows_by_id(client) == rows_before
 
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
@@ -139,7 +139,7 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
 ) -> None:
     seed = first_seed()
     rng = random.Random(f"{seed} {version}")
-    create(server, version)
+    create_table(server, version)
     lineage = version == 3
     copied, next_id, paths_before = 0, 0, set[str]()
     for _ in range(6):
@@ -154,7 +154,7 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
         if rng.random() < 0.7:
             removed_numbers = rng.sample(range(next_id), rng.choice([3, 60]))
             delete(client, "db.t", keys=pa.table({"id": removed_numbers}), mode=MERGE_ON_READ)
-        before = read(client, lineage=lineage)
+        rows_before = read_rows_by_id(client, lineage=lineage)
         choice = rng.choice(["merge", "compact", "drop", "drop nested"])
         part = rng.choice([0, 1])
         if choice == "merge":
@@ -165,7 +165,7 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
             column = "payload" if choice == "drop" else "place.note"
             report = drop_columns(client, "db.t", [column], where=f"part = {part}")
             assert drop_columns(client, "db.t", [column], where=f"part = {part}").commits == 0
-            for row in before.values():
+            for row in rows_before.values():
                 if row["part"] == part and choice == "drop":
                     row["payload"] = None
                 elif row["part"] == part and row["place"] is not None:
@@ -173,7 +173,7 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
         assert not report.errors, (seed, report.errors)
         copied += report.row_groups_copied
         paths_before = _list_paths(client)
-        assert read(client, lineage=lineage) == before, (seed, choice)
+        assert read_rows_by_id(client, lineage=lineage) == rows_before, (seed, choice)
     assert copied > 0, seed
     files = client.files("db.t", content="data").to_pylist()
     for file in files:
@@ -181,11 +181,11 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
         assert file["record_count"] == pq.read_metadata(path).num_rows
     with open_catalog(server.url) as catalog:
         if version == 2:
-            assert sorted(catalog.load_table("db.t").scan().to_arrow()["id"].to_pylist()) == sorted(before)
+            assert sorted(catalog.load_table("db.t").scan().to_arrow()["id"].to_pylist()) == sorted(rows_before)
 
 
 def test_required_missing_and_partition_columns_are_not_dropped(client: IndexClient, server: ServerThread) -> None:
-    create(server, 2)
+    create_table(server, 2)
     append(client, "db.t", build_rows(random.Random(1), range(10)))
     for column, reason in (
         ("nothing", "no column"),
@@ -203,10 +203,10 @@ def test_required_missing_and_partition_columns_are_not_dropped(client: IndexCli
 def test_rows_that_are_deleted_during_a_rewrite_stay_deleted(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(server, 3)
+    create_table(server, 3)
     for number in range(3):
         append(client, "db.t", build_rows(random.Random(number), range(number * 500, number * 500 + 500)))
-    before = read(client)
+    rows_before = read_rows_by_id(client)
     rewrite = compaction.rewrite_rows
 
     def rewrite_and_change(*arguments: Any) -> Any:
@@ -218,21 +218,21 @@ def test_rows_that_are_deleted_during_a_rewrite_stay_deleted(
     monkeypatch.setattr(file_merges, "rewrite_rows", rewrite_and_change)
     report = drop_columns(client, "db.t", ["payload"])
     assert (report.commits, report.rows_deleted, report.errors) == (1, 3, [])
-    after = read(client)
-    assert after.keys() == (before.keys() - {1, 501, 777}) | set(range(5000, 5010))
-    assert all(row["payload"] is None for number, row in after.items() if number < 5000)
-    assert any(row["payload"] is not None for number, row in after.items() if number >= 5000)
+    rows_after = read_rows_by_id(client)
+    assert rows_after.keys() == (rows_before.keys() - {1, 501, 777}) | set(range(5000, 5010))
+    assert all(row["payload"] is None for number, row in rows_after.items() if number < 5000)
+    assert any(row["payload"] is not None for number, row in rows_after.items() if number >= 5000)
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("number", range(3))
-def test_failed_merge_leaves_the_table_unchanged_and_no_new_file(
+def test_failed_merge_leaves_the_table_unchanged_without_a_new_file(
     client: IndexClient, server: ServerThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    create(server, 2)
+    create_table(server, 2)
     for part in range(3):
         append(client, "db.t", build_rows(random.Random(part), range(part * 500, part * 500 + 500)))
-    before, files = read(client), _list_paths(client)
+    paths_before, files = read_rows_by_id(client), _list_paths(client)
     folder = Path(min(files).removeprefix("file://")).parent.parent
     on_disk = Counter(folder.rglob("*.parquet"))
     add, calls = FileAssembler.add, list[int]()
@@ -246,7 +246,7 @@ def test_failed_merge_leaves_the_table_unchanged_and_no_new_file(
     monkeypatch.setattr(FileAssembler, "add", fail_after_number)
     with pytest.raises(OSError, match="disk is full"):
         merge_files(client, "db.t")
-    assert (read(client), _list_paths(client)) == (before, files)
+    assert (read_rows_by_id(client), _list_paths(client)) == (paths_before, files)
     assert Counter(folder.rglob("*.parquet")) == on_disk
 
 
@@ -255,14 +255,17 @@ def test_partitions_that_are_copied_together_share_an_index_file_and_fail_togeth
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    create(server, 2)
+    create_table(server, 2)
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").transaction() as change:
         change.set_properties({"seamark.index.ids": "bitmap(id)"})
     for part in range(3):
         append(client, "db.t", build_rows(random.Random(part), range(part * 900, part * 900 + 900)))
-    before, files = read(client), _list_paths(client)
+    paths_before, files = read_rows_by_id(client), _list_paths(client)
     folder = Path(min(files).removeprefix("file://")).parents[2]
-    (damaged_path, content), on_disk = _break(max(files)), {path for path in folder.rglob("*") if path.is_file()}
+    (damaged_path, content), on_disk = (
+        _damage_footer(max(files)),
+        {path for path in folder.rglob("*") if path.is_file()},
+    )
     report = merge_files(client, "db.t")
     assert report.commits == 0
     assert str(damaged_path) in report.errors[0]
@@ -271,14 +274,14 @@ def test_partitions_that_are_copied_together_share_an_index_file_and_fail_togeth
     count_before = len(client.index("db.t", "ids").json["index-files"])
     report = merge_files(client, "db.t")
     assert (report.commits, report.files_before, report.files_after, report.row_groups_copied) == (1, 6, 2, 6)
-    assert read(client) == before
-    after = client.index("db.t", "ids")
-    assert (after.lag_files, len(after.json["index-files"]) - count_before) == (0, 1)
+    assert read_rows_by_id(client) == paths_before
+    index_after = client.index("db.t", "ids")
+    assert (index_after.lag_files, len(index_after.json["index-files"]) - count_before) == (0, 1)
     assert client.explain("db.t", "id = 1203").files == 1
 
 
-def _break(location: str) -> tuple[Path, bytes]:
-    """Damage the footer of a file. Return its path and its former content."""
+def _damage_footer(location: str) -> tuple[Path, bytes]:
+    """Damage the footer of a file, and return its path and its previous content."""
     path = Path(location.removeprefix("file://"))
     content = path.read_bytes()
     path.write_bytes(content[:-20] + b"x" * 20)
@@ -290,7 +293,7 @@ def _list_paths(client: IndexClient) -> set[str]:
 
 
 def test_nan_counts_of_copied_row_groups_are_correct_or_absent(client: IndexClient, server: ServerThread) -> None:
-    create(server, 2)
+    create_table(server, 2)
     rng = random.Random(7)
     nans = 0
     for number in range(4):
@@ -311,10 +314,10 @@ def test_nan_counts_of_copied_row_groups_are_correct_or_absent(client: IndexClie
 
 
 def test_merge_refuses_encrypted_files_without_keys_and_keeps_them(client: IndexClient, server: ServerThread) -> None:
-    create(server, 2)
+    create_table(server, 2)
     append(client, "db.t", build_rows(random.Random(1), range(600)))
     append(client, "db.t", build_rows(random.Random(1), range(600, 1200)))
-    before = client.files("db.t").num_rows
+    count_before = client.files("db.t").num_rows
     path = client.files("db.t", content="data")["file_path"][0].as_py().removeprefix("file://")
     table = pq.ParquetFile(path).read()
     for plaintext_footer in (False, True):
@@ -331,7 +334,7 @@ def test_merge_refuses_encrypted_files_without_keys_and_keeps_them(client: Index
         assert "encrypted" in errors[0]
         with pytest.raises(Unreadable, match="encrypted"):
             drop_columns(client, "db.t", ["payload"])
-    assert client.files("db.t").num_rows == before - 1, "only the other partition is merged"
+    assert client.files("db.t").num_rows == count_before - 1, "only the partition without encrypted files is merged"
 
 
 class _Kms(encryption.KmsClient):
@@ -347,7 +350,7 @@ class _Kms(encryption.KmsClient):
 
 @pytest.mark.slow
 def test_bounds_of_merged_files_include_their_rows(client: IndexClient, server: ServerThread) -> None:
-    create(server, 2)
+    create_table(server, 2)
     for number in range(4):
         append(client, "db.t", build_rows(random.Random(number), range(number * 400, number * 400 + 400)))
     report = merge_files(client, "db.t")

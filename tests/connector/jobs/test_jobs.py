@@ -16,7 +16,7 @@ def test_job_without_work_has_no_totals(client: IndexClient) -> None:
         assert job(client, ("db", "t")) == {}
 
 
-def test_job_fails_if_another_builder_builds_the_index(client: IndexClient) -> None:
+def test_job_fails_if_another_process_builds_the_index(client: IndexClient) -> None:
     create(client.url)
     append(client.url, "db.t", spread(2))
     client.put_index("db.t", "i", kind="bloom", columns=["id"])

@@ -38,7 +38,7 @@ from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
 from tests.connector.jobs.test_orphan_files import list_all_files
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, create, read
+from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create
 from tests.seeds import first_seed, list_seeds_by_version
 
 BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(8), "id_bucket"))
@@ -115,14 +115,14 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
             table = catalog.load_table("db.t")
             if rng.random() < 0.6 or table.current_snapshot() is None:
                 continue
-            before, rows_before = count_entries(table), read(client)
+            entries_before, rows_before = count_entries(table), count_scanned_rows(client)
             ids_before = count_lineage(client) if version == 3 else None
             report = rewrite_manifests(client, "db.t", min_count=2)
             table = catalog.load_table("db.t")
             snapshot = table.current_snapshot()
             assert snapshot is not None
-            assert count_entries(table) == before
-            assert read(client) == rows_before
+            assert count_entries(table) == entries_before
+            assert count_scanned_rows(client) == rows_before
             assert ids_before is None or count_lineage(client) == ids_before
             if report["snapshot-id"] is not None:
                 rewritten += 1
@@ -161,8 +161,9 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
 ) -> None:
     """The writers commit after the manifests are written and before the rewrite commits.
 
-    After an append, the rewrite is still valid. A change that removes a file replaces one of the manifests, so
-    the rewrite reads the manifests again, at most three times.
+    An append does not invalidate the rewrite. A change that removes a file replaces one of the manifests, so the
+    rewrite
+    reads the manifests again, at most three times.
     """
     with open_catalog(server.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE)
@@ -184,7 +185,7 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         statements.append(lambda: append(client, "db.t", build_rows([7])))
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert (report["conflicts"], report["manifests-before"]) == (0, 6)
-        assert read(client)[7, 1, "7"] == 1
+        assert count_scanned_rows(client)[7, 1, "7"] == 1
 
         def upsert_rows() -> None:
             upsert(client, "db.t", build_rows([0, 1, 2], "new"), keys=["id"], mode="copy-on-write")
@@ -194,7 +195,7 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         statements.append(upsert_rows)
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert report["snapshot-id"] is not None
-        assert read(client)[0, 0, "new0"] == 1
+        assert count_scanned_rows(client)[0, 0, "new0"] == 1
         for number in range(5):
             append(client, "db.t", build_rows([300 + number]))
         statements.extend([upsert_rows] * manifest_rewrite.REWRITE_ATTEMPTS_MAX)
@@ -202,7 +203,7 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert (report["snapshot-id"], report["conflicts"] > 0) == (None, True)
         assert run_manifests(client, ("db", "t")) == {}
-        rows_before = read(client)
+        rows_before = count_scanned_rows(client)
         assert rows_before.total() == 12 + 1 + 10
         server.run(rewrite._cleanup.close())
         paths: set[Path] = set()
@@ -228,7 +229,9 @@ class _Unlocked:
 
 
 @pytest.mark.slow
-def test_policy_sets_the_number_of_manifests_that_is_too_high(client: IndexClient, server: ServerThread) -> None:
+def test_policy_sets_the_number_of_manifests_from_which_a_rewrite_is_due(
+    client: IndexClient, server: ServerThread
+) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, 2, **NO_MERGE, **{"seamark_manifests_min-count": "5"})
         for number in range(4):
@@ -255,7 +258,7 @@ def test_rewrite_of_a_version_1_table_is_refused(client: IndexClient, server: Se
 
 
 @pytest.mark.slow
-def test_commands_print_their_changes(client: IndexClient, server: ServerThread) -> None:
+def test_manifest_and_undo_commands_print_their_changes(client: IndexClient, server: ServerThread) -> None:
     def run_command(*arguments: str) -> str:
         result = CliRunner().invoke(cli, ["run", *arguments], env={"SEAMARK_URL": client.url})
         assert result.exit_code == 0, result.output
@@ -279,7 +282,7 @@ def test_commands_print_their_changes(client: IndexClient, server: ServerThread)
 def test_rewrite_repairs_bounds_that_break_readers(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """Commits from before the server's correction have such bounds: DuckDB cuts a lower bound within a character."""
+    """Commits of earlier versions of the server have such bounds: DuckDB truncates a lower bound within a character."""
     text = "El cliente llamó por teléfono"
     with monkeypatch.context() as patched, closing(seamark.duckdb.connect(server.url)) as con:
         patched.setattr(ManifestCorrections, "correct", _repair_nothing)

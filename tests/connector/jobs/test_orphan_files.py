@@ -34,7 +34,7 @@ from tests.connector.jobs.test_expiration import (
     list_needed_files,
     list_snapshot_ids,
     list_stored_files,
-    read,
+    read_snapshot,
     to_path,
 )
 from tests.connector.lake import open_catalog
@@ -146,30 +146,30 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
                 table.manage_snapshots().create_branch(rng.choice(list_snapshot_ids(table)), f"b{number}").commit()
             elif kind < 0.9:
                 orphan = put_file(table, f"data/{number}.parquet", rng.choice([0, 30]))
-                if rng.random() < 0.3:  # A copy that has the name of a live file stays.
-                    other = rng.choice(sorted(list_needed_files(table)))
-                    orphan.rename(orphan.parent / other.name) if other.parent != orphan.parent else None
+                if rng.random() < 0.3:  # A copy with the name of a live file must stay.
+                    live_file = rng.choice(sorted(list_needed_files(table)))
+                    orphan.rename(orphan.parent / live_file.name) if live_file.parent != orphan.parent else None
             else:
                 ancestors = {entry.snapshot_id for entry in table.history()} & set(list_snapshot_ids(table))
                 table.manage_snapshots().set_current_snapshot(rng.choice(sorted(ancestors))).commit()
             table.refresh()
             for snapshot_id in list_snapshot_ids(table):
-                contents.setdefault(snapshot_id, read(client, snapshot_id))
+                contents.setdefault(snapshot_id, read_snapshot(client, snapshot_id))
             if rng.random() < 0.25 or number == 29:
                 age_all_files(table)
-                # The newest file of a table confirms the ages of the others.
+                # The newest file of a table confirms the ages of the other files.
                 put_file(table, "_seamark/newest", 0)
                 keep = list_needed_files(table) | list_metadata_files(table)
                 names = {path.name for path in keep}
                 expected = {
                     path for path in list_stored_files(table) if path.name not in names and "_seamark" not in path.parts
                 }
-                before = list_stored_files(table)
+                files_before = list_stored_files(table)
                 removed_count += remove_orphan_files(client, "db.t").files
-                assert before - list_stored_files(table) == expected
+                assert files_before - list_stored_files(table) == expected
                 assert keep <= list_all_files(table)
                 for snapshot_id in list_snapshot_ids(table):
-                    assert read(client, snapshot_id) == contents[snapshot_id]
+                    assert read_snapshot(client, snapshot_id) == contents[snapshot_id]
     assert removed_count > 0
 
 
@@ -205,7 +205,7 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
         assert run_indexing(client, ("db", "t"))
         with table.transaction() as transaction:
             transaction.set_properties({"write.metadata.previous-versions-max": "1"})
-        before = to_path(catalog.load_table("db.t").metadata_location)
+        path_before = to_path(catalog.load_table("db.t").metadata_location)
 
         async def refuse_deletion(*arguments: Any) -> None:
             raise StorageError("the storage refuses the deletion")
@@ -216,18 +216,18 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
         for number in range(3):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
         table.refresh()
-        assert before not in list_metadata_files(table)
+        assert path_before not in list_metadata_files(table)
         indexed = {path for path in list_all_files(table) if "_seamark" in path.parts}
         assert indexed
         age_all_files(table)
-        age_file(before)  # The file becomes older than the minimum age, counted from the newest file.
+        age_file(path_before)  # The file becomes older than the minimum age, relative to the newest file.
         remove_orphan_files(client, "db.t")
-        assert before.exists()
+        assert path_before.exists()
         assert indexed <= list_all_files(table)
         monkeypatch.setattr(expiration, "_RESUMED_AFTER_MS", -1)
         assert server.run(server.components.expiration.resume()) == 1
         remove_orphan_files(client, "db.t")
-        assert not before.exists()
+        assert not path_before.exists()
         table.refresh()
         assert list_stored_files(table) - indexed == list_needed_files(table)
 
@@ -249,7 +249,7 @@ def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
         actual = remove_orphan_files(client, "db.one")
         assert [to_path(location) for location in actual.locations] == [own_file]
         assert orphan.exists()
-        assert read(client, catalog.load_table("db.two").current_snapshot().snapshot_id, "db.two")
+        assert read_snapshot(client, catalog.load_table("db.two").current_snapshot().snapshot_id, "db.two")
 
 
 def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, server: ServerThread) -> None:

@@ -60,7 +60,7 @@ def test_policy_of_the_nearest_namespace_has_precedence(levels: list[dict[str, s
         ({"x" * 5_000: "1"}, "is unknown; the properties of a policy are"),
     ],
 )
-def test_values_of_a_policy_are_checked(properties: dict[str, str], wrong: str | None) -> None:
+def test_policy_with_an_invalid_value_is_refused(properties: dict[str, str], wrong: str | None) -> None:
     policy = check_policy(properties)
     assert policy is None if wrong is None else wrong in str(policy)
 
@@ -104,7 +104,7 @@ def test_policy_command_sets_properties_of_a_namespace_and_a_table(nested_client
     assert "namespace a" in run_policy_command(nested_client, "a.b.t").output
 
 
-def test_policy_command_reports_each_mistake(nested_client: IndexClient) -> None:
+def test_policy_command_reports_each_invalid_argument(nested_client: IndexClient) -> None:
     for arguments, message in (
         (("a.b.t", "--set", "owner=me"), "seamark table set"),
         (("a.b.t", "--set", "seamark.compact.enabled=true"), "did you mean seamark.compaction.enabled"),
@@ -135,7 +135,7 @@ def test_nearest_policies_are_kept_if_there_are_too_many() -> None:
 
 @pytest.mark.slow
 def test_tables_below_a_thousand_namespaces_are_examined(server: ServerThread) -> None:
-    """A writer of one namespace can create a thousand. The services of all tables then failed."""
+    """A writer of one namespace can create a thousand namespaces. This must not stop the services of all tables."""
     parts = server.components
     watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
     seen_names: list[str] = []
@@ -144,7 +144,7 @@ def test_tables_below_a_thousand_namespaces_are_examined(server: ServerThread) -
         seen_names.append(entry.name)
         return NEVER
 
-    async def make() -> None:
+    async def create_namespaces() -> None:
         deep_namespace = ("deep", *("a",) * (LEVELS_MAX - 1))
         names = [CreateNamespace(deep_namespace[:count], {}) for count in range(1, LEVELS_MAX + 1)]
         await parts.store.transact(names)
@@ -153,9 +153,9 @@ def test_tables_below_a_thousand_namespaces_are_examined(server: ServerThread) -
         )
         assert answer.status == 200, answer.raw
 
-    server.run(make())
+    server.run(create_namespaces())
     server.run(watch.sweep(skip_table))
-    # The clean-up of earlier runs by pytest is recursive, and fails at this depth.
+    # pytest deletes folders of earlier runs recursively, and fails at this depth.
     subprocess.run(["rm", "-rf", server.home], check=True)
     assert "t0" in seen_names
 
@@ -192,7 +192,7 @@ def test_services_and_jobs_follow_the_policy_of_a_namespace(nested_client: Index
 
 
 def test_policy_and_health_show_that_a_forbidden_launcher_is_ignored(nested_client: IndexClient) -> None:
-    """The property is on the table or inherited. `test_launchers.py` tests which launcher the jobs use."""
+    """The property is set on the table or inherited. `test_launchers.py` tests which launcher the jobs use."""
     for arguments in (("a", "--namespace"), ("a.b.t",)):
         run_policy_command(nested_client, *arguments, "--set", "seamark.services.launcher=local")
         (shown_policy,) = [
@@ -200,7 +200,9 @@ def test_policy_and_health_show_that_a_forbidden_launcher_is_ignored(nested_clie
         ]
         assert shown_policy["ignored"] == "the server permits worker (setting services_launchers)"
         assert "ignored: the" in " ".join(run_policy_command(nested_client, "a.b.t").output.split())
-        (problem,) = [one for one in nested_client.health("a.b.t")["problems"] if one["problem"] == "ignored property"]
+        (problem,) = [
+            problem for problem in nested_client.health("a.b.t")["problems"] if problem["problem"] == "ignored property"
+        ]
         assert problem["detail"].startswith("seamark.services.launcher is 'local'; the server permits worker")
     run_policy_command(nested_client, "a.b.t", "--set", "seamark.services.launcher=worker")
     assert "ignored" not in run_policy_command(nested_client, "a.b.t").output

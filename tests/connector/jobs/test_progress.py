@@ -52,13 +52,13 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(
         list_jobs()[name](client)
     assert seen_progress[0] == WorkProgress(0, 6, 0, size_bytes)
     assert seen_progress[-1] == WorkProgress(6, 6, size_bytes, size_bytes)
-    bytes_done = [one.bytes_done for one in seen_progress]
+    bytes_done = [progress.bytes_done for progress in seen_progress]
     assert bytes_done == sorted(bytes_done)
     if name != "compaction":  # Compaction copies the files of a partition together.
         assert len(set(bytes_done)) > 3
 
 
-def test_batch_counts_once_with_or_without_progress_of_its_files() -> None:
+def test_each_batch_is_counted_once_whether_it_reports_files_or_not() -> None:
     seen_progress: list[WorkProgress] = []
     with report_progress(seen_progress.append):
         expect(4, 40)

@@ -33,13 +33,13 @@ from seamark.formats.protocol.wire import RECHECK_AFTER
 from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, create, read, read_stock
+from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create, read_with_pyiceberg
 from tests.seeds import first_seed, quick
 
 SMALL_FILES_POLICY = CompactionPolicy(1 << 20, 2)
 
 
-def test_second_rewrite_job_of_a_table_is_refused_and_due_again(client: IndexClient, server: ServerThread) -> None:
+def test_second_rewrite_job_of_a_table_is_refused_and_stays_due(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, 2)
     with rewrite_lease(client, "db.t", job="a merge"):
@@ -84,7 +84,7 @@ def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexCl
 
 
 @pytest.mark.slow
-def test_files_settle_by_age_after_rows_were_changed(client: IndexClient, server: ServerThread) -> None:
+def test_files_with_recently_changed_rows_are_left_out_of_rewrites(client: IndexClient, server: ServerThread) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, 2)
     for number in range(3):
@@ -107,7 +107,7 @@ def test_files_settle_by_age_after_rows_were_changed(client: IndexClient, server
         assert sorted(int(task.file["data-sequence-number"]) for task in settled_tasks) == numbers, age_ms
     assert (
         select_settled(opened_table, tasks, 500, 10_000) == tasks
-    )  # The change is older than the time that files need to settle.
+    )  # The change is older than the time for which files are left out.
 
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
@@ -116,8 +116,9 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
 ) -> None:
     """Writers change random rows of random partitions during a compaction.
 
-    The compaction commits the partitions with enough unchanged files, and deletes its new files of the others.
-    The rows are those of the writers.
+    The compaction commits the partitions with enough unchanged files, and deletes its new files of other partitions.
+    The
+    writers' rows are kept.
     """
     rng = random.Random(f"{first_seed()} {version}")
     partial_commits = 0
@@ -148,7 +149,7 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
             with monkeypatch.context() as patch:
                 patch.setattr(replacements, "commit", run_after_writer)
                 report = compact(client, "db.t", policy=SMALL_FILES_POLICY)
-            actual = {row[0]: row[2] for row in read(client)}
+            actual = {row[0]: row[2] for row in count_scanned_rows(client)}
             assert actual == model, f"seed {first_seed()}, round {number}"
             assert report.bytes_wasted == sum(report.wasted_by.values()) <= report.bytes_read
             assert report.commits + report.conflicts == 1
@@ -165,7 +166,7 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
 def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClient, server: ServerThread) -> None:
     """PyIceberg loads the table, a job replaces its files, and then PyIceberg commits deletes or overwrites.
 
-    PyIceberg does not have to repeat its commit, no row is lost, and no deleted row comes back.
+    PyIceberg does not have to repeat its commit, no row is lost, and no deleted row returns.
     """
     rng = random.Random(first_seed())
     undone = 0
@@ -194,6 +195,8 @@ def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClien
             summary = catalog.load_table("db.t").current_snapshot().summary  # type: ignore[union-attr]
             assert summary is not None
             undone += overtaken and "seamark.replacements-undone" in summary.additional_properties
-            assert {row[0]: row[2] for row in read(client)} == model, f"seed {first_seed()}, round {number}"
-            assert {row[0]: row[2] for row in read_stock(catalog)} == model
+            assert {row[0]: row[2] for row in count_scanned_rows(client)} == model, (
+                f"seed {first_seed()}, round {number}"
+            )
+            assert {row[0]: row[2] for row in read_with_pyiceberg(catalog)} == model
     assert undone > 1

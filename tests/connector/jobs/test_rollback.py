@@ -28,7 +28,7 @@ from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
 from tests.connector.jobs.test_manifests import NO_MERGE, count_entries
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, create, read
+from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create
 from tests.seeds import examples, first_seed, quick
 from tests.server.rig import OffsetClock
 
@@ -47,7 +47,7 @@ def read_lineage(client: IndexClient) -> set[tuple[Any, ...]]:
 def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:
-    """The rows equal those of the model after each rollback and each refused rollback. Each row keeps its id."""
+    """The rows equal those of the model after each rollback, whether it is refused or not. Each row keeps its id."""
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()
     with open_catalog(server.url) as catalog:
@@ -70,7 +70,7 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
 
             for number in range(rng.randint(3, 7)):
                 change(f"before {number}:")
-            before = list_paths(client)
+            paths_before = list_paths(client)
             if compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2)).commits:
                 compacted = list_paths(client)
                 snapshot_id = open_table(client, "db.t", CURRENT).snapshot_id
@@ -81,7 +81,7 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                         model.update((id_, f"new:{id_}") for id_ in ids)
                     else:
                         change(f"after {number}:")
-                now = list_paths(client)
+                paths_now = list_paths(client)
                 kept_lineage = read_lineage(client) if version == 3 else set()
                 history = read_contents(catalog.load_table("db.t"))
                 try:
@@ -95,17 +95,17 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                     assert not live & removed_files, (
                         "Iceberg's incremental clean-up would delete these files with their snapshots"
                     )
-                    assert list_paths(client) == (before - (compacted - now)) | (now - compacted)
+                    assert list_paths(client) == (paths_before - (compacted - paths_now)) | (paths_now - compacted)
                 assert not kept_lineage or read_lineage(client) == kept_lineage
-                assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
+                assert count_scanned_rows(client) == Counter((id_, id_ % 3, text) for id_, text in model.items())
                 change("then:")
                 compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
-                assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
+                assert count_scanned_rows(client) == Counter((id_, id_ % 3, text) for id_, text in model.items())
             catalog.drop_table("db.t")
     assert min(outcomes["undone"], outcomes["refused"]) > 0, outcomes
 
 
-def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
+def test_undo_reverts_the_newest_job_and_refuses_invalid_requests_with_a_reason(
     client: IndexClient, server: ServerThread
 ) -> None:
     with open_catalog(server.url) as catalog:
@@ -116,12 +116,12 @@ def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
     with pytest.raises(InvalidRequest, match="only snapshots that replace files"):
         undo_job(client, "db.t", open_table(client, "db.t", CURRENT).snapshot_id)
     append(client, "db.t", build_rows(range(3, 6)))
-    before = list_paths(client)
+    paths_before = list_paths(client)
     compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
     job = open_table(client, "db.t", CURRENT).snapshot_id
     report = undo_job(client, "db.t")
     assert (report.undone_id, report.files_restored, report.files_removed) == (job, 2, 1)
-    assert list_paths(client) == before
+    assert list_paths(client) == paths_before
     with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
         undo_job(client, "db.t")
     with pytest.raises(Conflict, match="replaced or deleted"):
@@ -137,7 +137,7 @@ def test_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient, s
     expire(client, "db.t", older_than_ms=1 << 45, retain_last=1)
     with pytest.raises(InvalidRequest, match="expired"):
         undo_job(client, "db.t")
-    assert read(client).total() == 3
+    assert count_scanned_rows(client).total() == 3
 
 
 def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
         assert len(live_snapshots) == 2
         clock.ahead_ms = UNDONE_KEPT_MS
         assert expire(client, "db.t", older_than_ms=1 << 45, retain_last=1).snapshots == 1
-        assert read(client).total() == 4
+        assert count_scanned_rows(client).total() == 4
     server.stop()
 
 
@@ -183,15 +183,15 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
                 append(client, "db.t", build_rows(range(9 * number, 9 * number + 9)))
                 if rng.random() < 0.3:
                     delete(client, "db.t", keys=pa.table({"id": [9 * number]}), mode=rng.choice(MODES))
-            before = list_manifests(catalog.load_table("db.t"))
+            manifests_before = list_manifests(catalog.load_table("db.t"))
             rewritten = rewrite_manifests(client, "db.t", min_count=2)["snapshot-id"]
             assert rewritten is not None
             if later_change == "append":
                 append(client, "db.t", build_rows(range(100, 103)))
             elif later_change == "delete":
                 delete(client, "db.t", keys=pa.table({"id": list(range(0, 12))}), mode=MODES[0])
-            now = catalog.load_table("db.t")
-            kept_entries, rows_before = count_entries(now), read(client)
+            latest_table = catalog.load_table("db.t")
+            kept_entries, rows_before = count_entries(latest_table), count_scanned_rows(client)
             lived = read_lineage(client) if version == 3 else set()
             try:
                 report = undo_job(client, "db.t")
@@ -201,17 +201,17 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
                 assert report.undone_id == rewritten
                 outcomes[f"undone after {later_change}"] += 1
                 manifests = list_manifests(catalog.load_table("db.t"))
-                assert before <= manifests
-                assert (manifests == before) == (later_change == "nothing")
+                assert manifests_before <= manifests
+                assert (manifests == manifests_before) == (later_change == "nothing")
                 with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
                     undo_job(client, "db.t")
                 with pytest.raises(Conflict, match="replaced"):
                     undo_job(client, "db.t", rewritten)
             assert count_entries(catalog.load_table("db.t")) == kept_entries
-            assert read(client) == rows_before
+            assert count_scanned_rows(client) == rows_before
             assert not lived or read_lineage(client) == lived
-            append(client, "db.t", build_rows(range(200, 203)))  # The table still accepts commits after the undo.
-            assert read(client).total() == rows_before.total() + 3
+            append(client, "db.t", build_rows(range(200, 203)))  # The table accepts commits after the undo.
+            assert count_scanned_rows(client).total() == rows_before.total() + 3
             catalog.drop_table("db.t")
     assert outcomes["undone after nothing"], outcomes
     assert outcomes["undone after append"], outcomes

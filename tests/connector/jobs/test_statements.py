@@ -30,7 +30,7 @@ from seamark.connector.jobs.statements import (
     parse_statement,
 )
 from seamark.connector.write.appends import append
-from tests.connector.jobs.test_file_merges import build_rows, create, read
+from tests.connector.jobs.test_file_merges import build_rows, create_table, read_rows_by_id
 from tests.connector.server_thread import ServerThread
 from tests.faults.rigs.mortal_statement import run_killed_at
 from tests.seeds import first_seed
@@ -80,7 +80,7 @@ def test_maintenance_statement_is_parsed(text: str, statement: TableStatement) -
         "-" * 40,
     ],
 )
-def test_other_statements_are_left_to_the_engine(text: str) -> None:
+def test_statement_outside_the_grammar_is_left_to_the_engine(text: str) -> None:
     assert parse_statement(text) is None
 
 
@@ -129,19 +129,19 @@ def test_spacing_quotes_and_comments_do_not_change_the_parsed_statement() -> Non
 
 
 def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient, server: ServerThread) -> None:
-    create(server, 2)
+    create_table(server, 2)
     rng = random.Random(1)
     for first in range(0, 1200, 400):
         append(client, "db.t", build_rows(rng, range(first, first + 400)))
-    before = read(client)
+    rows_before = read_rows_by_id(client)
     merge = parse_statement("ALTER TABLE db.t PARTITION (part = 0) MERGE FILES TARGET SIZE '1MB'")
     assert merge is not None
     report = run_statement(client, merge, utc=False)
     assert (report.files_before, report.files_after, report.commits) == (3, 1, 1)
-    assert read(client) == before
+    assert read_rows_by_id(client) == rows_before
     drop = parse_statement("ALTER TABLE db.t PARTITION (part = 0) DROP COLUMNS (PAYLOAD, place.note)")
     assert drop is not None
-    # The Trino proxy runs the statement in this way.
+    # The Trino proxy runs the statement with these arguments.
     job = StatementJob(server.url, None, drop, utc=True)
     argv = [sys.executable, "-m", "seamark.connector.jobs.statement_runs"]
     output = subprocess.run(argv, input=msgspec.json.encode(job), capture_output=True, check=True, timeout=120).stdout
@@ -149,16 +149,16 @@ def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient
     assert answer.error == ""
     assert answer.result is not None
     assert answer.result.files_before == 1
-    for row in before.values():
+    for row in rows_before.values():
         if row["part"] == 0:
             row["payload"] = None
             if row["place"] is not None:
                 row["place"]["note"] = None
-    assert read(client) == before
+    assert read_rows_by_id(client) == rows_before
 
 
 def test_statement_that_the_table_refuses_reports_the_reason(client: IndexClient, server: ServerThread) -> None:
-    create(server, 2)
+    create_table(server, 2)
     append(client, "db.t", build_rows(random.Random(1), range(10)))
     for name, reason in (("fixed", "is required"), ("part", "is the source of a partition field")):
         with pytest.raises(InvalidRequest, match=reason):
@@ -179,14 +179,14 @@ def test_statement_that_the_table_refuses_reports_the_reason(client: IndexClient
 def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     client: IndexClient, server: ServerThread, statement: str, version: int, step: int
 ) -> None:
-    """The process of the statement dies before or after every `step`th of its writes and requests."""
-    create(server, version)
+    """The process of the statement is killed before or after every `step`th of its writes and requests."""
+    create_table(server, version)
     rng = random.Random(first_seed())
     for first in range(0, 2400, 800):
         append(client, "db.t", build_rows(rng, range(first, first + 800)))
-    before, after = read(client), read(client)
+    rows_before, rows_after = read_rows_by_id(client), read_rows_by_id(client)
     if "DROP" in statement:
-        for row in after.values():
+        for row in rows_after.values():
             row["payload"] = None
     parsed = parse_statement(statement)
     assert parsed is not None
@@ -194,14 +194,14 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     killed, number, answer = 0, rng.randint(1, step), None
     while answer is None:
         answer = run_killed_at(number, job)
-        actual = read(client)
+        actual = read_rows_by_id(client)
         if answer is None:
             killed += 1
-            assert actual in (before, after), number
+            assert actual in (rows_before, rows_after), number
         number += step
     assert killed > 1
     assert answer.error == ""
-    assert actual == after
+    assert actual == rows_after
     location = Path(json.loads(client.load_table("db.t").metadata)["location"].removeprefix("file://"))
     for path in location.rglob("*.parquet"):
         os.utime(path, (1, 1))
@@ -209,7 +209,7 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     assert remove_orphan_files(client, "db.t", older_than_ms=day_ago_ms).is_complete
     known_paths = {path for snapshot in list_snapshot_ids(client) for path in list_paths_at(client, snapshot)}
     assert {str(path) for path in location.rglob("*.parquet")} == known_paths
-    assert read(client) == after
+    assert read_rows_by_id(client) == rows_after
 
 
 def list_snapshot_ids(client: IndexClient) -> list[int]:

@@ -42,7 +42,7 @@ def read_counts(catalog: RestCatalog, table: str = "db.t") -> dict[int, int]:
     return {blob.fields[0]: int((blob.properties or {})["ndv"]) for blob in actual_file.blob_metadata}
 
 
-def count_exactly(client: IndexClient, table: str = "db.t") -> list[int]:
+def count_distinct_values(client: IndexClient, table: str = "db.t") -> list[int]:
     rows_read = scan(client, table).to_arrow()
     return [len(set(rows_read[name].to_pylist()) - {None}) for name in rows_read.column_names]
 
@@ -58,7 +58,7 @@ def list_statistics_files(catalog: RestCatalog) -> set[Path]:
 def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:
-    """Values of removed rows count until a tenth of the rows is removed, so the upper bound includes them."""
+    """Values of removed rows count until a tenth of the rows is removed, so the upper limit includes them."""
     rng, incremental = random.Random(first_seed()), 0
     with open_catalog(server.url) as catalog:
         create(catalog, version, rng.choice((PartitionSpec(), BY_PART)))
@@ -80,7 +80,7 @@ def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
                 continue
             report = compute_statistics(client, "db.t")
             incremental += report.columns_read == 0 and report.files < report.files_total
-            actual_counts, live = read_counts(catalog), count_exactly(client)
+            actual_counts, live = read_counts(catalog), count_distinct_values(client)
             for column, count in enumerate(live, 1):
                 error = 0 if count <= 4096 else 0.05 * count
                 removed_share = 0 if report.columns_read else 0.25 * max(1, report.rows + len(ever))
@@ -90,7 +90,7 @@ def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
                     count,
                     actual_counts,
                 )
-        assert incremental, "no statistics were computed from earlier ones"
+        assert incremental, "no statistics were computed from previous statistics"
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(
         append(client, "db.t", build_rows(range(32_000, 33_000)))
         compact(client, "db.t", policy=CompactionPolicy(1 << 30, 2))
         assert compute_statistics(client, "db.t").files == 3
-        assert count_exactly(client)[0] == pytest.approx(read_counts(catalog)[1], rel=0.05)
+        assert count_distinct_values(client)[0] == pytest.approx(read_counts(catalog)[1], rel=0.05)
 
 
 @pytest.mark.slow
@@ -225,11 +225,11 @@ def test_refused_statistics_commit_leaves_no_file(
         create(catalog, 2, BY_PART)
         append(client, "db.t", build_rows(range(10)))
         folder = Path(catalog.load_table("db.t").location().removeprefix("file://"))
-        before = set(folder.rglob("*"))
+        files_before = set(folder.rglob("*"))
         monkeypatch.setattr(statistics, "update_table", refuse)
         with pytest.raises(Conflict):
             compute_statistics(client, "db.t")
-        assert set(folder.rglob("*")) == before
+        assert set(folder.rglob("*")) == files_before
 
 
 @pytest.mark.few_cases(1)

@@ -24,7 +24,7 @@ from seamark.connector.write.compaction import compact
 from seamark.metaserver.catalog.column_usage import COLUMNS_MAX, ColumnRead, select_columns_of_read
 from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, NAMED_COLUMNS
 from seamark.metaserver.store.operations import AddColumnReads
-from tests.connector.jobs.test_column_ttl import create
+from tests.connector.jobs.test_column_ttl import create_table
 from tests.connector.server_thread import ServerThread
 from tests.days import get_today_for_seconds
 from tests.seeds import first_seed
@@ -32,9 +32,11 @@ from tests.seeds import first_seed
 COLUMNS = {"id": 1, "at": 2, "payload": 3, "ext": 4, "tags": 5}
 
 
-def fill(client: IndexClient, server: ServerThread, transform: Any, ages_d: range, kind: str = "date") -> date:
+def append_rows_by_age(
+    client: IndexClient, server: ServerThread, transform: Any, ages_d: range, kind: str = "date"
+) -> date:
     """Append a row for each age in days, and return today's date."""
-    arrow, today = create(server, kind, transform), get_today_for_seconds()
+    arrow, today = create_table(server, kind, transform), get_today_for_seconds()
     rows = []
     for number, age_d in enumerate(ages_d):
         day = today - timedelta(days=age_d)
@@ -55,14 +57,14 @@ def record_reads(
 
 
 def list_advised_ages(client: IndexClient, days: int = 30) -> dict[str, int]:
-    return {one["column"]: one["older-than-days"] for one in advise_ttl(client, "db.t", days)["advice"]}
+    return {advice["column"]: advice["older-than-days"] for advice in advise_ttl(client, "db.t", days)["advice"]}
 
 
 def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient, server: ServerThread) -> None:
-    today = fill(client, server, DayTransform(), range(0, 400, 10))
+    today = append_rows_by_age(client, server, DayTransform(), range(0, 400, 10))
     record_reads(client, server, 1)
     assert list_advised_ages(client) == {"id": 7, "payload": 7, "ext": 7, "tags": 7}
-    # Partitions of up to 35 days ago; the oldest of them ended 29 days ago.
+    # The query reads the partitions of the last 35 days; the oldest of them ended 29 days ago.
     recent = f"at >= DATE '{today - timedelta(days=35)}'"
     scan(client, "db.t", ["payload"], recent).to_arrow()
     assert list_advised_ages(client) == {"id": 7, "payload": 30, "ext": 7, "tags": 7}
@@ -73,7 +75,7 @@ def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient
     compact(client, "db.t")  # The reads of a job do not count as reads of a query.
     actual = advise_ttl(client, "db.t")
     assert (actual["reads"], actual["reads-with-columns"], actual["confidence"]) == (4, 4, 1.0)
-    payload = next(one for one in actual["advice"] if one["column"] == "payload")
+    payload = next(advice for advice in actual["advice"] if advice["column"] == "payload")
     assert payload["partitions"] == payload["files"] == 36
     environment = {"SEAMARK_URL": client.url}
     output = CliRunner().invoke(cli, ["advise", "ttl", "db.t"], env=environment)
@@ -93,7 +95,7 @@ def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexCli
     seed = first_seed()
     rng = random.Random(seed)
     kind = rng.choice(["date", "timestamp"])
-    today = fill(client, server, rng.choice([DayTransform(), MonthTransform()]), range(0, 900, 30), kind)
+    today = append_rows_by_age(client, server, rng.choice([DayTransform(), MonthTransform()]), range(0, 900, 30), kind)
     record_reads(client, server, 1, age_d=0)
     read_dates: dict[str, date] = {}
     for _ in range(12):
@@ -118,8 +120,10 @@ def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexCli
         )
 
 
-def test_scan_reports_count_and_lower_the_confidence_without_columns(client: IndexClient, server: ServerThread) -> None:
-    fill(client, server, DayTransform(), range(0, 100, 10))
+def test_scan_reports_count_as_reads_and_lower_the_confidence_if_they_name_no_columns(
+    client: IndexClient, server: ServerThread
+) -> None:
+    append_rows_by_age(client, server, DayTransform(), range(0, 100, 10))
     record_reads(client, server, 1)
 
     def report_scan(**fields: Any) -> None:
@@ -153,7 +157,7 @@ def test_scan_reports_count_and_lower_the_confidence_without_columns(client: Ind
 
 
 def test_missing_advice_has_a_reason(client: IndexClient, server: ServerThread) -> None:
-    fill(client, server, DayTransform(), range(0, 100, 10))
+    append_rows_by_age(client, server, DayTransform(), range(0, 100, 10))
     assert "has not seen a read" in advise_ttl(client, "db.t")["reason"]
     scan(client, "db.t", ["id"]).to_arrow()
     assert "for 0 days" in advise_ttl(client, "db.t")["reason"]
@@ -161,10 +165,10 @@ def test_missing_advice_has_a_reason(client: IndexClient, server: ServerThread) 
         advise_ttl(client, "db.t", 0)
 
 
-def test_counters_are_bounded_and_excess_reads_count_for_every_column(
+def test_counters_are_limited_and_further_reads_count_for_every_column(
     client: IndexClient, server: ServerThread
 ) -> None:
-    fill(client, server, DayTransform(), range(0, 100, 10))
+    append_rows_by_age(client, server, DayTransform(), range(0, 100, 10))
     usage = server.components.catalog.column_usage
     uuid = server.run(server.components.catalog.tables.load(("db",), "t")).entry.uuid
     usage._limit = 6
@@ -178,7 +182,7 @@ def test_counters_are_bounded_and_excess_reads_count_for_every_column(
     actual = server.run(usage.list_table_reads(uuid))
     # Rita has half of the limit. Her further reads count as reads of every column, in partitions of
     # every age.
-    assert {(one.column_id, one.oldest_age_d): one.reads for one in actual} == {
+    assert {(count.column_id, count.oldest_age_d): count.reads for count in actual} == {
         (1, 0): 2,
         (2, 0): 2,
         (3, 0): 2,
@@ -188,6 +192,6 @@ def test_counters_are_bounded_and_excess_reads_count_for_every_column(
     }
     assert select_columns_of_read(range(1, COLUMNS_MAX + 2)) == {EVERY_COLUMN}
     usage._limit = 20
-    for number in range(3):  # Each of these reads counts as much as seven reads of few columns.
+    for number in range(3):  # A read of 100 columns counts as much as seven reads of few columns.
         usage.add(ColumnRead(uuid, select_columns_of_read(range(1000 * number + 1, 1000 * number + 101)), 0), "rita")
     assert [EVERY_COLUMN in read.columns for read in usage._counts] == [False, True]

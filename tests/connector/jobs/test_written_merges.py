@@ -21,7 +21,7 @@ from seamark.connector.read.tables import ScanTask, open_table
 from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, append, open_destination
 from seamark.connector.write.replacements import Batches
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
-from tests.connector.jobs.test_file_merges import build_rows, create, read
+from tests.connector.jobs.test_file_merges import build_rows, create_table, read_rows_by_id
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
@@ -32,7 +32,7 @@ def list_stored_files(folder: Path, ending: str = ".parquet") -> set[str]:
 
 
 def write_with_tasks(client: IndexClient, mode: str, tables: Sequence[pa.Table], where: Any = True) -> tuple[Any, Any]:
-    """Return the destination, and the files that one task writes for each table."""
+    """Write each table with one task, and return the destination and the files."""
     destination = open_destination(client, "db.t", mode, where=where)
     return destination, [write_batches(destination.target, table.to_batches()) for table in tables]
 
@@ -49,11 +49,11 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     seed = first_seed() + number
     rng = random.Random(seed)
     version, mode = rng.choice([2, 3]), rng.choice([APPEND, OVERWRITE, OVERWRITE_PARTITIONS])
-    create(server, version)
+    create_table(server, version)
     if rng.random() < 0.5:
         client.put_index("db.t", "ids", kind="bloom", columns=["id"])
     append(client, "db.t", build_rows(rng, range(1_000_000, 1_000_100)))
-    before, first, tables = read(client), 0, []
+    rows_before, first, tables = read_rows_by_id(client), 0, []
     for size in rng.choices([3, 200, 700, 4000], k=rng.randint(2, 6)):
         tables.append(build_rows(rng, range(first, first + size)))
         first += size
@@ -74,12 +74,12 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     answer = destination.commit(client, merge_report)
     assert answer is not None
     expected = {row["id"]: row for table in tables for row in table.to_pylist()}
-    for number_before, row in before.items():
+    for number_before, row in rows_before.items():
         replaced = mode == OVERWRITE_PARTITIONS or (mode == OVERWRITE and row["part"] == int(where[-1]))
         if not replaced:
             expected[number_before] = row
-    assert read(client) == expected, seed
-    if version == 3:  # Each row has its own id, and belongs to this commit or the one before.
+    assert read_rows_by_id(client) == expected, seed
+    if version == 3:  # Each row has its own id, and was last changed by this commit or the previous commit.
         ids = scan(client, "db.t", [NAMES[0]]).to_arrow()[NAMES[0]].to_pylist()
         assert None not in ids
         assert len(set(ids)) == len(expected)
@@ -92,7 +92,7 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
 
 
 def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexClient, server: ServerThread) -> None:
-    create(server, 2)
+    create_table(server, 2)
     rng = random.Random(1)
     even_rows = build_rows(rng, range(20_000)).filter(pa.array([number % 2 == 0 for number in range(20_000)]))
     other_rows = [build_rows(rng, range(first, first + 1, 1)) for first in (50_001, 50_003)]
@@ -115,7 +115,7 @@ def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexCli
 def test_failed_merge_keeps_the_files_that_the_tasks_wrote(
     client: IndexClient, server: ServerThread, tmp_path: Path
 ) -> None:
-    create(server, 2)
+    create_table(server, 2)
     destination, parts = write_with_tasks(
         client, APPEND, [build_rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)]
     )
@@ -129,11 +129,11 @@ def test_failed_merge_keeps_the_files_that_the_tasks_wrote(
     report = merge_written(client, "db.t", destination.target, parts, runner=runner)
     assert report == WrittenFiles.join(parts)
     destination.commit(client, report)
-    assert sorted(read(client)) == list(range(27))
+    assert sorted(read_rows_by_id(client)) == list(range(27))
 
 
 def test_interrupted_merge_leaves_no_file(client: IndexClient, server: ServerThread, tmp_path: Path) -> None:
-    create(server, 2)
+    create_table(server, 2)
     destination, parts = write_with_tasks(
         client, APPEND, [build_rows(random.Random(n), range(n * 900, n * 900 + 900)) for n in range(3)]
     )
@@ -150,7 +150,7 @@ def test_interrupted_merge_leaves_no_file(client: IndexClient, server: ServerThr
 
 
 def test_table_whose_columns_changed_during_the_write_is_not_merged(client: IndexClient, server: ServerThread) -> None:
-    create(server, 2)
+    create_table(server, 2)
     destination, parts = write_with_tasks(
         client, APPEND, [build_rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)]
     )

@@ -37,7 +37,7 @@ def _add_field_id(field: pa.Field, number: int) -> pa.Field:
 
 
 def write_skeleton(path: Path, schema: pa.Schema) -> SourceFile:
-    """Return an empty file with the schema."""
+    """Write an empty file with the schema, and return it."""
     with pq.ParquetWriter(path, schema, store_schema=False, store_decimal_as_integer=True):
         pass
     return SourceFile(str(path), Storage())
@@ -54,9 +54,10 @@ def merge(
 ) -> None:
     """Copy all row groups of the files into a new file with the columns of `schema`.
 
+    If an error is raised, `out` does not exist.
     Raises:
-        Unreadable: The chunks of a file cannot be copied; `out` does not exist then.
-        ValueError: The chunks of a file cannot be copied; `out` does not exist then.
+        Unreadable: The chunks of a file cannot be copied.
+        ValueError: The chunks of a file cannot be copied.
     """
     with ExitStack() as stack:
         target = stack.enter_context(write_skeleton(out.with_suffix(".skeleton"), schema))
@@ -77,12 +78,11 @@ def merge(
 
 
 def concatenate(paths: Sequence[Path], out: Path) -> None:
-    """Copy all row groups of files with one schema into a new file with the same schema.
+    """Copy all row groups of files with the same schema into a new file.
 
-    The files need no field ids.
-
+    The files need no field ids. If an error is raised, `out` does not exist.
     Raises:
-        Unreadable: The chunks of a file cannot be copied; `out` does not exist then.
+        Unreadable: The chunks of a file cannot be copied.
     """
     with ExitStack() as stack:
         sources = [stack.enter_context(SourceFile(str(path), Storage())) for path in paths]

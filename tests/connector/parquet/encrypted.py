@@ -36,17 +36,17 @@ class PyArrowKms(pe.KmsClient):  # type: ignore[misc]
 class ConfiguredKms(PyArrowKms):
     """A KMS client that requires configuration, like the client of a real service.
 
-    The constructor fails if the process does not have its environment variable.
+    The constructor fails if the environment variable of the configuration is not set.
     """
 
     def __init__(self) -> None:
         super().__init__()
         if os.environ[CONFIGURATION] != "the service's address":
-            raise ValueError("the address of the key service is wrong")
+            raise ValueError(f"the environment variable {CONFIGURATION} must be the address of the key service")
 
 
 def write_key_file(folder: Path, *namespaces: str) -> str:
-    """Return the path of a key file that allows these namespaces for all master keys of the service."""
+    """Write a key file that allows `namespaces` for all master keys, and return its path."""
     path = folder / "keys.json"
     path.write_text(json.dumps({"namespaces": dict.fromkeys(MASTER_KEYS, namespaces)}))
     return str(path)

@@ -76,7 +76,7 @@ def draw_rows(rng: random.Random, schema: pa.Schema, rows: int) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def write(rng: random.Random, path: Path, rows: pa.Table, encryption: Any = None) -> None:
+def write_randomly(rng: random.Random, path: Path, rows: pa.Table, encryption: Any = None) -> None:
     """Write the rows with random settings of the writer.
 
     Args:
@@ -124,8 +124,8 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
     parts, paths = [], []
     for part in range(rng.randint(1, 5)):
         rows = draw_rows(rng, schema, rng.choice([1, 50, 500]))
-        columns = rng.sample(names, len(names))  # Each file has its own order of columns.
-        write(rng, tmp_path / f"{part}.parquet", rows.select(columns))
+        columns = rng.sample(names, len(names))  # Each file has a different order of columns.
+        write_randomly(rng, tmp_path / f"{part}.parquet", rows.select(columns))
         parts.append(rows)
         paths.append(tmp_path / f"{part}.parquet")
     selected_names = rng.sample(names, rng.randint(1, len(names)))
@@ -185,7 +185,7 @@ def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Pat
                     assert merged_file.read_bloom(copied, column) == given_file.read_bloom(source_group, column)
                     _check_offset_index(merged_file, number, column)
                 assert merged_file.read_bloom(merged_file.footer.groups[number], 0) is not None
-    # DuckDB uses the filters: every row group's range contains the value, but only one filter does.
+    # DuckDB uses the filters: the range of every row group contains the value, but only one filter does.
     probe = duckdb.sql(f"SELECT * FROM parquet_bloom_probe('{out}', 'long', 4)").fetchall()
     assert [excluded for *_, excluded in probe].count(False) == 1
     session = datafusion.SessionContext()
@@ -212,10 +212,10 @@ def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
     for number in range(20):
         names = rng.sample(list(KINDS), rng.randint(1, len(KINDS)))
         path = tmp_path / f"{number}.parquet"
-        write(rng, path, draw_rows(rng, pa.schema([(name, KINDS[name][0]) for name in names]), 50))
+        write_randomly(rng, path, draw_rows(rng, pa.schema([(name, KINDS[name][0]) for name in names]), 50))
         raw = _read_footer(path)
         footer = read_footer(raw)
-        groups = [_check_same(footer, group) for group in footer.groups]
+        groups = [_check_same_encoding(footer, group) for group in footer.groups]
         assert raw == encode_footer(
             version=footer.version,
             schema=footer.schema,
@@ -228,7 +228,7 @@ def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
         )
 
 
-def _check_same(footer: ParquetFooter, group: Any) -> bytes:
+def _check_same_encoding(footer: ParquetFooter, group: Any) -> bytes:
     values = np.stack([group.read_values(name) for name in PATCH], axis=1)
     return encode_group(patch_chunks(footer, group.chunks, values, [None] * len(values)), group.fields)
 
@@ -244,7 +244,7 @@ def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> Non
     schema = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
     rows = draw_rows(rng, schema, 300)
     good = tmp_path / "good.parquet"
-    write(rng, good, rows)
+    write_randomly(rng, good, rows)
     data = good.read_bytes()
     length = int.from_bytes(data[-8:-4], "little")
     refused_count, count = 0, examples(150, 45)
@@ -329,14 +329,14 @@ def test_copy_of_objects_in_blocks_equals_the_copy_of_local_files(
     for part in range(4):
         parts.append(draw_rows(rng, schema, 400))
         paths.append(tmp_path / f"{part}.parquet")
-        write(rng, paths[-1], parts[-1])
+        write_randomly(rng, paths[-1], parts[-1])
     merge(paths, tmp_path / "local.parquet", schema)
     merge(paths, tmp_path / "object.parquet", schema, Objects())
     assert (tmp_path / "object.parquet").read_bytes() == (tmp_path / "local.parquet").read_bytes()
 
 
 def test_nan_in_the_statistics_of_a_copied_chunk_gives_no_bound() -> None:
-    """parquet-java writes NaN as a bound. The rows of that chunk may be larger than the other bounds."""
+    """parquet-java can write NaN as a bound. The bounds of the other chunks do not cover the rows of that chunk."""
     schema = Schema((Field(1, "d", False, "double"),), 0)
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({"d": [1.0, 100.0, 5.0, 7.0]}), sink, row_group_size=2)

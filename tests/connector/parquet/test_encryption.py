@@ -39,17 +39,17 @@ from seamark.formats.iceberg.files import _footer
 from seamark.formats.iceberg.files.parquet import Unreadable
 from tests.connector.parquet import encrypted
 from tests.connector.parquet.copied import add_field_ids, merge
-from tests.connector.parquet.test_copies import KINDS, Objects, draw_rows, list_leaf_columns, write
+from tests.connector.parquet.test_copies import KINDS, Objects, draw_rows, list_leaf_columns, write_randomly
 from tests.seeds import first_seed, quick
 
 KEY = b"0123456789abcdef"
 SIMPLE = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
 
 
-class GivenKeys:
-    """Keys that a caller supplies.
+class SuppliedKeys:
+    """The keys that a caller supplies.
 
-    `columns` has keys by column path. Other columns have the footer's key. The repr shows no key.
+    `columns` has keys by column path. Other columns have the footer's key. The repr contains no key.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ def read_scheme(path: Path, target: pa.Schema) -> EncryptionScheme:
 
 @pytest.mark.parametrize("number", quick(range(12), 2))
 def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number: int) -> None:
-    """The new file is encrypted with new keys or other master keys, or is not encrypted.
+    """The new file is encrypted with new keys or different master keys, or is not encrypted.
 
     Some of the old files are not encrypted, and some columns are left out.
     """
@@ -107,7 +107,7 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
         is_encrypted = part == 0 or rng.random() < 0.7
         columns = rng.sample(names, len(names))
         properties = encrypted.build_encryption(draw_configuration(rng, schema)) if is_encrypted else None
-        write(rng, paths[-1], parts[-1].select(columns), properties)
+        write_randomly(rng, paths[-1], parts[-1].select(columns), properties)
         if is_encrypted:
             schemes.append(read_scheme(paths[-1], target))
     out = tmp_path / "out.parquet"
@@ -127,7 +127,9 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
 
 
 def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]) -> None:
-    """Check that column indexes and Bloom filters equal the old ones, and offset indexes name the new pages."""
+    """Check that column indexes and Bloom filters equal those of the old files, and that offset indexes name the new
+    pages.
+    """
     for copied, (source, group) in zip(merged_file.footer.groups, groups, strict=True):
         columns = [[leaf.names for leaf in source.leaves].index(leaf.names) for leaf in merged_file.leaves]
         for column, old_column in enumerate(columns):
@@ -147,8 +149,8 @@ def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]
 
             results = merged_file.reencrypt(copied, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
             ends = [begin for begin, _, _ in results[1:]] + [int(copied.ends[column])]
-            same = [(begin, begin, end - begin) for (begin, _, _), end in zip(results, ends, strict=True)]
-            table = reencryption.MovedPages(same).table()
+            equal_ranges = [(begin, begin, end - begin) for (begin, _, _), end in zip(results, ends, strict=True)]
+            table = reencryption.MovedPages(equal_ranges).table()
             assert _footer.move_pages(index, table) == index
 
 
@@ -157,7 +159,7 @@ def _check_indexes(merged_file: SourceFile, groups: list[tuple[SourceFile, Any]]
 def test_file_is_encrypted_with_the_supplied_keys_of_footer_and_columns(
     tmp_path: Path, is_signed: bool, ctr_pages: bool
 ) -> None:
-    """First, all columns have the footer's key, and pyarrow reads the file. Then one column has another key.
+    """First, all columns have the footer's key, and pyarrow reads the file. Then one column has its own key.
 
     Objects are read in blocks.
     """
@@ -170,19 +172,19 @@ def test_file_is_encrypted_with_the_supplied_keys_of_footer_and_columns(
     options: dict[str, Any] = {"write_page_index": True, "write_page_checksum": True, "data_page_size": 500}
     pq.write_table(rows, first, encryption_properties=prefixed, **options)
     with pytest.raises(Unreadable, match="the AAD prefix is not stored in the file"):
-        merge([first], out, SIMPLE, keys=GivenKeys(KEY))
+        merge([first], out, SIMPLE, keys=SuppliedKeys(KEY))
     footer = FileKey(os.urandom(32), None)
     merge(
         [first, first],
         second,
         SIMPLE,
         Objects(),
-        keys=GivenKeys(KEY, aad_prefix=b"table"),
+        keys=SuppliedKeys(KEY, aad_prefix=b"table"),
         encryption=FileEncryption(
             footer, [footer, FileKey(KEY, b"m")], signed=is_signed, ctr_pages=ctr_pages, aad_prefix=b"x"
         ),
     )
-    caller_keys = GivenKeys(footer.key, {"text": KEY})
+    caller_keys = SuppliedKeys(footer.key, {"text": KEY})
     same_key = FileKey(KEY, None)
     merge(
         [second],
@@ -194,7 +196,7 @@ def test_file_is_encrypted_with_the_supplied_keys_of_footer_and_columns(
     table = pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY))
     assert table.equals(pa.concat_tables([rows, rows]))
     with pytest.raises(Unreadable, match="no key was given for the column text"):
-        merge([second], tmp_path / "none.parquet", SIMPLE, keys=GivenKeys(footer.key))
+        merge([second], tmp_path / "none.parquet", SIMPLE, keys=SuppliedKeys(footer.key))
 
 
 def test_duckdb_and_seamark_read_each_others_encrypted_files(tmp_path: Path) -> None:
@@ -207,7 +209,7 @@ def test_duckdb_and_seamark_read_each_others_encrypted_files(tmp_path: Path) -> 
         f"'{source}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ENCRYPTION_CONFIG {{footer_key: 'k'}})"
     )
     key = FileKey(KEY, None)
-    merge([source, source], out, SIMPLE, keys=GivenKeys(KEY), encryption=FileEncryption(key, [key, key]))
+    merge([source, source], out, SIMPLE, keys=SuppliedKeys(KEY), encryption=FileEncryption(key, [key, key]))
     text = f"SELECT count(*), sum(long), max(text) FROM read_parquet('{out}', encryption_config = {{footer_key: 'k'}})"
     assert con.sql(text).fetchall() == [(10_000, 24_995_000, "d8")]
     assert pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY)).num_rows == 10_000
@@ -247,9 +249,11 @@ def test_changed_bytes_of_each_module_are_refused_or_change_no_row(
 def _choose_positions(rng: random.Random, data: bytes, module_bytes: int, footer_bytes: int) -> list[int]:
     """Return random positions in the encrypted file.
 
-    There are `module_bytes` positions in each encrypted module before the footer (page headers, pages,
-    indexes), one of them in its length. There are `footer_bytes` positions in the footer and one in its length,
-    and one in the magic at each end.
+    Each encrypted module before the footer (page headers, pages, indexes) contains `module_bytes` positions, one of
+    them in
+    its length. The footer contains `footer_bytes` positions. There is also one position in the footer's length, and one
+    in
+    the magic at each end.
     """
     footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     places = [rng.randrange(4), len(data) - 1 - rng.randrange(4)]
@@ -310,7 +314,7 @@ def test_swapped_modules_are_refused(tmp_path: Path) -> None:
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     _write_encrypted_file(
         path, rows, checksum=False
-    )  # A checksum of encrypted bytes would be a varint of 3 to 5 bytes.
+    )  # A checksum of encrypted bytes would be a varint of 3 to 5 bytes, so the modules' sizes would differ.
     with SourceFile(str(path), Storage(), keys=encrypted.build_keys()) as source:
         first, second = ((int(group.begins[1]), int(group.ends[1])) for group in source.footer.groups)
     data = path.read_bytes()
@@ -339,7 +343,7 @@ def test_module_lengths_are_checked_before_bytes_are_read(tmp_path: Path, monkey
     assert not out.exists()
 
 
-def test_more_pages_than_ordinals_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_with_more_pages_than_page_ordinals_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = add_field_ids(pa.schema([("long", pa.int64())]))
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     pages = {"use_dictionary": False, "data_page_size": 1, "max_rows_per_page": 1, "write_batch_size": 1}
@@ -354,7 +358,7 @@ def test_more_pages_than_ordinals_are_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path) -> None:
-    """The old file is not encrypted. The new file has no value in pages, statistics, indexes or Bloom filters."""
+    """The old file is not encrypted. Pages, statistics, indexes and Bloom filters of the new file contain no value."""
     rows = pa.table({"long": range(400), "text": [f"secret {n:05}" for n in range(400)]}, schema=SIMPLE)
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     blooms = {"text": {"ndv": 400, "fpp": 0.01}}
@@ -371,7 +375,7 @@ def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path)
         assert bloom is not None
         assert bloom[1] not in data
         assert (b"text" in data) == is_signed
-        caller_keys = GivenKeys(KEY, {"text": column.key})
+        caller_keys = SuppliedKeys(KEY, {"text": column.key})
         with SourceFile(str(out), Storage(), keys=caller_keys) as copied:
             assert copied.read_bloom(copied.footer.groups[0], 1) == bloom
         merge([out], tmp_path / "plain.parquet", SIMPLE, keys=caller_keys)
@@ -407,10 +411,10 @@ def test_errors_and_reprs_contain_no_key(tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match="this process has no key") as e:
         merge([path], out, SIMPLE)
     with pytest.raises(Unreadable, match="the key is wrong") as e:
-        merge([path], out, SIMPLE, keys=GivenKeys(KEY, {"text": KEY}))
+        merge([path], out, SIMPLE, keys=SuppliedKeys(KEY, {"text": KEY}))
     texts += [str(e.value)]
     key = FileKey(KEY, None)
-    objects = [GivenKeys(KEY, {"a": KEY}), ParquetKeys(MasterKeyFile({"a": KEY})), MasterKeyFile({"a": KEY}), key]
+    objects = [SuppliedKeys(KEY, {"a": KEY}), ParquetKeys(MasterKeyFile({"a": KEY})), MasterKeyFile({"a": KEY}), key]
     objects += [FileEncryption(key, [key]), ModuleCipher(KEY, b"", ctr_pages=True)]
     texts += [
         repr(item) for item in [*objects, encryption, ModuleCipher(KEY, b"", ctr_pages=True).create_chunk_cipher(0, 0)]
@@ -461,7 +465,7 @@ def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) 
         read_environment_keys({"SEAMARK_PARQUET_KEY_FILE": str(tmp_path / "none.json")})
 
 
-def test_key_metadata_of_other_tools_is_refused() -> None:
+def test_key_metadata_in_an_unknown_format_is_refused() -> None:
     keys = encrypted.build_keys()
     for metadata, message in (
         (None, "of 0 bytes was not written by parquet's key tools"),
@@ -478,14 +482,14 @@ def test_module_is_decrypted_only_at_its_own_position() -> None:
     cipher = ModuleCipher(KEY, b"file", ctr_pages=False)
     sealed = memoryview(bytes(cipher.create_chunk_cipher(3, 4).encrypt(Module.DATA_PAGE, b"values", 5)))
     assert cipher.create_chunk_cipher(3, 4).decrypt(Module.DATA_PAGE, sealed, 5) == b"values"
-    other = ModuleCipher(KEY, b"other", ctr_pages=False)
+    other_cipher = ModuleCipher(KEY, b"other", ctr_pages=False)
     for chunk, module, page in (
         (cipher.create_chunk_cipher(2, 4), Module.DATA_PAGE, 5),
         (cipher.create_chunk_cipher(3, 5), Module.DATA_PAGE, 5),
         (cipher.create_chunk_cipher(3, 4), Module.DATA_PAGE_HEADER, 5),
         (cipher.create_chunk_cipher(3, 4), Module.DATA_PAGE, 6),
         (cipher.create_chunk_cipher(3, 4), Module.COLUMN_INDEX, None),
-        (other.create_chunk_cipher(3, 4), Module.DATA_PAGE, 5),
+        (other_cipher.create_chunk_cipher(3, 4), Module.DATA_PAGE, 5),
     ):
         with pytest.raises(ValueError, match="the key is wrong, or the file was changed"):
             chunk.decrypt(module, sealed, page)
@@ -509,7 +513,7 @@ def test_encrypted_structures_with_trailing_bytes_are_read(tmp_path: Path, monke
         patch.setattr(modules.ChunkCipher, "encrypt", encrypt_with_padding)
         patch.setattr(ModuleCipher, "encrypt_footer", lambda self, plain: encrypt_footer(self, plain + bytes(37)))
         merge([path], padded, SIMPLE, encryption=FileEncryption(footer, [footer, text]))
-    merge([padded], out, SIMPLE, keys=GivenKeys(KEY, {"text": text.key}))
+    merge([padded], out, SIMPLE, keys=SuppliedKeys(KEY, {"text": text.key}))
     assert pq.read_table(out).equals(rows)
     with SourceFile(str(out), Storage()) as source_file, SourceFile(str(path), Storage()) as input_source_file:
         _check_indexes(source_file, [(input_source_file, group) for group in input_source_file.footer.groups])

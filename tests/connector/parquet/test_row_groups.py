@@ -48,7 +48,7 @@ def draw_rows(rng: random.Random) -> pa.Table:
         for name in row:
             if rng.random() < 0.05:
                 row[name] = None
-    fields = [pa.field(one.name, ARROW[one.name], metadata={"PARQUET:field_id": str(one.id)}) for one in FIELDS]
+    fields = [pa.field(field.name, ARROW[field.name], metadata={"PARQUET:field_id": str(field.id)}) for field in FIELDS]
     return pa.Table.from_pylist(rows, schema=pa.schema(fields))
 
 
@@ -86,7 +86,7 @@ def test_row_groups_with_matching_rows_are_read() -> None:
         rows = draw_rows(rng)
         text = draw_filter(rng, rows)
         where = bind(parse_sql(text, SCHEMA, nan_above=True).expression, SCHEMA, (), case_sensitive=True)
-        columns = {one.id: rows.column(one.name).combine_chunks() for one in FIELDS}
+        columns = {field.id: rows.column(field.name).combine_chunks() for field in FIELDS}
         matches = evaluate_filter(where, columns, len(rows))
         out = io.BytesIO()
         pq.write_table(rows, out, row_group_size=GROUP_ROWS)

@@ -50,7 +50,7 @@ READERS: Mapping[str, Reader] = {
 
 
 def list_row_texts(table: pa.Table) -> list[str]:
-    """Return the rows as sorted texts, because engines return rows in any order."""
+    """Return the rows as texts, sorted, because engines return rows in any order."""
     return sorted(map(repr, table.to_pylist()))
 
 
@@ -179,7 +179,7 @@ WRITERS: Mapping[str, Writer] = {
     "polars": _write_with_polars,
     "pyiceberg": _write_with_pyiceberg,
 }
-DRAWN: Mapping[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
+VALUE_DRAWERS: Mapping[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
     "long": (pa.int64(), lambda rng: rng.randrange(-(1 << 60), 1 << 60)),
     "int": (pa.int32(), lambda rng: rng.randrange(100)),
     "text": (pa.string(), lambda rng: rng.choice(["a", "ü" * 5, "x" * rng.randrange(300), ""])),
@@ -207,15 +207,18 @@ DRAWN: Mapping[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
 def test_random_files_of_all_writers_are_merged_into_one(tmp_path: Path, number: int) -> None:
     seed = first_seed() + number
     rng = random.Random(seed)
-    names = rng.sample(list(DRAWN), rng.randint(1, len(DRAWN)))
-    schema = add_field_ids(pa.schema([pa.field(name, DRAWN[name][0]) for name in names]))
+    names = rng.sample(list(VALUE_DRAWERS), rng.randint(1, len(VALUE_DRAWERS)))
+    schema = add_field_ids(pa.schema([pa.field(name, VALUE_DRAWERS[name][0]) for name in names]))
     parts, paths = [], []
     for part in range(rng.randint(2, 5)):
         rows = rng.choice([1, 50, 500])
-        random_values = [[None if rng.random() < 0.2 else DRAWN[name][1](rng) for _ in range(rows)] for name in names]
+        random_values = [
+            [None if rng.random() < 0.2 else VALUE_DRAWERS[name][1](rng) for _ in range(rows)] for name in names
+        ]
         parts.append(
             pa.table(
-                [pa.array(values, DRAWN[name][0]) for name, values in zip(names, random_values, strict=True)], schema
+                [pa.array(values, VALUE_DRAWERS[name][0]) for name, values in zip(names, random_values, strict=True)],
+                schema,
             )
         )
         # PyIceberg 0.12 writes a null list of structs as an empty list.
@@ -323,9 +326,9 @@ LARGE = {"5,000 columns", "huge values"}
 def test_unusual_files_are_copied_unchanged(tmp_path: Path, name: str) -> None:
     path, out = tmp_path / "given.parquet", tmp_path / "out.parquet"
     ODD_FILES[name](path)
-    before = path.read_bytes()
+    bytes_before = path.read_bytes()
     concatenate([path, path], out)
-    assert path.read_bytes() == before
+    assert path.read_bytes() == bytes_before
     for engine, read_rows in READERS.items():
         if (name, engine) in LEFT_OUT:
             continue

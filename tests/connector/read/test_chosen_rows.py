@@ -44,7 +44,7 @@ def make_rows(start: int, source: random.Random) -> pa.Table:
         "id": pa.array(ids, pa.int64()),
         "few": pa.array([source.choice([None, "", "zwölf", f"w{id_ % 9}"]) for id_ in ids]),
         "own": pa.array([f"{id_}-{source.random()}" for id_ in ids]),
-        # Its dictionary becomes full in the middle of the file, and the pages that follow are plain.
+        # The dictionary of this column becomes full in the middle of the file, and the pages after that are plain.
         "mixed": pa.array([f"m{id_ % 7}" if id_ < start + ROWS // 2 else f"m{id_}" for id_ in ids]),
         "raw": pa.array([source.choice([None, b"\x00\xff", b"r"]) for _ in ids], pa.binary()),
         "price": pa.array([id_ % 5 / 4 for id_ in ids]),
@@ -89,7 +89,7 @@ def test_chosen_rows_equal_the_rows_of_a_scan(
 
 
 def _record_coded_columns(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Return a list that records the columns that are read as codes, once for each row group."""
+    """Return a list to which each read of a row group adds the columns that are read as codes."""
     real: Callable[..., list[str]] = coded_strings.select_coded_columns
     reals: list[list[str]] = []
 

@@ -36,13 +36,13 @@ def draw_table(rng: np.random.Generator, rows: int) -> pa.Table:
             "sorted": pa.array(np.arange(rows, dtype=np.int32)),
             "few": add_nulls(pa.array(rng.integers(0, 5, rows), pa.int16())),
             "word": add_nulls(words.take(pa.array(rng.integers(0, 50, rows)))),
-            "text": pa.array([f"{one:x}" * 3 for one in rng.integers(0, 2**40, rows).tolist()]),
+            "text": pa.array([f"{number:x}" * 3 for number in rng.integers(0, 2**40, rows).tolist()]),
             "float": add_nulls(pa.array(rng.random(rows))),
             "flag": add_nulls(pa.array(rng.random(rows) < 0.5)),
             "at": pa.array(rng.integers(0, 2**50, rows), pa.timestamp("us", tz="UTC")),
             "nanos": add_nulls(pa.array(rng.integers(0, 2**60, rows), pa.timestamp("ns"))),
-            "amount": pa.array([decimal.Decimal(one) / 100 for one in rng.integers(0, 10**9, rows).tolist()]),
-            "bytes": add_nulls(pa.array([one.tobytes() for one in rng.integers(0, 9, (rows, 3), dtype=np.uint8)])),
+            "amount": pa.array([decimal.Decimal(number) / 100 for number in rng.integers(0, 10**9, rows).tolist()]),
+            "bytes": add_nulls(pa.array([value.tobytes() for value in rng.integers(0, 9, (rows, 3), dtype=np.uint8)])),
             "nothing": pa.nulls(rows, pa.int64()),
             "list": pa.array([[number] for number in range(rows)]),
             "struct": pa.array([{"a": number} for number in range(rows)]),
@@ -64,14 +64,16 @@ def open_pages(data: bytes) -> tuple[Pages, pq.ParquetFile]:
 
 
 def draw_row_numbers(rng: np.random.Generator, rows: int) -> Any:
-    """Return a few random row numbers, or many consecutive ones."""
+    """Return a few random row numbers, or many consecutive row numbers."""
     if rng.random() < 0.5:
         return np.sort(rng.choice(rows, int(rng.integers(1, 6)), replace=False))
     first = int(rng.integers(0, rows - 10))
     return np.arange(first, min(rows, first + int(rng.integers(1, rows // 5))))
 
 
-def check(data: bytes, table: pa.Table, names: Sequence[str], rng: np.random.Generator, message: str) -> int:
+def check_rows_from_pages(
+    data: bytes, table: pa.Table, names: Sequence[str], rng: np.random.Generator, message: str
+) -> int:
     """Check that pages give the rows of the file, and return how often pages were read."""
     pages, file = open_pages(data)
     first = read_bytes = 0
@@ -95,7 +97,7 @@ FLAT_COLUMNS = ("number", "sorted", "few", "word", "text", "float", "flag", "at"
 def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
     seed = first_seed()
     rng, source = np.random.default_rng(seed), random.Random(seed)
-    of = draw_table(rng, ROWS)
+    table = draw_table(rng, ROWS)
     read_bytes = 0
     for round_number in range(3):
         how: dict[str, Any] = {
@@ -108,22 +110,26 @@ def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
             "write_statistics": source.random() < 0.5,
             "bloom_filter_options": {"number": True} if source.random() < 0.3 else None,
         }
-        data = write_parquet(of, **{name: value for name, value in how.items() if value is not None})
+        data = write_parquet(table, **{name: value for name, value in how.items() if value is not None})
         for names in (source.sample(FLAT_COLUMNS, 3), ["sorted"], list(FLAT_COLUMNS)):
-            read_bytes += check(data, of, names, rng, f"seed {seed}, turn {round_number}, {how}, {names}")
+            read_bytes += check_rows_from_pages(
+                data, table, names, rng, f"seed {seed}, turn {round_number}, {how}, {names}"
+            )
     assert read_bytes > 3, f"seed {seed}: pages were read {read_bytes} times only"
 
 
 def test_columns_with_different_page_boundaries_give_the_same_rows() -> None:
     rng = np.random.default_rng(3)
-    of = pa.table({"narrow": np.arange(ROWS, dtype=np.int32), "wide": [f"{number:0100d}" for number in range(ROWS)]})
-    data = write_parquet(of, max_rows_per_page=20_000, data_page_size=9_000, write_batch_size=100, use_dictionary=False)
-    assert sum(check(data, of, ["narrow", "wide"], rng, "") for _ in range(5)) > 5
+    table = pa.table({"narrow": np.arange(ROWS, dtype=np.int32), "wide": [f"{number:0100d}" for number in range(ROWS)]})
+    data = write_parquet(
+        table, max_rows_per_page=20_000, data_page_size=9_000, write_batch_size=100, use_dictionary=False
+    )
+    assert sum(check_rows_from_pages(data, table, ["narrow", "wide"], rng, "") for _ in range(5)) > 5
 
 
 def test_reading_few_rows_reads_a_small_part_of_the_column() -> None:
-    of = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, ROWS)})
-    data = write_parquet(of, row_group_size=ROWS, use_dictionary=False)
+    table = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, ROWS)})
+    data = write_parquet(table, row_group_size=ROWS, use_dictionary=False)
     reads: list[int] = []
 
     class Source:
@@ -134,7 +140,7 @@ def test_reading_few_rows_reads_a_small_part_of_the_column() -> None:
     pages = Pages(Source(), pq.ParquetFile(pa.BufferReader(data)), hole_bytes=0)
     actual = pages.read(0, ["n"], np.array([7, 31_000]))
     assert actual is not None
-    assert actual.column(0).to_pylist() == of.column(0).take([7, 31_000]).to_pylist()
+    assert actual.column(0).to_pylist() == table.column(0).take([7, 31_000]).to_pylist()
     assert sum(reads) < len(data) / 5
 
 
@@ -146,10 +152,10 @@ def test_pages_of_nested_columns_are_not_used(names: list[str]) -> None:
 
 
 def test_pages_are_not_used_for_rows_on_all_pages_or_without_a_page_index() -> None:
-    of = draw_table(np.random.default_rng(1), 20_000)
-    pages, _ = open_pages(write_parquet(of))
+    table = draw_table(np.random.default_rng(1), 20_000)
+    pages, _ = open_pages(write_parquet(table))
     assert pages.read(0, ["number"], np.arange(0, 20_000, 100)) is None
-    pages, _ = open_pages(write_parquet(of, write_page_index=False))
+    pages, _ = open_pages(write_parquet(table, write_page_index=False))
     assert pages.read(0, ["number"], np.array([3])) is None
 
 
@@ -163,8 +169,8 @@ def find_offset_index(data: bytes) -> tuple[int, int]:
 
 
 def test_corrupt_page_index_gives_the_right_rows_or_is_not_used() -> None:
-    of = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, 30_000)})
-    data = write_parquet(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
+    table = pa.table({"n": np.random.default_rng(5).integers(0, 2**60, 30_000)})
+    data = write_parquet(table, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
     offset, size = find_offset_index(data)
     source, none = random.Random(11), 0
     for _ in range(600):
@@ -176,17 +182,17 @@ def test_corrupt_page_index_gives_the_right_rows_or_is_not_used() -> None:
         actual = pages.read(0, ["n"], expected)
         none += actual is None
         if actual is not None:
-            assert actual.column(0).to_pylist() == of.column(0).take(pa.array(expected)).to_pylist()
+            assert actual.column(0).to_pylist() == table.column(0).take(pa.array(expected)).to_pylist()
     assert none > 40
 
 
 def test_pages_that_contradict_the_page_index_are_not_used() -> None:
-    of = pa.table({"n": np.arange(30_000)})
-    data = write_parquet(of, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
+    table = pa.table({"n": np.arange(30_000)})
+    data = write_parquet(table, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
     offset, size = find_offset_index(data)
     index = thrift.read(data, offset)[0]
     locations = index[1][1][1]
-    locations[4][3], locations[5][3] = (thrift.I64, 3_999), (thrift.I64, 5_001)  # The rows of page 3 end earlier.
+    locations[4][3], locations[5][3] = (thrift.I64, 3_999), (thrift.I64, 5_001)  # The row ranges of the pages change.
     wrong_index_bytes = thrift.write(index)
     assert len(wrong_index_bytes) == size
     pages, _ = open_pages(data[:offset] + wrong_index_bytes + data[offset + size :])
@@ -235,7 +241,7 @@ def test_thrift_structure_survives_a_round_trip(fields: dict[int, tuple[int, Any
 
 
 @given(st.binary(max_size=60))
-def test_garbage_is_a_value_error_or_a_thrift_structure(data: bytes) -> None:
+def test_random_bytes_raise_a_value_error_or_are_a_thrift_structure(data: bytes) -> None:
     try:
         thrift.read(data)
     except ValueError:

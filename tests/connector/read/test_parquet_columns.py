@@ -44,7 +44,9 @@ def write_parquet(folder: Path, fields: list[pa.Field], columns: list[Any]) -> s
     return path
 
 
-def read(path: str, *column_ids: int, projection: Projection | None = None, rows: int = 3) -> dict[int, list[Any]]:
+def read_columns_of_file(
+    path: str, *column_ids: int, projection: Projection | None = None, rows: int = 3
+) -> dict[int, list[Any]]:
     columns = read_columns(
         path, column_ids, projection or Projection(SCHEMA), filesystem=fs.LocalFileSystem(), rows=rows
     )
@@ -66,39 +68,44 @@ ROWS: list[Any] = [
 
 def test_columns_are_found_by_id_and_not_by_name(tmp_path: Path) -> None:
     path = write_parquet(tmp_path, FIELDS, ROWS)
-    assert read(path, 1, 2, 4, 6) == {1: [1, 2, 3], 2: ["p", None, "q"], 4: [7, None, None], 6: [1, None, None]}
+    assert read_columns_of_file(path, 1, 2, 4, 6) == {
+        1: [1, 2, 3],
+        2: ["p", None, "q"],
+        4: [7, None, None],
+        6: [1, None, None],
+    }
 
 
 def test_column_that_was_added_later_is_null(tmp_path: Path) -> None:
-    assert read(write_parquet(tmp_path, FIELDS, ROWS), 7) == {7: [None, None, None]}
+    assert read_columns_of_file(write_parquet(tmp_path, FIELDS, ROWS), 7) == {7: [None, None, None]}
 
 
 def test_columns_with_defaults_or_partition_values_are_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path, FIELDS, ROWS)
     with pytest.raises(Unreadable, match="default"):
-        read(path, 8)
+        read_columns_of_file(path, 8)
     with pytest.raises(Unreadable, match="partition"):
-        read(path, 7, projection=Projection(SCHEMA, partitioned=frozenset([7])))
+        read_columns_of_file(path, 7, projection=Projection(SCHEMA, partitioned=frozenset([7])))
 
 
-def test_file_with_another_row_count_than_its_manifest_is_refused(tmp_path: Path) -> None:
+def test_file_whose_row_count_differs_from_its_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unreadable, match="3 rows; the manifest entry says 4"):
-        read(write_parquet(tmp_path, FIELDS, ROWS), 1, rows=4)
+        read_columns_of_file(write_parquet(tmp_path, FIELDS, ROWS), 1, rows=4)
 
 
 def test_file_without_field_ids_is_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path, [pa.field("ident", pa.int64())], [[1, 2, 3]])
     with pytest.raises(Unreadable, match="no field ids"):
-        read(path, 1)
+        read_columns_of_file(path, 1)
 
 
 def test_file_that_is_not_parquet_is_unreadable(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     path.write_bytes(b"PAR1 no PAR1")
     with pytest.raises(Unreadable, match="cannot be read"):
-        read(str(path), 1)
+        read_columns_of_file(str(path), 1)
     with pytest.raises(Unreadable, match="cannot be read"):
-        read(str(tmp_path / "absent"), 1)
+        read_columns_of_file(str(tmp_path / "absent"), 1)
 
 
 def test_file_with_two_columns_of_the_same_id_is_refused(tmp_path: Path) -> None:
@@ -106,7 +113,7 @@ def test_file_with_two_columns_of_the_same_id_is_refused(tmp_path: Path) -> None
         tmp_path, [build_field("x", pa.int64(), 1), build_field("y", pa.int64(), 1)], [[1, 2, 3], [4, 5, 6]]
     )
     with pytest.raises(Unreadable, match="2 columns that may be column 1"):
-        read(twice, 1)
+        read_columns_of_file(twice, 1)
 
 
 ENCRYPTED_COLUMN_CASES: list[Any] = [

@@ -74,7 +74,7 @@ def client(server: ServerThread) -> Iterator[SeamarkClient]:
 
 
 def build_columns_by_id(rows: list[Row]) -> dict[int, pa.Array]:
-    """Return the columns of the oracle's rows, by field id."""
+    """Return the columns of the rows, by field id."""
     kinds = {number: kind for number, (kind, _) in enumerate(COLUMNS.values(), 1)} | {51: "int", 53: "int"}
     columns = {
         column_id: build_arrow_array(kind, [row[column_id] for row in rows]) for column_id, kind in kinds.items()
@@ -123,10 +123,10 @@ def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
 # Whole tables
 
 
-async def commit_history(stored_table: StoredTable, rng: random.Random, commits: int) -> None:
+async def commit_random_files(stored_table: StoredTable, rng: random.Random, commits: int) -> None:
     """Commit files with several row groups, and deletes of every kind that the format version has."""
     for _ in range(commits):
-        before = stored_table.snapshots[-1] if stored_table.snapshots else LiveSnapshot(0, [], [])
+        snapshot_before = stored_table.snapshots[-1] if stored_table.snapshots else LiveSnapshot(0, [], [])
         part = rng.choice([1, 2])
         data = [
             stored_table.write_data_file(
@@ -136,9 +136,11 @@ async def commit_history(stored_table: StoredTable, rng: random.Random, commits:
                 ],
                 group_rows=rng.choice([16, 1000]),
             )
-            for _ in range(rng.randint(0 if before.data else 1, 2))
+            for _ in range(rng.randint(0 if snapshot_before.data else 1, 2))
         ]
-        partition_files = [one for one in before.data if not stored_table.partitioned or one.partition == (part,)]
+        partition_files = [
+            file for file in snapshot_before.data if not stored_table.partitioned or file.partition == (part,)
+        ]
         deletes = []
         if partition_files and rng.random() < 0.7:
             spots = {
@@ -147,9 +149,11 @@ async def commit_history(stored_table: StoredTable, rng: random.Random, commits:
                 for _ in range(rng.randint(0, 12))
             }
             paths = {path for path, _ in spots}
-            vector_paths = {delete.referenced for delete in before.deletes if delete.format == "PUFFIN"}
+            vector_paths = {delete.referenced for delete in snapshot_before.deletes if delete.format == "PUFFIN"}
             if stored_table.version > 2:
-                new_deletes = {path: {at for one, at in spots if one == path} for path in paths - vector_paths}
+                new_deletes = {
+                    path: {at for file_path, at in spots if file_path == path} for path in paths - vector_paths
+                }
                 deletes += stored_table.write_vectors(new_deletes, part) if new_deletes else []
             elif spots:
                 deletes.append(stored_table.write_position_deletes(spots, part))
@@ -161,8 +165,8 @@ async def commit_history(stored_table: StoredTable, rng: random.Random, commits:
 
 
 def to_comparable_row(row: Any) -> tuple[Any, ...]:
-    """Return a comparable form of the row: NaN equals NaN, and -0.0 differs from 0.0."""
-    return tuple(repr(one) if isinstance(one, float) else one for one in row)
+    """Return a comparable form of the row, in which NaN equals NaN, and -0.0 differs from 0.0."""
+    return tuple(repr(value) if isinstance(value, float) else value for value in row)
 
 
 @pytest.mark.few_cases(1)
@@ -175,14 +179,14 @@ def to_comparable_row(row: Any) -> tuple[Any, ...]:
         pytest.param(3, True, 4, marks=pytest.mark.slow),
     ],
 )
-def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
+def test_scans_of_random_tables_return_the_written_rows_except_deleted_rows(
     server: ServerThread, client: SeamarkClient, version: int, partitioned: bool, seed: int
 ) -> None:
     rng = random.Random(seed)
 
     async def make() -> StoredTable:
         new_table = await StoredTable.create(server.api, version=version, partitioned=partitioned)
-        await commit_history(new_table, rng, 6)
+        await commit_random_files(new_table, rng, 6)
         for name in ("id", "price"):
             await new_table.index(f"by_{name}", "bitmap", [name], new_table.snapshots[-1].data[: rng.randint(1, 9)])
         return new_table
@@ -212,7 +216,7 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
     assert min(outcomes["some"], outcomes["none"]) > 1, outcomes
 
 
-def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(
+def test_rows_chosen_by_an_exact_bitmap_are_read_without_the_filters_columns(
     server: ServerThread, client: SeamarkClient
 ) -> None:
     async def make() -> StoredTable:
@@ -229,7 +233,7 @@ def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(
 
     stored_table = server.run(make())
     path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
-    spoil(path, keep=lambda group, column: column != "id")  # No byte of the filter's column is read.
+    overwrite_column_chunks(path, keep=lambda group, column: column != "id")  # No byte of the filter's column is read.
     actual = scan(client, "db.t", ["name"], "id IN (7, 500)")
     assert actual.to_arrow().to_pylist() == [{"name": "n500"}]
     assert (actual.counts.row_groups, actual.counts.row_groups_skipped) == (1, 49)
@@ -237,15 +241,20 @@ def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(
         scan(client, "db.t", ["name"], "id IN (7, 500)", bitmaps=False).to_arrow()
 
 
-def spoil(path: Path, keep: Any) -> None:
-    """Overwrite all column chunks except those for which `keep(row group, column)` is true; the footer stays."""
+def overwrite_column_chunks(path: Path, keep: Any) -> None:
+    """Overwrite all column chunks except those for which `keep(row group, column)` is true.
+
+    The footer stays unchanged.
+    """
     data = bytearray(path.read_bytes())
     file = pq.ParquetFile(path).metadata
     for group in range(file.num_row_groups):
         for number in range(file.num_columns):
             chunk = file.row_group(group).column(number)
             if not keep(group, chunk.path_in_schema):
-                first = min(one for one in (chunk.dictionary_page_offset, chunk.data_page_offset) if one is not None)
+                first = min(
+                    offset for offset in (chunk.dictionary_page_offset, chunk.data_page_offset) if offset is not None
+                )
                 data[first : first + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
     path.write_bytes(data)
 
@@ -276,7 +285,7 @@ def test_row_groups_that_statistics_rule_out_are_not_read(
         row for row in scan(client, "db.t", where=where).to_arrow().to_pylist() if row["id"] // 10 in groups
     ]
     path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
-    spoil(path, keep=lambda group, _: group in groups)
+    overwrite_column_chunks(path, keep=lambda group, _: group in groups)
     actual = scan(client, "db.t", where=where)
     assert actual.to_arrow().to_pylist() == expected_rows
     assert len(expected_rows) > 0
@@ -297,7 +306,7 @@ def test_only_the_filters_columns_are_read_in_row_groups_without_a_match(
 
     stored_table = server.run(make())
     path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
-    spoil(path, keep=lambda group, column: column == "id" or group == 7)
+    overwrite_column_chunks(path, keep=lambda group, column: column == "id" or group == 7)
     actual = scan(client, "db.t", ["name", "id"], "id = 51")
     assert actual.to_arrow().to_pylist() == [{"name": "here", "id": 51}]
     assert (actual.counts.row_groups, actual.counts.row_groups_skipped) == (1, 9)
@@ -320,7 +329,7 @@ def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: Sea
         values.append(
             [value for batch in read_task(part, expected, opened_table.storage) for value in batch["id"].to_pylist()]
         )
-    assert [one for part in values for one in part] == list(range(500))
+    assert [value for part in values for value in part] == list(range(500))
     assert [bool(part) for part in values] == [False, True, True, False]
     footer = pq.read_metadata(Path(task.path.removeprefix("file://")))
     chunks = [footer.row_group(number).column(0) for number in range(footer.num_row_groups)]
@@ -354,18 +363,18 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
 ) -> None:
     async def make() -> StoredTable:
         new_table = await StoredTable.create(server.api, version=version)
-        await commit_history(new_table, random.Random(version), 6)
+        await commit_random_files(new_table, random.Random(version), 6)
         return new_table
 
     stored_table = server.run(make())
     snapshot_count = len(stored_table.snapshots)
     for first in range(1, snapshot_count):
-        before, after = open_table(client, "db.t", At(snapshot_id=first)), open_table(client, "db.t", At())
-        now = {row_id.path: row_id for row_id in plan(client, after)}
-        reader = TaskReader(plan_read(before, [FILE, POSITION], TRUE), before.storage)
+        old_table, latest_table = open_table(client, "db.t", At(snapshot_id=first)), open_table(client, "db.t", At())
+        latest_tasks = {row_id.path: row_id for row_id in plan(client, latest_table)}
+        reader = TaskReader(plan_read(old_table, [FILE, POSITION], TRUE), old_table.storage)
         removed_paths = set()
-        for task in plan(client, before):
-            part = ScanTask(task.file, task.deletes, removed_by=now[task.path].deletes)
+        for task in plan(client, old_table):
+            part = ScanTask(task.file, task.deletes, removed_by=latest_tasks[task.path].deletes)
             for batch in reader.read(part):
                 removed_paths |= set(zip(*batch.to_pydict().values(), strict=True))
         rows = [
@@ -429,10 +438,10 @@ def test_error_names_the_file_that_cannot_be_read(server: ServerThread, client: 
 
     def read_error(**changed: Any) -> str:
         options = {name.replace("_", "-"): value for name, value in changed.items()}
-        with pytest.raises(Unreadable) as raised:
+        with pytest.raises(Unreadable) as error:
             list(read_task(ScanTask({**task.file, **options}, task.deletes), expected, opened_table.storage))
-        assert str(raised.value).startswith((task.path, str(options.get("file-path")), task.deletes[0]["file-path"]))
-        return str(raised.value)
+        assert str(error.value).startswith((task.path, str(options.get("file-path")), task.deletes[0]["file-path"]))
+        return str(error.value)
 
     assert "'orc' are not supported" in read_error(file_format="orc")
     assert "encrypted" in read_error(key_metadata="AABB")
@@ -444,7 +453,9 @@ def test_error_names_the_file_that_cannot_be_read(server: ServerThread, client: 
     assert stored_table.snapshots
 
 
-def test_nan_is_above_all_numbers_even_when_bounds_prune_files(server: ServerThread, client: SeamarkClient) -> None:
+def test_nan_is_greater_than_all_numbers_even_when_bounds_prune_files(
+    server: ServerThread, client: SeamarkClient
+) -> None:
     kind = pa.schema([("id", pa.int64()), ("f", pa.float64())])
     with lake.open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")

@@ -39,8 +39,8 @@ def list_model_rows(model: dict[int, Row], ids: list[int]) -> list[dict[str, Any
 
 
 def make_rows(model: dict[int, Row]) -> pa.Table:
-    columns = {"id": list(model), "word": [one[0] for one in model.values()]}
-    columns |= {"price": [one[1] for one in model.values()]}
+    columns = {"id": list(model), "word": [row[0] for row in model.values()]}
+    columns |= {"price": [row[1] for row in model.values()]}
     return pa.table(columns, pa.schema([("id", pa.int64()), ("word", pa.string()), ("price", pa.float64())]))
 
 

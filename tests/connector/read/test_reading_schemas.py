@@ -101,7 +101,7 @@ def create_evolved_table(url: str) -> None:
 
 
 def draw_row(rng: random.Random, schema: pa.Schema, number: int) -> dict[str, Any]:
-    row = {one.name: draw_value(rng, one.type) for one in schema}
+    row = {field.name: draw_value(rng, field.type) for field in schema}
     return row | {"id": number} | ({"gone": rng.choice([1, None])} if number >= 300 and "gone" in row else {})
 
 
@@ -109,7 +109,7 @@ def draw_value(rng: random.Random, kind: pa.DataType) -> Any:
     if rng.random() < 0.15:
         return None
     if pa.types.is_struct(kind):
-        return {one.name: draw_value(rng, one.type) for one in kind}
+        return {field.name: draw_value(rng, field.type) for field in kind}
     if pa.types.is_map(kind):
         return [(key, draw_value(rng, kind.item_type)) for key in rng.sample("abc", rng.randint(0, 3))]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -131,7 +131,10 @@ def normalize_rows(table: pa.Table) -> list[str]:
     PyIceberg returns uuids as an extension type, and some lists and texts as large types.
     """
     rows = sorted(table.to_pylist(), key=lambda row: row["id"])
-    return [repr({name: one.bytes if isinstance(one, uuid.UUID) else one for name, one in row.items()}) for row in rows]
+    return [
+        repr({name: value.bytes if isinstance(value, uuid.UUID) else value for name, value in row.items()})
+        for row in rows
+    ]
 
 
 def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(
@@ -141,7 +144,7 @@ def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(
     with lake.open_catalog(server.url) as catalog:
         table = catalog.load_table("db.e")
         assert len(table.schemas()) == 4
-        for snapshot in (None, *(one.snapshot_id for one in table.metadata.snapshots)):
+        for snapshot in (None, *(snapshot.snapshot_id for snapshot in table.metadata.snapshots)):
             oracle = table.scan(snapshot_id=snapshot).to_arrow()
             rows = scan(client, "db.e", at=At(snapshot_id=snapshot)).to_arrow()
             assert rows.schema.names == oracle.schema.names

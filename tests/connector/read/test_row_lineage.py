@@ -38,7 +38,7 @@ def read_sequence_number(client: SeamarkClient) -> int:
 class LineageModel:
     """The expected rows and their lineage, in dicts.
 
-    The table assigns the id of a new row once, and the model then takes the id over.
+    The table assigns the id of a new row, and the model copies it.
     """
 
     def __init__(self) -> None:
@@ -49,24 +49,29 @@ class LineageModel:
     def check(
         self, client: SeamarkClient, kept_ids: set[int], changed_numbers: set[int], new: set[int], note: str
     ) -> None:
-        """Check that `kept` rows keep everything, `changed_numbers` rows their ids, and `new` rows have unused ids."""
+        """Check the rows after a step.
+
+        Rows with `kept_ids` keep everything, rows with `changed_numbers` keep their row ids, and rows with ids in `new`
+        have row
+        ids that were never used before.
+        """
         lineage_rows = read_lineage(client)
         assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed_numbers | new, note
-        now = read_sequence_number(client)
+        sequence_number = read_sequence_number(client)
         for id_ in kept_ids:
-            assert lineage_rows[id_] == self.ids[id_], f"{note}: row {id_} was only copied"
+            assert lineage_rows[id_] == self.ids[id_], f"{note}: the lineage of the copied row {id_} has changed"
         for id_ in changed_numbers:
-            assert lineage_rows[id_] == (self.ids[id_][0], now), f"{note}: row {id_} was updated"
+            assert lineage_rows[id_] == (self.ids[id_][0], sequence_number), f"{note}: row {id_} was updated"
         for id_ in new:
             row_id, number = lineage_rows[id_]
-            assert number == now, f"{note}: row {id_} is new"
+            assert number == sequence_number, f"{note}: row {id_} is new"
             assert row_id is not None, note
             assert row_id not in self.used, f"{note}: row {id_} has an id that another row had"
             self.used.add(row_id)
-        self.ids = {one: (row_id or 0, number or 0) for one, (row_id, number) in lineage_rows.items()}
+        self.ids = {id_: (row_id or 0, number or 0) for id_, (row_id, number) in lineage_rows.items()}
         assert len({row_id for row_id, _ in lineage_rows.values()}) == len(lineage_rows), note
         actual_rows = scan(client, "db.t", COLUMNS).to_arrow().to_pylist()
-        assert {one["id"]: tuple(one.values()) for one in actual_rows} == self.rows, note
+        assert {row["id"]: tuple(row.values()) for row in actual_rows} == self.rows, note
 
 
 @pytest.mark.parametrize("seed", quick(range(6), 1))
@@ -106,10 +111,10 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
                     number: (number, lands[number], rng.choice((step - 3, step + 1)), "later")
                     for number in some_numbers
                 }
-                stale = {one for one in live_numbers if model.rows[one][2] > new_rows[one][2]}
+                stale = {id_ for id_ in live_numbers if model.rows[id_][2] > new_rows[id_][2]}
                 upsert(client, "db.t", build_rows(*new_rows.values()), keys=["id"], precombine="ts", mode=mode)
                 remaining_rows = set(model.rows) - live_numbers | stale
-                model.rows |= {one: row for one, row in new_rows.items() if one not in stale}
+                model.rows |= {id_: row for id_, row in new_rows.items() if id_ not in stale}
                 if len(stale) < len(new_rows):
                     model.check(
                         client,
@@ -128,7 +133,7 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
                 model.check(client, remaining_rows, live_numbers, inserted_numbers, f"{note}, partial, {mode}")
             case "delete":
                 delete(client, "db.t", keys=pa.table({"id": some_numbers}), mode=mode)
-                model.rows = {one: row for one, row in model.rows.items() if one not in live_numbers}
+                model.rows = {id_: row for id_, row in model.rows.items() if id_ not in live_numbers}
                 if live_numbers:
                     model.check(client, set(model.rows), set(), set(), f"{note}, delete, {mode}")
 
@@ -142,7 +147,7 @@ def test_rows_from_before_an_upgrade_receive_ids_when_they_are_rewritten(client:
     assert read_lineage(client) == dict.fromkeys((1, 2, 3), (None, None))
     upsert(client, "db.t", build_rows((2, "fr", 2, "B")), keys=["id"], mode=COPY_ON_WRITE)
     first = read_lineage(client)
-    assert {one: number for one, (_, number) in first.items()} == {1: 3, 2: 3, 3: 2}, "row 3 stays in its file"
+    assert {id_: number for id_, (_, number) in first.items()} == {1: 3, 2: 3, 3: 2}, "row 3 stays in its file"
     assert sorted(row_id for row_id, _ in first.values() if row_id is not None) == [0, 1, 2]
     upsert(client, "db.t", build_rows((1, "fr", 3, "A"), (3, "fr", 3, "C")), keys=["id"], mode=COPY_ON_WRITE)
     assert read_lineage(client) == {1: (first[1][0], 4), 2: first[2], 3: (first[3][0], 4)}
@@ -152,21 +157,21 @@ def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, 
     """Files with only new rows, and files of tables without lineage, have no lineage columns."""
     for version, expected in ((2, set()), (3, set(NAMES))):
         create(client, f"t{version}", version=version)
-        before = set(server.home.rglob("*.parquet"))
+        files_before = set(server.home.rglob("*.parquet"))
         upsert(
             client, f"db.t{version}", build_rows((1, "de", 1, "a"), (2, "de", 1, "b")), keys=["id"], mode=COPY_ON_WRITE
         )
-        (added_path,) = set(server.home.rglob("*.parquet")) - before
+        (added_path,) = set(server.home.rglob("*.parquet")) - files_before
         assert pq.read_schema(added_path).names == list(COLUMNS)
-        before = set(server.home.rglob("*.parquet"))
+        files_before = set(server.home.rglob("*.parquet"))
         upsert(
             client, f"db.t{version}", build_rows((2, "fr", 2, "B"), (3, "x", 2, "c")), keys=["id"], mode=COPY_ON_WRITE
         )
-        (copied,) = set(server.home.rglob("*.parquet")) - before
+        (copied,) = set(server.home.rglob("*.parquet")) - files_before
         schema = pq.read_schema(copied)
         assert set(schema.names) == {*COLUMNS, *expected}
         if expected:
-            ids = [int(schema.field(one).metadata[b"PARQUET:field_id"]) for one in NAMES]
+            ids = [int(schema.field(name).metadata[b"PARQUET:field_id"]) for name in NAMES]
             assert ids == [2147483540, 2147483539]
             row_ids = sorted((value["id"], value["_row_id"]) for value in pq.read_table(copied).to_pylist())
             assert row_ids == [(1, 0), (2, 1), (3, None)]
@@ -185,11 +190,11 @@ def test_table_with_a_column_of_a_reserved_name_must_rename_it(client: IndexClie
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
-def test_column_with_a_reserved_name_is_upserted_if_files_stay(client: IndexClient, version: int) -> None:
+def test_column_with_a_reserved_name_is_upserted_by_merge_on_read(client: IndexClient, version: int) -> None:
     create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}], version=version)
 
     def build_rows_with_ids(*rows: tuple[int, int, int]) -> pa.Table:
-        expected_rows = [{"id": one, "ts": ts, "_row_id": own} for one, ts, own in rows]
+        expected_rows = [{"id": id_, "ts": ts, "_row_id": own} for id_, ts, own in rows]
         return pa.Table.from_pylist(
             expected_rows, pa.schema([("id", pa.int64()), ("ts", pa.int32()), ("_row_id", pa.int64())])
         )

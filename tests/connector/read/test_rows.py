@@ -46,22 +46,26 @@ def test_keys_are_found_by_the_names_of_their_columns(client: SeamarkClient, sto
     assert lookup.rows.to_pylist() == [
         {"key": 0, "file_path": files[0], "position": 4, "undecided": False, "spec_id": 0, "partition": "{}"}
     ]
-    before = client.lookup("db.t", pa.table({"id": [5], "name": ["a"]}), index="keys", at=At(snapshot_id=1))
-    assert before.rows.column("position").to_pylist() == [5]
+    old_result = client.lookup("db.t", pa.table({"id": [5], "name": ["a"]}), index="keys", at=At(snapshot_id=1))
+    assert old_result.rows.column("position").to_pylist() == [5]
 
 
 def test_bitmap_returns_the_rows_of_a_predicate_file_by_file(client: SeamarkClient, stored_table: StoredTable) -> None:
     files = [file.path for file in stored_table.snapshots[-1].data]
     bitmap = list(client.bitmap("db.t", "id BETWEEN 4 AND 11", deletes=True))
-    assert [(one.file_path, one.positions.tolist(), one.exact) for one in bitmap] == [
+    assert [(file_rows.file_path, file_rows.positions.tolist(), file_rows.exact) for file_rows in bitmap] == [
         (files[0], [4, *range(6, 10)], True),
         (files[1], [0, 1], True),
     ]
-    assert [one.count for one in client.bitmap("db.t", filter={"type": "eq", "term": "id", "value": 5})] == [1]
+    assert [
+        file_rows.count for file_rows in client.bitmap("db.t", filter={"type": "eq", "term": "id", "value": 5})
+    ] == [1]
     (file,) = client.bitmap("db.t", "id = 5 AND name = 'a'", at=At(snapshot_id=1))
     assert (file.positions.tolist(), file.exact) == ([5], False)
     all_bitmaps = list(client.bitmap("db.t", "name = 'a'"))
-    assert [(one.roaring, one.positions.tolist()) for one in all_bitmaps] == [(None, list(range(10)))] * 3
+    assert [(file_rows.roaring, file_rows.positions.tolist()) for file_rows in all_bitmaps] == [
+        (None, list(range(10)))
+    ] * 3
 
 
 def test_client_follows_the_pages_of_a_bitmap(
@@ -75,7 +79,7 @@ def test_client_follows_the_pages_of_a_bitmap(
         return request(method, path, query, body.replace(b"{", b'{"limit": 1, ', 1), **options)  # type: ignore[arg-type]
 
     client._request = request_one_row  # type: ignore[method-assign, assignment]
-    assert [one.count for one in client.bitmap("db.t", "id >= 0")] == [10, 10, 10]
+    assert [file_rows.count for file_rows in client.bitmap("db.t", "id >= 0")] == [10, 10, 10]
     assert len(bodies) == 3
 
 

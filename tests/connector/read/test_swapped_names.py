@@ -32,7 +32,9 @@ def swap_names(client: IndexClient) -> None:
     client._request("POST", "/v1/namespaces/db/tables/t", {}, body)
 
 
-def fill(client: IndexClient, *rows: tuple[int, int], properties: Mapping[str, str] | None = None) -> None:
+def create_and_fill_table(
+    client: IndexClient, *rows: tuple[int, int], properties: Mapping[str, str] | None = None
+) -> None:
     create(client, fields=build_fields("a", "b"), properties=properties)
     for a, b in rows:
         append(client, "db.t", pa.table({"a": [a], "b": [b]}))
@@ -56,7 +58,7 @@ def swap_before_plan(monkeypatch: pytest.MonkeyPatch, module: Any, client: Index
 
 
 def test_overwrite_uses_the_column_names_from_its_start(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(client, (1, 2), (2, 1))
+    create_and_fill_table(client, (1, 2), (2, 1))
     run_before_commits(monkeypatch, lambda: swap_names(client))
     overwrite(client, "db.t", pa.table({"a": [1], "b": [77]}), where="a = 1")
     assert read_rows(client) == [(1, 77), (2, 1)]
@@ -67,7 +69,7 @@ def test_overwrite_uses_the_column_names_from_its_start(client: IndexClient, mon
 def test_upsert_is_repeated_after_a_concurrent_swap_and_append(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(client, (5, 50))
+    create_and_fill_table(client, (5, 50))
 
     def swap_and_commit() -> None:
         swap_names(client)
@@ -75,7 +77,7 @@ def test_upsert_is_repeated_after_a_concurrent_swap_and_append(
 
     run_before_commits(monkeypatch, swap_and_commit)
     assert upsert(client, "db.t", pa.table({"a": [1], "b": [7]}), keys=["a"], mode=mode).attempts == 2
-    assert read_rows(client) == [(5, 50), (7, 1)], "the key is the second column now, and one row has it"
+    assert read_rows(client) == [(5, 50), (7, 1)], "the key is now the second column, and one row has the key 7"
 
 
 @pytest.mark.few_cases(1)
@@ -83,12 +85,12 @@ def test_upsert_is_repeated_after_a_concurrent_swap_and_append(
 def test_upsert_and_delete_use_the_names_from_before_a_swap_of_columns(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(client, (1, 50), (50, 1))
+    create_and_fill_table(client, (1, 50), (50, 1))
     swap_before_plan(monkeypatch, locating, client)
     assert upsert(client, "db.t", pa.table({"a": [1], "b": [7]}), keys=["a"], mode=mode).updated == 1
     assert read_rows(client) == [(1, 50), (7, 1)]
     client._request("DELETE", "/v1/namespaces/db/tables/t", {})
-    fill(client, (1, 2), (2, 1))
+    create_and_fill_table(client, (1, 2), (2, 1))
     swap_before_plan(monkeypatch, upserts, client)
     assert delete(client, "db.t", where="a = 1", mode=mode).deleted == 1
     assert read_rows(client) == [(1, 2)]
@@ -99,7 +101,7 @@ def test_upsert_and_delete_use_the_names_from_before_a_swap_of_columns(
 def test_scan_uses_the_names_of_the_schema_that_it_loaded(
     client: IndexClient, properties: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(client, (1, 2), (2, 1), properties=properties)
+    create_and_fill_table(client, (1, 2), (2, 1), properties=properties)
     swap_before_plan(monkeypatch, reading, client)
     assert scan(client, "db.t", where="a = 1").to_arrow().to_pylist() == [{"a": 1, "b": 2}]
 
@@ -117,7 +119,7 @@ def test_delete_by_a_json_filter_includes_nan_rows_of_a_concurrent_append(
 
 
 def test_request_with_an_unknown_schema_id_is_refused(client: IndexClient) -> None:
-    fill(client, (1, 2))
+    create_and_fill_table(client, (1, 2))
     request = json.dumps({"filter": {"type": "eq", "term": "a", "value": 1}, "seamark": {"schema-id": 7}}).encode()
     with pytest.raises(InvalidRequest, match=r"no schema 7|schema-id is 7"):
         client._request("POST", "/v1/namespaces/db/tables/t/plan", {}, request)

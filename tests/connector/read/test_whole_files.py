@@ -14,9 +14,9 @@ from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
 from tests.connector.write.test_upserts import build_rows, create, read_rows
 
 
-def list_tasks(client: IndexClient) -> list[tuple[int, int]]:
-    """Return (records, delete files) of each data file."""
-    return sorted((one.records, len(one.deletes)) for one in plan(client, open_table(client, "db.t", CURRENT)))
+def count_rows_and_deletes(client: IndexClient) -> list[tuple[int, int]]:
+    """Return the number of rows and of delete files of each data file."""
+    return sorted((task.records, len(task.deletes)) for task in plan(client, open_table(client, "db.t", CURRENT)))
 
 
 @pytest.mark.few_cases(1)
@@ -27,13 +27,13 @@ def test_data_file_is_removed_with_its_last_row_and_its_deletes(client: IndexCli
     append(client, "db.t", build_rows((4, "de", 1, "d"), (5, "de", 1, "e")))
     row_delete = delete(client, "db.t", keys=pa.table({"id": [1, 4]}), mode=MERGE_ON_READ)
     assert (row_delete.files_written, row_delete.files_removed) == (1, 0)
-    assert list_tasks(client) == [(2, 1), (3, 1)]
+    assert count_rows_and_deletes(client) == [(2, 1), (3, 1)]
     report = upsert(client, "db.t", build_rows((2, "fr", 2, "B"), (3, "fr", 2, "C")), keys=["id"], mode=MERGE_ON_READ)
     assert (report.updated, report.files_written, report.files_removed) == (2, 1, 1)
-    assert list_tasks(client) == [(2, 0), (2, 1)]
+    assert count_rows_and_deletes(client) == [(2, 0), (2, 1)]
     assert read_rows(client) == [(2, "fr", 2, "B"), (3, "fr", 2, "C"), (5, "de", 1, "e")]
     assert delete(client, "db.t", where="id > 0", mode=MERGE_ON_READ).files_written == 0
-    assert list_tasks(client) == []
+    assert count_rows_and_deletes(client) == []
     assert read_rows(client) == []
 
 

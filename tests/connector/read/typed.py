@@ -34,7 +34,7 @@ SAMPLES: dict[str, Sequence[Any]] = {
     "boolean": [True, False],
     "int": INTS,
     "long": LONGS,
-    "float": [_narrow(one) for one in FLOATS],
+    "float": [_narrow(number) for number in FLOATS],
     "double": FLOATS,
     "decimal(9, 2)": [0, 1, -1, 999_999_999, -999_999_999, 12_345],
     "decimal(18, 0)": [0, 10**18 - 1, -(10**18) + 1, 42],
@@ -80,7 +80,7 @@ _ANY: dict[str, st.SearchStrategy[Any]] = {
 
 
 def draw_values(kind: str) -> st.SearchStrategy[Any]:
-    """Return a strategy for edge values and other values of the type, without null."""
+    """Return a strategy for edge values and ordinary values of the type, without null."""
     return st.sampled_from(SAMPLES[kind]) | _ANY[kind]
 
 
@@ -143,7 +143,7 @@ def build_array(kind: str, values: Sequence[Any]) -> pa.Array:
 
 
 def to_plain(kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """Convert an Arrow column back to plain values."""
+    """Convert an Arrow column back to values in the form of `expressions.py`."""
     if isinstance(column, pa.ChunkedArray):
         return [value for chunk in column.chunks for value in to_plain(kind, chunk)]
     if isinstance(column, pa.ExtensionArray):

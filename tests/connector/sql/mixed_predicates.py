@@ -14,7 +14,21 @@ _SHARP = {
     "y": ("0.1", "1.5", "-2.25"),
 }
 """Values that become equal to others when they are converted."""
-_ALSO = ("1", "3", "7", "30", "0.5", "1.50", "1e0", "0.3e0", "1e300", "9007199254740993e0", "-2.25e0", "0.1e0", "1e10")
+_COMMON_NUMBERS = (
+    "1",
+    "3",
+    "7",
+    "30",
+    "0.5",
+    "1.50",
+    "1e0",
+    "0.3e0",
+    "1e300",
+    "9007199254740993e0",
+    "-2.25e0",
+    "0.1e0",
+    "1e10",
+)
 _DAYS = tuple(f"2022-01-{day:02d}" for day in (8, 15, 20, 28))
 _NULLS = ("NULL", "CAST(NULL AS double)", "CAST(NULL AS bigint)")
 
@@ -35,7 +49,7 @@ class MixedPredicates:
             return rng.choice((f"DATE '{day}'", f"TIMESTAMP '{day} {clock}'", f"TIMESTAMP '{day} {clock} {zone}'"))
         if rng.random() < 0.06:
             return rng.choice(_NULLS)
-        return rng.choice(_SHARP[column] if column in _SHARP and rng.random() < 0.5 else _ALSO)
+        return rng.choice(_SHARP[column] if column in _SHARP and rng.random() < 0.5 else _COMMON_NUMBERS)
 
     def _draw_shape(self, p: str, column: str, family: tuple[str, ...]) -> str:
         rng, name = self._rng, f"{p}{column}"

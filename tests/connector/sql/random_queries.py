@@ -61,7 +61,7 @@ def draw_rows(rng: random.Random, rows: int) -> pa.Table:
     arrays = []
     for name, kind in COLUMNS.items():
         if pa.types.is_decimal(kind):
-            scaled = [None if one is None else Decimal(str(one)).scaleb(-kind.scale) for one in values[name]]
+            scaled = [None if value is None else Decimal(str(value)).scaleb(-kind.scale) for value in values[name]]
             arrays.append(pa.array(scaled, kind))
         elif pa.types.is_timestamp(kind):
             arrays.append(pa.array(values[name], pa.int64()).cast(kind))
@@ -167,16 +167,17 @@ class RandomQueries:
         )
 
     def _draw_nested(self) -> str:
-        condition, table, other = self.draw_condition(), self._choose_table(), self._choose_table()
+        condition, table, other_table = self.draw_condition(), self._choose_table(), self._choose_table()
         of_a, of_b = self.draw_condition("a."), self.draw_condition("b.")
         total = f"WITH w AS (SELECT k, sum(price) AS total FROM {table} GROUP BY k)"
         return self._rng.choice(
             (
-                f"SELECT id, name FROM {table} WHERE k IN (SELECT k FROM {other} WHERE {condition})",
-                f"SELECT id FROM {table} WHERE k NOT IN (SELECT k FROM {other} WHERE k IS NOT NULL AND {condition})",
-                f"SELECT id FROM {table} a WHERE EXISTS (SELECT 1 FROM {other} b WHERE b.id = a.id AND {of_b})",
-                f"SELECT id, (SELECT max(price) FROM {other} b WHERE b.k = a.k) FROM {table} a",
-                f"{total} SELECT w.k, total / 3, a.id FROM w JOIN {other} a ON w.k = a.k WHERE {of_a}",
+                f"SELECT id, name FROM {table} WHERE k IN (SELECT k FROM {other_table} WHERE {condition})",
+                f"SELECT id FROM {table} WHERE k NOT IN "
+                f"(SELECT k FROM {other_table} WHERE k IS NOT NULL AND {condition})",
+                f"SELECT id FROM {table} a WHERE EXISTS (SELECT 1 FROM {other_table} b WHERE b.id = a.id AND {of_b})",
+                f"SELECT id, (SELECT max(price) FROM {other_table} b WHERE b.k = a.k) FROM {table} a",
+                f"{total} SELECT w.k, total / 3, a.id FROM w JOIN {other_table} a ON w.k = a.k WHERE {of_a}",
                 f"SELECT count(*), sum(p) FROM (SELECT DISTINCT k, price AS p FROM {table} WHERE {condition}) q",
             )
         )

@@ -71,7 +71,7 @@ _GROUPED = re.compile("ROLLUP|CUBE|GROUPING SETS")
 
 
 def _group(keys: list[str], rng: random.Random) -> str:
-    """Return the keys, sometimes in several grouping sets if all of them are columns."""
+    """Return the keys of GROUP BY, sometimes in several grouping sets if all of them are columns."""
     names = _list_keys(keys, rng)
     if not all(key.isidentifier() for key in keys) or rng.random() < 0.3:
         return names
@@ -103,7 +103,7 @@ class RandomAggregates:
 
     def query(self, dimensions: list[str], measures: list[str], source: str) -> str:
         rng = self._rng
-        expressions = [one for dimension in dimensions for one in DIMENSIONS[dimension]]
+        expressions = [term for dimension in dimensions for term in DIMENSIONS[dimension]]
         keys = rng.sample(expressions, rng.randint(0, min(3, len(expressions))))
         aggregates = [self._aggregate(measures, dimensions) for _ in range(rng.randint(0 if keys else 1, 3))]
         outputs = [self._name(value) for value in (*keys, *aggregates)]
@@ -117,7 +117,7 @@ class RandomAggregates:
             text += f" HAVING {rng.choice(measures)} IS NOT NULL AND count(*) > {rng.randint(0, 3)}"
         if rng.random() < 0.1:
             text += f" ORDER BY {rng.choice([*measures, *keys])}"
-        elif keys and rng.random() < 0.3 and not _GROUPED.search(text):  # Rows of several sets may have equal keys.
+        elif keys and rng.random() < 0.3 and not _GROUPED.search(text):  # Grouping sets can have rows with equal keys.
             text += f" ORDER BY {', '.join(map(str, range(1, len(keys) + 1)))} LIMIT {rng.choice((0, 1, 5, 1000))}"
         return text
 
@@ -130,7 +130,9 @@ class RandomAggregates:
         rng = self._rng
         measure = rng.choice(measures)
         draw = rng.random()
-        plain_dimensions = [one for one in dimensions if "(" not in one and one not in ("ok", "x", "y")]
+        plain_dimensions = [
+            dimension for dimension in dimensions if "(" not in dimension and dimension not in ("ok", "x", "y")
+        ]
         if draw < 0.15 and plain_dimensions:
             return rng.choice(("min({})", "max({})", "count(DISTINCT {})")).format(rng.choice(plain_dimensions))
         if draw < 0.3:
@@ -138,7 +140,7 @@ class RandomAggregates:
         if draw < 0.35:
             return f"count_if({self._draw_condition(dimensions)})"
         if draw < 0.4:
-            return "sum(big)"  # Most cubes do not have it.
+            return "sum(big)"  # Most cubes do not have this measure.
         return measure
 
     def _draw_condition(self, dimensions: list[str]) -> str:
@@ -165,7 +167,7 @@ class RandomAggregates:
 
 
 class CubeWorld:
-    """A table with cubes, its session with and without cubes, and changes of it."""
+    """A table with cubes, a session with cubes and one without, and random changes of the table."""
 
     def __init__(self, server: ServerThread, client: IndexClient, rng: random.Random, name: str) -> None:
         self.server, self.client, self.rng, self.name = server, client, rng, name
@@ -174,7 +176,7 @@ class CubeWorld:
 
     @staticmethod
     def of(server: ServerThread, client: IndexClient, name: str) -> CubeWorld:
-        """Return the world of a table that has the cube `cube0`."""
+        """Return the world of an existing table that has the cube `cube0`."""
         world = CubeWorld(server, client, random.Random(1), name)
         world.cubes.append(([], []))
         return world
@@ -218,7 +220,7 @@ class CubeWorld:
             table.manage_snapshots().set_current_snapshot(parent).commit()
 
     def spoil(self, *, loses: bool) -> None:
-        """Delete a live index file, or change one of its bytes."""
+        """Delete a live index file if `loses` is true; otherwise change one of its bytes."""
         index_reports = [self.client.index(self.name, f"cube{number}").json for number in range(len(self.cubes))]
         live = [file["location"] for index in index_reports for file in index["index-files"] if file["state"] == "live"]
         paths = [path for location in live if (path := Path(location.removeprefix("file://"))).exists()]
@@ -276,12 +278,12 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
                 if world.tags and rng.random() < 0.2:
                     source += f" FOR VERSION AS OF '{rng.choice(world.tags)}'"
                 text = aggregates.query(*rng.choice(world.cubes), source)
-                counts[_compare(session, plain_session, text, seed)] += 1
+                counts[_compare_sessions(session, plain_session, text, seed)] += 1
     return counts
 
 
-def _compare(session: SqlSession, plain_session: SqlSession, text: str, seed: int) -> str:
-    """Compare the answers of both sessions, and return how the first one was found."""
+def _compare_sessions(session: SqlSession, plain_session: SqlSession, text: str, seed: int) -> str:
+    """Compare the answers of both sessions, and return how the session with cubes computed its answer."""
     try:
         expected = plain_session.sql(text)
         rows = count_rows(expected)
@@ -318,7 +320,7 @@ def test_thousands_of_random_queries_return_the_same_rows_from_cubes(server: Ser
 
 @pytest.fixture
 def sales(server: ServerThread, request: pytest.FixtureRequest) -> Iterator[CubeWorld]:
-    """Yield a table with 3 files and a built cube, by country and day, of one test."""
+    """Yield a table of one test with 3 files and a built cube by country and day."""
     name = f"db.sales_{sum(map(ord, request.node.name))}"
     with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
@@ -433,7 +435,7 @@ def test_time_follows_from_a_dimension_only_at_its_boundaries(server: ServerThre
 
 
 @pytest.mark.slow
-def test_name_of_an_output_in_order_by_is_not_taken_for_a_measure(server: ServerThread, sales: CubeWorld) -> None:
+def test_output_name_in_order_by_is_not_mistaken_for_a_measure(server: ServerThread, sales: CubeWorld) -> None:
     text = f"SELECT country AS n, sum(n) AS total FROM {sales.name} GROUP BY country ORDER BY max(n) DESC LIMIT 1"
     summary, rows = query_with_summary(server, text)
     assert (summary.index, rows) == (None, [("b", 30)])
@@ -441,7 +443,7 @@ def test_name_of_an_output_in_order_by_is_not_taken_for_a_measure(server: Server
 
 
 @pytest.mark.slow
-def test_column_that_is_also_a_truncated_dimension_stays_whole(server: ServerThread, sales: CubeWorld) -> None:
+def test_column_that_is_also_a_truncated_dimension_is_not_truncated(server: ServerThread, sales: CubeWorld) -> None:
     sales.client.put_index(sales.name, "cube0", kind="cube", columns=["ts", "day(ts)"], measures=["count(*)"], shrink=1)
     build(sales.client, sales.name, "cube0", InProcessWorkers())
     day = "date_trunc('day', ts)"
@@ -489,7 +491,7 @@ def test_exact_sessions_do_not_average_integers_from_cubes(server: ServerThread,
         ("SELECT s.b, count(*) FROM {0} AS s(a, b, c, d) GROUP BY s.b", "renames the columns"),
     ],
 )
-def test_query_that_does_not_follow_reads_rows_and_says_why(
+def test_query_that_does_not_follow_from_a_cube_reads_rows_and_states_the_reason(
     server: ServerThread, sales: CubeWorld, text: str, reason: str
 ) -> None:
     summary, _ = query_with_summary(server, text.format(sales.name))

@@ -70,7 +70,7 @@ def test_java_outside_the_path_is_left_to_spark(tmp_path: Path, monkeypatch: pyt
 
 
 class Session:
-    """A stand-in for PySpark's builder and settings that starts no JVM."""
+    """A replacement for PySpark's builder and settings that starts no JVM."""
 
     def __init__(self, conf: dict[str, str], error: str = "") -> None:
         self.builder = self.conf = self
@@ -106,7 +106,7 @@ def spark_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def start(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def start_spark(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_engine, "spark_sql", SimpleNamespace(SparkSession=session))
     spark_engine.SparkStatements("local[2]", "sea", build_catalog_conf("sea", "http://127.0.0.1:8181"))
 
@@ -115,19 +115,19 @@ def start(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_spark_without_java_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session({}, f"[{NO_GATEWAY}] Java gateway process exited before sending its port number.")
     with pytest.raises(Unreachable, match=f"No Spark at local.2.: there is no Java: {JDK}"):
-        start(session, monkeypatch)
+        start_spark(session, monkeypatch)
 
 
 def test_spark_without_settings_gets_icebergs_jar_and_the_catalog(
     spark_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = Session({})
-    start(session, monkeypatch)
+    start_spark(session, monkeypatch)
     assert session.started["spark.jars.packages"] == RUNTIME
     assert session.settings["spark.sql.catalog.sea.uri"] == "http://127.0.0.1:8181"
 
     named_session = Session({"spark.sql.catalog.sea": "theirs"})
     (spark_home / "conf").mkdir()
     (spark_home / "conf" / "spark-defaults.conf").touch()
-    start(named_session, monkeypatch)
+    start_spark(named_session, monkeypatch)
     assert (named_session.started, named_session.settings) == ({}, {"spark.sql.catalog.sea": "theirs"})

@@ -71,7 +71,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
 def to_comparable(value: Any) -> Any:
     """Return the value in a comparable form.
 
-    Numbers become floats, because DuckDB's sums and quotients have other types.
+    Numbers become floats, because DuckDB's sums and quotients have different types.
     """
     return to_comparable_value(
         float(value) if isinstance(value, int | Decimal) and not isinstance(value, bool) else value
@@ -79,7 +79,7 @@ def to_comparable(value: Any) -> Any:
 
 
 def count_rows(table: pa.Table) -> Counter[str]:
-    columns = [[to_comparable(one) for one in column.to_pylist()] for column in table.columns]
+    columns = [[to_comparable(value) for value in column.to_pylist()] for column in table.columns]
     return Counter(map(repr, zip(*columns, strict=True)))
 
 
@@ -124,7 +124,7 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
             }
             for _ in range(40):
                 text = statements.draw_query(rng.choice([1, 1, 2, 2, 3]))
-                # NOW is another time. In Trino a column of USING is the first of `*`, and not part of `t.*`.
+                # NOW is a different time in DuckDB. In Trino a USING column is the first of `*`, and not part of `t.*`.
                 if "current_date" in text or "now()" in text or ("USING" in text and _STAR.search(text)):
                     continue
                 try:
@@ -183,7 +183,7 @@ def test_statements_return_the_rows_of_plain_duckdb_with_and_without_plans(
     server: ServerThread, connection: duckdb.DuckDBPyConnection, statements: tuple[str, ...]
 ) -> None:
     left_out = 0
-    # A session keeps the analysis of a statement, so the statement without an analysis runs in another session.
+    # A session caches the analysis of a statement, so the statement without an analysis runs in a separate session.
     with SqlSession(server.url) as session, SqlSession(server.url) as whole_session:
         for text in statements:
             try:
@@ -213,7 +213,7 @@ def test_unnamed_column_is_numbered_among_the_columns_of_the_result(server: Serv
 
 
 def test_order_by_prefers_names_of_select_to_names_of_from(server: ServerThread) -> None:
-    """Trino does so also within an expression, where DuckDB takes the column of FROM."""
+    """Trino prefers them within an expression too, where DuckDB uses the column of FROM."""
     with SqlSession(server.url) as session:
         rows = session.sql("SELECT -k AS k FROM db.c WHERE k IS NOT NULL ORDER BY k + 0 LIMIT 2").to_arrow()
         assert rows.column(0).to_pylist() == [-4, -3]

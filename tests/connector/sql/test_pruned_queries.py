@@ -38,10 +38,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     server.stop()
 
 
-def check(url: str, seed: int, queries: int) -> Counter[str]:
+def compare_random_queries(url: str, seed: int, queries: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     random_queries = RandomQueries(random.Random(seed), "db")
-    # A session keeps the analysis of a statement, so the statement without an analysis runs in another session.
+    # A session caches the analysis of a statement, so the statement without an analysis runs in a separate session.
     with SqlSession(url) as session, SqlSession(url) as whole_session:
         for number in range(queries):
             text = random_queries.draw_query()
@@ -57,13 +57,13 @@ def check(url: str, seed: int, queries: int) -> Counter[str]:
 
 
 def test_pruned_queries_return_the_rows_of_whole_tables(server: ServerThread) -> None:
-    counts = check(server.url, first_seed(), examples(60, 10))
+    counts = compare_random_queries(server.url, first_seed(), examples(60, 10))
     assert counts["files left out"] > 0
 
 
 @pytest.mark.slow
 def test_a_thousand_pruned_queries_return_the_rows_of_whole_tables(server: ServerThread) -> None:
-    counts = check(server.url, first_seed(), 1000)
+    counts = compare_random_queries(server.url, first_seed(), 1000)
     assert counts["files left out"] > 100
 
 
@@ -85,7 +85,7 @@ def test_join_with_a_small_table_leaves_files_of_a_large_table_out(server: Serve
     ],
 )
 def test_statement_is_parsed_once(server: ServerThread, text: str, parses: int) -> None:
-    """DELETE and UPDATE are parsed once more, as the query of the rows that they change."""
+    """DELETE and UPDATE are parsed a second time, as the query of the rows that they change."""
     count = Counter[str]()
 
     def parse(*args: Any, **options: Any) -> Any:

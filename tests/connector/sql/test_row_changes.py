@@ -32,7 +32,7 @@ def session(server: ServerThread) -> Iterator[SqlSession]:
         yield session
 
 
-def create(
+def create_table(
     client: IndexClient, name: str, columns: list[tuple[str, Any]], transform: str = "", **properties: str
 ) -> None:
     """Create a table that is partitioned by its last column if a transform is given."""
@@ -55,10 +55,10 @@ def count_changed_rows(session: SqlSession, text: str) -> int | None:
 
 @pytest.mark.parametrize("kind", TIMES)
 def test_rows_before_1970_are_changed(client: IndexClient, session: SqlSession, kind: str) -> None:
-    """DuckDB's extension truncates months and days towards zero, so it wrongly leaves out their files."""
+    """DuckDB's extension truncates months and days towards zero, and therefore leaves out the files of these rows."""
     for transform in ("year", "month", "day", "hour", "bucket[3]", "identity")[:: 1 if kind == "timestamp" else 2]:
         table = f"{kind}_{transform[:3]}"
-        create(client, table, [("id", "long"), ("at", kind)], transform)
+        create_table(client, table, [("id", "long"), ("at", kind)], transform)
         values = ", ".join(f"({n}, {kind.upper()} '{text}')" for n, text in enumerate(TIMES[kind]))
         assert count_changed_rows(session, f"INSERT INTO db.{table} VALUES {values}") == 4
         for number, text in enumerate(TIMES[kind]):
@@ -79,26 +79,26 @@ def test_changed_rows_keep_their_other_columns_and_ids(
     modes = {f"write.{kind}.mode": mode for kind in ("update", "delete")} if mode else {}
     nested = {"type": "list", "element-id": 9, "element-required": False, "element": "string"}
     columns = [("id", "long"), ("name", "string"), ("tags", nested), ("at", "timestamptz")]
-    create(client, "t", columns, **{"format-version": str(version), **modes})
+    create_table(client, "t", columns, **{"format-version": str(version), **modes})
     names = {"id": pa.int64(), "name": pa.string(), "tags": pa.list_(pa.string())}
     kinds = pa.schema([*names.items(), ("at", pa.timestamp("us", "UTC"))])
     for start in (0, 4):
         rows = [{"id": n, "name": f"n{n}", "tags": ["é", None], "at": n} for n in range(start, start + 4)]
         append(client, "db.t", pa.Table.from_pylist(rows, kinds))
     columns_read = [*kinds.names, "_row_id"] if version == 3 else kinds.names
-    before = {row["id"]: row for row in scan(client, "db.t", columns_read).to_arrow().to_pylist()}
+    rows_before = {row["id"]: row for row in scan(client, "db.t", columns_read).to_arrow().to_pylist()}
     assert count_changed_rows(session, "UPDATE db.t SET name = upper(name) WHERE id IN (1, 5) OR name = 'n2'") == 3
     assert count_changed_rows(session, "DELETE FROM db.t WHERE id > 5") == 2
-    after = {row["id"]: row for row in scan(client, "db.t", columns_read).to_arrow().to_pylist()}
+    rows_after = {row["id"]: row for row in scan(client, "db.t", columns_read).to_arrow().to_pylist()}
     for changed_count in (1, 2, 5):
-        before[changed_count]["name"] = f"N{changed_count}"
-    assert after == {number: row for number, row in before.items() if number <= 5}
+        rows_before[changed_count]["name"] = f"N{changed_count}"
+    assert rows_after == {number: row for number, row in rows_before.items() if number <= 5}
     kind = str(client.files("db.t", content="all")["content"].to_pylist())
     assert ("position-deletes" in kind) == (mode != "copy-on-write"), kind
 
 
 def test_condition_of_a_change_can_read_the_changed_table(client: IndexClient, session: SqlSession) -> None:
-    create(client, "t", [("id", "long"), ("n", "long")])
+    create_table(client, "t", [("id", "long"), ("n", "long")])
     session.sql("INSERT INTO db.t VALUES (1, 10), (2, 20), (3, 30)")
     session.sql("INSERT INTO db.t SELECT id + 3, n FROM db.t WHERE n > 10")
     assert read_ids(session, "db.t") == [1, 2, 3, 5, 6]
@@ -120,7 +120,7 @@ def test_condition_of_a_change_can_read_the_changed_table(client: IndexClient, s
 def test_change_runs_again_after_a_concurrent_commit(
     client: IndexClient, session: SqlSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client, "t", [("id", "long"), ("n", "long")])
+    create_table(client, "t", [("id", "long"), ("n", "long")])
     session.sql("INSERT INTO db.t VALUES (1, 1)")
     computed, operations = (
         sessions.SqlSession._compute_rows,
@@ -160,7 +160,7 @@ def test_failed_statement_changes_nothing(client: IndexClient, session: SqlSessi
     fields = [{"id": n, "name": name, "required": n == 1, "type": "long"} for n, name in enumerate(("id", "n"), 1)]
     body = {"name": "t", "schema": {"type": "struct", "fields": fields}}
     client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
-    create(client, "old", [("id", "long"), ("n", "long")], **{"format-version": "1"})
+    create_table(client, "old", [("id", "long"), ("n", "long")], **{"format-version": "1"})
     session.sql("INSERT INTO db.t VALUES (1, 1)")
     session.sql("INSERT INTO db.old VALUES (1, NULL)")
     for text, reason in REFUSED:
@@ -177,6 +177,6 @@ def test_row_change_is_divided_into_its_source_and_values() -> None:
     assert parts.values == ("f(1, 2)", "CASE WHEN z = 1 THEN 'WHERE' END")
     assert parts.source == '"a,b".t WHERE x IN (1, 2)'
     assert divide_row_change("delete from t").source == "t"
-    for other in ("UPDATE t", "UPDATE t SET x", "DELETE t", "MERGE INTO t", "UPDATE t SET x ="):
+    for statement in ("UPDATE t", "UPDATE t SET x", "DELETE t", "MERGE INTO t", "UPDATE t SET x ="):
         with pytest.raises(UnsupportedInDuckDB):
-            divide_row_change(other)
+            divide_row_change(statement)

@@ -97,11 +97,11 @@ class StarSchema:
             properties = {"write.delete.mode": "merge-on-read"}
             for table, schema in {"facts": FACTS, "shops": SHOPS, "items": ITEMS, "days": DAYS}.items():
                 catalog.create_table(f"{name}.{table}", schema=schema, properties=properties)
-        # A cube by all keys has fewer dimensions than the cube with attributes, and is used first.
+        # A cube by all keys has fewer dimensions than the cube with attributes, and is preferred.
         self._cubes = CUBES[1:] if rng.random() < 0.6 else CUBES
         for number, (dimensions, measures) in enumerate(self._cubes):
             client.put_index((name, "facts"), f"c{number}", kind="cube", columns=dimensions, measures=measures)
-        # Some keys of the facts have no partner, and some keys of the dimensions are null or appear twice.
+        # Some keys of the facts are in no dimension, and some keys of the dimensions are null or duplicate.
         self.has_doubled_keys = rng.random() < 0.3
         doubled_keys = [2, 1] if self.has_doubled_keys else []
         self._append("shops", [self._draw_shop(key) for key in [*range(4), None, *doubled_keys[:1]]], SHOPS)
@@ -131,9 +131,9 @@ class StarSchema:
                 build(self._client, (self._name, "facts"), f"c{number}", workers)
 
     def pin_attributes(self) -> None:
-        """Define the cube with attributes of the present dimensions, and build it.
+        """Define the cube with attributes of the current dimensions, and build it.
 
-        A dimension with a doubled key is refused by the build.
+        The build refuses a dimension with a duplicate key.
         """
         columns, measures = ATTRIBUTE_CUBE
         pinned = pin_attributes(self._client, [column.format(self._name) for column in columns])
@@ -147,7 +147,7 @@ class StarSchema:
                 self.has_doubled_keys = True
 
     def change_dimension(self) -> None:
-        """Add a key, which may be there already, or change or remove rows of a key."""
+        """Add a row with a key that may exist already, or change or remove the rows of a key."""
         match self._rng.randrange(4):
             case 0:
                 self._append("shops", [self._draw_shop(self._rng.randrange(8))], SHOPS)
@@ -162,7 +162,7 @@ class StarSchema:
         self._run(f"DELETE FROM {{}}.facts WHERE discount = {self._rng.randrange(5)} AND shop_id = 1")
 
     def tag(self) -> None:
-        """Tag the present state of all tables, once."""
+        """Tag the current state of all tables, only in the first call."""
         if self.has_tag:
             return
         with open_catalog(self._served.url) as catalog:
@@ -177,7 +177,7 @@ class StarSchema:
         """Return a random query, which mostly follows from a cube."""
         rng = self._rng
         aliases = rng.sample(list(JOINED), rng.choice((1, 1, 2, 3)))
-        keys = [one for alias in aliases for one in rng.sample(ATTRIBUTES[alias], rng.randint(0, 2))]
+        keys = [attribute for alias in aliases for attribute in rng.sample(ATTRIBUTES[alias], rng.randint(0, 2))]
         keys += rng.sample(["f.shop_id", "discount", "date_trunc('month', f.day)"], rng.choice((0, 0, 1)))
         aggregates = rng.sample(MEASURES, rng.randint(1, 3))
         if rng.random() < 0.3:
@@ -252,7 +252,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
             # The session has translated the first queries before the tables changed.
             texts[:] = [*texts[-3:], *(star.draw_query() for _ in range(queries))]
             for text in texts:
-                counts[_compare(server, session, text, seed)] += 1
+                counts[_compare_sessions(server, session, text, seed)] += 1
 
         for _ in range(2):
             compare_queries()
@@ -271,7 +271,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
     return counts
 
 
-def _compare(server: ServerThread, session: SqlSession, text: str, seed: int) -> str:
+def _compare_sessions(server: ServerThread, session: SqlSession, text: str, seed: int) -> str:
     """Compare the answer with that of a new session without cubes, and return how the answer was computed.
 
     The new session has translated no statement and opened no table before.
@@ -360,7 +360,7 @@ def test_duplicate_key_of_a_dimension_counts_each_fact_for_each_of_its_rows(serv
 
 
 @pytest.mark.slow
-def test_left_join_keeps_facts_without_a_partner(server: ServerThread, star: str) -> None:
+def test_left_join_keeps_facts_without_a_dimension_row(server: ServerThread, star: str) -> None:
     text = f"SELECT region, count(*) FROM {star}.facts LEFT JOIN {star}.shops USING (shop_id) GROUP BY 1 ORDER BY 1"
     summary, rows = answer_query(server, text)
     assert (summary.index, rows) == ("by_shop", [("north", 3), ("south", 2), (None, 2)])
@@ -377,7 +377,7 @@ def test_left_join_keeps_facts_without_a_partner(server: ServerThread, star: str
         ("sum(discount)", "JOIN", "is not a measure"),
     ],
 )
-def test_join_that_does_not_follow_reads_rows_and_says_why(
+def test_join_that_does_not_follow_from_a_cube_reads_rows_and_states_the_reason(
     server: ServerThread, star: str, select: str, join: str, reason: str
 ) -> None:
     text = f"SELECT {select} FROM {star}.facts f {join} {star}.shops s ON f.shop_id = s.shop_id"
@@ -423,12 +423,12 @@ def test_attribute_is_not_used_after_its_dimension_table_has_changed(server: Ser
     shop = {"shop_id": 2, "region": "west", "amount": 7}
     with open_catalog(server.url) as catalog:
         shops = catalog.load_table(f"{sales}.shops")
-        before = shops.current_snapshot()
-        assert before is not None
+        snapshot_before = shops.current_snapshot()
+        assert snapshot_before is not None
         shops.append(pa.Table.from_pylist([shop], SHOPS))
     summary, rows = answer_query(server, REGIONS.format(sales))
     assert (summary.index, rows) == (None, [("north", 10), ("west", 10), (None, 20)])
-    text = REGIONS.format(sales).replace("shops s", f"shops FOR VERSION AS OF {before.snapshot_id} s")
+    text = REGIONS.format(sales).replace("shops s", f"shops FOR VERSION AS OF {snapshot_before.snapshot_id} s")
     summary, rows = answer_query(server, text)
     assert (summary.index, rows) == ("by_region", [("north", 10), (None, 20)])
 
@@ -442,7 +442,7 @@ def test_new_facts_are_joined_with_the_dimension_table(server: ServerThread, sal
     assert (summary, rows) == (CubeSummary("by_region", 1, 1), [("east", 5), ("north", 15), (None, 20)])
 
 
-def test_dimension_table_with_a_doubled_key_is_refused(server: ServerThread, star: str) -> None:
+def test_dimension_table_with_a_duplicate_key_is_refused(server: ServerThread, star: str) -> None:
     with closing(IndexClient(server.url)) as client, closing(InProcessWorkers()) as workers:
         columns = pin_attributes(client, [f"{star}.shops.region via shop_id = shop_id"])
         client.put_index((star, "facts"), "by_region", kind="cube", columns=columns, measures=["count(*)"])
@@ -516,8 +516,8 @@ def open_in_process_workers() -> AbstractContextManager[Workers]:
 
 
 @pytest.mark.slow
-def test_rows_are_read_if_a_cube_covers_few_of_them(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The groups and the rows of other files would cost more than the rows of all files."""
+def test_cube_that_covers_few_rows_is_not_used(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the groups and the rows of the other files would cost more than reading the rows of all files."""
     query = "SELECT region, sum(f.amount) FROM few.facts f JOIN few.shops s ON f.shop_id = s.shop_id GROUP BY region"
     facts = pa.Table.from_pylist([{"shop_id": number, "discount": 1, "amount": 10} for number in range(20)], FACTS)
     shops = pa.Table.from_pylist([{"shop_id": number, "region": "north", "amount": 7} for number in range(20)], SHOPS)

@@ -56,7 +56,7 @@ def list_ids(result: SqlResult) -> list[int]:
     return sorted(result.to_arrow()["id"].to_pylist())
 
 
-def read_whole(url: str, query: str) -> Counter[str]:
+def read_without_pruning(url: str, query: str) -> Counter[str]:
     """Return the rows of a query whose plans leave out no file."""
     with patch.object(reads, "collect_scans", lambda *_, **__: ()), SqlSession(url) as session:
         return count_rows(session.sql(query))
@@ -64,7 +64,7 @@ def read_whole(url: str, query: str) -> Counter[str]:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("indexed", ["lower(email)", "upper(email)"])
-def test_index_on_lower_or_upper_serves_both_functions(server: ServerThread, indexed: str) -> None:
+def test_index_on_lower_or_upper_is_used_for_both_functions(server: ServerThread, indexed: str) -> None:
     create_table(server.url, build_emails)
     text = "SELECT id FROM db.people WHERE lower(email) = 'person.number7@example.com'"
     advice = run_seamark(server.url, "explain", "db.people", text.partition("WHERE ")[2])
@@ -94,7 +94,7 @@ def test_index_on_lower_or_upper_serves_both_functions(server: ServerThread, ind
 
 
 @pytest.mark.slow
-def test_bitmap_index_on_lower_serves_prefix_patterns(server: ServerThread) -> None:
+def test_bitmap_index_on_lower_is_used_for_prefix_patterns(server: ServerThread) -> None:
     create_table(server.url, build_emails)
     create_index(server.url, "lower(email)", "bitmap")
     with SqlSession(server.url) as session:
@@ -122,10 +122,10 @@ def test_random_texts_of_all_scripts_are_found_in_any_case(server: ServerThread)
     with SqlSession(server.url) as session:
         for _ in range(count):
             function = rng.choice(["lower", "upper"])
-            sought = [change_case(rng, rng.choice(rng.choice(texts))) for _ in range(rng.choice([1, 1, 3]))]
-            values = ", ".join(f"'{one.replace(chr(39), chr(39) * 2)}'" for one in sought)
+            substrings = [change_case(rng, rng.choice(rng.choice(texts))) for _ in range(rng.choice([1, 1, 3]))]
+            values = ", ".join(f"'{text.replace(chr(39), chr(39) * 2)}'" for text in substrings)
             query = f"SELECT id FROM db.people WHERE {function}(email) IN ({values})"
             actual = session.sql(query)
             left_out += FILES - actual.explanation.tables[0].files
-            assert count_rows(actual) == read_whole(server.url, query), f"seed {seed}: {query}"
+            assert count_rows(actual) == read_without_pruning(server.url, query), f"seed {seed}: {query}"
     assert left_out > 4 * count

@@ -104,7 +104,7 @@ def test_each_column_name_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> N
         "USE x",
     ],
 )
-def test_other_statements_are_not_queries(text: str) -> None:
+def test_statement_that_is_no_query_is_not_translated(text: str) -> None:
     try:
         kind = parse(text).kind
     except InvalidRequest:
@@ -137,7 +137,7 @@ def test_text_that_is_not_one_statement_is_refused(text: str) -> None:
         "SELECT INTERVAL '" + "9" * 5_000 + "' DAY",
     ],
 )
-def test_text_that_expands_without_bounds_is_refused(text: str) -> None:
+def test_query_that_expands_without_limit_is_refused(text: str) -> None:
     with pytest.raises((InvalidRequest, UnsupportedInDuckDB)):
         translate_text(text)
 
@@ -166,14 +166,16 @@ def test_negated_condition_is_true_for_the_other_rows(condition: str, expected_p
         assert [row[0] for row in db.execute(text.text).fetchall()] == expected_predicates
 
 
-def test_upper_converts_each_character_to_one_and_repeats_no_expression() -> None:
+def test_upper_converts_character_by_character_and_repeats_no_expression() -> None:
     """Trino's `upper` keeps a character whose capital form has several letters."""
     texts = [None, "", "ß", "ßß", "aßbßc", "ßa", "ẞß", "é", "a part", "Straße"]
     expected = [
-        None if text is None else "".join(one.upper() if len(one.upper()) == 1 else one for one in text)
+        None if text is None else "".join(letter.upper() if len(letter.upper()) == 1 else letter for letter in text)
         for text in texts
     ]
-    actual, twice = (translate_text(f"SELECT {one} FROM s.t") for one in ("upper(name)", "upper(upper(name))"))
+    actual, twice = (
+        translate_text(f"SELECT {expression} FROM s.t") for expression in ("upper(name)", "upper(upper(name))")
+    )
     with duckdb.connect() as db:
         db.execute("CREATE TABLE t0 (c2 VARCHAR)")
         db.executemany("INSERT INTO t0 VALUES (?)", [(text,) for text in texts])
@@ -229,7 +231,7 @@ def test_invalid_query_is_refused_with_its_reason(text: str, reason: str) -> Non
         ("1e0", DOUBLE),
     ],
 )
-def test_expression_has_the_type_that_trino_gives_it(text: str, kind: SqlType) -> None:
+def test_expression_has_the_same_type_as_in_trino(text: str, kind: SqlType) -> None:
     assert translate_text(f"SELECT {text} FROM s.t").columns[0][1] == kind
 
 
@@ -375,7 +377,7 @@ def test_invalid_number_literal_is_refused(text: str) -> None:
 
 
 def test_sum_of_decimals_beyond_38_digits_fails() -> None:
-    """DuckDB wraps around at 2 to the power of 127."""
+    """DuckDB's sum overflows at 2 to the power of 127 without an error."""
     wide_type = make_decimal(38, 2)
     values = ", ".join(["(CAST('999999999999999999999999999999999999.99' AS DECIMAL(38, 2)))"] * 2)
     with closing(open_connection(DuckDBLimits())) as con:

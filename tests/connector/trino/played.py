@@ -43,9 +43,8 @@ ViewAsked = tuple[Name, View, str, tuple[Reference, ...]]
 class NumberedPlans:
     """A server that gives the n-th plan the id 100 + n.
 
-    `plan` may return another answer, or raise an error.
-
     Attributes:
+        plan: Returns further fields of the answer to a request, or raises an error.
         tables: The known tables, if more than their columns is known.
     """
 
@@ -56,7 +55,7 @@ class NumberedPlans:
     requests: list[TablePlanRequest] = field(default_factory=list)
     looked_at: list[tuple[str, ...]] = field(default_factory=list)
     views: dict[str | Name, View] = field(default_factory=dict)
-    """Views by name, with or without the schema. `plan_view` names the n-th `v~plan~n`, or raises an error."""
+    """The views by name, with or without the schema. `plan_view` returns the n-th as `v~plan~n`, or raises an error."""
     answer: Callable[[Name], str | None] | None = None
     views_asked: list[ViewAsked] = field(default_factory=list)
     views_read: list[Name] = field(default_factory=list)

@@ -38,8 +38,10 @@ def build_failure_page(name: str, message: str = "", kind: str = "USER_ERROR") -
 class ScriptedTrino:
     """A scripted coordinator.
 
-    `asked` has the statements, `fetched` the tokens of requested pages, and `deleted` the tokens of cancelled
-    statements.
+    Attributes:
+        requests: The statements.
+        fetched: The tokens of the requested pages.
+        deleted: The tokens of the cancelled statements.
     """
 
     fake: FakeServer
@@ -47,9 +49,9 @@ class ScriptedTrino:
     fetched: list[tuple[int, int]] = field(default_factory=list)
     deleted: list[tuple[int, int]] = field(default_factory=list)
     judged: list[str] = field(default_factory=list)
-    """Queries whose rules were requested. `rules` is the answer for all; if it is empty, the answer is 410."""
+    """The queries whose rules were requested. `rules` is the answer for all; if it is empty, the answer is 410."""
     logins: list[str] = field(default_factory=list)
-    """The credentials that the proxy checked. `login_status` is the answer, after `login_wait_s` seconds."""
+    """The credentials that the proxy has checked. `login_status` is the answer, after `login_wait_s` seconds."""
     login_status: Callable[[str], int] = lambda credentials: 410
     login_wait_s: float = 0.0
     rules: dict[str, Any] = field(default_factory=lambda: build_rules(build_table()))
@@ -62,7 +64,7 @@ class ScriptedTrino:
 def build_table(
     name: str = "t", *, filters: Sequence[str] = (), masks: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return a table of a statement in the form of Trino's answer."""
+    """Return a table of a statement in the form in which Trino describes it."""
     columns = [{"column": column, "mask": mask} for column, mask in (masks or {}).items()] + [{"column": "x"}]
     return {"catalog": "lake", "schema": "db", "table": name, "filters": list(filters), "columns": columns}
 
@@ -73,7 +75,7 @@ def build_rules(*tables: dict[str, Any], **properties: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def run_fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[ScriptedTrino]:
-    """Yield a coordinator. `play` returns the pages of each statement; the first page answers the POST.
+    """Yield a coordinator. `play` returns the pages of each statement; the first page is the answer to the POST.
 
     A page may be requested several times.
     """
@@ -122,7 +124,9 @@ async def run_fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Scr
 class ScriptedSeamark:
     """A fake Seamark server with scripted answers.
 
-    `asked` contains (path, body) of each plan request, and `renewed` contains that of each lease request.
+    Attributes:
+        requests: The path and the body of each plan request.
+        renewed: The path and the body of each lease request.
     """
 
     fake: FakeServer
@@ -142,7 +146,7 @@ Plan = dict[str, Any] | int
 async def run_fake_seamark(
     plan: Callable[[str, Any], Plan] | None = None, *, wait_s: float = 0
 ) -> AsyncIterator[ScriptedSeamark]:
-    """Yield a Seamark. `plan` receives the table (`db/t`) and the body of each request."""
+    """Yield a fake Seamark server. `plan` receives the table (`db/t`) and the body of each request."""
 
     async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         path, _, route = request.rel_url.raw_path.removeprefix("/api/v1/tables/").rpartition("/")

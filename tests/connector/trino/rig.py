@@ -21,16 +21,13 @@ CATALOG = "lake"
 
 @dataclass
 class FakeServer:
-    """A scripted server.
-
-    `requests` has the method, target, headers and body of each request.
-    """
+    """A scripted server. `requests` has the method, target, headers and body of each request."""
 
     url: str = ""
     requests: list[tuple[str, str, Any, bytes]] = field(default_factory=list)
 
     def list_bodies(self, method: str = "POST") -> list[str]:
-        return [body.decode() for one, _, _, body in self.requests if one == method]
+        return [body.decode() for request_method, _, _, body in self.requests if request_method == method]
 
 
 @asynccontextmanager
@@ -65,9 +62,9 @@ async def serve_requests(handle: Handler) -> AsyncIterator[str]:
 
 
 def reserve_dead_address() -> str:
-    """Return an address at which no server listens, now or later.
+    """Return an address at which no server ever listens.
 
-    A free port could be taken later, and a connection to an ephemeral port can even reach itself.
+    A free port could be used later, and a connection to an ephemeral port can even connect to itself.
     """
     return "http://127.0.0.1:1"
 
@@ -90,7 +87,7 @@ class ProxyRig:
 async def run_proxy(*trino: str, seamark: str = "", tls: Any = None, **settings: Any) -> AsyncIterator[ProxyRig]:
     """Yield a running proxy.
 
-    Its `http` client does not decompress and follows no redirects, so tests see raw answers.
+    Its client `http` does not decompress bodies and follows no redirects, so tests see the answers as they were sent.
     """
     arguments = {"catalogs": frozenset([CATALOG]), "drain_s": 1.0, "limits": RewriteLimits(budget_s=10.0), **settings}
     sock = bind("127.0.0.1", 0)

@@ -19,8 +19,8 @@ STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
 TRINO = Coordinator("http://trino", "")
 
 
-async def _ask(rig: ProxyRig, authorization: str, statement: str = STATEMENT, **headers: str) -> str:
-    """Return the header that says what the proxy did."""
+async def _request_plan_header(rig: ProxyRig, authorization: str, statement: str = STATEMENT, **headers: str) -> str:
+    """Send a statement, and return the header in which the proxy reports what it did."""
     request_headers = {"X-Trino-User": "ann", "Authorization": authorization, **headers}
     _, answer, _ = await rig.ask("POST", "/v1/statement", data=statement.encode(), headers=request_headers)
     return str(answer["X-Seamark-Plan"])
@@ -38,16 +38,20 @@ async def test_plans_are_made_only_for_accepted_logins_which_are_checked_once() 
     ):
         trino.login_status = lambda credentials: 410 if credentials == "Basic right" else 401
         for _ in range(2):
-            assert await _ask(rig, "Basic wrong") == "unchanged; Trino has not accepted the login"
+            assert await _request_plan_header(rig, "Basic wrong") == "unchanged; Trino has not accepted the login"
         assert seamark.requests == seamark.fake.requests == []
         assert trino.requests == [STATEMENT, STATEMENT]  # Trino itself refuses these statements.
         for _ in range(3):
-            assert await _ask(rig, "Basic right") in ("rewritten", "planned")
+            assert await _request_plan_header(rig, "Basic right") in ("rewritten", "planned")
         assert len(seamark.requests) == 3
         assert trino.logins == ["Basic wrong", "Basic wrong", "Basic right"]
-        assert await _ask(rig, "Basic wrong") == "unchanged; Trino has not accepted the login"
-        assert await _ask(rig, "Basic right", "SELECT 1") != "unchanged; Trino has not accepted the login"
-        assert await _ask(rig, "Basic wrong", "SELECT 1") != "unchanged; Trino has not accepted the login"
+        assert await _request_plan_header(rig, "Basic wrong") == "unchanged; Trino has not accepted the login"
+        assert (
+            await _request_plan_header(rig, "Basic right", "SELECT 1") != "unchanged; Trino has not accepted the login"
+        )
+        assert (
+            await _request_plan_header(rig, "Basic wrong", "SELECT 1") != "unchanged; Trino has not accepted the login"
+        )
         assert len(trino.logins) == 4  # A statement without tables needs no check.
 
 
@@ -59,7 +63,7 @@ async def test_answer_with_another_status_accepts_no_login(status: int) -> None:
         run_proxy(trino.url, seamark=seamark.url) as rig,
     ):
         trino.login_status = lambda credentials: status
-        assert await _ask(rig, "Bearer x") == "unchanged; Trino has not accepted the login"
+        assert await _request_plan_header(rig, "Bearer x") == "unchanged; Trino has not accepted the login"
         assert seamark.fake.requests == []
 
 
@@ -69,7 +73,7 @@ async def test_login_of_single_use_is_not_checked() -> None:
         run_fake_seamark() as seamark,
         run_proxy(trino.url, seamark=seamark.url) as rig,
     ):
-        assert await _ask(rig, "Negotiate abc==") == "unchanged; Trino has not accepted the login"
+        assert await _request_plan_header(rig, "Negotiate abc==") == "unchanged; Trino has not accepted the login"
         assert (trino.logins, seamark.fake.requests, trino.requests) == ([], [], [STATEMENT])
 
 
@@ -81,14 +85,14 @@ async def test_slow_login_check_delays_a_statement_only_shortly(monkeypatch: pyt
         run_proxy(trino.url, seamark=seamark.url) as rig,
     ):
         trino.login_wait_s = 0.3
-        assert await _ask(rig, "Basic right") == "unchanged; Trino has not accepted the login"
-        await asyncio.sleep(0.5)  # The decision comes after the statement.
-        assert await _ask(rig, "Basic right") in ("rewritten", "planned")
+        assert await _request_plan_header(rig, "Basic right") == "unchanged; Trino has not accepted the login"
+        await asyncio.sleep(0.5)  # The result of the login check arrives after the statement.
+        assert await _request_plan_header(rig, "Basic right") in ("rewritten", "planned")
         assert trino.logins == ["Basic right"]
 
 
 class _Trino:
-    """A Trino that counts the login checks."""
+    """A fake Trino that counts the login checks."""
 
     def __init__(self, status: int = 410) -> None:
         self.requests: list[CIMultiDict[str]] = []
@@ -114,7 +118,7 @@ class _Response:
         return None
 
 
-async def test_login_is_checked_again_after_a_minute_and_for_other_credentials() -> None:
+async def test_login_is_checked_again_after_a_minute_and_for_changed_credentials() -> None:
     trino, now_s = _Trino(), [1000.0]
     logins = AcceptedLogins(trino.send, lambda: now_s[0])
     first = CIMultiDict({"Authorization": "Basic a", "X-Trino-User": "ann", "X-Trino-Source": "x"})

@@ -12,7 +12,7 @@ from seamark.connector.trino.protocol.circuit_breaker import BACKOFF_MAX_S, BACK
 
 
 class BreakerClock:
-    """A clock that a test moves."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -42,7 +42,7 @@ def test_breaker_opens_only_after_failures_in_a_row() -> None:
     assert breaker.is_open
 
 
-def test_one_request_tries_and_its_success_closes_the_breaker() -> None:
+def test_open_breaker_allows_one_trial_request_whose_success_closes_it() -> None:
     clock = BreakerClock()
     breaker = open_breaker(clock)
     clock.now_s += BACKOFF_S
@@ -66,7 +66,7 @@ def test_each_failed_trial_doubles_the_pause_up_to_a_maximum() -> None:
     assert waits[-1] == BACKOFF_MAX_S
 
 
-def test_failures_of_requests_from_before_it_opened_change_nothing() -> None:
+def test_failures_of_requests_that_were_sent_before_the_breaker_opened_change_nothing() -> None:
     clock = BreakerClock()
     breaker = open_breaker(clock)
     for _ in range(100):
@@ -75,7 +75,7 @@ def test_failures_of_requests_from_before_it_opened_change_nothing() -> None:
     assert breaker.allow_request()
 
 
-def test_trial_without_a_result_is_followed_by_another() -> None:
+def test_trial_without_a_result_is_followed_by_another_trial() -> None:
     clock = BreakerClock()
     breaker = open_breaker(clock)
     clock.now_s += BACKOFF_S

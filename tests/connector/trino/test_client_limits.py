@@ -19,14 +19,14 @@ from tests.server.test_connections import RawConnection
 from tests.services.authority import Authority
 from tests.waits import until
 
-ASK = b"GET /v1/info HTTP/1.1\r\nHost: localhost\r\n\r\n"
+INFO_REQUEST = b"GET /v1/info HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def echo(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
     return web.Response(body=b"%d bytes" % len(body))
 
 
-async def connect(
+async def connect_to_proxy(
     stack: AsyncExitStack, rig: ProxyRig, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None
 ) -> RawConnection:
     port = int(rig.url.rpartition(":")[2])
@@ -35,7 +35,7 @@ async def connect(
 
 
 async def is_answered(wire: RawConnection) -> bool:
-    await wire.send(ASK)
+    await wire.send(INFO_REQUEST)
     return (await wire.answer())[0] == 200
 
 
@@ -43,14 +43,14 @@ def build_head(path: str, *headers: str) -> bytes:
     return "\r\n".join((f"POST {path} HTTP/1.1", "Host: localhost", *headers, "", "")).encode()
 
 
-@pytest.mark.parametrize("first_bytes", [b"", b"GET /v1/in", ASK[:-2] + b"x: "])
+@pytest.mark.parametrize("first_bytes", [b"", b"GET /v1/in", INFO_REQUEST[:-2] + b"x: "])
 async def test_header_that_does_not_arrive_in_time_ends_the_connection(first_bytes: bytes) -> None:
     async with (
         run_fake_server(echo) as trino,
         run_proxy(trino.url, header_timeout_s=0.2) as rig,
         AsyncExitStack() as stack,
     ):
-        wire = await connect(stack, rig)
+        wire = await connect_to_proxy(stack, rig)
         await wire.send(first_bytes)
         assert b"HTTP/1.1 408 " in await wire.read_rest()
 
@@ -61,18 +61,18 @@ async def test_idle_connection_is_closed_after_its_time() -> None:
         run_proxy(trino.url, idle_timeout_s=3) as rig,
         AsyncExitStack() as stack,
     ):
-        wire = await connect(stack, rig)
+        wire = await connect_to_proxy(stack, rig)
         assert await is_answered(wire)
         assert await wire.read_rest() == b""
 
 
 async def test_silent_connections_are_closed_in_favour_of_active_ones() -> None:
     async with run_fake_server(echo) as trino, run_proxy(trino.url, connections=8) as rig, AsyncExitStack() as stack:
-        old_wire = await connect(stack, rig)
+        old_wire = await connect_to_proxy(stack, rig)
         assert await is_answered(old_wire)
         for number in range(30):
-            await connect(stack, rig, f"127.0.0.{2 + number % 4}")
-        new_wire = await connect(stack, rig, "127.0.0.9")
+            await connect_to_proxy(stack, rig, f"127.0.0.{2 + number % 4}")
+        new_wire = await connect_to_proxy(stack, rig, "127.0.0.9")
         assert await is_answered(new_wire)
         assert await is_answered(old_wire)
 
@@ -89,18 +89,18 @@ async def test_address_has_a_connection_limit_that_interrupts_no_request() -> No
         run_proxy(trino.url, connections_per_address=2) as rig,
         AsyncExitStack() as stack,
     ):
-        wires = [await connect(stack, rig) for _ in range(2)]
+        wires = [await connect_to_proxy(stack, rig) for _ in range(2)]
         for wire in wires:
-            await wire.send(ASK)
+            await wire.send(INFO_REQUEST)
         async with asyncio.timeout(60):
             while len(trino.requests) < 2:
                 await asyncio.sleep(0.01)
-        third = await connect(stack, rig)
+        third = await connect_to_proxy(stack, rig)
         assert (await third.answer())[0] == 429
-        other = await connect(stack, rig, "127.0.0.2")
-        await other.send(ASK)
+        other_client = await connect_to_proxy(stack, rig, "127.0.0.2")
+        await other_client.send(INFO_REQUEST)
         go.set()
-        for wire in (*wires, other):
+        for wire in (*wires, other_client):
             assert await wire.answer() == (200, b"late")
 
 
@@ -111,8 +111,8 @@ async def test_header_above_the_size_limit_is_refused(fields: int, size: int) ->
         run_proxy(trino.url, header_bytes=16_384) as rig,
         AsyncExitStack() as stack,
     ):
-        wire = await connect(stack, rig)
-        await wire.send(ASK[:-2])
+        wire = await connect_to_proxy(stack, rig)
+        await wire.send(INFO_REQUEST[:-2])
         for number in range(fields):
             wire.writer.write(f"x-{number}: {'y' * size}\r\n".encode())
             await asyncio.sleep(0)
@@ -120,13 +120,13 @@ async def test_header_above_the_size_limit_is_refused(fields: int, size: int) ->
         assert trino.requests == []
 
 
-async def test_bodies_and_answers_do_not_count_as_headers() -> None:
+async def test_body_and_answer_do_not_count_towards_the_header_limit() -> None:
     async with (
         run_fake_server(echo) as trino,
         run_proxy(trino.url, header_bytes=16_384) as rig,
         AsyncExitStack() as stack,
     ):
-        wire = await connect(stack, rig)
+        wire = await connect_to_proxy(stack, rig)
         for _ in range(3):
             await wire.send(build_head("/v1/x", "Content-Length: 100000"))
             for _ in range(10):
@@ -140,7 +140,7 @@ async def test_bodies_and_answers_do_not_count_as_headers() -> None:
 async def test_large_body_is_refused(path: str, announced: bool) -> None:
     limits = {"body_bytes": 10_000, "statement_bytes": 1_000}
     async with run_fake_server(echo) as trino, run_proxy(trino.url, **limits) as rig, AsyncExitStack() as stack:
-        wire = await connect(stack, rig)
+        wire = await connect_to_proxy(stack, rig)
         if announced:
             await wire.send(build_head(path, "Content-Length: 10001"))
         else:
@@ -150,7 +150,7 @@ async def test_large_body_is_refused(path: str, announced: bool) -> None:
         status, body = await wire.answer()
         assert (status, b"10,000 bytes" in body) == (413, True)
         assert trino.requests == []
-        fits = await connect(stack, rig)
+        fits = await connect_to_proxy(stack, rig)
         await fits.send(build_head(path, "Content-Length: 10000") + b"x" * 10_000)
         assert await fits.answer() == (200, b"10000 bytes")
 
@@ -162,7 +162,7 @@ async def test_body_that_stops_or_arrives_slowly_is_refused(path: str) -> None:
         run_proxy(trino.url, body_timeout_s=0.3) as rig,
         AsyncExitStack() as stack,
     ):
-        stops, dribbles = await connect(stack, rig), await connect(stack, rig)
+        stops, dribbles = await connect_to_proxy(stack, rig), await connect_to_proxy(stack, rig)
         for wire in (stops, dribbles):
             await wire.send(build_head(path, "Content-Length: 1000") + b"x")
 
@@ -188,14 +188,14 @@ async def test_slow_coordinator_does_not_cause_a_body_timeout() -> None:
             size += len(chunk)
         return web.Response(body=b"%d bytes" % size)
 
-    # A busy machine may delay the client, which is in this process; the proxy counts that as waiting
+    # A busy machine may delay the client, which is in this process, and the proxy counts this time as waiting
     # for the client.
     async with serve_requests(take_slowly) as trino, run_proxy(trino, body_timeout_s=4) as rig:
         status, _, body = await rig.ask("POST", "/v1/x", data=io.BytesIO(b"x" * (12 << 20)))
         assert (status, body) == (200, b"%d bytes" % (12 << 20))
 
 
-async def test_answer_that_the_client_does_not_read_is_cut_off() -> None:
+async def test_connection_of_a_client_that_does_not_read_its_answer_is_closed() -> None:
     async def send_endlessly(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -211,9 +211,9 @@ async def test_answer_that_the_client_does_not_read_is_cut_off() -> None:
         run_proxy(trino, send_timeout_s=0.3) as rig,
         AsyncExitStack() as stack,
     ):
-        wire = await connect(stack, rig)
+        wire = await connect_to_proxy(stack, rig)
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await wire.send(ASK)
+        await wire.send(INFO_REQUEST)
         async with asyncio.timeout(60):
             await ended.wait()
 
@@ -228,7 +228,7 @@ async def test_answer_that_the_client_does_not_read_is_cut_off() -> None:
 )
 async def test_invalid_http_requests_are_counted_and_not_quoted(raw: bytes, status: int) -> None:
     async with run_fake_server(echo) as trino, run_proxy(trino.url) as rig, AsyncExitStack() as stack:
-        wire = await connect(stack, rig)
+        wire = await connect_to_proxy(stack, rig)
         with structlog.testing.capture_logs() as events:
             await wire.send(raw)
             answer = await wire.read_rest()
@@ -256,10 +256,10 @@ async def test_connections_count_before_their_tls_handshake(authority: Authority
         run_proxy(trino.url, tls=server_context, connections=8) as rig,
         AsyncExitStack() as stack,
     ):
-        old_wire = await connect(stack, rig, tls=trusted)
+        old_wire = await connect_to_proxy(stack, rig, tls=trusted)
         assert await is_answered(old_wire)
-        silent = [await connect(stack, rig, f"127.0.0.{2 + number}") for number in range(30)]
-        new_wire = await connect(stack, rig, tls=trusted)
+        silent = [await connect_to_proxy(stack, rig, f"127.0.0.{2 + number}") for number in range(30)]
+        new_wire = await connect_to_proxy(stack, rig, tls=trusted)
         reading = [asyncio.create_task(wire.read_rest()) for wire in silent]
         await until(lambda: sum(task.done() for task in reading) >= 30 - 8)
         assert {task.result() for task in reading if task.done()} == {b""}
@@ -279,8 +279,8 @@ async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(aut
         run_proxy(trino.url, tls=server_context, **limits) as rig,
         AsyncExitStack() as stack,
     ):
-        for first_bytes in (b"", b"\x16\x03\x01", ASK):
-            wire = await connect(stack, rig)
+        for first_bytes in (b"", b"\x16\x03\x01", INFO_REQUEST):
+            wire = await connect_to_proxy(stack, rig)
             await wire.send(first_bytes)
             assert b"HTTP" not in await wire.read_rest()
 

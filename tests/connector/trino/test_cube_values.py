@@ -23,7 +23,7 @@ CUBE = SimpleNamespace(name="cube", id="1", terms=[SimpleNamespace(source="strin
 def make_statement() -> Any:
     """Return a translated statement that reads a name and a count, and whose condition leaves a doubt."""
 
-    def write(groups: str, *_: str, has_rows: bool) -> str:
+    def write_query(groups: str, *_: str, has_rows: bool) -> str:
         assert not has_rows
         return f"SELECT 1 FROM {groups}"
 
@@ -34,7 +34,7 @@ def make_statement() -> Any:
         doubt="n >= 5",
         row_condition="n < 5",
         used_columns=frozenset(),
-        write=write,
+        write=write_query,
     )
 
 
@@ -55,11 +55,11 @@ def test_writing_ends_when_the_text_is_too_long(
 ) -> None:
     texts = list[int]()
 
-    def write(value: int) -> str:
+    def write_query(value: int) -> str:
         texts.append(value)
         return str(value)
 
-    monkeypatch.setattr(cube_values, "_choose_writer", lambda _: write)
+    monkeypatch.setattr(cube_values, "_choose_writer", lambda _: write_query)
     with pytest.raises(NotFromCube, match=f"more than {characters_max:,} characters"):
         write_values(build_groups(2000), make_statement(), characters_max)
     assert len(texts) <= written_count, "most groups are not written"

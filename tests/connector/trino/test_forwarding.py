@@ -60,7 +60,7 @@ async def test_repeated_headers_stay_separate_and_in_order() -> None:
         assert headers["X-Trino-Set-Session"] == "x=1"
         assert trino.requests[0][2].getall("X-Trino-Session") == ["a=1", "b=2"]
         await rig.ask("GET", "/v1/info")
-        assert "Cookie" not in trino.requests[1][2]  # The cookies belong to the clients; the proxy keeps none.
+        assert "Cookie" not in trino.requests[1][2]  # Cookies belong to clients, so the proxy stores none.
 
 
 async def test_connection_headers_are_not_forwarded() -> None:
@@ -83,15 +83,17 @@ async def test_connection_headers_are_not_forwarded() -> None:
 
 
 async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -> None:
-    lies = {
+    forged_headers = {
         **{"Forwarded": "proto=https", "X-Forwarded-For": "1.1.1.1", "X-Forwarded-Proto": "https"},
         **{"X-Forwarded-Host": "evil", "X-Forwarded-Port": "1", "X-Forwarded-Prefix": "/x", "X-Proxied-Https": "on"},
         **{"X-Forwarded-Server": "x", "Proxy-Ssl-Id": "x", "Proxy-Auth-Cert": "x"},
     }
     async with run_fake_server(echo) as trino, run_proxy(trino.url) as rig:
-        await rig.ask("GET", "/v1/info", headers={**lies, "Host": "trino.example:8443"})
+        await rig.ask("GET", "/v1/info", headers={**forged_headers, "Host": "trino.example:8443"})
         heard = {
-            name: value for name, value in trino.requests[0][2].items() if name.lower() in {one.lower() for one in lies}
+            name: value
+            for name, value in trino.requests[0][2].items()
+            if name.lower() in {header.lower() for header in forged_headers}
         }
         assert heard == {
             "X-Forwarded-For": "127.0.0.1",
@@ -166,9 +168,9 @@ async def test_long_headers_of_prepared_statements_are_forwarded() -> None:
         return web.Response(text="x", headers={"X-Trino-Added-Prepare": request.headers["X-Trino-Prepared-Statement"]})
 
     async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:
-        long = "p=" + "x" * 300_000
-        _, headers, _ = await rig.ask("GET", "/v1/statement/x", headers={"X-Trino-Prepared-Statement": long})
-        assert headers["X-Trino-Added-Prepare"] == long
+        long_query = "p=" + "x" * 300_000
+        _, headers, _ = await rig.ask("GET", "/v1/statement/x", headers={"X-Trino-Prepared-Statement": long_query})
+        assert headers["X-Trino-Added-Prepare"] == long_query
 
 
 # Size and time
@@ -219,7 +221,7 @@ async def test_too_long_statement_is_streamed_without_analysis() -> None:
 
     async with serve_requests(answer) as trino, run_proxy(trino, statement_bytes=1000) as rig:
         task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=send_long_body()))
-        await until(lambda: arrived >= MIB)  # This happens before the client has sent everything.
+        await until(lambda: arrived >= MIB)  # The coordinator receives the body before the client has sent all of it.
         go_on.set()
         _, headers, body = await task
         assert body == str(28 + 2 * MIB).encode()
@@ -274,7 +276,7 @@ async def test_client_that_disconnects_cancels_its_request_to_trino() -> None:
 
 
 @pytest.mark.parametrize("length", [True, False])
-async def test_interrupted_answer_is_interrupted_for_the_client_too(length: bool) -> None:
+async def test_answer_that_trino_interrupts_is_interrupted_for_the_client(length: bool) -> None:
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "1000000"} if length else {})
         await response.prepare(request)
@@ -310,7 +312,7 @@ async def test_proxy_finishes_running_requests_before_it_stops() -> None:
 # Coordinators
 
 
-async def test_error_of_an_unreachable_coordinator_names_it() -> None:
+async def test_error_of_an_unreachable_coordinator_names_the_coordinator() -> None:
     dead_url = reserve_dead_address()
     async with run_proxy(dead_url) as rig:
         for method, target in (("POST", "/v1/statement"), ("GET", "/v1/info")):
@@ -330,7 +332,7 @@ async def test_disconnecting_coordinator_gives_a_502() -> None:
         assert status == 502
 
 
-async def test_statements_rotate_over_coordinators_and_their_requests_stay() -> None:
+async def test_statements_rotate_over_coordinators_and_each_stays_at_its_coordinator() -> None:
     async with run_fake_server(echo) as first, run_fake_server(echo) as second, run_proxy(first.url, second.url) as rig:
         for _ in range(4):
             await rig.ask("POST", "/v1/statement", data=b"SELECT 1")
@@ -344,10 +346,10 @@ async def test_statements_rotate_over_coordinators_and_their_requests_stay() -> 
             page = {"Referer": f"http://proxy{prefixes[fake.url]}/ui/"}
             _, headers, _ = await rig.ask("GET", "/ui/api/stats", headers=page)
             assert headers["X-Fake"] == fake.url
-        async with run_proxy(first.url, reserve_dead_address()) as other:
-            status, _, body = await other.ask("GET", f"{prefixes[second.url]}/v1/statement/queued/1")
+        async with run_proxy(first.url, reserve_dead_address()) as other_proxy:
+            status, _, body = await other_proxy.ask("GET", f"{prefixes[second.url]}/v1/statement/queued/1")
             assert (status, b"No coordinator" in body) == (404, True)
-            assert (await other.ask("GET", f"{prefixes[first.url]}/v1/statement/queued/1"))[0] == 200
+            assert (await other_proxy.ask("GET", f"{prefixes[first.url]}/v1/statement/queued/1"))[0] == 200
 
 
 async def test_single_coordinator_gets_no_prefix() -> None:
@@ -362,7 +364,7 @@ async def test_statements_skip_an_unreachable_coordinator() -> None:
             body = b"x" * (300_000 if number % 2 else 10)
             status, _, _ = await rig.ask("POST", "/v1/statement", data=body)
             assert status == 200
-        assert [len(seen[3]) for seen in up.requests] == [10, 300_000, 10, 300_000]
+        assert [len(request[3]) for request in up.requests] == [10, 300_000, 10, 300_000]
         assert (await rig.ask("GET", "/v1/info"))[0] == 200
 
 

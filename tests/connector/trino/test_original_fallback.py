@@ -38,7 +38,7 @@ ORIGINAL_ROWS: Page = {**ROWS, "data": [["the original's"]]}
 
 
 def make_script(*pages: Page) -> Any:
-    """Return a script: the rewritten statement has these pages, and any other statement has rows."""
+    """Return a script in which the rewritten statement has these pages, and any other statement has rows."""
     return lambda text: list(pages) if VERSION in text else [QUEUED, ORIGINAL_ROWS, END]
 
 
@@ -55,7 +55,7 @@ async def run_stage(play: Any, *other_urls: str, **settings: Any) -> AsyncIterat
 async def fetch_result(rig: ProxyRig, statement: str = STATEMENT, **options: Any) -> tuple[list[Any], Any, str]:
     """Return the rows, the error and the plan header of a statement.
 
-    Check that no answer to a POST contains rows, as some clients require.
+    Also check that no answer to a POST contains rows, because some clients require this.
     """
     _, headers, body = await rig.ask("POST", "/v1/statement", data=statement.encode(), **options)
     page = json.loads(body)
@@ -79,7 +79,7 @@ async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
         assert (rows, error) == ([[1], [1]], None)
         assert plan_header.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
         assert trino.requests == [f"SELECT x FROM lake.db.t {VERSION} WHERE x = 1"]
-        # The client requests the last page again that the proxy has read, and no page before it.
+        # The client requests the last page again that the proxy has read, but no earlier page.
         assert trino.fetched == [(0, 1), (0, 2), (0, 2), (0, 3), (0, 4)]
 
 
@@ -100,14 +100,14 @@ async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
 @pytest.mark.parametrize("several", [False, True])
 async def test_original_runs_if_the_rewritten_statement_fails(pages: list[Page], several: bool) -> None:
     async with (
-        run_fake_trino(make_script(*pages)) as other,
-        run_stage(make_script(*pages), *[other.url] * several) as (trino, rig),
+        run_fake_trino(make_script(*pages)) as other_trino,
+        run_stage(make_script(*pages), *[other_trino.url] * several) as (trino, rig),
     ):
         rows, error, plan_header = await fetch_result(rig)
         assert (rows, error) == ([["the original's"]], None)
         name = pages[-1]["error"]["errorName"]
         assert plan_header == ("planned" if name == "PERMISSION_DENIED" else f"original; {name}")
-        assert [len(trino.requests), len(other.requests)] == [2, 0]
+        assert [len(trino.requests), len(other_trino.requests)] == [2, 0]
         assert list_original_statements(trino) == [STATEMENT]
         _, _, counts = await rig.ask("GET", "/seamark/metrics")
         assert 'seamark_trino_statements_total{outcome="original"} 1.0' in counts.decode()
@@ -138,17 +138,17 @@ async def test_error_after_the_first_rows_is_passed_to_the_client() -> None:
         assert list_original_statements(trino) == []
 
 
-async def test_slow_statement_is_handed_over_to_the_client() -> None:
+async def test_slow_statement_is_passed_to_the_client() -> None:
     slow = {**QUEUED, "wait": 0.2}
     async with run_stage(make_script(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3, rules=False) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
-        assert len(trino.fetched) < 4  # The machine's speed decides how many of them come in time.
+        assert len(trino.fetched) < 4  # The speed of the machine decides how many pages arrive in time.
         assert json.loads(body)["nextUri"].endswith(f"/0/slug/{len(trino.fetched) + 1}")
         rows, _, _ = await fetch_result(rig)
         assert rows == [[1]]
 
 
-async def test_proxy_follows_no_page_without_time_to_hold() -> None:
+async def test_proxy_reads_no_page_ahead_if_its_hold_time_is_zero() -> None:
     async with run_stage(make_script(QUEUED, ROWS, END), hold_s=0.0) as (trino, rig):
         await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert trino.fetched == []
@@ -167,7 +167,7 @@ async def test_original_is_sent_if_the_coordinator_drops_the_rewritten_statement
     async with run_stage(make_script({"gone": True})) as (_, rig):
         rows, _, plan_header = await fetch_result(rig)
         assert rows == [["the original's"]]
-        # The error depends on whether the kernel still had a part of the request.
+        # The error depends on whether the kernel still had unread bytes of the request.
         assert plan_header in ("original; ServerDisconnectedError", "original; ClientOSError")
 
 
@@ -202,7 +202,7 @@ async def test_requests_of_the_proxy_have_the_clients_headers_without_body_heade
         assert posted["Content-Type"] == request_headers["Content-Type"]
         assert "Content-Type" not in actual
         assert "Content-Length" not in actual
-        for headers in (posted, *(one for _, _, one, _ in followed)):
+        for headers in (posted, *(request_headers for _, _, request_headers, _ in followed)):
             assert (headers["Authorization"], headers["X-Trino-User"]) == ("Basic x", "u")
             assert headers["Accept-Encoding"] == "identity"
 
@@ -226,7 +226,7 @@ async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
         assert len(trino.requests) == 2 * FAILURES_MAX + 1
 
 
-async def test_user_whose_rules_forbid_plans_gets_none_for_a_while() -> None:
+async def test_user_whose_rules_forbid_plans_gets_no_plans_for_a_while() -> None:
     async with run_stage(make_script(QUEUED, ROWS, END)) as (trino, rig):
         trino.rules = build_rules(build_table(masks={"x": "1"}))
         for _ in range(FAILURES_MAX):
@@ -286,7 +286,7 @@ async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict
 
 
 async def test_statement_that_stays_in_the_queue_runs_as_the_original() -> None:
-    """The tables that it reads are unknown until Trino has analysed it."""
+    """Trino reports the tables of a statement only after it has analysed the statement."""
     slow = {**QUEUED, "wait": 0.2}
     async with run_stage(make_script(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
         trino.rules = {}
@@ -376,11 +376,11 @@ async def test_page_after_the_queue_is_left_to_the_client(page: Page) -> None:
         assert answer["nextUri"].endswith("/queued/0/slug/1")
 
 
-async def test_query_that_stays_in_the_queue_is_handed_over_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_query_that_stays_in_the_queue_is_passed_to_the_client_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 0.05)
     async with run_stage(lambda _: [QUEUED, {**QUEUED, "wait": 0.1}, *[QUEUED] * 5, END]) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED_STATEMENT.encode())
-        assert len(trino.fetched) < 5  # The machine's speed decides how many of them come in time.
+        assert len(trino.fetched) < 5  # The speed of the machine decides how many pages arrive in time.
         assert json.loads(body)["nextUri"].endswith(f"/queued/0/slug/{len(trino.fetched) + 1}")
 
 

@@ -37,7 +37,7 @@ def test_plans_are_renewed_only_after_a_part_of_their_lease() -> None:
     statements = QueuedStatements(lease_s=1000)
     statements.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
     assert statements.list_plans_to_renew("/v1/statement/queued/q1/slug/2") == ()
-    # If the coordinator was slow to answer, the next request renews the plans at once.
+    # If the coordinator was slow to answer, the next request renews the plans immediately.
     statements.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic() - 300)
     assert statements.list_plans_to_renew("/v1/statement/queued/q1/slug/2") == PLANS
     assert statements.list_plans_to_renew("/v1/statement/queued/q1/slug/3") == ()
@@ -54,8 +54,8 @@ def test_number_of_remembered_statements_is_bounded() -> None:
     assert statements.list_plans_to_renew("/v1/statement/queued/q99999/slug/2") == PLANS
 
 
-async def fetch(trino: ScriptedTrino, several: bool, slow_stage: str) -> list[str]:
-    """Return the plans that were renewed until the first rows.
+async def list_renewed_plans(trino: ScriptedTrino, several: bool, slow_stage: str) -> list[str]:
+    """Run a statement, and return the plans that were renewed before its first rows.
 
     Each page of `slow_stage` takes ten seconds.
     """
@@ -63,10 +63,10 @@ async def fetch(trino: ScriptedTrino, several: bool, slow_stage: str) -> list[st
     async with (
         AsyncExitStack() as stack,
         run_fake_seamark() as seamark,
-        run_fake_trino(lambda _: [END]) as other,
+        run_fake_trino(lambda _: [END]) as other_trino,
         run_proxy(
             trino.url,
-            *[other.url] * several,
+            *[other_trino.url] * several,
             seamark=seamark.url,
             lease_s=1,
             hold_s=0,
@@ -90,13 +90,13 @@ async def fetch(trino: ScriptedTrino, several: bool, slow_stage: str) -> list[st
 async def test_proxy_renews_the_plans_of_a_queued_statement() -> None:
     async with run_fake_trino(lambda _: [*[QUEUED] * 8, ROWS, END]) as trino:
         for several in (False, True):
-            renewed = await fetch(trino, several, "queued")
+            renewed = await list_renewed_plans(trino, several, "queued")
             assert set(renewed) == {"db/t"}
 
 
 async def test_plans_of_a_running_statement_are_not_renewed() -> None:
     async with run_fake_trino(lambda _: [QUEUED, *[ROWS] * 8, END]) as trino:
-        assert await fetch(trino, False, "executing") == []
+        assert await list_renewed_plans(trino, False, "executing") == []
 
 
 async def test_unreachable_seamark_does_not_fail_a_waiting_statement() -> None:

@@ -60,7 +60,10 @@ async def test_unneeded_plans_are_withdrawn_with_one_request_for_each_table() ->
         await withdrawal.take([(T, 1)])
         withdrawal.release(plans)
         await until(lambda: catalog.visible_plans == {(T, 1)})
-        assert sorted((of, sorted(ids), lease) for of, ids, lease in catalog.requests) == [(T, [2], 0), (U, [3], 0)]
+        assert sorted((table, sorted(ids), lease) for table, ids, lease in catalog.requests) == [
+            (T, [2], 0),
+            (U, [3], 0),
+        ]
         withdrawal.release([(T, 1)])
         await until(lambda: not catalog.visible_plans)
 
@@ -83,7 +86,7 @@ async def test_plan_that_is_taken_during_its_withdrawal_is_leased_again() -> Non
         assert catalog.visible_plans == {(T, 1)}
 
 
-async def test_plan_from_before_its_withdrawal_is_leased_again() -> None:
+async def test_plan_that_was_made_before_its_withdrawal_is_leased_again() -> None:
     async with open_withdrawal() as (catalog, withdrawal):
         asked_s = time.monotonic()
         note_plans(catalog, withdrawal, (T, 1))
@@ -110,7 +113,7 @@ async def test_all_plans_are_withdrawn_at_the_end_even_if_the_server_fails() -> 
         assert bool(catalog.visible_plans) == fails
 
 
-async def test_flush_withdraws_unneeded_plans_at_once() -> None:
+async def test_flush_withdraws_unneeded_plans_immediately() -> None:
     async with open_withdrawal(600.0) as (catalog, withdrawal):
         note_plans(catalog, withdrawal, (T, 1), (T, 2))
         await withdrawal.take([(T, 1)])

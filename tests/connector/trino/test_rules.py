@@ -16,8 +16,8 @@ AGGREGATED_INPUTS = PlanInputs({T: frozenset({"x"})}, aggregated=frozenset({T}))
 VIEW_INPUTS = PlanInputs({T: frozenset({"x"})}, views=frozenset({V}))
 
 
-def check(used: PlanInputs, *tables: dict[str, Any], **properties: Any) -> RuleDecision:
-    return check_access(json.dumps(build_rules(*tables, **properties)).encode(), used)
+def decide_by_rules(inputs: PlanInputs, *tables: dict[str, Any], **properties: Any) -> RuleDecision:
+    return check_access(json.dumps(build_rules(*tables, **properties)).encode(), inputs)
 
 
 @pytest.mark.parametrize(
@@ -76,21 +76,24 @@ def check(used: PlanInputs, *tables: dict[str, Any], **properties: Any) -> RuleD
 def test_rules_forbid_a_plan_by_the_columns_that_left_files_out(
     used: PlanInputs, tables: list[dict[str, Any]], verdict: RuleDecision
 ) -> None:
-    assert check(used, *tables) is verdict
+    assert decide_by_rules(used, *tables) is verdict
 
 
 def test_explain_is_forbidden_if_any_rule_applies() -> None:
-    """EXPLAIN ANALYZE shows counts of rows and files."""
+    """EXPLAIN ANALYZE shows the numbers of rows and files."""
     explained = PlanInputs({T: frozenset({"x"})}, explains=True)
-    assert check(explained, build_table("t")) is RuleDecision.NO_RULES
-    assert check(explained, build_table("t", filters=["a = 1"])) is RuleDecision.FORBIDDEN
+    assert decide_by_rules(explained, build_table("t")) is RuleDecision.NO_RULES
+    assert decide_by_rules(explained, build_table("t", filters=["a = 1"])) is RuleDecision.FORBIDDEN
 
 
 @pytest.mark.parametrize(("value", "verdict"), [("true", RuleDecision.FORBIDDEN), ("false", RuleDecision.NO_RULES)])
 def test_partition_filter_requirement_of_the_session_is_respected(value: str, verdict: RuleDecision) -> None:
-    assert check(VIEW_INPUTS, build_table("t"), build_table("v"), query_partition_filter_required=value) is verdict
+    assert (
+        decide_by_rules(VIEW_INPUTS, build_table("t"), build_table("v"), query_partition_filter_required=value)
+        is verdict
+    )
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"referencedTables": []}', b"<html>", b'{"session": 1}'])
-def test_unknown_answer_changes_no_decision(answer: bytes) -> None:
+def test_answer_without_known_rules_gives_no_decision(answer: bytes) -> None:
     assert check_access(answer, PlanInputs()) is RuleDecision.UNKNOWN

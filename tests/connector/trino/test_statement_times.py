@@ -56,7 +56,7 @@ async def test_statement_is_reported_when_its_client_requests_no_more_pages(monk
     monkeypatch.setattr(statement_times, "_IDLE_S", 0.01)
     reports = Reports()
     reports.times.start(PAGE, [READ], time.monotonic() - 7)
-    while not reports.seconds:  # The timeout of the test ends the wait.
+    while not reports.seconds:  # The timeout of the test limits the wait.
         await asyncio.sleep(0.01)
     assert reports.seconds == {FINGERPRINT: [pytest.approx(7, abs=60)]}
     await reports.times.close()

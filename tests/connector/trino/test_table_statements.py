@@ -42,7 +42,7 @@ RESULT = StatementResult(5, 1, 500, 400, 3, 1, 1, 0)
 
 @dataclass
 class SimulatedJobs:
-    """Simulated jobs. `ran` has the jobs that have started, and `ends` lets them end."""
+    """Simulated jobs. `ran` contains the jobs that have started, and `ends` lets them end."""
 
     ran: list[StatementJob] = field(default_factory=list)
     ends: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,14 +82,14 @@ async def run_rig(refused_text: str = "", **settings: Any) -> AsyncIterator[tupl
         yield trino, rig
 
 
-async def post(rig: ProxyRig, text: str, **headers: str) -> dict[str, Any]:
+async def post_statement(rig: ProxyRig, text: str, **headers: str) -> dict[str, Any]:
     status, _, body = await rig.ask("POST", "/v1/statement", data=text.encode(), headers={**SESSION, **headers})
     assert status == 200
     answer: dict[str, Any] = json.loads(body)
     return answer
 
 
-async def follow(rig: ProxyRig, answer: dict[str, Any]) -> dict[str, Any]:
+async def follow_pages(rig: ProxyRig, answer: dict[str, Any]) -> dict[str, Any]:
     while "nextUri" in answer:
         assert answer["nextUri"].startswith(rig.url)
         status, _, body = await rig.ask("GET", answer["nextUri"].removeprefix(rig.url))
@@ -100,10 +100,10 @@ async def follow(rig: ProxyRig, answer: dict[str, Any]) -> dict[str, Any]:
 
 async def test_client_gets_the_counts_of_the_job(jobs: SimulatedJobs) -> None:
     async with run_rig() as (trino, rig):
-        answer = await post(rig, MERGE)
+        answer = await post_statement(rig, MERGE)
         assert answer["stats"]["state"] == "RUNNING"
         jobs.ends.set()
-        ended = await follow(rig, answer)
+        ended = await follow_pages(rig, answer)
         assert [column["name"] for column in ended["columns"]][:2] == ["files_before", "files_after"]
         assert ended["data"] == [[5, 1, 500, 400, 3, 1, 1, 0]]
         assert ended["id"] == answer["id"]
@@ -119,7 +119,7 @@ async def test_client_gets_the_counts_of_the_job(jobs: SimulatedJobs) -> None:
 async def test_drop_columns_requires_the_right_to_update_each_column(jobs: SimulatedJobs) -> None:
     async with run_rig() as (trino, rig):
         jobs.ends.set()
-        await follow(rig, await post(rig, DROP))
+        await follow_pages(rig, await post_statement(rig, DROP))
         assert trino.requests == [
             'EXPLAIN (TYPE VALIDATE) UPDATE "lake"."db"."t" SET "x" = NULL, "y" = NULL',
             'SELECT "x", "y" FROM "lake"."db"."t" WHERE FALSE AND (day < 3\n)',
@@ -131,7 +131,7 @@ async def test_drop_columns_requires_the_right_to_update_each_column(jobs: Simul
 @pytest.mark.parametrize("text", [MERGE, DROP])
 async def test_statement_that_trino_refuses_does_not_run(jobs: SimulatedJobs, text: str, refused: str) -> None:
     async with run_rig(refused) as (_, rig):
-        answer = await follow(rig, await post(rig, text))
+        answer = await follow_pages(rig, await post_statement(rig, text))
         assert answer["error"]["errorName"] == "PERMISSION_DENIED"
         assert jobs.ran == []
 
@@ -150,15 +150,15 @@ async def test_row_filter_or_mask_forbids_the_statement(jobs: SimulatedJobs, rul
     async with run_rig() as (trino, rig):
         trino.rules = rules
         for text in (MERGE, DROP):
-            answer = await follow(rig, await post(rig, text))
+            answer = await follow_pages(rig, await post_statement(rig, text))
             assert answer["error"]["errorName"] == "PERMISSION_DENIED"
         assert jobs.ran == []
 
 
-async def test_failed_job_is_a_failed_statement(jobs: SimulatedJobs) -> None:
+async def test_statement_fails_if_its_job_fails(jobs: SimulatedJobs) -> None:
     jobs.answer, _ = StatementAnswer(error="x is required"), jobs.ends.set()
     async with run_rig() as (_, rig):
-        answer = await follow(rig, await post(rig, DROP))
+        answer = await follow_pages(rig, await post_statement(rig, DROP))
         assert answer["error"]["message"] == "x is required"
         assert answer["stats"]["state"] == "FAILED"
         assert "data" not in answer
@@ -166,7 +166,7 @@ async def test_failed_job_is_a_failed_statement(jobs: SimulatedJobs) -> None:
 
 async def test_cancelled_statement_kills_its_job(jobs: SimulatedJobs) -> None:
     async with run_rig() as (_, rig):
-        answer = await post(rig, MERGE)
+        answer = await post_statement(rig, MERGE)
         while not jobs.ran:
             await asyncio.sleep(0.01)
         target = answer["nextUri"].removeprefix(rig.url)
@@ -178,15 +178,15 @@ async def test_cancelled_statement_kills_its_job(jobs: SimulatedJobs) -> None:
         assert (await rig.ask("POST", target))[0] == 405
 
 
-async def test_one_statement_runs_ten_wait_and_the_next_is_refused(jobs: SimulatedJobs) -> None:
+async def test_one_statement_runs_while_ten_wait_and_further_statements_are_refused(jobs: SimulatedJobs) -> None:
     async with run_rig() as (_, rig):
-        answers = [await post(rig, MERGE) for _ in range(1 + table_statements.WAITING_MAX)]
+        answers = [await post_statement(rig, MERGE) for _ in range(1 + table_statements.WAITING_MAX)]
         assert len(jobs.ran) == 1
-        refusal = await post(rig, MERGE)
+        refusal = await post_statement(rig, MERGE)
         assert refusal["error"]["errorName"] == "QUERY_QUEUE_FULL"
         jobs.ends.set()
-        ended = [await follow(rig, answer) for answer in answers]
-        assert all("data" in one for one in ended)
+        ended = [await follow_pages(rig, answer) for answer in answers]
+        assert all("data" in page for page in ended)
         assert len(jobs.ran) == len(answers)
 
 
@@ -202,22 +202,24 @@ async def test_one_statement_runs_ten_wait_and_the_next_is_refused(jobs: Simulat
         (MERGE, {"X-Seamark": "off"}),
     ],
 )
-async def test_other_statements_go_to_trino(jobs: SimulatedJobs, text: str, headers: dict[str, str]) -> None:
+async def test_statement_that_is_not_for_seamark_is_sent_to_trino(
+    jobs: SimulatedJobs, text: str, headers: dict[str, str]
+) -> None:
     async with run_rig() as (trino, rig):
-        await post(rig, text, **headers)
+        await post_statement(rig, text, **headers)
         assert trino.requests == [text]
         assert jobs.ran == []
 
 
 async def test_trino_gets_all_statements_if_the_option_is_off(jobs: SimulatedJobs) -> None:
     async with run_rig(maintenance=0) as (trino, rig):
-        await post(rig, MERGE)
+        await post_statement(rig, MERGE)
         assert trino.requests == [MERGE]
 
 
 async def test_syntax_errors_and_transactions_are_refused_before_a_request_to_trino(jobs: SimulatedJobs) -> None:
     async with run_rig() as (trino, rig):
-        assert (await post(rig, f"{MERGE} NOW"))["error"]["errorName"] == "SYNTAX_ERROR"
-        refusal = await post(rig, MERGE, **{"X-Trino-Transaction-Id": "4711"})
+        assert (await post_statement(rig, f"{MERGE} NOW"))["error"]["errorName"] == "SYNTAX_ERROR"
+        refusal = await post_statement(rig, MERGE, **{"X-Trino-Transaction-Id": "4711"})
         assert refusal["error"]["errorName"] == "NOT_SUPPORTED"
         assert trino.requests == []

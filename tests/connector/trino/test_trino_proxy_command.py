@@ -55,12 +55,12 @@ def test_proxy_reports_a_server_that_is_not_trino(tmp_path: Path) -> None:
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(HandlerWithoutLog, directory=str(tmp_path))) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{other.server_address[1]}"
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(HandlerWithoutLog, directory=str(tmp_path))) as other_server:
+        threading.Thread(target=other_server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{other_server.server_address[1]}"
         with run_trino_proxy(tmp_path, "--trino", url, seamark=reserve_dead_address()) as proxy:
             text = proxy.process.log.read_text()
-        other.shutdown()
+        other_server.shutdown()
     assert "there is no answer from Seamark at http" in text
     assert f"and the server at {url} is not Trino" in text
 

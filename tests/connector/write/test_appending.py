@@ -75,12 +75,12 @@ def test_appended_rows_are_in_the_table_and_its_indexes(client: IndexClient, ser
     assert client.explain("db.t", "land = 'de' AND id = 2", files=True).files == 1
 
 
-def test_append_with_too_many_index_files_succeeds_with_fewer(
+def test_append_with_too_many_index_files_commits_only_some_of_them(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = 40  # Otherwise the client and the server allow a thousand files.
-    for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
-        monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", limit)
+    limit = 40  # The default limit of client and server is a thousand files.
+    for module_name in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
+        monkeypatch.setattr(f"{module_name}.INDEX_FILES_MAX", limit)
     destination = open_destination(client, "db.t")
     tasks = -(-(limit + 1) // len(INDEX_PROPERTIES))
     written_files = WrittenFiles.join(
@@ -92,8 +92,8 @@ def test_append_with_too_many_index_files_succeeds_with_fewer(
     puffins = [written_file for written_file in server.list_written_files() if written_file.suffix == ".puffin"]
     assert len(puffins) == limit, "index files that no commit names are deleted"
     index_reports = client.indexes("db.t")
-    assert sum(one.files for one in index_reports) == limit
-    assert sum(one.lag_files for one in index_reports) == tasks * len(INDEX_PROPERTIES) - limit
+    assert sum(report.files for report in index_reports) == limit
+    assert sum(report.lag_files for report in index_reports) == tasks * len(INDEX_PROPERTIES) - limit
 
 
 def test_appends_to_the_same_table_all_succeed(client: IndexClient) -> None:
@@ -111,9 +111,9 @@ def test_append_of_no_rows_commits_nothing(client: IndexClient, server: ServerTh
 
 def test_append_with_a_repeated_producer_sequence_is_committed_once(client: IndexClient, server: ServerThread) -> None:
     first = append(client, "db.t", build_rows(1), producer=("job", 1))
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     second_report = append(client, "db.t", build_rows(1), producer=("job", 1))
-    assert server.list_written_files() == before, "the repeated write leaves no file"
+    assert server.list_written_files() == files_before, "the repeated write leaves no file"
     assert first is not None
     assert second_report is not None
     assert (first["duplicate"], second_report["duplicate"]) == (False, True)
@@ -161,12 +161,12 @@ def test_overwrite_replaces_the_rows_that_its_predicate_matches(client: IndexCli
 
 def test_overwrite_that_splits_a_file_is_refused_and_leaves_no_file(client: IndexClient, server: ServerThread) -> None:
     append(client, "db.t", build_rows(1, 2))
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     with pytest.raises(InvalidRequest):
         overwrite(client, "db.t", build_rows(9), where="id = 1")
     with pytest.raises(InvalidRequest, match="exactly by all parts of this predicate: id"):
         overwrite(client, "db.t", build_rows(9), where="id + 1 = 2")
-    assert server.list_written_files() == before
+    assert server.list_written_files() == files_before
     assert read_ids_by_land(client) == {"de": [1, 2]}
 
 
@@ -175,7 +175,7 @@ def test_overwrite_that_splits_a_file_is_refused_and_leaves_no_file(client: Inde
 def test_overwrite_with_an_inexact_literal_is_refused(client: IndexClient, where: str) -> None:
     with open_catalog(client.url) as catalog:
         catalog.create_table("db.f", Schema(NestedField(1, "f", FloatType(), required=False)))
-    # No predicate matches this value: as a float, it is not 0.1.
+    # The predicate cannot match this value exactly, because no float equals 0.1.
     table = pa.table({"f": pa.array([0.1], pa.float32())})
     append(client, "db.f", table)
     with pytest.raises(InvalidRequest, match="a literal that its column cannot hold"):
@@ -194,14 +194,14 @@ def test_overwrite_with_an_inexact_literal_is_refused(client: IndexClient, where
     ],
 )
 @pytest.mark.parametrize("producer", [None, ("p", 1)])
-def test_refused_commit_keeps_files_that_an_earlier_request_may_have_committed(
+def test_files_are_kept_if_an_earlier_request_may_have_committed_them(
     client: IndexClient,
     server: ServerThread,
     monkeypatch: pytest.MonkeyPatch,
     answers: list[tuple[int, str]],
     producer: tuple[str, int] | None,
 ) -> None:
-    """A proxy may answer 503 although it has forwarded the request. A file that is already live may be in use."""
+    """A proxy may answer 503 although it has forwarded the request. Then the commit may use the files."""
     remaining_answers, real = list(answers), IndexClient._request
 
     def refuse_request(self: IndexClient, method: str, path: str, *arguments: Any, **options: Any) -> bytes:
@@ -237,12 +237,12 @@ def test_conflicting_overwrite_is_refused_and_leaves_no_file(
         kept_paths.update(server.list_written_files() - written_files)
         return commit(self, table, body)
 
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     monkeypatch.setattr(CommitClient, "commit", overtake)
     with pytest.raises(Refused) as error:
         overwrite(client, "db.t", build_rows(9), where="land = 'de'")
     assert error.value.status == 409
-    assert server.list_written_files() == before | kept_paths
+    assert server.list_written_files() == files_before | kept_paths
     assert read_ids_by_land(client) == {"de": [1, 2]}
 
 

@@ -46,7 +46,7 @@ def read_spec_fields(client: IndexClient) -> list[tuple[str, str, int]]:
     return [(field["name"], field["transform"], field["field-id"]) for field in spec["fields"]]
 
 
-def update(client: IndexClient, *updates: dict[str, Any]) -> None:
+def apply_updates(client: IndexClient, *updates: dict[str, Any]) -> None:
     body = json.dumps({"requirements": [], "updates": list(updates)}).encode()
     client._request("POST", "/v1/namespaces/db/tables/t", {}, body)
 
@@ -55,7 +55,7 @@ def set_spec(client: IndexClient, *parts: tuple[str, str, int]) -> None:
     """Set a default spec with fields of (name, transform, source id)."""
     expected_rows = [{"name": name, "transform": transform, "source-id": source} for name, transform, source in parts]
     spec = {"action": "add-spec", "spec": {"spec-id": 0, "fields": expected_rows}}
-    update(client, spec, {"action": "set-default-spec", "spec-id": -1})
+    apply_updates(client, spec, {"action": "set-default-spec", "spec-id": -1})
 
 
 # Sizes
@@ -82,7 +82,7 @@ def test_bucket_sizes_have_the_files_rows_and_bytes_of_each_bucket(client: Index
 
 def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_their_rows(client: IndexClient) -> None:
     create(client)
-    append(client, "db.t", build_key_rows([1]))  # This file is in no bucket.
+    append(client, "db.t", build_key_rows([1]))  # The file of this append has no bucket.
     set_spec(client, ("b", "bucket[2]", 1))
     key = next(number for number in range(100) if compute_bucket(2, number) == 1)
     append(client, "db.t", build_key_rows([key] * 8))
@@ -96,12 +96,12 @@ def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_th
         4,
         0,
         9,
-    ]  # The row of the unbucketed file counts in one bucket, no matter which.
+    ]  # The row of the unbucketed file is counted in any one bucket.
     assert bucket_size.shared_files == 2
     sizes = {value["spec_id"]: value["file_size_in_bytes"] for value in client.files("db.t").to_pylist()}
     assert bucket_size.shared_bytes == sizes[0] + sizes[1]
     assert abs(int(bucket_size.bytes[3]) - (sizes[0] / 4 + sizes[1] / 2 + sizes[2])) < 1
-    update(client, {"action": "set-default-spec", "spec-id": 1})
+    apply_updates(client, {"action": "set-default-spec", "spec-id": 1})
     (coarse,) = compute_bucket_sizes(client, "db.t")
     assert (coarse.buckets, coarse.files.tolist(), coarse.shared_files) == (2, [1, 3], 1)
 
@@ -171,15 +171,15 @@ def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> 
 def test_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexClient) -> None:
     create(client, spec=[("identity", 2), ("bucket[8]", 1), ("truncate[2]", 4)])
     append(client, "db.t", build_key_rows([1, 2, 3], "de"))
-    before = load_metadata(client)
+    metadata_before = load_metadata(client)
     assert resize(client, "db.t", buckets=16) == ResizeResult("id", 8, 16, 1)
     assert read_spec_fields(client) == [
         ("p0", "identity", 1000),
         ("id_bucket_16", "bucket[16]", 1003),
         ("p2", "truncate[2]", 1002),
     ]
-    after = load_metadata(client)
-    changed_files = {name for name in after if after[name] != before.get(name)}
+    metadata_after = load_metadata(client)
+    changed_files = {name for name in metadata_after if metadata_after[name] != metadata_before.get(name)}
     assert changed_files <= {
         "partition-specs",
         "default-spec-id",
@@ -192,7 +192,7 @@ def test_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexClie
 
 def test_repeated_resize_changes_nothing(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
-    resize(client, "db.t", buckets=64)  # A resize can double the buckets several times.
+    resize(client, "db.t", buckets=64)  # One resize may double the buckets several times.
     location = load_metadata(client)
     assert resize(client, "db.t", buckets=64) == ResizeResult("id", 64, 64, 1)
     assert load_metadata(client) == location
@@ -204,7 +204,7 @@ def test_resize_to_an_earlier_bucket_count_reuses_its_field(client: IndexClient)
     resize(client, "db.t", buckets=16)
     resize(client, "db.t", buckets=32)
     assert read_spec_fields(client) == [("id_bucket_32", "bucket[32]", 1002)]
-    update(client, {"action": "set-default-spec", "spec-id": 0})
+    apply_updates(client, {"action": "set-default-spec", "spec-id": 0})
     assert resize(client, "db.t", buckets=16).spec_id == 1
     assert read_spec_fields(client) == [("id_bucket_16", "bucket[16]", 1001)]
 
@@ -212,7 +212,7 @@ def test_resize_to_an_earlier_bucket_count_reuses_its_field(client: IndexClient)
 @pytest.mark.slow
 def test_resize_gives_the_new_field_an_unused_name(client: IndexClient) -> None:
     create(client, spec=[("bucket[2]", 1)])
-    update(
+    apply_updates(
         client,
         {
             "action": "add-schema",
@@ -265,7 +265,7 @@ def test_resize_of_version_1_keeps_the_old_field_as_void(client: IndexClient) ->
     )
 
 
-def test_resize_to_a_count_that_is_no_doubling_is_refused(client: IndexClient) -> None:
+def test_resize_to_a_bucket_count_that_is_no_doubling_is_refused(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     cases: list[tuple[int, str]] = [
         (4, "8 buckets, and 4 are fewer: the number of buckets can only grow"),
@@ -283,7 +283,7 @@ def test_resize_to_a_count_that_is_no_doubling_is_refused(client: IndexClient) -
 
 
 @pytest.mark.slow
-def test_resize_requires_a_column_if_several_have_buckets(client: IndexClient) -> None:
+def test_resize_requires_a_column_name_if_several_columns_have_buckets(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1), ("bucket[4]", 2)])
     with pytest.raises(InvalidRequest, match="buckets of id, land; give the column"):
         resize(client, "db.t", buckets=16)
@@ -335,20 +335,20 @@ def test_concurrent_resizes_to_the_same_count_make_one_spec(client: IndexClient)
     create(client, spec=[("bucket[8]", 1)])
     with ThreadPoolExecutor(6) as pool:
         results = [pool.submit(resize, IndexClient(client.url), "db.t", buckets=16) for _ in range(6)]
-    assert {one.result().buckets for one in results} == {16}
+    assert {future.result().buckets for future in results} == {16}
     assert len(load_metadata(client)["partition-specs"]) == 2
 
 
-def test_plan_of_a_key_reads_its_old_bucket_and_its_new_one(client: IndexClient) -> None:
+def test_plan_of_a_key_reads_its_old_bucket_and_its_new_bucket(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     append(client, "db.t", build_key_rows(list(range(400))))
     for count in (16, 32, 64):
         resize(client, "db.t", buckets=count)
-    # Only every other key is upserted, so that old files keep rows and stay.
+    # Only every second key is upserted, so old files keep rows and are not removed.
     upsert(client, "db.t", build_key_rows(list(range(1, 2000, 2)), "new"), keys=["id"], mode="merge-on-read")
     original = client.explain("db.t", "id = 7", files=True).kept_files
     assert original is not None
-    actual = {tuple(one["partition"].items()) for one in original}
+    actual = {tuple(file["partition"].items()) for file in original}
     assert actual == {(("p0", compute_bucket(8, 7)),), (("id_bucket_64", compute_bucket(64, 7)),)}
     assert len(original) == 2
 
@@ -376,7 +376,7 @@ def test_buckets_command_shows_advises_and_resizes(client: IndexClient) -> None:
     _, text = run_seamark(client, "db.t", "--json")
     (report,) = json.loads(text[text.index("\n[\n") :])  # Logs are part of the output.
     assert (report["buckets"], report["advice"], len(report["sizes"]), report["shared-files"]) == (8, 8, 8, 4)
-    assert sum(one["rows"] for one in report["sizes"]) == 1000
+    assert sum(size["rows"] for size in report["sizes"]) == 1000
 
 
 @pytest.mark.slow

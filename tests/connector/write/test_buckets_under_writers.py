@@ -59,22 +59,22 @@ class Writers:
     _lock: Lock = field(default_factory=Lock)
 
     def run(self, make_step: Callable[[int], Step], write: Callable[[IndexClient, Step], Report | None]) -> int:
-        """Run one writer until it must stop. Return its number of steps."""
+        """Run one writer until it must stop, and return its number of steps."""
         client, count = IndexClient(self.url), 0
         try:
             while not self.stop.is_set():
                 with self._lock:
                     number = next(self._numbers)
-                step, before, start_s = make_step(number), self.spec_id, time.monotonic()
+                step, spec_id_before, start_s = make_step(number), self.spec_id, time.monotonic()
                 report = write(client, step)
                 attempts = 1 if report is None else report.attempts
                 self.committed_steps[number] = CommittedStep(
-                    step, attempts, time.monotonic() - start_s, (before, self.spec_id)
+                    step, attempts, time.monotonic() - start_s, (spec_id_before, self.spec_id)
                 )
                 count += 1
         finally:
             client.close()
-            self.stop.set()  # A failed writer stops the others, too.
+            self.stop.set()  # A failed writer stops the other writer.
         return count
 
     def wait_for(self, count: int) -> None:
@@ -131,7 +131,7 @@ def make_appending_writer(seed: int) -> tuple[Callable[[int], Step], Callable[[I
 
 
 def double_buckets(client: IndexClient, writers: Writers) -> None:
-    """Double the buckets three times; the writers commit before, between and after."""
+    """Double the buckets three times. The writers commit before, between and after the changes."""
     writers.wait_for(4)
     for count in DOUBLINGS:
         writers.spec_id = resize(client, "db.t", buckets=count).spec_id
@@ -143,7 +143,7 @@ def list_snapshots(client: IndexClient) -> list[dict[str, Any]]:
     return sorted(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
 
 
-def judge_rows(client: IndexClient, committed_steps: Mapping[int, CommittedStep], version: int, note: str) -> None:
+def check_snapshots(client: IndexClient, committed_steps: Mapping[int, CommittedStep], version: int, note: str) -> None:
     """Check that every snapshot is the previous snapshot plus one step, and that each step occurs exactly once."""
     model: dict[int, dict[str, Any]] = {}
     remaining_steps = dict(committed_steps)
@@ -162,13 +162,10 @@ def judge_rows(client: IndexClient, committed_steps: Mapping[int, CommittedStep]
     assert remaining_steps == {}, f"{note}: these steps are lost"
 
 
-def judge_files(client: IndexClient, committed_steps: Mapping[int, CommittedStep], note: str) -> None:
-    """Check that each data file has the spec that was the default at its commit.
-
-    The rows of the file belong to its bucket.
-    """
+def check_files(client: IndexClient, committed_steps: Mapping[int, CommittedStep], note: str) -> None:
+    """Check that each data file has the spec that was the default at its commit, and only rows of its bucket."""
     counts = dict(enumerate((8, *DOUBLINGS)))
-    of_spec = dict.fromkeys(counts, 0)
+    files_by_spec = dict.fromkeys(counts, 0)
     for snapshot in list_snapshots(client):
         added_files = client.files("db.t", content="data", at=At(snapshot_id=snapshot["snapshot-id"])).to_pylist()
         step = committed_steps[int(snapshot["summary"]["step"])]
@@ -177,17 +174,17 @@ def judge_files(client: IndexClient, committed_steps: Mapping[int, CommittedStep
             (number,) = json.loads(file["partition"]).values()
             keys = pq.read_table(file["file_path"].removeprefix("file://"), columns=["id"], partitioning=None)
             assert {compute_bucket(counts[file["spec_id"]], key) for key in keys["id"].to_pylist()} == {number}, note
-            of_spec[file["spec_id"]] += 1
-    assert all(of_spec.values()), f"{note}: not every spec has files"
+            files_by_spec[file["spec_id"]] += 1
+    assert all(files_by_spec.values()), f"{note}: not every spec has files"
 
 
-def judge_plans(client: IndexClient, note: str) -> None:
+def check_plans(client: IndexClient, note: str) -> None:
     """Check that a plan of an equality reads one bucket of each bucket count, and finds the key."""
     names = {"p0": 8, **{f"id_bucket_{count}": count for count in DOUBLINGS}}
     for key in (1, 77, 299, 10_003):
         original = client.explain("db.t", f"id = {key}", files=True).kept_files
         assert original is not None
-        pairs = {pair for one in original for pair in one["partition"].items()}
+        pairs = {pair for file in original for pair in file["partition"].items()}
         assert pairs <= {(name, compute_bucket(count, key)) for name, count in names.items()}, f"{note}: {key}"
 
 
@@ -218,35 +215,35 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
             writers.wait_for_both(4)
         finally:
             writers.stop.set()
-        counts = [one.result(60) for one in running_commits]
+        counts = [commit.result(60) for commit in running_commits]
     assert min(counts) > 3, note
     assert {value.attempts for value in writers.committed_steps.values()} == {1}, (
         f"{note}: a resize must not cause a second attempt"
     )
-    judge_rows(client, writers.committed_steps, version, note)
-    judge_files(client, writers.committed_steps, note)
-    judge_plans(client, note)
+    check_snapshots(client, writers.committed_steps, version, note)
+    check_files(client, writers.committed_steps, note)
+    check_plans(client, note)
     (sizes,) = compute_bucket_sizes(client, "db.t")
     assert (sizes.buckets, sizes.shared_files > 0) == (64, True)
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
-def test_write_that_began_before_a_resize_is_committed_unchanged(
+def test_write_that_began_before_a_resize_is_committed_with_the_old_spec(
     client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[8]", 1)])
     upsert(client, "db.t", build_rows(*((key, "old") for key in range(40))), keys=["id"])
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     attempts = run_before_commits(monkeypatch, lambda: resize(client, "db.t", buckets=16))
     report = upsert(client, "db.t", build_rows(*((key, "new") for key in range(20))), keys=["id"], mode=mode)
     assert (report.attempts, attempts[0]) == (1, 1)
     assert set(client.files("db.t", content="data")["spec_id"].to_pylist()) == {0}
-    assert len(server.list_written_files() - before) == report.files_written
+    assert len(server.list_written_files() - files_before) == report.files_written
     second_report = upsert(client, "db.t", build_rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)
     assert (second_report.attempts, second_report.updated) == (1, 10)
     assert 1 in client.files("db.t", content="data")["spec_id"].to_pylist()
-    lands = [one[1] for one in read_rows(client)]
+    lands = [row[1] for row in read_rows(client)]
     assert lands == ["newer"] * 10 + ["new"] * 10 + ["old"] * 20
 
 
@@ -255,10 +252,10 @@ def test_write_that_began_before_a_resize_is_committed_unchanged(
 def test_concurrent_upserts_of_a_key_in_an_old_and_a_new_bucket_conflict(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both writers change key 5: one with the spec of 8 buckets, the other with 16. One of them is repeated."""
+    """Both writers change key 5: one with the spec of 8 buckets, the other with 16. One of the writes is repeated."""
     create(client, spec=[("bucket[8]", 1)])
     upsert(client, "db.t", build_rows(*((key, "old") for key in range(40))), keys=["id"])
-    other = next(key for key in range(40) if compute_bucket(8, key) != compute_bucket(8, 5))
+    other_key = next(key for key in range(40) if compute_bucket(8, key) != compute_bucket(8, 5))
 
     def overtake() -> None:
         resize(client, "db.t", buckets=16)
@@ -267,16 +264,16 @@ def test_concurrent_upserts_of_a_key_in_an_old_and_a_new_bucket_conflict(
     run_before_commits(monkeypatch, overtake)
     report = upsert(client, "db.t", build_rows((5, "ours")), keys=["id"], columns=["land"], mode=mode)
     assert (report.attempts, report.updated) == (2, 1)
-    assert [one for one in read_rows(client) if one[0] == 5] == [(5, "ours", 1, None)]
+    assert [row for row in read_rows(client) if row[0] == 5] == [(5, "ours", 1, None)]
 
     def upsert_other_keys() -> None:
         resize(client, "db.t", buckets=32)
-        upsert(client, "db.t", build_rows((other, "theirs")), keys=["id"], mode=mode)
+        upsert(client, "db.t", build_rows((other_key, "theirs")), keys=["id"], mode=mode)
 
     run_before_commits(monkeypatch, upsert_other_keys)
     report = upsert(client, "db.t", build_rows((5, "again")), keys=["id"], mode=mode)
     assert (report.attempts, report.updated) == (1, 1)  # Writers of different buckets do not conflict.
-    assert {one[0]: one[1] for one in read_rows(client)} == dict.fromkeys(range(40), "old") | {
+    assert {row[0]: row[1] for row in read_rows(client)} == dict.fromkeys(range(40), "old") | {
         5: "again",
-        other: "theirs",
+        other_key: "theirs",
     }

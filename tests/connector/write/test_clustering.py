@@ -42,7 +42,7 @@ def build_grid(axes: int, bits: int) -> Any:
 
 def order_points(points: Any, bits: int, curve: str) -> Any:
     """Return the points in the order of their keys."""
-    keys = [bytes(one) for one in compute_curve_keys(points, bits, curve)]
+    keys = [bytes(key) for key in compute_curve_keys(points, bits, curve)]
     assert len(set(keys)) == len(points)
     return points[sorted(range(len(keys)), key=keys.__getitem__)].astype(int)
 
@@ -58,7 +58,7 @@ def test_hilbert_curve_visits_every_point_once_in_steps_to_neighbours(axes: int,
 @pytest.mark.parametrize(("axes", "bits"), GRIDS)
 def test_z_order_interleaves_the_bits_of_all_attributes(axes: int, bits: int) -> None:
     def interleave(point: Any) -> int:
-        digits = "".join(format(int(one) >> bit & 1, "b") for bit in range(bits - 1, -1, -1) for one in point)
+        digits = "".join(format(int(axis) >> bit & 1, "b") for bit in range(bits - 1, -1, -1) for axis in point)
         return int(digits, 2)
 
     points = build_grid(axes, bits)
@@ -110,15 +110,15 @@ def test_rank_of_a_value_follows_its_position_with_nulls_first(kind: str) -> Non
     rows = [rng.choice([*values, None]) for _ in range(400)]
     places = Ranks.of(pa.array(rows, arrow)).places(pa.array(rows, arrow)).tolist()
     for row, place in zip(rows, places, strict=True):
-        below = sum(one is None if row is not None else 0 for one in rows)
-        below += sum(one is not None and row is not None and one < row for one in rows)
-        equal = sum(one == row for one in rows)
+        below = sum(value is None if row is not None else 0 for value in rows)
+        below += sum(value is not None and row is not None and value < row for value in rows)
+        equal = sum(value == row for value in rows)
         assert place == ((2 * below + equal) << RANK_BITS) // (2 * len(rows)) or row is None
         assert row is not None or place < min(p for r, p in zip(rows, places, strict=True) if r is not None)
     assert max(places) < 1 << RANK_BITS
 
 
-def test_values_between_sampled_values_rank_between_them_and_nan_above_all() -> None:
+def test_values_rank_between_neighbouring_sampled_values_and_nan_last() -> None:
     ranks = Ranks.of(pa.array([1.0, 5.0, 5.0, float("nan"), 9.0]))
     places = ranks.places(pa.array([0.0, 1.0, 3.0, 5.0, 7.0, 9.0, 10.0, float("nan")])).tolist()
     assert places == sorted(places)
@@ -129,17 +129,17 @@ def test_values_between_sampled_values_rank_between_them_and_nan_above_all() -> 
 @pytest.mark.few_cases(20)
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_outside_the_sample_have_the_rank_that_they_would_have_in_it(kind: str, seed: int) -> None:
+def test_values_outside_the_sample_rank_as_if_they_were_in_the_sample(kind: str, seed: int) -> None:
     arrow, values = KINDS[kind]
     rng = random.Random(f"{kind} {seed}")
     values_with_nulls = [*rng.sample(values, rng.randrange(len(values) + 1)), *([None] * rng.randrange(2))]
     sample = [rng.choice(values_with_nulls) for _ in range(50)] if values_with_nulls else []
     rows = [rng.choice([*values, None]) for _ in range(30)]
     places = Ranks.of(pa.array(sample, arrow)).places(pa.array(rows, arrow)).tolist()
-    nulls = sum(one is None for one in sample)
+    nulls = sum(value is None for value in sample)
     for row, place in zip(rows, places, strict=True):
-        below = nulls + sum(one is not None and row is not None and one < row for one in sample)
-        equal = sum(one is not None and one == row for one in sample)
+        below = nulls + sum(value is not None and row is not None and value < row for value in sample)
+        equal = sum(value is not None and value == row for value in sample)
         doubled = nulls if row is None else 2 * below + equal
         assert place == min((doubled << RANK_BITS) // max(1, 2 * len(sample)), (1 << RANK_BITS) - 1)
 
@@ -150,7 +150,7 @@ def test_ranks_divide_a_skewed_attribute_by_its_rows() -> None:
     assert np.bincount(quarters.astype(int)).tolist() == pytest.approx([25, 25, 25, 25], abs=4)
 
 
-# Keys that refer to other tables
+# Columns of joined tables
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 3))
@@ -202,14 +202,14 @@ def test_curve_keys_do_not_depend_on_the_batches_of_the_rows(curve: str) -> None
         }
     )
     attributes = Attributes(["nation.rank", "day", "customer.city"], JOINS, facts.schema)
-    # Here, a customer's rank and city have the same order, and would count as one column.
+    # The rank and the city of a customer would have the same order, and would count as one column.
     clustering = replace(pickle.loads(pickle.dumps(Clustering.of(attributes, facts, curve))), groups=())
     customers = {10: ("P", 2), 20: ("B", 1), 30: (None, None)}
     reached = [customers.get(value, (None, None)) for value in facts["customer"].to_pylist()]
     columns = [
-        pa.array([one[1] for one in reached], pa.int64()),
+        pa.array([attributes[1] for attributes in reached], pa.int64()),
         facts["day"].combine_chunks(),
-        pa.array([one[0] for one in reached], pa.string()),
+        pa.array([attributes[0] for attributes in reached], pa.string()),
     ]
     points = np.stack([Ranks.of(column).places(column) for column in columns], axis=1)
     expected = compute_curve_keys(points, RANK_BITS, curve)
@@ -254,20 +254,25 @@ def test_range_bounds_divide_the_rows_into_almost_equal_parts() -> None:
 @pytest.mark.parametrize("files", [1, 2, 3, 7, 60])
 @pytest.mark.parametrize("distinct", [1, 5, 1 << 16])
 def test_files_end_between_cells_of_the_curve(files: int, distinct: int) -> None:
-    """The files have about the same size. If the keys allow it, the first key of each file begins a large cell."""
+    """The test checks that files have about the same size.
+
+    If the keys allow it, the first key of each file is the start of a large cell.
+    """
     rng = np.random.default_rng(first_seed())
     points = rng.integers(0, distinct, (6000, 2)).astype(np.uint64)
     keys = np.sort(to_sortable_keys(compute_curve_keys(points, 16, "zorder")))
     bounds = choose_cell_bounds(keys, files)
     assert np.array_equal(bounds, np.sort(bounds))
     assert len(bounds) <= 2 * files
-    if distinct < 1 << 16:  # There are few keys, with many rows each.
+    if distinct < 1 << 16:  # There are few distinct keys, with many rows each.
         return
     sizes = np.diff([0, *np.searchsorted(keys, bounds), len(keys)]) * files / len(keys)
     assert sizes.min() >= 1 - FILE_SIZE_SPREAD_FRACTION - 0.1
     assert sizes.max() <= 1 + FILE_SIZE_SPREAD_FRACTION + 0.1
-    used = [np.flatnonzero(np.unpackbits(np.frombuffer(bound.ljust(4, b"\0"), np.uint8))).max() for bound in bounds]
-    assert max(used, default=0) < np.log2(files) + 4  # These bits distinguish cells of about one file.
+    last_bits = [
+        np.flatnonzero(np.unpackbits(np.frombuffer(bound.ljust(4, b"\0"), np.uint8))).max() for bound in bounds
+    ]
+    assert max(last_bits, default=0) < np.log2(files) + 4  # So many bits are enough to distinguish cells of one file.
 
 
 @pytest.mark.parametrize("curve", ["hilbert", "zorder"])
@@ -317,7 +322,7 @@ def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -
     )
 
 
-def test_several_columns_of_the_same_order_stay_in_the_key() -> None:
+def test_key_keeps_several_columns_of_the_same_order() -> None:
     ordered = np.arange(5000)
     columns = {
         "a": ordered,

@@ -35,7 +35,7 @@ def read_lands(client: IndexClient) -> dict[int, str]:
 
 @contextmanager
 def run_upsert_stream(url: str, keys: list[int]) -> Iterator[list[int]]:
-    """Run equality upserts of these keys until the context ends, and yield a list with their number."""
+    """Run equality upserts of these keys until the context ends, and yield a list with the number of each upsert."""
     stop, is_over, failed = threading.Event(), [0], []
 
     def write() -> None:
@@ -64,7 +64,7 @@ def run_upsert_stream(url: str, keys: list[int]) -> Iterator[list[int]]:
 @pytest.mark.parametrize("is_indexed", [False, True], ids=["plain", "indexed"])
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("version", [2, 3])
-def test_concurrent_equality_upserts_of_other_keys_are_no_conflict(
+def test_concurrent_equality_upserts_of_different_keys_do_not_conflict(
     client: IndexClient, version: int, spec: str, is_indexed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_filled(client, version, spec, properties=BY_ID if is_indexed else {})
@@ -134,13 +134,13 @@ def test_delete_by_another_column_conflicts_with_equality_deletes(
 def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
     client: IndexClient, spec: str, mode: str
 ) -> None:
-    """Copy-on-write conflicts with the stream in every file, whatever the keys are."""
+    """With copy-on-write, the stream changes every file, so each attempt conflicts whatever its keys are."""
     create_filled(client, 3, spec)
     with run_upsert_stream(client.url, list(range(0, 200, 2))) as stream_commits:
         for number in range(3):
             own_rows = build_rows(*((key, f"ours{number}") for key in range(31, 171, 14)))
             report = upsert(client, "db.t", own_rows, keys=["id"], mode=mode)
-            # An idle machine needs 2 to 4 of the 50 attempts. A busy one gets its priority later.
+            # An idle machine needs 2 to 4 of the 50 attempts. On a busy machine, the upsert gets its priority later.
             assert report.attempts <= 25
     lands_by_id = read_lands(client)
     assert {lands_by_id[key] for key in range(31, 171, 14)} == {"ours2"}

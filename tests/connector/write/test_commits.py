@@ -21,7 +21,7 @@ def lake(server: ServerThread) -> CommitTable:
     return new_lake
 
 
-def test_commit_returns_the_snapshot_and_says_if_it_is_a_duplicate(server: ServerThread, lake: CommitTable) -> None:
+def test_commit_returns_its_snapshot_and_whether_it_is_a_duplicate(server: ServerThread, lake: CommitTable) -> None:
     client = pickle.loads(pickle.dumps(CommitClient(SeamarkClient(server.url))))
     body: dict[str, Any] = {"add": [lake.write_data_file([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
     first = client.commit("db.t", body)

@@ -48,12 +48,12 @@ def build_rows(ids: range | list[int], seed: str = "") -> pa.Table:
     )
 
 
-def read(client: IndexClient, table: str = "db.t") -> Counter[tuple[Any, ...]]:
+def count_scanned_rows(client: IndexClient, table: str = "db.t") -> Counter[tuple[Any, ...]]:
     """Return the rows that Seamark's reader returns. It applies all kinds of deletes."""
     return Counter(tuple(row.values()) for row in scan(client, table).to_arrow().to_pylist())
 
 
-def read_stock(catalog: RestCatalog, table: str = "db.t") -> Counter[tuple[Any, ...]]:
+def read_with_pyiceberg(catalog: RestCatalog, table: str = "db.t") -> Counter[tuple[Any, ...]]:
     """Return the rows that PyIceberg returns. It does not support equality deletes."""
     return Counter(tuple(row.values()) for row in catalog.load_table(table).scan().to_arrow().to_pylist())
 
@@ -77,27 +77,27 @@ def create_three_batches(client: IndexClient, catalog: RestCatalog, monkeypatch:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("spec", [PartitionSpec(), BY_PART], ids=["unpartitioned", "by part"])
-def test_small_files_are_compacted_to_few_with_the_same_rows(
+def test_small_files_are_compacted_to_few_files_with_the_same_rows(
     client: IndexClient, server: ServerThread, version: int, spec: PartitionSpec
 ) -> None:
     with open_catalog(server.url) as catalog:
         create(catalog, version, spec)
         for number in range(12):
             upsert(client, "db.t", build_rows(range(number * 10, number * 10 + 10)), keys=["id"])
-        before = read(client)
-        assert sum(before.values()) == 120
+        rows_before = count_scanned_rows(client)
+        assert sum(rows_before.values()) == 120
         dry_report = compact(client, "db.t", dry_run=True)
         assert (dry_report.commits, dry_report.files_after) == (0, 1)
         assert dry_report.files_before == (36 if spec.fields else 12)
-        assert read(client) == before
+        assert count_scanned_rows(client) == rows_before
         report = compact(client, "db.t")
         partitions = 3 if spec.fields else 1
         assert (report.commits, report.conflicts, report.rows) == (1, 0, 120)
         assert (report.files_before, report.files_after) == (dry_report.files_before, partitions)
         assert client.files("db.t").num_rows == partitions
-        assert read(client) == before
+        assert count_scanned_rows(client) == rows_before
         if version == 2:
-            assert read_stock(catalog) == before
+            assert read_with_pyiceberg(catalog) == rows_before
         assert compact(client, "db.t").commits == 0
 
 
@@ -112,8 +112,8 @@ def test_compaction_applies_deletes_and_removes_their_files(client: IndexClient,
         report = compact(client, "db.t")
         assert (report.commits, report.deletes_applied) == (1, 1)
         assert client.files("db.t", content="deletes").num_rows == 0
-        assert read(client) == expected
-        assert read_stock(catalog) == expected
+        assert count_scanned_rows(client) == expected
+        assert read_with_pyiceberg(catalog) == expected
 
 
 def test_compacted_rows_keep_their_ids_and_sequence_numbers(client: IndexClient, server: ServerThread) -> None:
@@ -127,9 +127,9 @@ def test_compacted_rows_keep_their_ids_and_sequence_numbers(client: IndexClient,
         def read_lineage() -> list[dict[str, Any]]:
             return sorted(scan(client, "db.t", columns).to_arrow().to_pylist(), key=lambda row: row["id"])
 
-        before = read_lineage()
+        lineage_before = read_lineage()
         assert compact(client, "db.t").commits == 1
-        assert read_lineage() == before
+        assert read_lineage() == lineage_before
 
 
 def test_concurrent_change_of_a_file_discards_only_its_batch(
@@ -151,7 +151,9 @@ def test_concurrent_change_of_a_file_discards_only_its_batch(
         monkeypatch.setattr(compaction, "rewrite_rows", write_and_change)
         report = compact(client, "db.t")
         assert (len(calls), report.commits, report.conflicts) == (3, 1, 2)
-        assert read(client) == Counter(tuple(row.values()) for row in build_rows([100, 101, 102]).to_pylist())
+        assert count_scanned_rows(client) == Counter(
+            tuple(row.values()) for row in build_rows([100, 101, 102]).to_pylist()
+        )
 
 
 @pytest.mark.slow
@@ -169,7 +171,7 @@ def test_tiered_compaction_of_a_growing_table_rewrites_few_rows(
             append(client, "db.t", part)
             if number % 2:
                 rewritten += compact(client, "db.t").rows
-        assert sum(read(client).values()) == 50 * appends
+        assert sum(count_scanned_rows(client).values()) == 50 * appends
         assert client.files("db.t").num_rows < files_max
         assert rewritten < 4 * 50 * appends, "each row is rewritten about log5(appends) times"
 
@@ -229,7 +231,7 @@ def test_random_histories_with_compactions_keep_the_rows(
                 policy = CompactionPolicy(rng.choice([3000, 1 << 20]), rng.choice([2, 5]))
                 report = compact(client, "db.t", policy=policy)
                 compactions += report.commits
-                assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
+                assert count_scanned_rows(client) == Counter((id_, id_ % 3, text) for id_, text in model.items())
     assert compactions > 0
 
 
@@ -282,19 +284,19 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
 
     write, open_again = compaction.rewrite_rows, open_table
 
-    def write_meddled(*arguments: Any) -> Any:
+    def write_while_others_change(*arguments: Any) -> Any:
         written_files = write(*arguments)
         change()
         return written_files
 
-    def open_meddled(*arguments: Any, **options: Any) -> Any:
+    def open_while_others_change(*arguments: Any, **options: Any) -> Any:
         reopened_table = open_again(*arguments, **options)
         if rng.random() < 0.4:
             change()
         return reopened_table
 
-    monkeypatch.setattr(compaction, "rewrite_rows", write_meddled)
-    monkeypatch.setattr(replacements, "open_table", open_meddled)
+    monkeypatch.setattr(compaction, "rewrite_rows", write_while_others_change)
+    monkeypatch.setattr(replacements, "open_table", open_while_others_change)
     monkeypatch.setattr(replacements, "_WAIT_S", 0.001)
     rows_deleted = 0
     with open_catalog(server.url) as catalog:
@@ -309,14 +311,14 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
                 model.update((id_, str(id_)) for id_ in ids)
             change()
             touched.clear()
-            before = read_lineage() if version == 3 else {}
+            lineage_before = read_lineage() if version == 3 else {}
             report = compact(client, "db.t", policy=CompactionPolicy(rng.choice([3000, 1 << 20]), 2))
             rows_deleted += report.rows_deleted
-            assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
+            assert count_scanned_rows(client) == Counter((id_, id_ % 3, text) for id_, text in model.items())
             if version == 3:
-                after = read_lineage()
-                assert {one: after[one] for one in model.keys() & before.keys() - touched} == {
-                    record: before[record] for record in model.keys() & before.keys() - touched
+                lineage_after = read_lineage()
+                assert {id_: lineage_after[id_] for id_ in model.keys() & lineage_before.keys() - touched} == {
+                    record: lineage_before[record] for record in model.keys() & lineage_before.keys() - touched
                 }
             if rng.random() < 0.5:
                 evolve_spec(client)
@@ -331,13 +333,15 @@ def test_rows_that_a_rollback_restores_discard_the_batch(
         create(catalog, 2)
         for number in range(6):
             upsert(client, "db.t", build_rows(range(number * 50, number * 50 + 50)), keys=["id"])
-        before, snapshot = read(client), catalog.load_table("db.t").metadata.current_snapshot_id
+        rows_before, snapshot = count_scanned_rows(client), catalog.load_table("db.t").metadata.current_snapshot_id
         delete(client, "db.t", keys=pa.table({"id": list(range(10, 20))}), mode=MERGE_ON_READ)
         write = compaction.rewrite_rows
 
         def write_and_roll_back(*arguments: Any) -> Any:
             written_files = write(*arguments)
-            post(client, {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot})
+            apply_updates(
+                client, {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot}
+            )
             return written_files
 
         disk = set(server.home.rglob("*.parquet"))
@@ -345,13 +349,13 @@ def test_rows_that_a_rollback_restores_discard_the_batch(
             context.setattr(compaction, "rewrite_rows", write_and_roll_back)
             report = compact(client, "db.t")
         assert (report.commits, report.conflicts) == (0, 1)
-        assert read(client) == before
+        assert count_scanned_rows(client) == rows_before
         assert set(server.home.rglob("*.parquet")) == disk
 
 
 def sort_by_text_descending(client: IndexClient) -> None:
     field = {"source-id": 3, "transform": "identity", "direction": "desc", "null-order": "nulls-first"}
-    post(
+    apply_updates(
         client,
         {"action": "add-sort-order", "sort-order": {"order-id": -1, "fields": [field]}},
         {"action": "set-default-sort-order", "sort-order-id": -1},
@@ -360,7 +364,7 @@ def sort_by_text_descending(client: IndexClient) -> None:
 
 def evolve_spec(client: IndexClient) -> None:
     field = {"source-id": 1, "field-id": 1001, "name": "id_bucket", "transform": "bucket[3]"}
-    post(
+    apply_updates(
         client,
         {"action": "add-spec", "spec": {"fields": [field]}},
         {"action": "set-default-spec", "spec-id": -1},
@@ -383,7 +387,7 @@ def test_deletion_vectors_in_one_file_count_for_each_data_file(client: IndexClie
 def test_upgrade_during_a_compaction_is_a_conflict(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the rows would lose the row ids that the upgrade gave them."""
+    """Otherwise the rows would lose the row ids that the upgrade has assigned."""
     columns = ["id", "_row_id", "_last_updated_sequence_number"]
     with open_catalog(server.url) as catalog:
         create(catalog, 2)
@@ -393,7 +397,7 @@ def test_upgrade_during_a_compaction_is_a_conflict(
 
         def write_and_upgrade(*arguments: Any) -> Any:
             written_files = write(*arguments)
-            post(client, {"action": "upgrade-format-version", "format-version": 3})
+            apply_updates(client, {"action": "upgrade-format-version", "format-version": 3})
             upsert(client, "db.t", build_rows([100]), keys=["id"])
             return written_files
 
@@ -401,17 +405,17 @@ def test_upgrade_during_a_compaction_is_a_conflict(
             context.setattr(compaction, "rewrite_rows", write_and_upgrade)
             report = compact(client, "db.t")
         assert (report.commits, report.conflicts) == (0, 1)
-        before = sorted(map(str, scan(client, "db.t", columns).to_arrow().to_pylist()))
+        rows_before = sorted(map(str, scan(client, "db.t", columns).to_arrow().to_pylist()))
         assert compact(client, "db.t").commits == 1
-        assert sorted(map(str, scan(client, "db.t", columns).to_arrow().to_pylist())) == before
+        assert sorted(map(str, scan(client, "db.t", columns).to_arrow().to_pylist())) == rows_before
 
 
-def post(client: IndexClient, *updates: dict[str, Any]) -> None:
+def apply_updates(client: IndexClient, *updates: dict[str, Any]) -> None:
     client._request_json("POST", "/v1/namespaces/db/tables/t", {}, {"requirements": [], "updates": list(updates)})
 
 
 @pytest.mark.slow
-def test_missing_file_stops_only_its_own_batch(
+def test_missing_file_stops_only_the_batch_that_contains_it(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_catalog(server.url) as catalog:
@@ -427,22 +431,22 @@ def test_missing_file_stops_only_its_own_batch(
 def test_compaction_that_would_not_reduce_files_is_discarded(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An example is a sorted table: its writer ends a file when its buffer is full, whatever the target size is."""
+    """For example, the writer of a sorted table ends a file when its buffer is full, whatever the target size is."""
     with open_catalog(server.url) as catalog:
         create(catalog, 2)
         for number in range(6):
             upsert(client, "db.t", build_rows([number]), keys=["id"])
-        before = set(client.files("db.t")["file_path"].to_pylist())
+        paths_before = set(client.files("db.t")["file_path"].to_pylist())
         disk = set(server.home.rglob("*.parquet"))
         monkeypatch.setattr(compaction, "NEW_BYTES_MAX_FRACTION", 0.1)
         report = compact(client, "db.t")
         assert (report.commits, report.given_up) == (0, 1)
-        assert set(client.files("db.t")["file_path"].to_pylist()) == before
+        assert set(client.files("db.t")["file_path"].to_pylist()) == paths_before
         assert set(server.home.rglob("*.parquet")) == disk
         assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small == SMALL
         field = {"source-id": 1, "transform": "identity", "direction": "asc", "null-order": "nulls-first"}
         order = {"order-id": -1, "fields": [field]}
-        post(
+        apply_updates(
             client,
             {"action": "add-sort-order", "sort-order": order},
             {"action": "set-default-sort-order", "sort-order-id": -1},

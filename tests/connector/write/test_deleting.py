@@ -44,7 +44,7 @@ def build_positions(*positions: int) -> Any:
 
 
 def list_files(folder: Path) -> list[Path]:
-    return [one for one in folder.rglob("*") if one.is_file()]
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def to_path(file: dict[str, Any]) -> Path:
@@ -81,7 +81,7 @@ def test_encoded_vector_matches_the_specification(positions: list[int]) -> None:
     bitmap = pyroaring.BitMap64.deserialize(blob[8:-4])
     assert list(bitmap) == distinct
     bitmap.run_optimize()
-    assert blob[8:-4] == bitmap.serialize(), "keys ascend, and bitmaps are portable"
+    assert blob[8:-4] == bitmap.serialize(), "the keys must ascend, and the bitmaps must have the portable format"
 
 
 def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_new_vector_includes_earlier_deletes_and_names_what_it_replaces(tmp_path
     reader = Deletes(Storage(), metadata)
     a, b, c = "file:///a.parquet", "file:///b.parquet", "file:///c.parquet"
     position_deletes = write_deletes(
-        build_target(older), [DeletedRows(one, 0, [], build_positions(7)) for one in (a, b)], reader
+        build_target(older), [DeletedRows(path, 0, [], build_positions(7)) for path in (a, b)], reader
     ).files
     written_deletes = write_deletes(build_target(older), [DeletedRows(b, 0, [], build_positions(8))], reader).files
     first = write_deletes(build_target(metadata), [DeletedRows(c, 0, [], build_positions(1, 2))], reader).files
@@ -149,7 +149,7 @@ def test_new_vector_includes_a_delete_file_with_repeated_positions(tmp_path: Pat
         reader,
     ).files
     rows = pq.read_table(to_path(file))
-    pq.write_table(pa.concat_tables([rows.slice(0, 1), rows]), to_path(file))  # The positions are 1, 1, 3.
+    pq.write_table(pa.concat_tables([rows.slice(0, 1), rows]), to_path(file))  # The positions are now 1, 1, 3.
     assert reader.load(path, [file]).positions.tolist() == [1, 3]
     written_files = write_deletes(
         build_target(metadata), [DeletedRows(path, 0, [], build_positions(2), [file])], reader
@@ -174,7 +174,7 @@ def test_deletes_without_new_positions_write_no_file(tmp_path: Path) -> None:
     assert len(list_files(tmp_path)) == 1
 
 
-def test_unreadable_delete_file_refuses_the_change_and_restores_no_row(tmp_path: Path) -> None:
+def test_change_with_an_unreadable_delete_file_is_refused_and_restores_no_row(tmp_path: Path) -> None:
     metadata = build_metadata(tmp_path, SCHEMA)
     first = write_deletes(
         build_target(metadata), [DeletedRows("file:///a", 0, [], build_positions(1, 2))], Deletes(Storage(), metadata)
@@ -198,9 +198,9 @@ def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bo
         "write.delete.parquet.compression-codec": "gzip",
     }
     metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("identity", 2)), properties=properties, version=2)
-    long = "file:///" + "x" * 5000
-    partitions = [("file:///b", ["de"]), ("file:///a", ["de"]), ("file:///c", [None]), (long, ["fr"])]
-    rows = [DeletedRows(path, 0, where, build_positions(5, 1, 5, 2**40)) for path, where in partitions]
+    long_path = "file:///" + "x" * 5000
+    partitions = [("file:///b", ["de"]), ("file:///a", ["de"]), ("file:///c", [None]), (long_path, ["fr"])]
+    rows = [DeletedRows(path, 0, partition, build_positions(5, 1, 5, 2**40)) for path, partition in partitions]
     written_delete = write_deletes(build_target(metadata), rows, Deletes(Storage(), metadata))
     assert len(written_delete.files) == (4 if by_file else 3)
     written_files = []
@@ -315,16 +315,18 @@ def test_data_file_without_remaining_rows_is_removed(tmp_path: Path, version: in
         reader,
     )
     assert first.removed == ()
-    before = {one: [file for file in first.files if file.get("referenced-data-file") in (one, None)] for one in (a, b)}
+    old_deletes = {
+        path: [file for file in first.files if file.get("referenced-data-file") in (path, None)] for path in (a, b)
+    }
     files_before = list_files(tmp_path)
-    second = write_deletes(new_target, [DeletedRows(a, 0, [], build_positions(1, 3), before[a], 4)], reader)
+    second = write_deletes(new_target, [DeletedRows(a, 0, [], build_positions(1, 3), old_deletes[a], 4)], reader)
     assert (second.files, second.removed) == ((), ({"file-path": a},)), (
         "the data file's own deletes are removed with it"
     )
     assert list_files(tmp_path) == files_before
     rows = [
-        DeletedRows(a, 0, [], build_positions(1), before[a], 4),
-        DeletedRows(b, 0, [], build_positions(0), before[b], 2),
+        DeletedRows(a, 0, [], build_positions(1), old_deletes[a], 4),
+        DeletedRows(b, 0, [], build_positions(0), old_deletes[b], 2),
     ]
     third = write_deletes(new_target, rows, reader)
     assert third.removed[0] == {"file-path": b}

@@ -29,7 +29,7 @@ from seamark.connector.write.upserts import delete, upsert
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, build_rows, create, read_rows
 from tests.connector.write.test_upserts_at_once import run_before_commits
-from tests.connector.write.test_upserts_history import RECORD, Shape, Step, draw_steps, evolve, judge
+from tests.connector.write.test_upserts_history import RECORD, Shape, Step, check_snapshots, draw_steps, evolve
 from tests.seeds import quick
 
 
@@ -72,7 +72,7 @@ def test_equality_upsert_replaces_keys_within_their_partitions(client: IndexClie
     assert sorted(tuple(value.values()) for value in values) == [(1, "de", 1), (1, "fr", 2), (2, "de", 1), (2, "it", 2)]
 
 
-def test_equality_upsert_replaces_rows_of_all_former_specs(client: IndexClient) -> None:
+def test_equality_upsert_replaces_rows_of_all_earlier_specs(client: IndexClient) -> None:
     create(client, spec=[("bucket[2]", 1)])
     for number, count in enumerate((2, 4, 8)):
         resize(client, "db.t", buckets=count)
@@ -94,8 +94,8 @@ def test_equality_upsert_requires_a_spec_without_fields_or_with_key_fields(clien
 
 
 def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(client: IndexClient) -> None:
-    """Truncating the smallest int overflows, and truncating the same long does not."""
-    ints = [{**one, "type": "int"} if one["name"] == "id" else one for one in FIELDS]
+    """In a truncation of the smallest int the result overflows, but not in a truncation of the same long."""
+    ints = [{**field, "type": "int"} if field["name"] == "id" else field for field in FIELDS]
     create(client, spec=[("truncate[10]", 1)], fields=ints)
     minimum = -(2**31)
     append(client, "db.t", build_rows((minimum, "de"), (5, "de")))
@@ -134,7 +134,7 @@ def test_equality_upsert_treats_a_spec_of_void_fields_as_unpartitioned(client: I
 
 
 @pytest.mark.slow
-def test_equality_upsert_ignores_void_fields_beside_those_of_the_key(client: IndexClient) -> None:
+def test_equality_upsert_ignores_void_fields_next_to_key_fields(client: IndexClient) -> None:
     create(client, spec=[("void", 2), ("bucket[4]", 1)])
     append(client, "db.t", build_rows(*((key, "old") for key in range(10))))
     upsert(client, "db.t", build_rows((1, "new"), (99, "new")), keys=["id"], strategy=EQUALITY)
@@ -209,7 +209,7 @@ def test_located_upsert_is_repeated_after_a_concurrent_equality_upsert(
     assert read_rows(client) == [(1, "ours", 2, None), (2, "old", 1, None)]
 
 
-def test_equality_upsert_replaces_rows_of_a_concurrent_new_spec(
+def test_equality_upsert_replaces_rows_that_are_written_concurrently_with_a_new_spec(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[4]", 1)])
@@ -217,18 +217,18 @@ def test_equality_upsert_replaces_rows_of_a_concurrent_new_spec(
     new_keys: set[Any] = set()
 
     def resize_and_upsert() -> None:
-        before = server.list_written_files()
+        files_before = server.list_written_files()
         resize(client, "db.t", buckets=8)
         upsert(client, "db.t", build_rows((1, "theirs"), (3, "theirs")), keys=["id"], mode="merge-on-read")
-        new_keys.update(server.list_written_files() - before)
+        new_keys.update(server.list_written_files() - files_before)
 
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     run_before_commits(monkeypatch, resize_and_upsert)
     report = upsert(client, "db.t", build_rows((1, "ours"), (3, "ours")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
     assert read_lands(client) == {1: "ours", 2: "old", 3: "ours"}
     assert (
-        len(server.list_written_files() - before - new_keys) == report.files_written
+        len(server.list_written_files() - files_before - new_keys) == report.files_written
     )  # The first attempt left no file.
 
 
@@ -303,28 +303,28 @@ SHAPES = (
 )
 
 
-def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, every: int) -> None:
+def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, check_interval: int) -> None:
     """Run the steps with several writers while partition specs change, and check the snapshots.
 
-    Only Seamark's reader supports equality deletes, so it reads the rows.
+    The rows are read with Seamark only, because PyIceberg does not support equality deletes.
     """
     note = f"seed {seed}, {shape}, {writers} writers"
     first = [shape.specs[0]] if shape.specs else []
     create(client, version=shape.version, spec=first, properties=dict(shape.properties))
-    steps_by_number = {early_step.number: early_step for early_step in draw_mixed_steps(random.Random(seed), count)}
-    turns = max(1, len(shape.specs))
+    steps_by_number = {step.number: step for step in draw_mixed_steps(random.Random(seed), count)}
+    spec_count = max(1, len(shape.specs))
     if first == [("identity", 2)]:  # Deletes for all partitions require an unpartitioned spec first.
-        early = [value for value in steps_by_number.values() if value.number <= count // turns + writers]
+        early = [step for step in steps_by_number.values() if step.number <= count // spec_count + writers]
         steps_by_number |= {
-            early_step.number: Step(early_step.number, early_step.kind, early_step.rows)
-            for early_step in early
-            if isinstance(early_step, EqualityDeleteStep)
+            step.number: Step(step.number, step.kind, step.rows)
+            for step in early
+            if isinstance(step, EqualityDeleteStep)
         }
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers + 1) as pool:
-        for round_number in range(turns):
+        for round_number in range(spec_count):
             worker_steps = [
-                value for value in steps_by_number.values() if value.number * turns // count == round_number
+                step for step in steps_by_number.values() if step.number * spec_count // count == round_number
             ]
             for start in range(0, len(worker_steps), writers):
                 at_once = zip(worker_steps[start : start + writers], clients, strict=False)
@@ -335,7 +335,7 @@ def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, write
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
     for own_client in clients:
         own_client.close()
-    judge(client, "t", steps_by_number, note, version=3, every=every, writers=writers)
+    check_snapshots(client, "t", steps_by_number, note, version=3, check_interval=check_interval, writers=writers)
 
 
 @pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -343,10 +343,10 @@ def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, write
 def test_every_snapshot_matches_its_history_with_equality_deletes(
     client: IndexClient, number: int, writers: int
 ) -> None:
-    run_steps(client, 10 * writers + number, SHAPES[number], 24, writers=writers, every=2)
+    run_steps(client, 10 * writers + number, SHAPES[number], 24, writers=writers, check_interval=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_every_snapshot_matches_a_long_history_with_equality_deletes(client: IndexClient, seed: int) -> None:
-    run_steps(client, seed, SHAPES[seed % len(SHAPES)], 100, writers=1 + seed % 4, every=4)
+    run_steps(client, seed, SHAPES[seed % len(SHAPES)], 100, writers=1 + seed % 4, check_interval=4)

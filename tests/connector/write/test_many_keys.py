@@ -34,7 +34,7 @@ def test_plan_names_more_keys_than_ranges_if_they_are_short_enough(
     destination = open_destination(client, "db.t")
     parts = [range(ROWS * number, ROWS * (number + 1)) for number in range(FILES)]
     written_files = [
-        write_batches(destination.target, build_rows(*((one, "de", 1, "n") for one in part)).to_batches())
+        write_batches(destination.target, build_rows(*((key, "de", 1, "n") for key in part)).to_batches())
         for part in parts
     ]
     destination.commit(client, WrittenFiles.join(written_files))
@@ -48,7 +48,7 @@ def test_plan_names_more_keys_than_ranges_if_they_are_short_enough(
 def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accepted(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One path of a MiB represents thousands of usual length. Each answer has its own dictionary."""
+    """One path of a MiB represents thousands of paths of usual length. Each answer has its own dictionary."""
     create(client, properties=BY_ID)
     append(client, "db.t", build_rows((1, "de")))
     count, path = 2100, "p" * (1 << 20)
@@ -75,7 +75,7 @@ def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accept
     location_result = locate(
         client, opened_table, BatchKeys(find_key_fields(opened_table.schema, ["id"]), [pa.array(range(count))])
     )
-    (file,) = location_result.files  # The path that no row uses is left out.
+    (file,) = location_result.files  # The result does not contain the path that no row uses.
     assert file.positions.tolist() == file.keys.tolist() == list(range(count))
     assert requests == [700] * 3
     assert not location_result.read

@@ -62,7 +62,7 @@ def write_data_file(
 ) -> dict[str, Any]:
     """Write one unpartitioned data file and return its ContentFile."""
     written_table = pa.Table.from_batches(
-        [conform(one, write_target.schema, write_target.arrow) for one in rows.to_batches()], write_target.arrow
+        [conform(batch, write_target.schema, write_target.arrow) for batch in rows.to_batches()], write_target.arrow
     )
     if write_target.ordering is not None:
         written_table = write_target.ordering.sort(written_table)
@@ -77,7 +77,9 @@ def write_data_file(
         raise
 
 
-def write(folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **arguments: Any) -> tuple[dict[str, Any], Any]:
+def write_and_read(
+    folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **arguments: Any
+) -> tuple[dict[str, Any], Any]:
     metadata = build_metadata(folder, schema, **arguments)
     write_target = build_target(metadata)
     return write_data_file(rows, write_target, write_target.generate_location(()), row_group_rows=7), metadata
@@ -86,7 +88,7 @@ def write(folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **arguments
 @pytest.mark.parametrize(("seed", "count"), [(0, 0), (1, 1), (2, 7), (3, 100)])
 def test_pyiceberg_reads_the_written_values(tmp_path: Path, seed: int, count: int) -> None:
     rows = draw_rows(seed, count)
-    file, metadata = write(tmp_path, rows)
+    file, metadata = write_and_read(tmp_path, rows)
     actual_table = read_by_pyiceberg(metadata, [file])
     assert actual_table.num_rows == count
     for place, kind in enumerate(KINDS):
@@ -104,7 +106,7 @@ def test_pyiceberg_reads_the_written_values(tmp_path: Path, seed: int, count: in
 
 def test_duckdb_reads_the_written_values(tmp_path: Path) -> None:
     rows = draw_rows(4, 100)
-    file, _ = write(tmp_path, rows)
+    file, _ = write_and_read(tmp_path, rows)
     path = file["file-path"].removeprefix("file://")
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
@@ -133,9 +135,9 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
     @given(typed.draw_columns(kind, size_min=1, size_max=12), st.sampled_from(["truncate(1)", "truncate(3)", "full"]))
-    def judge(values: list[Any], mode: str) -> None:
+    def check_bounds(values: list[Any], mode: str) -> None:
         rows = pa.table({"c": typed.build_array(kind, values)})
-        file, metadata = write(tmp_path, rows, schema, properties={"write.metadata.metrics.default": mode})
+        file, metadata = write_and_read(tmp_path, rows, schema, properties={"write.metadata.metrics.default": mode})
         decode_content_file(file, metadata)
         lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
         present_values = [value for value in values if value is not None and value == value]
@@ -143,8 +145,8 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
             assert (lower, upper) == ({}, {})
             return
         minimum, maximum = decode(kind, lower[1]), decode(kind, upper[1]) if 1 in upper else None
-        assert all(minimum <= one for one in present_values)
-        assert maximum is None or all(one <= maximum for one in present_values)
+        assert all(minimum <= value for value in present_values)
+        assert maximum is None or all(value <= maximum for value in present_values)
         if kind not in ("string", "binary", "fixed[3]") or mode == "full":
             assert (minimum, maximum) == (min(present_values), max(present_values))
         assert index_by_column(file["null-value-counts"])[1] == values.count(None)
@@ -153,21 +155,21 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
                 value is not None and value != value for value in values
             )
 
-    judge()
+    check_bounds()
 
 
 @pytest.mark.parametrize(
-    "kind", [one for one in KINDS if not one.startswith(("decimal", "uuid")) and not one.endswith("_ns")]
+    "kind", [kind for kind in KINDS if not kind.startswith(("decimal", "uuid")) and not kind.endswith("_ns")]
 )
 def test_pyiceberg_prunes_no_file_that_has_the_value(tmp_path: Path, kind: str) -> None:
     schema = Schema((Field(1, "c", False, kind),))
     for seed in range(8):
         values = typed.draw_column(random.Random(seed), kind, 5, 0.3)
-        file, metadata = write(tmp_path, pa.table({"c": typed.build_array(kind, values)}), schema)
+        file, metadata = write_and_read(tmp_path, pa.table({"c": typed.build_array(kind, values)}), schema)
         expected_schema = to_pyiceberg_metadata(metadata).schema()
         for value in values:
             if kind == "float" and value in (float("inf"), float("-inf")):
-                continue  # PyIceberg accepts no infinite float.
+                continue  # PyIceberg accepts no infinite float in a predicate.
             if value is None:
                 predicates: list[Any] = [IsNull("c")]
             elif value != value:
@@ -194,11 +196,11 @@ def _to_literal(kind: str, value: Any) -> Any:
     return value
 
 
-def test_metrics_equal_those_of_pyicebergs_writer(tmp_path: Path) -> None:
-    """The bounds of zeros differ, because they have signs here. PyIceberg writes no bounds for fields of structs."""
+def test_metrics_equal_the_metrics_of_pyicebergs_writer(tmp_path: Path) -> None:
+    """Bounds of zeros differ, because Seamark's have a sign. PyIceberg writes no bounds for fields of structs."""
     kept_fields = [field for field in EVERY_TYPE.fields if field.id < 30 and not field.name.endswith(("uuid", "_ns"))]
     rows = draw_rows(5, 60).select([field.name for field in kept_fields])
-    file, metadata = write(tmp_path, rows, Schema(tuple(kept_fields)))
+    file, metadata = write_and_read(tmp_path, rows, Schema(tuple(kept_fields)))
     expected_schema = sanitize_column_names(to_pyiceberg_metadata(metadata).schema())
     expected_statistics = data_file_statistics_from_parquet_metadata(
         pq.read_metadata(file["file-path"].removeprefix("file://")),
@@ -220,8 +222,8 @@ def test_metrics_equal_those_of_pyicebergs_writer(tmp_path: Path) -> None:
         assert decode("fixed[3]", actual[fixed]) in typed.SAMPLES["fixed[3]"]
 
 
-def test_columns_in_structs_have_metrics_and_those_in_lists_have_only_sizes(tmp_path: Path) -> None:
-    file, _ = write(tmp_path, draw_rows(6, 60, nulls=0.0))
+def test_columns_in_structs_have_metrics_and_columns_in_lists_have_only_sizes(tmp_path: Path) -> None:
+    file, _ = write_and_read(tmp_path, draw_rows(6, 60, nulls=0.0))
     assert set(index_by_column(file["column-sizes"])) == {*range(1, len(KINDS) + 1), 31, 32, 35, 37, 39, 41, 44}
     assert set(index_by_column(file["value-counts"])) == {*range(1, len(KINDS) + 1), 31, 32, 35}
     assert decode("double", index_by_column(file["lower-bounds"])[35]) == 0
@@ -232,7 +234,7 @@ def test_columns_in_structs_have_metrics_and_those_in_lists_have_only_sizes(tmp_
 def test_long_values_have_bounds_although_the_footer_has_none(tmp_path: Path, length: int) -> None:
     schema = Schema((Field(1, "s", False, "string"), Field(2, "b", False, "binary")))
     rows = pa.table({"s": ["m", "a" * length, "zz", None] * 4, "b": [b"m", b"\xff" * length, b"z", b"a"] * 4})
-    file, _ = write(tmp_path, rows, schema)
+    file, _ = write_and_read(tmp_path, rows, schema)
     lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
     assert lower == {1: b"a" * 16, 2: b"a"}
     assert upper == {1: b"zz"}
@@ -240,7 +242,7 @@ def test_long_values_have_bounds_although_the_footer_has_none(tmp_path: Path, le
 
 
 def decode_full(folder: Path, rows: pa.Table, schema: Schema) -> tuple[Any, ...]:
-    file, _ = write(folder, rows, schema, properties={"write.metadata.metrics.default": "full"})
+    file, _ = write_and_read(folder, rows, schema, properties={"write.metadata.metrics.default": "full"})
     lower, upper = index_by_column(file["lower-bounds"]), index_by_column(file["upper-bounds"])
     return lower[1].decode(), upper[1].decode(), lower[2], upper[2]
 
@@ -298,8 +300,8 @@ def test_properties_decide_which_columns_have_metrics(
     schema: Schema, properties: dict[str, str], with_bounds: set[int], with_counts: set[int]
 ) -> None:
     modes = list_modes(schema, properties, UNSORTED)
-    bounds = {one for one, mode in modes.items() if mode.bounds}
-    counts = {one for one, mode in modes.items() if mode.counts}
+    bounds = {column_id for column_id, mode in modes.items() if mode.bounds}
+    counts = {column_id for column_id, mode in modes.items() if mode.counts}
     assert with_bounds <= bounds
     assert with_counts <= counts
     if schema is WIDE_SCHEMA and "write.metadata.metrics.default" not in properties:
@@ -311,12 +313,12 @@ def test_properties_decide_which_columns_have_metrics(
 
 def test_columns_of_the_sort_order_always_have_bounds() -> None:
     sort_order = build_order(("identity", 110, "asc", "nulls-first"), ("bucket[4]", 111, "asc", "nulls-first"))
-    assert {one for one, mode in list_modes(WIDE_SCHEMA, {}, sort_order).items() if mode.bounds} == {
+    assert {column_id for column_id, mode in list_modes(WIDE_SCHEMA, {}, sort_order).items() if mode.bounds} == {
         *range(1, 101),
         110,
     }
     sparse = list_modes(WIDE_SCHEMA, {"write.metadata.metrics.default": "none"}, sort_order)
-    assert {one for one, mode in sparse.items() if mode.bounds} == {110}
+    assert {column_id for column_id, mode in sparse.items() if mode.bounds} == {110}
 
 
 def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
@@ -359,7 +361,7 @@ def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
 )
 def test_invalid_property_is_refused_by_name(tmp_path: Path, properties: dict[str, str], message: str) -> None:
     with pytest.raises((Unwritable, BadRequest), match=message):
-        write(tmp_path, pa.table({"id": [1]}), Schema((Field(1, "id", False, "long"),)), properties=properties)
+        write_and_read(tmp_path, pa.table({"id": [1]}), Schema((Field(1, "id", False, "long"),)), properties=properties)
     assert not list(tmp_path.rglob("*.parquet"))
 
 
@@ -418,7 +420,7 @@ def test_value_that_a_cast_would_change_is_refused_with_its_column(
     tmp_path: Path, kind: Any, column: pa.Array, message: str
 ) -> None:
     with pytest.raises(Unwritable, match=message):
-        write(tmp_path, pa.table({"c": column}), build_single_column(kind))
+        write_and_read(tmp_path, pa.table({"c": column}), build_single_column(kind))
     assert not list(tmp_path.rglob("*.parquet"))
 
 
@@ -447,7 +449,7 @@ def test_value_that_a_cast_would_change_is_refused_with_its_column(
     ],
 )
 def test_value_is_cast_if_it_stays_the_same(tmp_path: Path, kind: str, column: pa.Array, expected: Any) -> None:
-    file, metadata = write(tmp_path, pa.table({"c": column}), build_single_column(kind))
+    file, metadata = write_and_read(tmp_path, pa.table({"c": column}), build_single_column(kind))
     assert typed.are_all_same(typed.to_plain(kind, read_by_pyiceberg(metadata, [file])["c"]), expected)
 
 
@@ -464,7 +466,7 @@ def test_value_is_cast_if_it_stays_the_same(tmp_path: Path, kind: str, column: p
     ids=["large", "view", "a slice", "a null with elements"],
 )
 def test_every_list_type_of_arrow_is_written(tmp_path: Path, column: pa.Array) -> None:
-    file, metadata = write(tmp_path, pa.table({"c": column}), build_single_column(ListType(2, "long", True)))
+    file, metadata = write_and_read(tmp_path, pa.table({"c": column}), build_single_column(ListType(2, "long", True)))
     assert read_by_pyiceberg(metadata, [file])["c"].to_pylist() == [[1, 2], None, []]
 
 
@@ -473,13 +475,13 @@ def test_required_field_can_be_null_only_if_its_struct_is_null(tmp_path: Path) -
         StructType((Field(2, "x", True, "string"), Field(3, "y", True, ListType(4, "int", True))))
     )
     rows = pa.table({"c": [None, {"x": "a", "y": [1]}, {"x": "", "y": []}]})
-    file, metadata = write(tmp_path, rows, schema)
+    file, metadata = write_and_read(tmp_path, rows, schema)
     assert read_by_pyiceberg(metadata, [file])["c"].to_pylist() == rows["c"].to_pylist()
     assert index_by_column(file["null-value-counts"]) == {2: 1}
     with pytest.raises(Unwritable, match=r"column c is required, but 1 .* row 1"):
-        write(tmp_path, pa.table({"c": [1, None, 3]}), build_single_column("int", required=True))
+        write_and_read(tmp_path, pa.table({"c": [1, None, 3]}), build_single_column("int", required=True))
     with pytest.raises(Unwritable, match=r"column c\.c is required, but the data does not have it"):
-        write(tmp_path, pa.table({"c": [{}]}), build_single_column(StructType((Field(2, "c", True, "int"),))))
+        write_and_read(tmp_path, pa.table({"c": [{}]}), build_single_column(StructType((Field(2, "c", True, "int"),))))
 
 
 def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
@@ -523,12 +525,12 @@ def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
     assert "nothing" not in actual_table.column_names
 
 
-def test_column_that_the_table_lacks_is_refused(tmp_path: Path) -> None:
+def test_column_that_the_table_does_not_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unwritable, match="no column d; it has c"):
-        write(tmp_path, pa.table({"c": [1], "d": [2]}), build_single_column("int"))
+        write_and_read(tmp_path, pa.table({"c": [1], "d": [2]}), build_single_column("int"))
     twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["c", "c"])
     with pytest.raises(Unwritable, match="several columns named c"):
-        write(tmp_path, twice, build_single_column("int"))
+        write_and_read(tmp_path, twice, build_single_column("int"))
 
 
 def test_column_names_are_escaped_as_in_iceberg_without_conflicts() -> None:
@@ -547,7 +549,7 @@ def test_rows_are_written_in_the_sort_order_of_the_table(tmp_path: Path, kind: s
     rows = pa.table({"c": typed.build_array(kind, values), "n": list(range(60))})
     schema = Schema((Field(1, "c", False, kind), Field(2, "n", False, "long")))
     sort_order = build_order(("identity", 1, how, nulls), ("truncate[10]", 2, "desc", "nulls-last"))
-    file, metadata = write(tmp_path, rows, schema, order=sort_order)
+    file, metadata = write_and_read(tmp_path, rows, schema, order=sort_order)
     assert file["sort-order-id"] == 1
     actual_table = read_by_pyiceberg(metadata, [file])
     expected = sorted(range(60), key=lambda row: -(row // 10))

@@ -40,12 +40,12 @@ def compute_results(transform: str, kind: str, column: pa.Array | pa.ChunkedArra
 def test_transform_of_a_column_equals_the_transform_of_each_value(transform: str, kind: str) -> None:
     @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
     @given(typed.draw_columns(kind), st.integers(0, 40))
-    def judge(values: list[Any], split: int) -> None:
+    def check_transform(values: list[Any], split: int) -> None:
         parts = [typed.build_array(kind, part) for part in (values[:split], values[split:])]
         expected = [apply(transform, kind, value) for value in values]
         assert typed.are_all_same(compute_results(transform, kind, pa.chunked_array(parts)), expected)
 
-    judge()
+    check_transform()
 
 
 @pytest.mark.few_cases(40)
@@ -54,15 +54,15 @@ def test_transform_of_a_column_equals_the_transform_of_each_value(transform: str
     [(transform, kind) for transform, kind in PAIRS if not kind.startswith(("float", "decimal", "uuid"))],
 )
 def test_pyiceberg_computes_the_same_partition_values(transform: str, kind: str) -> None:
-    """Types whose values are PyIceberg's own objects are left out; `test_transforms.py` compares their functions."""
+    """Types for which PyIceberg uses its own objects are left out; `test_transforms.py` compares their functions."""
     iceberg_type: IcebergType = IcebergType.handle_primitive_type(kind, lambda name: name)
-    judge = parse_transform(transform).transform(iceberg_type)
+    check_transform = parse_transform(transform).transform(iceberg_type)
     values = typed.draw_column(random.Random(7), kind, 60)
     partition_values = compute_results(transform, kind, typed.build_array(kind, values))
     for value, actual_value in zip(values, partition_values, strict=True):
-        expected = judge(value)
+        expected = check_transform(value)
         if transform.startswith("truncate") and value in (-(2**31), -(2**63)):
-            continue  # The truncation overflows: PyIceberg has unbounded integers, Java and Seamark do not.
+            continue  # The truncation overflows in Java and Seamark, but PyIceberg has unbounded integers.
         assert typed.are_same(expected, actual_value), (value, expected, actual_value)
 
 

@@ -27,16 +27,16 @@ def test_invalid_producer_is_refused_with_the_reason(producer: Any) -> None:
         encode_producer(producer)
 
 
-def test_producer_json_is_the_form_that_commits_use() -> None:
+def test_producer_json_has_the_form_that_commits_use() -> None:
     assert encode_producer(("job", 0)) == {"id": "job", "sequence": 0}
     assert encode_producer(None) is None
 
 
 def test_invalid_producer_or_key_list_is_refused_without_a_request() -> None:
-    nowhere, rows, wrong = SeamarkClient("http://127.0.0.1:1"), pa.table({"id": [1]}), ("job", "1")
+    nowhere, rows, invalid_producer = SeamarkClient("http://127.0.0.1:1"), pa.table({"id": [1]}), ("job", "1")
     for change in (
-        lambda: upsert(nowhere, "db.t", rows, keys=["id"], producer=wrong),  # type: ignore[arg-type]
-        lambda: delete(nowhere, "db.t", keys=rows, producer=wrong),  # type: ignore[arg-type]
+        lambda: upsert(nowhere, "db.t", rows, keys=["id"], producer=invalid_producer),  # type: ignore[arg-type]
+        lambda: delete(nowhere, "db.t", keys=rows, producer=invalid_producer),  # type: ignore[arg-type]
     ):
         with pytest.raises(ValueError, match="producer is"):
             change()

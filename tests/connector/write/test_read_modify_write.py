@@ -21,14 +21,14 @@ from tests.connector.write.test_upserts_at_once import run_before_commits
 from tests.seeds import quick
 
 
-def read(client: IndexClient, key: int) -> tuple[int | None, int | None]:
+def read_counter(client: IndexClient, key: int) -> tuple[int | None, int | None]:
     """Return the snapshot, and the counter of a key."""
     timestamps = scan(client, "db.t", ["ts"], where=f"id = {key}")
     values = timestamps.to_arrow()["ts"].to_pylist()
     return timestamps.snapshot_id, values[0] if values else None
 
 
-OTHERS: dict[str, Any] = {
+CONCURRENT_CHANGES: dict[str, Any] = {
     "upsert": lambda client: upsert(client, "db.t", build_rows((1, "b", 9)), keys=["id"], mode="merge-on-read"),
     "copy": lambda client: upsert(client, "db.t", build_rows((1, "b", 9)), keys=["id"], mode="copy-on-write"),
     "equality": lambda client: upsert(client, "db.t", build_rows((1, "b", 9)), keys=["id"], strategy=EQUALITY),
@@ -48,33 +48,33 @@ OTHERS: dict[str, Any] = {
     ],
 )
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other", CONCURRENT_CHANGES)
 def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
     client: IndexClient, server: ServerThread, version: int, other: str, mode: str, during: bool, monkeypatch: Any
 ) -> None:
     create(client, version=version, properties=BY_ID if during else {})
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1), (3, "a", 1)))
-    snapshot, _ = read(client, 1)
+    snapshot, _ = read_counter(client, 1)
     if during:
-        run_before_commits(monkeypatch, lambda: OTHERS[other](client))
+        run_before_commits(monkeypatch, lambda: CONCURRENT_CHANGES[other](client))
     else:
-        OTHERS[other](client)
+        CONCURRENT_CHANGES[other](client)
     with pytest.raises(Conflict, match="changed since snapshot") as error:
         upsert(client, "db.t", build_rows((1, "c", 2), (2, "c", 2)), keys=["id"], mode=mode, read_snapshot_id=snapshot)
     assert (error.value.status, error.value.kind) == (409, "RowsChangedException")
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     with pytest.raises(Conflict, match="changed since snapshot"):
         delete(client, "db.t", keys=pa.table({"id": [1]}), mode=mode, read_snapshot_id=snapshot)
-    assert server.list_written_files() == before
+    assert server.list_written_files() == files_before
     assert (2, "a", 1, None) in read_rows(client)
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
-def test_changes_of_other_rows_and_rewrites_are_no_conflict(client: IndexClient, mode: str) -> None:
+def test_changes_of_unread_rows_and_rewrites_do_not_conflict(client: IndexClient, mode: str) -> None:
     create(client)
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)))
-    snapshot, _ = read(client, 1)
+    snapshot, _ = read_counter(client, 1)
     upsert(
         client, "db.t", build_rows((2, "b", 2), (5, "b", 2)), keys=["id"], mode="copy-on-write"
     )  # This also moves row 1.
@@ -83,13 +83,13 @@ def test_changes_of_other_rows_and_rewrites_are_no_conflict(client: IndexClient,
     assert read_rows(client) == [(1, "c", 2, None), (2, "b", 2, None), (5, "b", 2, None)]
 
 
-def test_row_that_did_not_exist_when_read_must_still_not_exist(client: IndexClient) -> None:
+def test_insert_is_refused_if_its_row_was_inserted_since_the_read(client: IndexClient) -> None:
     create(client)
-    assert read(client, 1) == (None, None)
+    assert read_counter(client, 1) == (None, None)
     upsert(client, "db.t", build_rows((1, "a", 1)), keys=["id"], read_snapshot_id=None)
     with pytest.raises(Conflict):
         upsert(client, "db.t", build_rows((1, "b", 1)), keys=["id"], read_snapshot_id=None)
-    snapshot, _ = read(client, 2)
+    snapshot, _ = read_counter(client, 2)
     upsert(client, "db.t", build_rows((2, "a", 1)), keys=["id"], read_snapshot_id=snapshot)
     with pytest.raises(Conflict):
         upsert(client, "db.t", build_rows((2, "b", 1)), keys=["id"], read_snapshot_id=snapshot)
@@ -110,7 +110,7 @@ def test_read_snapshot_outside_the_history_is_refused(client: IndexClient) -> No
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("spec", [[], [("bucket[4]", 1)]], ids=["whole", "bucketed"])
 @pytest.mark.parametrize("mode", quick(MODES, 1))
-def test_concurrent_increments_of_counters_lose_none(
+def test_concurrent_increments_of_counters_are_not_lost(
     client: IndexClient, mode: str, spec: list[tuple[str, int]]
 ) -> None:
     create(client, spec=spec)
@@ -123,7 +123,7 @@ def test_concurrent_increments_of_counters_lose_none(
             for step in range(4):
                 key = (number + step) % 2
                 while True:
-                    snapshot, value = read(own_client, key)
+                    snapshot, value = read_counter(own_client, key)
                     assert value is not None
                     try:
                         new_rows = build_rows((key, "counter", value + 1))
@@ -164,20 +164,20 @@ def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_ro
     """After a lost reply, the producer does not know that its change was committed."""
     create(client)
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)))
-    snapshot, _ = read(client, 1)
+    snapshot, _ = read_counter(client, 1)
     how: dict[str, Any] = {"mode": mode, "read_snapshot_id": snapshot}
     first = REPEATABLE_CHANGES[name](client, **how, producer=("counter", 3))
     if since:
         upsert(client, "db.t", build_rows((1, "d", 3)), keys=["id"])
-    before, written_files = read_rows(client), server.list_written_files()
+    files_before, written_files = read_rows(client), server.list_written_files()
     second_report = REPEATABLE_CHANGES[name](client, **how, producer=("counter", 3))
     assert (second_report.duplicate, second_report.snapshot_id) == (True, first.snapshot_id)
-    assert (read_rows(client), server.list_written_files()) == (before, written_files)
+    assert (read_rows(client), server.list_written_files()) == (files_before, written_files)
     with pytest.raises(Conflict, match="changed since snapshot"):
         REPEATABLE_CHANGES[name](client, **how, producer=("counter", 4))
     with pytest.raises(Conflict, match="changed since snapshot"):
         REPEATABLE_CHANGES[name](client, **how)
-    current_rows, _ = read(client, 1)
+    current_rows, _ = read_counter(client, 1)
     assert not REPEATABLE_CHANGES[name](
         client, mode=mode, read_snapshot_id=current_rows, producer=("counter", 4)
     ).duplicate

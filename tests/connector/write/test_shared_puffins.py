@@ -20,15 +20,17 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, create, read
+from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create
 from tests.seeds import first_seed, quick
 
 
 class Vectors:
     """The Puffin files of a table's snapshots.
 
-    `live` has those of the current snapshot, `marked` those that any snapshot marks as removed, and `all` has
-    all files.
+    Attributes:
+        live: The files of the current snapshot.
+        marked: The files that any snapshot marks as removed.
+        all: All files.
     """
 
     def __init__(self, table: Table) -> None:
@@ -82,5 +84,7 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(
             shared += sum(count > 1 for count in vectors.live.values())
             assert not vectors.marked & vectors.live.keys(), step
             assert vectors.all - vectors.live.keys() <= vectors.marked, step
-        assert read(client) == Counter((deleted_id, deleted_id % 3, text) for deleted_id, text in model.items())
+        assert count_scanned_rows(client) == Counter(
+            (deleted_id, deleted_id % 3, text) for deleted_id, text in model.items()
+        )
         assert shared, "no Puffin file had two live vectors"

@@ -58,7 +58,7 @@ def create(
 
 def build_rows(*arguments: tuple[Any, ...]) -> pa.Table:
     """Return rows of (id, land, ts, note); trailing values may be missing."""
-    return pa.Table.from_pylist([dict(zip(COLUMNS, one, strict=False)) for one in arguments], ARROW)
+    return pa.Table.from_pylist([dict(zip(COLUMNS, row, strict=False)) for row in arguments], ARROW)
 
 
 def read_rows(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list[tuple[Any, ...]]:
@@ -103,7 +103,7 @@ def test_upsert_replaces_rows_with_its_keys_and_inserts_others(
 def create_seeded(client: IndexClient, files: int, rows_each: int, *, sorted_keys: bool, **table: Any) -> None:
     """Create a table with the keys from 0 on.
 
-    The keys are in order over the files, or spread so that each file spans all of them.
+    The keys are ordered over the files, or spread so that each file spans all of them.
     """
     create(client, **table)
     for file in range(files):
@@ -150,7 +150,7 @@ def test_upsert_reads_and_writes_only_files_that_hold_its_keys(
 def test_upsert_of_100_rows_in_400_files_changes_only_the_files_of_its_keys(
     client: IndexClient, mode: str, is_indexed: bool
 ) -> None:
-    """This was the first use case of the project.
+    """This test represents the first use case of the project.
 
     Either each file has 250 consecutive keys, or each file has every 400th key, so that only an index finds the files.
     """
@@ -166,7 +166,7 @@ def test_upsert_of_100_rows_in_400_files_changes_only_the_files_of_its_keys(
     report = upsert(client, "db.t", table, keys=["id"], mode=mode)
     assert (report.updated, report.inserted) == (100, 0)
     assert report.files_read <= len(lands_of_keys)
-    assert report.files_written <= len(lands_of_keys) + (mode == "merge-on-read")  # One more file has all the vectors.
+    assert report.files_written <= len(lands_of_keys) + (mode == "merge-on-read")  # One file contains all vectors.
     assert report.files_removed == (0 if mode == "merge-on-read" else len(lands_of_keys))
     if is_indexed and mode == "merge-on-read":
         assert report.files_read == 0
@@ -182,12 +182,12 @@ def test_upsert_reads_only_the_buckets_of_its_keys(client: IndexClient) -> None:
     for start in range(0, 4000, 1000):
         append(client, "db.t", pa.table({"id": list(range(start, start + 1000))}))
     report = upsert(client, "db.t", build_rows((77, "de")), keys=["id"], mode="merge-on-read")
-    assert (report.updated, report.files_read) == (1, 1)  # Bounds leave out the other three files of the bucket.
+    assert (report.updated, report.files_read) == (1, 1)  # Bounds exclude the other three files of the bucket.
     report = upsert(
         client, "db.t", build_rows((77, "fr"), (3999, "fr"), (10_000, "fr")), keys=["id"], mode="merge-on-read"
     )
     assert (report.updated, report.inserted) == (2, 1)
-    # The table has 65 files. Only those of three buckets are read, if their bounds include a key.
+    # The table has 65 files. The upsert reads only files of three buckets, and only if their bounds include a key.
     assert report.files_read <= 7
 
 
@@ -285,15 +285,15 @@ def test_row_with_the_latest_precombine_value_wins(client: IndexClient, mode: st
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
-def test_upsert_without_effect_reports_the_rows_it_found(client: IndexClient, mode: str) -> None:
+def test_upsert_without_effect_reports_the_matching_rows(client: IndexClient, mode: str) -> None:
     create(client)
     append(client, "db.t", build_rows((1, "a", 5), (3, "a", 5)))
-    before = client.load_table("db.t").location
+    location_before = client.load_table("db.t").location
     late_report = upsert(client, "db.t", build_rows((1, "b", 4), (3, "b", 4)), keys=["id"], precombine="ts", mode=mode)
     assert late_report == Report(stale=2, files_read=1)
     assert delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode) == Report(files_read=1)
     assert delete(client, "db.t", where="land > 'a' OR id = 2", mode=mode) == Report(files_read=1)
-    assert client.load_table("db.t").location == before, "nothing is committed"
+    assert client.load_table("db.t").location == location_before, "nothing is committed"
 
 
 @pytest.mark.few_cases(1)
@@ -325,7 +325,7 @@ def test_upsert_of_a_repeated_key_leaves_one_row(client: IndexClient) -> None:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("how", ["where", "keys", "upsert"])
 @pytest.mark.parametrize("mode", MODES)
-def test_columns_named_as_position_columns_are_changed_as_others(client: IndexClient, mode: str, how: str) -> None:
+def test_columns_with_names_of_position_columns_can_be_changed(client: IndexClient, mode: str, how: str) -> None:
     names = ("id", "_pos", "_file")
     fields = [{"id": n + 1, "name": name, "required": False, "type": "long"} for n, name in enumerate(names)]
     create(client, fields=fields)
@@ -393,7 +393,7 @@ def repeat_column(name: str) -> pa.Table:
 def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, server: ServerThread) -> None:
     create(client)
     append(client, "db.t", build_rows((1, "de")))
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (build_rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
         (build_rows((1, "de")), {"keys": ["nothing"]}, "no key column nothing"),
@@ -413,7 +413,7 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
     for value, how, message in cases:
         with pytest.raises(Unwritable, match=message):
             upsert(client, "db.t", value, **how)
-        assert server.list_written_files() == before, message
+        assert server.list_written_files() == files_before, message
         assert read_rows(client) == [(1, "de", None, None)], message
 
 
@@ -441,11 +441,11 @@ def test_mode_of_a_change_comes_from_the_tables_properties(client: IndexClient) 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", [*MODES, "unlocated"])
-def test_change_with_too_many_index_files_succeeds_with_fewer(
+def test_change_with_too_many_index_files_commits_only_some_of_them(
     client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
-        monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", 1)
+    for module_name in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
+        monkeypatch.setattr(f"{module_name}.INDEX_FILES_MAX", 1)
     create(client, properties={**BY_ID, "seamark.index.notes": "bloom(note)"})
     append(client, "db.t", build_rows((1, "a"), (2, "a"), (3, "a")))
     if mode == "unlocated":
@@ -472,7 +472,7 @@ def test_upsert_of_no_rows_changes_nothing_with_any_options(client: IndexClient,
     with pytest.raises(Unwritable, match="the table has no column when"):
         upsert(client, "db.t", new_rows, keys=["id"], precombine="when")
     fields = [{"id": 1, "name": "a b", "required": False, "type": "long"}]
-    create(client, "u", fields=fields)  # Files use another name for this column.
+    create(client, "u", fields=fields)  # In files, this column has a different name.
     assert upsert(client, "db.u", [], keys=["a b"], precombine="a b") == Report()
 
 

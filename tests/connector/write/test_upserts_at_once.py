@@ -28,9 +28,10 @@ from tests.seeds import examples, quick
 
 
 def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> list[int]:
-    """Run the first of the works before the next commit, the second before the commit after it, and so on.
+    """Run the first operation before the next commit, the second before the commit after it, and so on.
 
-    Return a list with the number of commit attempts.
+    Returns:
+        A list to which each commit attempt adds an item.
     """
     real, remaining, attempts = CommitClient.commit, list(operations), [0]
 
@@ -59,9 +60,9 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
     new_files: list[Path] = []
 
     def write_concurrently() -> None:
-        before = server.list_written_files()
+        files_before = server.list_written_files()
         upsert(client, "db.t", build_rows((1, "b", 2), (3, "b", 2)), keys=["id"], mode="merge-on-read")
-        new_files.extend(server.list_written_files() - before)
+        new_files.extend(server.list_written_files() - files_before)
 
     attempts = run_before_commits(monkeypatch, write_concurrently)
     report = upsert(client, "db.t", build_rows((1, "c", 3), (3, "c", 3)), keys=["id"], columns=["land"], mode=mode)
@@ -84,7 +85,7 @@ def test_upsert_is_repeated_after_a_concurrent_append_of_its_keys(
         lambda: append(client, "db.t", build_rows((8, "a"))),
     )
     report = upsert(client, "db.t", build_rows((7, "b")), keys=["id"])
-    assert (report.attempts, report.updated) == (2, 1)  # Row 8 does not have one of the upserted keys.
+    assert (report.attempts, report.updated) == (2, 1)  # Row 8 has none of the upserted keys.
     assert [row[:2] for row in read_rows(client)] == [(1, "a"), (7, "b"), (8, "a")]
 
 
@@ -96,17 +97,17 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
     remaining = set()
 
     def write_concurrently() -> None:
-        before = server.list_written_files()
+        files_before = server.list_written_files()
         upsert(client, "db.t", build_rows((1, "b")), keys=["id"])
-        remaining.update(server.list_written_files() - before)
+        remaining.update(server.list_written_files() - files_before)
 
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     run_before_commits(monkeypatch, write_concurrently, write_concurrently, write_concurrently)
     with pytest.raises(Refused) as error:
         upsert(client, "db.t", build_rows((1, "c")), keys=["id"], attempts=3)
     assert error.value.status == 409
     assert read_rows(client)[0][1] == "b"
-    assert server.list_written_files() == before | remaining
+    assert server.list_written_files() == files_before | remaining
 
 
 @pytest.mark.few_cases(1)
@@ -130,12 +131,12 @@ def test_change_of_a_table_that_is_recreated_during_it_is_refused(
         client._request("DELETE", "/v1/namespaces/db/tables/t", {})
         create(client, fields=[FIELDS[1]])
 
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     attempts = run_before_commits(monkeypatch, write_concurrently)
     with pytest.raises(Conflict):
         change(client)
     assert attempts[0] == 1
-    assert server.list_written_files() == before
+    assert server.list_written_files() == files_before
     assert scan(client, "db.t").to_arrow().num_rows == 0
 
 
@@ -163,11 +164,11 @@ def test_change_during_an_upgrade_uses_the_new_format_version(
 ) -> None:
     create(client, version=2)
     append(client, "db.t", build_rows((1, "a"), (2, "a")))
-    before = server.list_written_files()
+    files_before = server.list_written_files()
     run_before_commits(monkeypatch, lambda: upgrade(client, 3))
     report = upsert(client, "db.t", build_rows((1, "b")), keys=["id"], mode=mode)
     assert read_rows(client) == [(1, "b", None, None), (2, "a", None, None)]
-    assert len(server.list_written_files() - before) == report.files_written  # No attempt left a file.
+    assert len(server.list_written_files() - files_before) == report.files_written  # No attempt left a file.
 
 
 def test_upsert_refused_for_a_reason_other_than_a_conflict_is_not_repeated(
@@ -214,7 +215,7 @@ def test_upsert_with_a_lost_reply_is_committed_once(
 
 
 def run_in_threads(client: IndexClient, operations: Sequence[Any]) -> None:
-    """Run each of the works in its own thread, with its own client."""
+    """Run each operation in its own thread, with its own client."""
     with ThreadPoolExecutor(len(operations)) as pool:
         futures = [pool.submit(work, IndexClient(client.url)) for work in operations]
     for future in futures:

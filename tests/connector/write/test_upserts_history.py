@@ -33,9 +33,10 @@ LANDS = ("de", "fr", "it", None, "d\0e", "\0", "a/../b")
 
 @dataclass(frozen=True)
 class Step:
-    """A change; `kind` is append, upsert, partial, unlocated, keys or where.
+    """A change of one `kind`: append, upsert, partial, unlocated, keys or where.
 
-    Each step has its own producer, so it always makes a snapshot, even an empty one, and can be repeated at any
+    Each step has its own producer, so it always makes a snapshot, even if it changes nothing, and it can be repeated at
+    any
     time.
     """
 
@@ -71,8 +72,8 @@ class Step:
 
     def repeat(self, client: IndexClient, name: str) -> None:
         """Repeat the step, and check that it is a duplicate."""
-        other_step = self.take(client, name)
-        assert other_step["duplicate"] if isinstance(other_step, dict) else other_step.duplicate, (
+        repeated_report = self.take(client, name)
+        assert repeated_report["duplicate"] if isinstance(repeated_report, dict) else repeated_report.duplicate, (
             f"{self} was committed again"
         )
 
@@ -126,13 +127,13 @@ def draw_steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unloca
         if kind == "append":
             ids = list(range(next_key, next_key + 5))
             next_key += 5
-        elif rng.random() < 0.3 and settled[-5:][0] > 1000:  # A concurrent append does not check for existing keys.
+        elif rng.random() < 0.3 and settled[-5:][0] > 1000:  # A concurrent append does not check whether keys exist.
             ids.append(rng.randrange(1000, settled[-5:][0]))
         settled.append(next_key)
         yield Step(
             number,
             kind,
-            [draw_row(one, number) for one in ids],
+            [draw_row(id_, number) for id_ in ids],
             None if kind == "unlocated" else rng.choice((None, "ts", "ts", "note")),
             rng.choice(modes),
             "scan" if rng.random() < 0.3 else None,
@@ -141,7 +142,7 @@ def draw_steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unloca
 
 
 def list_model_rows(model: dict[int, Row]) -> list[tuple[Any, ...]]:
-    return [tuple(model[one][column] for column in COLUMNS) for one in sorted(model)]
+    return [tuple(model[id_][column] for column in COLUMNS) for id_ in sorted(model)]
 
 
 def evolve(client: IndexClient, name: str, transform: str, source: int, number: int) -> None:
@@ -155,8 +156,15 @@ def evolve(client: IndexClient, name: str, transform: str, source: int, number: 
     client._request("POST", f"/v1/namespaces/db/tables/{name}", {}, body)
 
 
-def judge(
-    client: IndexClient, name: str, taken_steps: dict[int, Step], note: str, *, version: int, every: int, writers: int
+def check_snapshots(
+    client: IndexClient,
+    name: str,
+    taken_steps: dict[int, Step],
+    note: str,
+    *,
+    version: int,
+    check_interval: int,
+    writers: int,
 ) -> None:
     """Check each snapshot with Seamark's reader, and every few snapshots with PyIceberg if it supports the version."""
     metadata = json.loads(client.load_table(f"db.{name}", history=True).metadata)
@@ -175,9 +183,9 @@ def judge(
                 expected, snapshot_id = list_model_rows(model), snapshot["snapshot-id"]
                 message = f"{note}, after step {taken_steps[number]}"
                 is_last = place == len(snapshots) - 1
-                if place % every == 0 or is_last:
+                if place % check_interval == 0 or is_last:
                     assert read_rows(client, f"db.{name}", At(snapshot_id=snapshot_id)) == expected, message
-                if pyiceberg_table is not None and (place % (5 * every) == 0 or is_last):
+                if pyiceberg_table is not None and (place % (5 * check_interval) == 0 or is_last):
                     rows = pyiceberg_table.scan(snapshot_id=snapshot_id, selected_fields=COLUMNS).to_arrow()
                     assert [
                         tuple(value.values()) for value in rows.select(COLUMNS).sort_by("id").to_pylist()
@@ -189,7 +197,7 @@ def judge(
 
 @dataclass(frozen=True)
 class Shape:
-    """The format of a table, its properties and its successive specs: (transform, source id)."""
+    """The layout of a table: its format version, its properties and its successive specs of (transform, source id)."""
 
     version: int
     specs: tuple[tuple[str, int], ...] = ()
@@ -205,7 +213,8 @@ class Shape:
         return self.version == 3 and not any(name == "identity" for name, _ in self.specs)
 
     def __str__(self) -> str:
-        return f"v{self.version} {' then '.join(f'{name}({one})' for name, one in self.specs)} {dict(self.properties)}"
+        specs = " then ".join(f"{name}({source})" for name, source in self.specs)
+        return f"v{self.version} {specs} {dict(self.properties)}"
 
 
 ATTEMPTS_MAX = 12
@@ -223,23 +232,21 @@ SHAPES = (
 
 
 def run_steps(
-    client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, every: int, name: str = "t"
+    client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, check_interval: int, name: str = "t"
 ) -> None:
     note = f"seed {seed}, {shape}"
     rng = random.Random(seed)
     first = [shape.specs[0]] if shape.specs and shape.specs[0][0] else []
     create(client, name, version=shape.version, spec=first, properties=dict(shape.properties))
-    steps_by_number = {
-        open_client.number: open_client for open_client in draw_steps(rng, count, MODES, unlocated=shape.by_key)
-    }
-    turns = max(1, len(shape.specs))
+    steps_by_number = {step.number: step for step in draw_steps(rng, count, MODES, unlocated=shape.by_key)}
+    spec_count = max(1, len(shape.specs))
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers) as pool:
-        for round_number in range(turns):
+        for round_number in range(spec_count):
             if round_number:
                 evolve(client, name, *shape.specs[round_number], round_number)
             worker_steps = [
-                value for value in steps_by_number.values() if value.number * turns // count == round_number
+                step for step in steps_by_number.values() if step.number * spec_count // count == round_number
             ]
             for start in range(0, len(worker_steps), writers):
                 at_once = zip(worker_steps[start : start + writers], clients, strict=False)
@@ -252,7 +259,9 @@ def run_steps(
                     rng.choice(worker_steps[:start]).repeat(clients[0], f"db.{name}")
     for open_client in clients:
         open_client.close()
-    judge(client, name, steps_by_number, note, version=shape.version, every=every, writers=writers)
+    check_snapshots(
+        client, name, steps_by_number, note, version=shape.version, check_interval=check_interval, writers=writers
+    )
 
 
 QUICK = (1,)
@@ -264,10 +273,10 @@ QUICK = (1,)
     "number", [pytest.param(number, marks=[] if number in QUICK else pytest.mark.slow) for number in range(len(SHAPES))]
 )
 def test_every_snapshot_matches_its_history(client: IndexClient, number: int, writers: int) -> None:
-    run_steps(client, 100 * writers + number, SHAPES[number], examples(30, 10), writers=writers, every=1)
+    run_steps(client, 100 * writers + number, SHAPES[number], examples(30, 10), writers=writers, check_interval=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_every_snapshot_matches_a_long_history_of_several_writers(client: IndexClient, seed: int) -> None:
-    run_steps(client, seed, SHAPES[seed % len(SHAPES)], 120, writers=1 + seed % 4, every=3)
+    run_steps(client, seed, SHAPES[seed % len(SHAPES)], 120, writers=1 + seed % 4, check_interval=3)

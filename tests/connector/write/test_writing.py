@@ -62,11 +62,11 @@ def read_ids(file: dict[str, Any]) -> list[int]:
     return ids
 
 
-def check(metadata: TableMetadata, written_files: WrittenFiles, input_table: pa.Table) -> None:
+def check_files(metadata: TableMetadata, written_files: WrittenFiles, input_table: pa.Table) -> None:
     """Check that each row is written once, in its partition, and that the files match their description."""
     assert sort_rows_by_id(read_by_pyiceberg(metadata, written_files.files)) == sort_rows_by_id(input_table)
     assert written_files.rows == input_table.num_rows
-    values = {one["id"]: one for one in input_table.to_pylist()}
+    values = {row["id"]: row for row in input_table.to_pylist()}
     for json in written_files.files:
         file = decode_content_file(json, metadata)
         path = Path(file.file_path.removeprefix("file://"))
@@ -97,7 +97,7 @@ ORDERS: dict[str, Any] = {
     "unsorted": (),
     "sorted": (("identity", 2, "desc", "nulls-last"), ("bucket[4]", 1, "asc", "nulls-first")),
 }
-LONG = {
+SLOW_CASES = {
     *(("little memory", "many partitions", order) for order in ORDERS),
     ("few files open", "many partitions", "sorted"),
 }
@@ -113,7 +113,7 @@ LONG = {
             SPECS[other],
             ORDERS[third],
             id=f"{limit}, {other}, {third}",
-            marks=[pytest.mark.slow] if (limit, other, third) in LONG else [],
+            marks=[pytest.mark.slow] if (limit, other, third) in SLOW_CASES else [],
         )
         for limit in LIMITS
         for other in SPECS
@@ -133,7 +133,7 @@ def test_every_row_is_written_once_into_its_partition(
     )
     input_rows = build_rows(1500)
     written_files = write_batches(build_target(metadata), input_rows.to_batches(max_chunksize=200), limits=limits)
-    check(metadata, written_files, input_rows)
+    check_files(metadata, written_files, input_rows)
     check_indexes(build_target(metadata), written_files)
     assert {file["sort-order-id"] for file in written_files.files} == {1 if sorted_by else 0}
     for file in written_files.files if sorted_by else ():
@@ -154,7 +154,7 @@ def _read_column(file: dict[str, Any], name: str) -> list[Any]:
 
 
 def check_indexes(write_target: WriteTarget, written_files: WrittenFiles) -> None:
-    """Check that index files equal those that a builder makes of the same files, in the right folder."""
+    """Check that index files equal the index files that a builder makes of the same data files, in the right folder."""
     assert written_files.skipped == ()
     assert len(written_files.index_files) == len(write_target.indexes)
     files = [
@@ -184,7 +184,7 @@ def test_files_have_the_target_size(tmp_path: Path) -> None:
         )
         input_rows = build_rows(120_000)
         written_files = write_batches(build_target(metadata), input_rows.to_batches())
-        check(metadata, written_files, input_rows)
+        check_files(metadata, written_files, input_rows)
         sizes = sorted(file["file-size-in-bytes"] for file in written_files.files)
         assert len(sizes) > 6
         assert sizes[-1] < 2 * size
@@ -193,7 +193,7 @@ def test_files_have_the_target_size(tmp_path: Path) -> None:
         assert max(groups) >= 3
 
 
-def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
+def test_memory_of_a_writer_is_limited(tmp_path: Path) -> None:
     """A writer uses at most some megabytes of Arrow's memory, and no memory after its end."""
     metadata = build_metadata(tmp_path, SCHEMA, spec=build_spec(("bucket[16]", 1)))
 
@@ -204,18 +204,18 @@ def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
             names = pa.array([f"{number:0100d}" for number in range(20_000)])
             yield pa.RecordBatch.from_pydict({"id": ids, "name": names})
 
-    before = pa.total_allocated_bytes()
+    bytes_before = pa.total_allocated_bytes()
     maximum = 0
     with TableWriter(build_target(metadata), WriteLimits(buffered_bytes=4 << 20)) as writer:
         for batch in build_batches():
             writer.write(batch)
             del batch
-            maximum = max(maximum, pa.total_allocated_bytes() - before)
+            maximum = max(maximum, pa.total_allocated_bytes() - bytes_before)
         written_files = writer.close()
     assert written_files.rows == 600_000
     assert maximum < 40 << 20, "the input has 70 MB"
     del writer
-    assert pa.total_allocated_bytes() - before < 1 << 20
+    assert pa.total_allocated_bytes() - bytes_before < 1 << 20
 
 
 def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatc
     input_rows = build_rows(1000)
     limits = WriteLimits(buffered_bytes=300_000, open_files=7)
     written_files = write_batches(build_target(metadata), input_rows.to_batches(max_chunksize=100), limits=limits)
-    check(metadata, written_files, input_rows)
+    check_files(metadata, written_files, input_rows)
     assert maximum == 7
     assert len(written_files.files) < 400, "there must not be a file for each batch and partition"
 
@@ -252,7 +252,9 @@ def test_zeros_of_two_signs_are_two_partitions_and_nan_is_one(tmp_path: Path) ->
     written_files = write_batches(build_target(metadata), batches)
     assert sorted(str(file["partition"]) for file in written_files.files) == ["['NaN']", "[-0.0]", "[0.0]", "[None]"]
     for file in written_files.files:
-        assert {str(one) for one in _read_column(file, "ratio")} == {str(file["partition"][0]).replace("NaN", "nan")}
+        assert {str(value) for value in _read_column(file, "ratio")} == {
+            str(file["partition"][0]).replace("NaN", "nan")
+        }
 
 
 def test_failed_write_of_an_invalid_row_leaves_no_file(tmp_path: Path) -> None:
@@ -264,7 +266,7 @@ def test_failed_write_of_an_invalid_row_leaves_no_file(tmp_path: Path) -> None:
             [*build_rows(2000).to_batches(), bad],
             limits=WriteLimits(buffered_bytes=1000, open_files=3),
         )
-    assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_storage_failure_during_a_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +284,7 @@ def test_storage_failure_during_a_write_leaves_no_file(tmp_path: Path, monkeypat
     monkeypatch.setattr(FileWriter, "write", write_and_fail)
     with pytest.raises(OSError, match="full"):
         write_batches(build_target(metadata), build_rows(2000).to_batches(), limits=WriteLimits(buffered_bytes=5000))
-    assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 @pytest.mark.slow
@@ -305,7 +307,7 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
         objects = s3.client().list_objects_v2(Bucket=s3_bucket)
         keys = [
             entry for entry in objects.get("Contents", ()) if not entry["Key"].endswith("/")
-        ]  # Arrow does not delete the folders.
+        ]  # Arrow does not delete the folders, which are objects without content.
         return {f"s3://{s3_bucket}/{key['Key']}": key["Size"] for key in keys}
 
     written_files = write_batches(write_target, input_rows.to_batches())
@@ -332,13 +334,15 @@ def test_table_with_required_encryption_is_not_written(tmp_path: Path) -> None:
 def test_written_files_can_be_discarded_twice(tmp_path: Path) -> None:
     metadata = build_metadata(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
     written_files = write_batches(build_target(metadata), build_rows(10).to_batches())
-    assert len([one for one in tmp_path.rglob("*") if one.is_file()]) == 4
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 4
     for _ in range(2):
         written_files.discard(Storage())
-        assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_index_without_keys_for_a_column_fails_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_succeeds_if_the_index_keys_of_a_column_cannot_be_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     metadata = build_metadata(tmp_path, SCHEMA, properties={"seamark.index.more": "bloom(name)", **INDEX_PROPERTIES})
 
     def fail(*_: object) -> Any:
@@ -361,10 +365,10 @@ def test_used_target_can_be_pickled(tmp_path: Path) -> None:
     unpickled = pickle.loads(pickle.dumps(write_target))
     assert unpickled == write_target
     input_rows = build_rows(100)
-    check(metadata, write_batches(unpickled, input_rows.to_batches()), input_rows)
+    check_files(metadata, write_batches(unpickled, input_rows.to_batches()), input_rows)
 
 
-def test_no_rows_make_no_file(tmp_path: Path) -> None:
+def test_write_without_rows_makes_no_file(tmp_path: Path) -> None:
     metadata = build_metadata(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
     assert write_batches(build_target(metadata), []) == WrittenFiles()
     assert write_batches(build_target(metadata), build_rows(3).slice(0, 0).to_batches()) == WrittenFiles()
@@ -388,7 +392,7 @@ def test_rows_are_accepted_in_every_form_of_arrow() -> None:
         ([batch, input_rows], 20),
     ]
     for form, count in forms:
-        assert sum(one.num_rows for one in to_batches(form)) == count
+        assert sum(batch.num_rows for batch in to_batches(form)) == count
     for invalid_value in ({"id": [1]}, "rows", 7):
         with pytest.raises(Unwritable, match=type(invalid_value).__name__):
             list(to_batches(invalid_value))
@@ -461,7 +465,7 @@ def test_names_of_files_begin_with_their_bucket_number(tmp_path: Path) -> None:
     assert not write_target.generate_location((0, None)).rpartition("/")[2].startswith("0000000")
 
 
-def test_rows_that_need_no_cast_are_checked_as_other_rows() -> None:
+def test_rows_that_need_no_cast_are_checked_like_cast_rows() -> None:
     schema = Schema((Field(1, "id", True, "long"), Field(2, "a b", False, "string")))
     arrow = build_arrow_schema(schema)
     ids, texts = pa.array([1, 2]), pa.array(["x", None], pa.large_string())
@@ -470,5 +474,5 @@ def test_rows_that_need_no_cast_are_checked_as_other_rows() -> None:
     assert conformed.to_pydict() == {"id": [1, 2], "a_x20b": ["x", None]}
     with pytest.raises(Unwritable, match="column id is required"):
         conform(pa.RecordBatch.from_arrays([pa.array([1, None]), texts], names=["id", "a b"]), schema, arrow)
-    with pytest.raises(Unwritable, match="no column a_x20b"):  # This is the name in files, and not the column.
+    with pytest.raises(Unwritable, match="no column a_x20b"):  # a_x20b is the name in files, not the column.
         conform(pa.RecordBatch.from_arrays([ids, texts], names=["id", "a_x20b"]), schema, arrow)

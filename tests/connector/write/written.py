@@ -96,7 +96,7 @@ def to_pyiceberg_file(json: Mapping[str, Any]) -> DataFile:
 
     def decode_bounds(name: str) -> dict[int, bytes] | None:
         values = index_by_id(name)
-        return None if values is None else {one: bytes.fromhex(text) for one, text in values.items()}
+        return None if values is None else {column_id: bytes.fromhex(text) for column_id, text in values.items()}
 
     data_file = DataFile.from_args(
         content=DataFileContent.DATA,
@@ -128,23 +128,23 @@ def read_by_pyiceberg(
 
 
 def build_every_type(columns: Mapping[str, Sequence[Any]], nested: Sequence[int]) -> pa.Table:
-    """Return rows of `EVERY_TYPE` with the given values; each nested value is derived from one number."""
+    """Return rows of `EVERY_TYPE` with the given values. Each nested value is derived from a number in `nested`."""
     arrays = {f"c{place} {kind}": typed.build_array(kind, columns[kind]) for place, kind in enumerate(typed.SAMPLES)}
     arrays["st"] = pa.array(
-        [[None, {"a": 1, "b.c": None}, {"a": -1, "b.c": "x" * 20}][one % 3] for one in nested],
+        [[None, {"a": 1, "b.c": None}, {"a": -1, "b.c": "x" * 20}][number % 3] for number in nested],
         pa.struct([("a", pa.int32()), ("b.c", pa.string())]),
     )
     arrays["deep"] = pa.array(
-        [[None, {"in": None}, {"in": {"d": float("nan")}}, {"in": {"d": -0.0}}][one % 4] for one in nested],
+        [[None, {"in": None}, {"in": {"d": float("nan")}}, {"in": {"d": -0.0}}][number % 4] for number in nested],
         pa.struct([("in", pa.struct([("d", pa.float64())]))]),
     )
-    arrays["list"] = pa.array([[None, [], [1, None], [7] * 3][one % 4] for one in nested], pa.list_(pa.int64()))
+    arrays["list"] = pa.array([[None, [], [1, None], [7] * 3][number % 4] for number in nested], pa.list_(pa.int64()))
     arrays["map"] = pa.array(
-        [[None, [], [("k", None)], [("k", {"x": one}), ("l", {"x": None})]][one % 4] for one in nested],
+        [[None, [], [("k", None)], [("k", {"x": number}), ("l", {"x": None})]][number % 4] for number in nested],
         pa.map_(pa.string(), pa.struct([("x", pa.date32())])),
     )
     arrays["lists"] = pa.array(
-        [[None, [], [None, []], [["a"], ["b", "c"]]][one % 4] for one in nested], pa.list_(pa.list_(pa.string()))
+        [[None, [], [None, []], [["a"], ["b", "c"]]][number % 4] for number in nested], pa.list_(pa.list_(pa.string()))
     )
     return pa.table(arrays)
 
@@ -155,6 +155,6 @@ def conform_rows(rows: pa.Table, target: WriteTarget) -> pa.Table:
 
 
 def index_by_column(metrics: Mapping[str, Any]) -> dict[int, Any]:
-    """Return a `CountMap` or `ValueMap` as a dict; bounds become bytes."""
+    """Convert a `CountMap` or `ValueMap` to a dict by column id; bounds become bytes."""
     values = (bytes.fromhex(value) if isinstance(value, str) else value for value in metrics["values"])
     return dict(zip(metrics["keys"], values, strict=True))

@@ -72,10 +72,10 @@ def rig(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield CubeRig(seamark, coordinator, proxy)
 
 
-def create(
+def create_table_with_cube(
     rig: CubeRig, name: str, schema: pa.Schema, parts: list[pa.Table], cube: tuple[list[str], list[str]]
 ) -> None:
-    """Create a table with a file for each part, and build a cube of all files but the last."""
+    """Create a table with a file for each part, and build a cube of all files except the last."""
     catalog = load_catalog("seamark", type="rest", uri=rig.seamark.base_url)
     table = catalog.create_table(f"cubed.{name}", schema=schema)
     with closing(IndexClient(rig.seamark.base_url)) as client, closing(InProcessWorkers()) as workers:
@@ -93,7 +93,7 @@ def test_random_queries_return_the_same_rows_from_cubes(rig: CubeRig) -> None:
         rng = random.Random(seed)
         aggregates = RandomAggregates(rng)
         dimensions, measures = aggregates.draw_cube()
-        create(
+        create_table_with_cube(
             rig, f"random{seed}", SCHEMA, [draw_rows_with_exact_sums(rng, 30) for _ in range(3)], (dimensions, measures)
         )
         versions = query_rows(
@@ -113,7 +113,9 @@ def test_random_queries_return_the_same_rows_from_cubes(rig: CubeRig) -> None:
 
 def test_subtotals_and_constants_follow_from_a_cube(rig: CubeRig) -> None:
     kinds = pa.schema([("ts", pa.timestamp("us")), ("country", pa.string()), ("n", pa.int32())])
-    create(rig, "facts", kinds, [build_facts(part) for part in range(3)], (["day(ts)", "country"], ["avg(n)"]))
+    create_table_with_cube(
+        rig, "facts", kinds, [build_facts(part) for part in range(3)], (["day(ts)", "country"], ["avg(n)"])
+    )
     for sql in (
         "SELECT country, grouping(country), count(1), sum(1), count(country), avg(n), min(country) "
         "FROM facts GROUP BY GROUPING SETS ((country), ())",
@@ -135,14 +137,14 @@ def build_facts(part: int) -> pa.Table:
     return pa.table(rows)
 
 
-def test_rules_of_the_table_stay_in_force(rig: CubeRig) -> None:
-    """A row filter, or a mask on a used column, means the original statement."""
+def test_row_filters_and_masks_of_a_table_with_a_cube_stay_in_force(rig: CubeRig) -> None:
+    """With a row filter, or with a mask on a used column, Trino runs the original statement."""
     kinds = pa.schema([("id", pa.int64()), ("country", pa.string()), ("card", pa.string())])
     parts = [
         pa.table({"id": range(9), "country": ["FR", "DE", "IT"] * 3, "card": [f"c{part}"] * 9}, schema=kinds)
         for part in range(3)
     ]
-    create(rig, "orders", kinds, parts, (["country", "card"], ["sum(id)"]))
+    create_table_with_cube(rig, "orders", kinds, parts, (["country", "card"], ["sum(id)"]))
     by_country = "SELECT country, sum(id) FROM orders GROUP BY country"
     by_card = "SELECT card, count(*) FROM orders GROUP BY card"
     assert "; cube=cube:2" in rig.read_outcome(by_country)
@@ -157,12 +159,12 @@ def test_rules_of_the_table_stay_in_force(rig: CubeRig) -> None:
     assert "cube" not in rig.read_outcome(by_country, "sue")
     texts = query_rows(rig.trino.port, 'SELECT "user", query FROM system.runtime.queries', user="anna", schema="cubed")
     with_groups = {(user, "card" in text) for user, text in texts if "seamark_groups" in text and "orders" in text}
-    # Users find no groups in their statements that they may not read.
+    # Groups do not appear in the list of statements of users who may not read the groups.
     assert with_groups == {("anna", True), ("anna", False), ("dan", False)}
 
 
 def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
-    """A row filter, a mask or a missing right on a dimension table has the same effect as without the cube."""
+    """A row filter, a mask or a missing privilege on a dimension table has the same effect as without the cube."""
     kinds = pa.schema([("area_id", pa.int32()), ("kind_id", pa.int64()), ("amount", pa.int64())])
     keys = {"area_id": [1, 2, 3, 9, None] * 4, "kind_id": [1, 2] * 10}
     parts = [pa.table({**keys, "amount": range(part, part + 20)}, schema=kinds) for part in range(3)]
@@ -176,7 +178,7 @@ def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
     attributes = ["areas.country via area_id = id", "areas.card via area_id = id", "kinds.label via kind_id = kind_id"]
     with closing(IndexClient(rig.seamark.base_url)) as client:
         columns = pin_attributes(client, [f"cubed.{attribute}" for attribute in attributes])
-    create(rig, "sales", kinds, parts, (columns, ["sum(amount)", "count(*)"]))
+    create_table_with_cube(rig, "sales", kinds, parts, (columns, ["sum(amount)", "count(*)"]))
     join = "FROM sales s, areas a, kinds k WHERE s.area_id = a.id AND k.kind_id = s.kind_id"
     by_country = f"SELECT country, k.label, sum(s.amount) AS total, count(*) {join} GROUP BY country, k.label"
     by_label = f"SELECT label, sum(s.amount) {join} AND country = 'FR' GROUP BY ROLLUP (label) ORDER BY label"
@@ -194,4 +196,4 @@ def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
         new_kind = pa.table({"kind_id": pa.array([3], pa.int64()), "label": ["c"]})
         catalog.load_table("cubed.kinds").append(new_kind)
     rig.compare(by_country)
-    assert "; cube=" not in rig.read_outcome(by_country), "the cube has the attributes of an earlier snapshot"
+    assert "; cube=" not in rig.read_outcome(by_country), "the cube contains the attributes of an earlier snapshot"

@@ -30,8 +30,8 @@ def count_rows(frame: DataFrame) -> Counter[str]:
     return Counter(repr([to_comparable_value(value) for value in row]) for row in frame.collect())
 
 
-def compare(spark: SparkSession, text: str) -> str:
-    """Check that a query has the same result with and without cubes, and return how it was answered."""
+def compare_with_rows(spark: SparkSession, text: str) -> str:
+    """Check that a query has the same result with and without cubes, and return how the session answered it."""
     try:
         expected = spark.sql(text)
     except AnalysisException:  # Spark refuses some queries, such as an aggregate in ORDER BY after HAVING.
@@ -72,7 +72,7 @@ def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp
             world.build()
             world.append()
             with open_catalog(server.base_url) as tables:
-                snapshots = [one.snapshot_id for one in tables.load_table(world.name).metadata.snapshots]
+                snapshots = [snapshot.snapshot_id for snapshot in tables.load_table(world.name).metadata.snapshots]
             for _ in range(15):
                 source = f"{catalog}.{world.name}"
                 source += f" VERSION AS OF {rng.choice(snapshots)}" if rng.random() < 0.2 else ""
@@ -80,7 +80,7 @@ def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp
                 if rng.random() < 0.2:
                     condition = rng.choice(("id < 100", "k BETWEEN -3 AND 7", "name <> 'q'"))
                     text = add_condition(text, f" FROM {source} a", condition)
-                counts[compare(spark, text)] += 1
+                counts[compare_with_rows(spark, text)] += 1
     assert counts["invalid"] < counts.total() / 8, counts
     assert counts["cube"] + counts["cube and rows"] > counts.total() / 8, counts
 
@@ -101,6 +101,6 @@ def test_random_star_joins_return_the_same_rows_from_attributes(spark: SparkSess
                     star.change_dimension()
                 text = star.draw_query().replace(f"{name}.", f"{catalog}.{name}.")
                 if "sum(DISTINCT" not in text:  # Spark fails while it adds texts.
-                    counts[compare(spark, text)] += 1
+                    counts[compare_with_rows(spark, text)] += 1
     assert counts["invalid"] < counts.total() / 8, counts
     assert counts["cube and rows"] > 2, counts

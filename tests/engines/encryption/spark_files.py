@@ -60,7 +60,9 @@ def main(folder: Path, classes: str) -> None:
             writer = spark.createDataFrame(rows, SCHEMA).coalesce(1).write
             write_options = {f"parquet.encryption.{key}": value for key, value in options.items()}
             write_options |= {"parquet.bloom.filter.enabled#text": "true", "parquet.page.row.count.limit": "500"}
-            write_options["parquet.enable.dictionary#text"] = "false"  # Otherwise parquet-java writes no Bloom filter.
+            write_options["parquet.enable.dictionary#text"] = (
+                "false"  # With a dictionary, parquet-java writes no filter.
+            )
             if name == "version2":
                 write_options["parquet.writer.version"] = "v2"
             writer.options(**write_options).parquet(str(folder / f"{name}-{part}"))

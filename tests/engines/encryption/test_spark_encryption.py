@@ -78,7 +78,7 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
             if name != "version2":  # Arrow cannot read these pages of parquet-java.
                 with pq.ParquetFile(out, decryption_properties=KEYS.make_decryption_properties()) as file:
                     assert file.read().num_rows == 2 * ROWS
-        # The merged file replaces Spark's file. Spark's checksums of the old bytes must be deleted, too.
+        # The merged file replaces Spark's file, so Spark's checksum of the old bytes must be deleted.
         for name in SCHEMES:
             old_file = next((tmp_path / f"{name}-0").glob("*.parquet"))
             place = tmp_path / f"replaced-{name}"

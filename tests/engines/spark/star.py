@@ -48,7 +48,11 @@ class StarRig:
         return rewrite_query(self.spark, text.replace("{db}", self.db), args)
 
     def check_same(self, text: str, args: Any = None, *, min_rows: int = 0) -> RewrittenQuery:
-        """Check that the query returns Spark's own rows, and at least `min_rows`. Return how it was rewritten."""
+        """Check that the query returns Spark's own rows, and at least `min_rows` rows.
+
+        Returns:
+            How the query was rewritten.
+        """
         text = text.replace("{db}", self.db)
         expected = collect_rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))
         assert len(expected) >= min_rows, text
@@ -70,7 +74,10 @@ def collect_rows(frame: Any) -> list[str]:
 
 
 def fill(rig: StarRig) -> None:
-    """Create a star schema in format version 3, with facts in two dozen files of three specs and changed rows."""
+    """Create a star schema in format version 3.
+
+    The facts are in two dozen files of three specs, and some rows changed.
+    """
     rig.run(
         "CREATE TABLE {db}.sales (id bigint, item int, store bigint, day date, at timestamp, nt timestamp_ntz, "
         "price decimal(9,2), weight double, note string, ok boolean, info struct<code int, tag string>) USING iceberg "
@@ -105,11 +112,11 @@ def fill(rig: StarRig) -> None:
 
 @contextmanager
 def change_settings(spark: SparkSession, expected: dict[str, str]) -> Iterator[None]:
-    before = {name: spark.conf.get(name) or "" for name in expected}
+    old_settings = {name: spark.conf.get(name) or "" for name in expected}
     try:
         for name, value in expected.items():
             spark.conf.set(name, value)
         yield
     finally:
-        for name, value in before.items():
+        for name, value in old_settings.items():
             spark.conf.set(name, value)

@@ -30,7 +30,7 @@ from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
 from tests.connector.jobs.test_expiration import list_needed_files, list_snapshot_ids, list_stored_files
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_compaction import BY_PART, build_rows, create, read
+from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create
 from tests.connector.write.test_shared_puffins import Vectors
 from tests.seeds import first_seed
 from tests.server.rig import OffsetClock
@@ -43,7 +43,7 @@ BEHIND_MS = 1000 * UNDONE_KEPT_MS
 
 
 class CleanupLake:
-    """A server and a Spark session. `catalog` is the server's name in Spark."""
+    """A Seamark server and a Spark session, in which the server's catalog has the name `catalog`."""
 
     def __init__(self, spark: SparkSession, home: Path) -> None:
         self.clock = OffsetClock()
@@ -59,7 +59,7 @@ class CleanupLake:
         self.server.stop()
 
     def expire(self, *, by_procedure: bool) -> None:
-        """Expire all snapshots except the current one, with Iceberg's library or with Spark's procedure."""
+        """Expire all snapshots except the current snapshot, with Iceberg's library or with Spark's procedure."""
         if by_procedure:
             self.spark.sql(
                 f"CALL {self.catalog}.system.expire_snapshots(table => 'db.t', "
@@ -105,7 +105,7 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: CleanupLake,
                     continue
                 job = open_table(lake.client, "db.t", CURRENT).snapshot_id
                 for step in range(rng.randint(0, 2)):
-                    _append(lake.client, rng, model, f"after {attempt} {step}:")
+                    _append_rows(lake.client, rng, model, f"after {attempt} {step}:")
                 try:
                     undo_job(lake.client, "db.t", job)
                 except Conflict:
@@ -114,15 +114,15 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: CleanupLake,
                     outcomes["undone"] += 1
                 if rng.random() < 0.5:
                     _change_rows(lake.client, rng, model, f"then {attempt}:")
-            expected = Counter((one, one % 3, text) for one, text in model.items())
-            assert read(lake.client) == expected
+            expected = Counter((id_, id_ % 3, text) for id_, text in model.items())
+            assert count_scanned_rows(lake.client) == expected
             for by_procedure in (number % 3 == 2, False):
-                if rng.random() < 0.5:  # Otherwise the expiration would keep the undone snapshots.
+                if rng.random() < 0.5:  # Without this step, the expiration would keep the undone snapshots.
                     lake.clock.ahead_ms += 2 * UNDONE_KEPT_MS
                 lake.expire(by_procedure=by_procedure)
                 table = catalog.load_table("db.t")
                 assert [path for path in list_needed_files(table) if not path.exists()] == []
-                assert read(lake.client) == expected
+                assert count_scanned_rows(lake.client) == expected
                 assert lake.read_rows() == expected
             lake.clock.ahead_ms += 2 * UNDONE_KEPT_MS
             lake.expire(by_procedure=False)
@@ -135,7 +135,7 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: CleanupLake,
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, 8])
 def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: CleanupLake, rounds: int) -> None:
-    """Spark and Seamark replace each other's vectors."""
+    """Spark and Seamark replace each other's deletion vectors."""
     rng = random.Random(f"{first_seed()} {rounds}")
     lake.clock.ahead_ms = 0
     name, shared = f"{lake.catalog}.db.t", 0
@@ -170,8 +170,8 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: CleanupLa
             assert [path for path in list_needed_files(table) if not path.exists()] == []
             puffins = {path for path in list_stored_files(table) if path.suffix == ".puffin"}
             assert puffins == {path for path in list_needed_files(table) if path.suffix == ".puffin"}
-            expected = Counter((one, one % 3, text) for one, text in model.items())
-            assert read(lake.client) == lake.read_rows() == expected
+            expected = Counter((id_, id_ % 3, text) for id_, text in model.items())
+            assert count_scanned_rows(lake.client) == lake.read_rows() == expected
             catalog.drop_table("db.t")
     assert shared, "no Puffin file had two live vectors"
 
@@ -187,7 +187,7 @@ def _change_rows(client: IndexClient, rng: random.Random, model: dict[int, str],
             model.pop(id_, None)
 
 
-def _append(client: IndexClient, rng: random.Random, model: dict[int, str], text: str) -> None:
+def _append_rows(client: IndexClient, rng: random.Random, model: dict[int, str], text: str) -> None:
     first = 100 + len(model) + 1000 * rng.randint(0, 1000)
     ids = [number for number in range(first, first + 5) if number not in model]
     append(client, "db.t", build_rows(ids, text))

@@ -33,7 +33,7 @@ def server(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
         for number, (name, buckets) in enumerate((("eight", 8), ("eleven", 8), ("four", 4), ("plain", 0))):
             partitioning = f"PARTITIONED BY (bucket({buckets}, id))" if buckets else ""
             spark.sql(f"CREATE TABLE free.db.{name} (id bigint, v bigint) USING iceberg {partitioning}")
-            for start in (0, ROWS // 2):  # Each bucket has two files, so that Spark has to read them as one group.
+            for start in (0, ROWS // 2):  # Each bucket has two files, which Spark must read as one group.
                 ids = range(start, start + ROWS // 2)
                 append(client, f"db.{name}", pa.table({"id": ids, "v": [(number + 1) * id_ for id_ in ids]}))
         yield server
@@ -41,13 +41,13 @@ def server(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @contextmanager
 def change_conf(spark: SparkSession, **settings: str) -> Iterator[None]:
-    before = [(name, spark.conf.get(name, None)) for name in settings]
+    old_settings = [(name, spark.conf.get(name, None)) for name in settings]
     for name, value in settings.items():
         spark.conf.set(name, value)
     try:
         yield
     finally:
-        for name, old_value in before:
+        for name, old_value in old_settings:
             spark.conf.unset(name) if old_value is None else spark.conf.set(name, old_value)
 
 
@@ -144,10 +144,10 @@ def test_equality_on_the_key_reads_the_files_of_one_bucket(server: Seamark, spar
         assert len(all_paths) == 16
         for key in range(0, ROWS, 389):
             kept_file_paths = [task.file.file_path for task in table.scan(row_filter=f"id = {key}").plan_files()]
-            # Each file has ids of one half of the table, so bounds keep one of the bucket's two files.
+            # Each file has ids of one half of the table, so bounds exclude one of the two files in the bucket.
             assert len(kept_file_paths) == 1
             other_paths = [Path(path.removeprefix("file://")) for path in all_paths if path not in kept_file_paths]
-            for path in other_paths:  # The test moves the other files away, which proves that Spark does not open them.
+            for path in other_paths:  # The test moves all other files away, which proves that Spark does not open them.
                 path.rename(path.with_suffix(".away"))
             try:
                 assert spark.table("free.db.eight").where(f"id = {key}").collect() == [(key, key)]

@@ -29,7 +29,7 @@ def catalog(spark: SparkSession, lake: StorageLake) -> Iterator[str]:
 def sql(spark: SparkSession, catalog: str) -> Any:
     """Return a function that runs a statement and returns its rows.
 
-    `{db}` in the statement becomes the catalog and namespace.
+    The function replaces `{db}` in the statement by the catalog and namespace.
     """
 
     def run(statement: str) -> list[tuple[Any, ...]]:
@@ -186,21 +186,21 @@ def test_spark_renames_and_drops_a_table_that_is_then_restored_and_purged(sql: A
 
 @pytest.mark.slow
 def test_metadata_table_without_its_namespace_is_not_found(spark: SparkSession, sql: Any) -> None:
-    """Spark reads `w.files` as namespace and table, and then requests the table `w` in the empty namespace."""
+    """Spark parses `w.files` as a namespace and a table, and then requests the table `w` in the empty namespace."""
     sql("CREATE TABLE {db}.w USING iceberg AS SELECT 1 AS id")
-    before = (spark.catalog.currentCatalog(), spark.catalog.currentDatabase())
+    names_before = (spark.catalog.currentCatalog(), spark.catalog.currentDatabase())
     sql("USE {db}")
     try:
         assert sql("SELECT record_count FROM db.w.files") == [(1,)]
         with pytest.raises(Exception, match="TABLE_OR_VIEW_NOT_FOUND"):
             sql("SELECT count(*) FROM w.files")
     finally:
-        spark.catalog.setCurrentCatalog(before[0])
-        spark.catalog.setCurrentDatabase(before[1])
+        spark.catalog.setCurrentCatalog(names_before[0])
+        spark.catalog.setCurrentDatabase(names_before[1])
 
 
 @pytest.mark.slow
-def test_scan_and_commit_reports_of_spark_are_kept(sql: Any, lake: StorageLake) -> None:
+def test_scan_and_commit_reports_of_spark_are_stored(sql: Any, lake: StorageLake) -> None:
     # Java's client reports the scans that it plans itself.
     properties = "TBLPROPERTIES ('seamark.scan-planning-mode'='client')"
     sql(f"CREATE TABLE {{db}}.r USING iceberg {properties} AS SELECT id FROM range(10)")
@@ -213,5 +213,5 @@ def test_scan_and_commit_reports_of_spark_are_kept(sql: Any, lake: StorageLake) 
             assert status == 200
             return {report["report-type"] for report in body["reports"]}
 
-        # Java sends them concurrently with the statement.
+        # Java sends the reports concurrently with the statement.
         block_until(lambda: list_report_kinds() == {"scan-report", "commit-report"})

@@ -66,7 +66,7 @@ def collect_with_scanned_rows(frame: DataFrame) -> tuple[list[Any], int]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_spark_reads_all_types_from_its_copied_files(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+def test_spark_reads_all_types_from_copies_of_its_files(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     rng = random.Random(first_seed() + seed)
     parts, paths = [], []
     moments = rng.choice(["INT96", "TIMESTAMP_MICROS", "TIMESTAMP_MILLIS"])
@@ -76,8 +76,8 @@ def test_spark_reads_all_types_from_its_copied_files(spark: SparkSession, tmp_pa
         for part in range(3):
             parts.append(spark.range(part * 400, part * 400 + rng.choice([1, 400])).selectExpr(*ALL_TYPES))
             version = rng.choice(["v1", "v2"])
-            # Spark 4.1's vectorized reader returns other decimals from its own files with pages of version 2
-            # and without compression. Its row reader and pyarrow return the right ones.
+            # Spark 4.1's vectorized reader returns wrong decimals from Spark's own files with pages of version 2
+            # and without compression. Its row reader and pyarrow return the right decimals.
             codecs = ["snappy", "gzip", "zstd", "lz4_raw", *(["none"] if version == "v1" else [])]
             options = {
                 "compression": rng.choice(codecs),

@@ -72,7 +72,7 @@ def draw_condition(rng: random.Random) -> str:
     return f"NOT ({result})" if rng.random() < 0.2 else result
 
 
-def check(rig: StarRig, conditions: Sequence[str], note: str) -> list[tuple[int, int]]:
+def check_conditions(rig: StarRig, conditions: Sequence[str], note: str) -> list[tuple[int, int]]:
     """Check each condition, and return the number of files in its plan and in the table.
 
     Spark evaluates all conditions in one query on all rows, each as a column.
@@ -90,9 +90,9 @@ def check(rig: StarRig, conditions: Sequence[str], note: str) -> list[tuple[int,
             if rewrite.statement is not None and collect_rows(rig.spark.sql(rewrite.statement)) != ids:
                 wrong_queries.append(f"{note}: {conditions[number]}\n{rewrite}")
         if not wrong_queries or rig.spark.sql(judging).collect() == expected:
-            break  # Otherwise the day of a row has changed between the two queries.
+            break  # Otherwise the date has changed between the two queries.
     assert wrong_queries == []
-    return [(one.files, one.considered_files) for one in reports]
+    return [(report.files, report.considered_files) for report in reports]
 
 
 def run_campaign(rig: StarRig, seed: int, count: int, zone: str) -> Counter[str]:
@@ -100,7 +100,9 @@ def run_campaign(rig: StarRig, seed: int, count: int, zone: str) -> Counter[str]
     with change_settings(rig.spark, {"spark.sql.session.timeZone": zone}):
         for first in range(0, count, AT_ONCE):
             conditions = [draw_condition(rng) for _ in range(min(AT_ONCE, count - first))]
-            for files, file_count in check(rig, conditions, f"seed {seed}, conditions from {first} on in {zone}"):
+            for files, file_count in check_conditions(
+                rig, conditions, f"seed {seed}, conditions from {first} on in {zone}"
+            ):
                 counts["fewer"] += files < file_count
     return counts
 
@@ -115,7 +117,7 @@ def test_common_conditions_on_the_current_time_leave_old_files_out(rig: StarRig)
     )
     for zone in ("UTC", "Pacific/Kiritimati"):
         with change_settings(rig.spark, {"spark.sql.session.timeZone": zone}):
-            for where, (files, file_count) in zip(conditions, check(rig, conditions, zone), strict=True):
+            for where, (files, file_count) in zip(conditions, check_conditions(rig, conditions, zone), strict=True):
                 assert files < file_count == FILES, (zone, where)
 
 

@@ -38,9 +38,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
 
 
 def run_in_worker(spark: SparkSession, ask: Callable[[Any], Any]) -> Any:
-    """Return the answer of a task.
+    """Run `ask` in a task, and return its answer.
 
-    `ask` is a nested function, which Spark serializes to the task.
+    `ask` is a nested function, which Spark serializes for the task.
     """
     return spark.sparkContext.parallelize([0], 1).map(ask).collect()[0]
 
@@ -51,12 +51,12 @@ def read_ids(spark: SparkSession, server: Seamark) -> list[int]:
     return sorted(row.id for row in reader.options(**{"split-bytes": 1}).load().collect())
 
 
-WANTED = list(range(50, 200))
+EXPECTED_IDS = list(range(50, 200))
 
 
 @pytest.mark.slow
 def test_workers_start_with_seamarks_modules_loaded(spark: SparkSession) -> None:
-    def ask(_: Any) -> Any:
+    def inspect_worker(_: Any) -> Any:
         import gc
         import os
         import sys
@@ -74,7 +74,7 @@ def test_workers_start_with_seamarks_modules_loaded(spark: SparkSession) -> None
             "read again": [path for path, module in sys.path_importer_cache.items() if type(module) is zipimporter],
         }
 
-    modules = run_in_worker(spark, ask)
+    modules = run_in_worker(spark, inspect_worker)
     assert modules["loaded"] == ["seamark.connector.read.scans", "seamark.connector.spark.source.reader"]
     assert DAEMON in modules["parent"]
     assert modules["frozen"]
@@ -85,15 +85,15 @@ def test_workers_start_with_seamarks_modules_loaded(spark: SparkSession) -> None
 def test_daemon_has_no_other_threads_when_it_forks(spark: SparkSession) -> None:
     """If another thread held a lock during the fork, the lock would stay locked in each worker."""
 
-    def ask(_: Any) -> Any:
+    def inspect_daemon(_: Any) -> Any:
         import os
         from pathlib import Path
 
-        names = [one.read_text().strip() for one in Path(f"/proc/{os.getppid()}/task").glob("*/comm")]
-        links = [os.readlink(one) for one in Path(f"/proc/{os.getppid()}/fd").glob("*")]
+        names = [path.read_text().strip() for path in Path(f"/proc/{os.getppid()}/task").glob("*/comm")]
+        links = [os.readlink(path) for path in Path(f"/proc/{os.getppid()}/fd").glob("*")]
         return names, [link for link in links if link.startswith(("socket:", "anon_inode:"))]
 
-    threads, sockets = run_in_worker(spark, ask)
+    threads, sockets = run_in_worker(spark, inspect_daemon)
     assert len(threads) == 1
     assert len(sockets) == 1  # The daemon listens on this socket.
 
@@ -114,17 +114,17 @@ def test_reads_continue_after_the_death_of_a_python_process(
         os.kill(os.getppid() if forked else os.getpid(), signal.SIGKILL)
         return 0
 
-    assert read_ids(spark, server) == WANTED
+    assert read_ids(spark, server) == EXPECTED_IDS
     if forked:
-        with suppress(PySparkException):  # The worker may live long enough to answer.
+        with suppress(PySparkException):  # The worker may live long enough to return an answer.
             run_in_worker(spark, die)
     else:
         with pytest.raises(Exception, match="Python worker exited unexpectedly"):
             run_in_worker(spark, die)
-    assert read_ids(spark, server) == WANTED
+    assert read_ids(spark, server) == EXPECTED_IDS
 
 
-OWN = """
+OWN_DAEMON_MODULE = """
 import os, sys
 os.environ["OWN_DAEMON"] = "yes"
 from pyspark import daemon
@@ -155,18 +155,19 @@ spark.stop()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["own_daemon", "pyspark.daemon"])
-def test_session_with_another_daemon_keeps_it_and_reads_the_same_rows(
+def test_session_with_a_custom_daemon_keeps_the_daemon_and_reads_the_same_rows(
     module: str, server: Seamark, tmp_path: Path
 ) -> None:
-    (tmp_path / "own_daemon.py").write_text(OWN)
+    (tmp_path / "own_daemon.py").write_text(OWN_DAEMON_MODULE)
     (tmp_path / "script.py").write_text(SCRIPT)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPO)])}
     argv = [sys.executable, str(tmp_path / "script.py"), server.base_url, module, str(tmp_path / "local")]
     completed = subprocess.run(argv, env=env, capture_output=True, text=True)
     line = next(
-        (one for one in completed.stdout.splitlines() if one.startswith("told:")), completed.stdout + completed.stderr
+        (line for line in completed.stdout.splitlines() if line.startswith("told:")),
+        completed.stdout + completed.stderr,
     )
     own_texts, loaded_modules, actual = json.loads(line.removeprefix("told:"))
     assert own_texts == ("yes" if module == "own_daemon" else None)
     assert not loaded_modules
-    assert actual == WANTED
+    assert actual == EXPECTED_IDS

@@ -54,7 +54,7 @@ def test_frame_writer_creates_tables_and_writes_in_all_modes(rig: FrameWriterTab
     new_options = {"partitioning": "bucket(4, id)", "property.format-version": "3", "property.owner.Team": "x"}
     rig.make_writer(a, None, **new_options).partitionBy("day").saveAsTable(
         f"{rig.db}.t"
-    )  # The default mode creates the table.
+    )  # The default mode creates the table if it does not exist.
     target = WriteTarget.of(rig.client.load_table("db.t"))
     assert target.format_version == 3
     assert target.properties["owner.Team"] == "x"
@@ -92,7 +92,7 @@ def test_merge_schema_adds_columns_and_widens_types(rig: FrameWriterTables) -> N
 
 
 @pytest.mark.slow
-def test_refusals_are_one_sentence_and_suggest_the_right_catalog(rig: FrameWriterTables) -> None:
+def test_refusal_is_one_sentence_and_suggests_the_right_catalog(rig: FrameWriterTables) -> None:
     frame, catalog = rig.frame((1, "a", 1)), rig.db.partition(".")[0]
     assert f"did you mean '{catalog}'" in read_refusal(rig.make_writer(frame).saveAsTable, f"{catalog[:-1]}.db.t")
     assert "is a catalog of this session" in read_refusal(

@@ -20,7 +20,7 @@ __all__ = ["stream"]
 
 
 class SinkQuery:
-    """A query that reads one file of a folder in each batch, and writes it into `db.t`."""
+    """A streaming query that reads one file of a folder in each batch, and writes it into `db.t`."""
 
     def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
         register(spark)
@@ -68,7 +68,7 @@ def test_restarted_query_appends_every_row_once_before_and_after_flushes(
     assert query.read_ids() == list(range(150))
     assert sum(shard["durable"] for shard in load_stream(client, "db.t")["shards"]) == 150
     query.forget_last_commit()
-    query.run(lambda frame: frame.repartition(5))  # Spark repeats the batch, with other tasks.
+    query.run(lambda frame: frame.repartition(5))  # Spark repeats the batch with different tasks.
     assert query.read_ids() == list(range(150))
     flush_stream(client, "db.t")
     query.forget_last_commit()
@@ -77,7 +77,7 @@ def test_restarted_query_appends_every_row_once_before_and_after_flushes(
     assert query.read_ids() == list(range(160))
 
 
-def test_batch_without_rows_uses_its_number(query: SinkQuery) -> None:
+def test_batch_without_rows_is_recorded_under_its_number(query: SinkQuery) -> None:
     query.arrive(0, 10)
     query.arrive(10, 20)
     query.arrive(20, 30)

@@ -66,9 +66,9 @@ def test_remove_orphan_files_keeps_index_files_and_plan_files(spark: SparkSessio
 def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
     spark: SparkSession, tmp_path: Path, names: str
 ) -> None:
-    """Afterwards Spark expires at most one more snapshot for each branch, and reads all snapshots that remain.
+    """Afterwards Spark expires at most one more snapshot for each branch, and can read all snapshots that remain.
 
-    Spark counts a snapshot's age from its own commit, and Seamark from the commit that replaced it.
+    Spark counts the age of a snapshot from its own commit, and Seamark from the commit that replaced the snapshot.
     """
     rng, removed_count = random.Random(7), 0
     with SparkTables.open(spark, tmp_path) as tables:
@@ -137,7 +137,7 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
         for column, count in zip((1, 2, 5), exact, strict=True):
             assert ndv[column] == pytest.approx(count, rel=0.05)
             assert sketches[column] == pytest.approx(ndv[column], abs=1)
-        # Spark's procedure makes the same sketches, because both hash the same bytes. So their union has the same
+        # Spark's procedure makes the same sketches, because both hash the same bytes. So the union of both has the same
         # count.
         tables.run_sql(f"CALL {catalog}.system.compute_table_stats(table => 'db.t')")
         statistics = _read_statistics(spark, tables)[0]
@@ -180,15 +180,18 @@ def _iterate_java(iterable: Any) -> Iterator[Any]:
 def _read_statistics(
     spark: SparkSession, tables: SparkTables
 ) -> tuple[dict[int, int], dict[int, float], list[tuple[object, ...]]]:
-    """Return the statistics of the current snapshot that Iceberg's Java library reads.
+    """Return the statistics of the current snapshot, as Iceberg's Java library reads them.
 
-    They are the stated numbers of distinct values, the numbers by the sketches, and the partition statistics.
+    Returns:
+        The stated numbers of distinct values, the numbers by the sketches, and the partition statistics.
     """
     jvm = spark._jvm
     assert jvm is not None
     table = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, f"{tables.db}.t")
     current = table.currentSnapshot().snapshotId()
-    (file,) = [one for one in table.statisticsFiles() if one.snapshotId() == current]
+    (file,) = [
+        statistics_file for statistics_file in table.statisticsFiles() if statistics_file.snapshotId() == current
+    ]
     stated = {blob.fields()[0]: int(blob.properties()["ndv"]) for blob in file.blobMetadata()}
     reader = jvm.org.apache.iceberg.puffin.Puffin.read(table.io().newInputFile(file.path())).build()
     sketches = {}
@@ -214,7 +217,9 @@ def _read_statistics(
     return stated, sketches, partitions
 
 
-def test_sql_runs_maintenance_statements_as_jobs_and_others_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_sql_runs_maintenance_statements_as_jobs_and_other_statements_in_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     with SparkTables.open(spark, tmp_path) as tables:
         tables.run_sql(
             "CREATE TABLE {db}.t (id bigint, day date, payload string, ext string) USING iceberg PARTITIONED BY (day)"

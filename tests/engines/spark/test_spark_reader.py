@@ -83,7 +83,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield new_rig
 
 
-def fill(rig: ReaderSession, table: str, version: int) -> None:
+def create_typed_table(rig: ReaderSession, table: str, version: int) -> None:
     """Create a table with all types, two schemas, two specs, nulls, NaN, both zeros, and changed rows."""
     rig.run_sql(
         f"CREATE TABLE {{db}}.{table} (id bigint NOT NULL, n int, f float, d double, p decimal(9,2), s string, "
@@ -131,7 +131,7 @@ def fill(rig: ReaderSession, table: str, version: int) -> None:
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def table(request: pytest.FixtureRequest, rig: ReaderSession) -> str:
     name = f"v{request.param}"
-    fill(rig, name, request.param)
+    create_typed_table(rig, name, request.param)
     return name
 
 
@@ -231,11 +231,11 @@ def test_reader_returns_the_rows_of_icebergs_reader(rig: ReaderSession, table: s
     where = "id < 5 OR (text = 's7' AND NOT f > 2) OR (late IS NULL AND st.aa = 2)"
     expected = collect_rows(native.where(where).select("id", "text", "_file", "_pos"))
     assert collect_rows(rig.load_with_seamark(table, where=where, columns="id, text, _file,_pos")) == expected
-    # Several queries use one `load()`. A filter of one query must not apply to the next.
-    for other in ("id = 17", "true"):
-        assert collect_rows(seamark_frame.where(other).select("id")) == collect_rows(
-            native.where(other).select("id")
-        ), other
+    # Several queries use one `load()`. A filter of one query must not affect the next query.
+    for other_condition in ("id = 17", "true"):
+        assert collect_rows(seamark_frame.where(other_condition).select("id")) == collect_rows(
+            native.where(other_condition).select("id")
+        ), other_condition
     assert rig.load_with_seamark(table, where=where, limit=3).count() == 3
     assert collect_rows(rig.load_with_seamark(table, "text string, id bigint").limit(1000)) == collect_rows(
         native.select("text", "id")
@@ -311,7 +311,7 @@ def test_invalid_read_options_are_refused(rig: ReaderSession) -> None:
         pytest.param(2, COPY_ON_WRITE, marks=pytest.mark.slow),
     ],
 )
-def test_changes_applied_to_the_first_snapshot_give_the_last(rig: ReaderSession, version: int, mode: str) -> None:
+def test_first_snapshot_with_the_changes_equals_the_last_snapshot(rig: ReaderSession, version: int, mode: str) -> None:
     table = f"c{version}{'m' if mode is MERGE_ON_READ else 'c'}"
     rig.run_sql(
         f"CREATE TABLE {{db}}.{table} (id bigint, v int) USING iceberg "
@@ -347,7 +347,7 @@ def test_changes_applied_to_the_first_snapshot_give_the_last(rig: ReaderSession,
             assert not counts["delete"] - (state[first] + counts["insert"])
             assert state[first] + counts["insert"] - counts["delete"] == state[last], (first, last)
             if (first, last) == (3, 4):
-                assert not counts["insert"]  # The files were rewritten, and no row changed.
+                assert not counts["insert"]  # The files were rewritten, but no row changed.
     frame = rig.load_with_seamark(table, changes="true", start_snapshot_id=snapshots[0], end_snapshot_id=snapshots[1])
     assert frame.columns == ["id", "v", "_change_type"]
     counts = Counter(row[2] for row in frame.collect())
@@ -409,7 +409,7 @@ def test_stream_reads_each_appended_row_once_over_several_restarts(rig: ReaderSe
     with pytest.raises(PySparkException, match="a stream has only appended rows"):
         run_stream(rig, tmp_path)
     rig.run_sql("INSERT INTO {db}.s VALUES (20, 'e')")
-    assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == expected  # This repeats the failed batch.
+    assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == expected  # The run repeats the failed batch.
     assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == sorted([*expected, repr((20, "e"))])
 
 
@@ -440,13 +440,13 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(
     assert collect_rows(partial_answer) == collect_rows(rig.run_sql(f"SELECT v, id FROM {{db}}.big WHERE {where}"))
     all_rows = read(rig.spark, "reads.db.big", "k > 77", columns=columns)
     assert collect_rows(all_rows) == collect_rows(rig.run_sql("SELECT v, id FROM {db}.big WHERE k > 77"))
-    for other in (None, "k > 77", "id = 5", "upper(v) = 'A'"):
-        frame = read(rig.spark, "reads.db.big", other)
+    for condition in (None, "k > 77", "id = 5", "upper(v) = 'A'"):
+        frame = read(rig.spark, "reads.db.big", condition)
         assert "seamark" not in format_plan(frame)
-        assert frame.count() == rig.run_sql(f"SELECT * FROM {{db}}.big WHERE {other or 'true'}").count()
+        assert frame.count() == rig.run_sql(f"SELECT * FROM {{db}}.big WHERE {condition or 'true'}").count()
     first = rig.list_snapshots("big")[0]
     assert collect_rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == expected
-    # Both readers support a time, and names in another case.
+    # Both readers support a time, and names in any case.
     committed_ms = rig.run_sql(
         f"SELECT unix_millis(committed_at) FROM {{db}}.big.snapshots WHERE snapshot_id = {first}"
     ).first()[0]

@@ -32,7 +32,7 @@ class CopyQuery:
         return writer.trigger(**trigger).start(str(self._folder / "rows"))
 
     def run(self) -> None:
-        """Process all present rows, and end."""
+        """Process all rows that exist now, and end."""
         self.start(availableNow=True).awaitTermination()
 
     def read_ids(self) -> list[int]:
@@ -41,7 +41,7 @@ class CopyQuery:
         return sorted(row.id for row in self._spark.read.parquet(str(self._folder / "rows")).collect())
 
 
-def test_a_restarted_query_reads_each_row_once_across_flushes_and_appends(
+def test_restarted_query_reads_each_row_once_across_flushes_and_appends(
     stream: SparkStreamTables, spark: SparkSession, tmp_path: Path
 ) -> None:
     stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
@@ -62,7 +62,7 @@ def test_a_restarted_query_reads_each_row_once_across_flushes_and_appends(
     assert query.read_ids() == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_batch_that_spark_repeats_has_the_same_rows(
+def test_repeated_batch_of_spark_has_the_same_rows(
     stream: SparkStreamTables, spark: SparkSession, tmp_path: Path
 ) -> None:
     stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)
@@ -71,7 +71,7 @@ def test_a_batch_that_spark_repeats_has_the_same_rows(
     query.run()
     stream.post("t", {"id": 2})
     query.run()
-    for folder in ("checkpoint/commits", "rows/_spark_metadata"):  # Spark died before it recorded the batch.
+    for folder in ("checkpoint/commits", "rows/_spark_metadata"):  # As if Spark had died before it recorded the batch.
         last_commit = max((tmp_path / "query" / folder).glob("[0-9]*"), key=lambda path: int(path.name))
         last_commit.unlink()
         last_commit.with_name(f".{last_commit.name}.crc").unlink()
@@ -83,7 +83,7 @@ def test_a_batch_that_spark_repeats_has_the_same_rows(
     assert query.read_ids() == [2, 3]
 
 
-def test_a_running_query_sees_rows_before_their_flush(
+def test_running_query_sees_rows_before_their_flush(
     stream: SparkStreamTables, spark: SparkSession, tmp_path: Path
 ) -> None:
     stream.run_sql("CREATE TABLE {db}.t (id bigint, name string) USING iceberg " + PROPERTIES)

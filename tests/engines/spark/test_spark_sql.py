@@ -70,7 +70,7 @@ def test_condition_on_a_dimension_leaves_files_of_the_facts_out(rig: StarRig) ->
 
 
 @pytest.mark.slow
-def test_history_has_the_columns_groupings_and_aggregates_of_a_query(rig: StarRig) -> None:
+def test_query_history_has_the_columns_groupings_and_aggregates_of_a_query(rig: StarRig) -> None:
     rig.rewrite(
         "SELECT i.color, count(*), sum(s.id) / avg(s.price) FROM {db}.sales s JOIN {db}.items i ON s.item = i.i_id "
         "WHERE i.size < 5 AND s.id < 100 GROUP BY ROLLUP (i.color)"
@@ -88,9 +88,7 @@ def test_history_has_the_columns_groupings_and_aggregates_of_a_query(rig: StarRi
 
 @pytest.mark.slow
 def test_query_reads_the_snapshots_that_were_planned(rig: StarRig) -> None:
-    """Rows that are committed between planning and running are not visible: all tables are read at one point in
-    time.
-    """
+    """Rows that are committed after the planning are not visible, because all tables are read at one point in time."""
     rig.run("CREATE TABLE {db}.facts (id bigint, dim bigint) USING iceberg")
     for low in range(6):
         rig.run(f"INSERT INTO {{db}}.facts SELECT /*+ COALESCE(1) */ id, {low} FROM range(5)")
@@ -107,7 +105,7 @@ def test_query_reads_the_snapshots_that_were_planned(rig: StarRig) -> None:
 
 
 @pytest.mark.slow
-def test_each_reference_to_a_table_has_its_own_plan(rig: StarRig) -> None:
+def test_each_reference_to_a_table_in_a_query_has_its_own_plan(rig: StarRig) -> None:
     rewrite = rig.check_same(
         "SELECT id FROM {db}.sales WHERE id = 5 UNION ALL SELECT id FROM {db}.sales WHERE id > 230"
     )
@@ -328,9 +326,9 @@ def test_writing_statements_run_once(rig: StarRig) -> None:
         "BEGIN INSERT INTO {db}.written VALUES (5); SELECT * FROM {db}.written WHERE id = 5; END",
         "EXECUTE IMMEDIATE 'INSERT INTO {db}.written VALUES (6)'",
     ):
-        before = int(rig.spark.table(f"{rig.db}.written").count())
+        count_before = int(rig.spark.table(f"{rig.db}.written").count())
         rig.run_with_plans(text)
-        assert rig.spark.table(f"{rig.db}.written").count() == before + 1, text
+        assert rig.spark.table(f"{rig.db}.written").count() == count_before + 1, text
     with pytest.raises(PySparkException, match="nowhere"):
         rig.run_with_plans("SELECT nowhere FROM {db}.sales WHERE id = 44")
     with pytest.raises(PySparkException, match="PARSE_SYNTAX_ERROR"):
@@ -389,7 +387,7 @@ def test_query_runs_unchanged_if_planning_is_slow_or_fails(rig: StarRig, monkeyp
         assert "ZeroDivisionError" in rig.check_same(text).summary
     refusal = new_catalog(rig.spark, rig.server.base_url)
     assert rig.rewrite(text.replace("{db}", f"{refusal}.db")).statement is not None
-    # Spark has already loaded the original address.
+    # Spark has already loaded the address of the real server.
     rig.spark.conf.set(f"spark.sql.catalog.{refusal}.uri", "http://127.0.0.1:9")
     assert rig.check_same(text.replace("{db}", f"{refusal}.db")).summary == "unchanged; Seamark failed: Unreachable"
 
@@ -398,7 +396,7 @@ def test_query_runs_unchanged_if_planning_is_slow_or_fails(rig: StarRig, monkeyp
 def test_query_reads_a_table_that_is_altered_during_planning_correctly(
     rig: StarRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two columns swap their names, so a predicate from before would apply to the wrong column."""
+    """Two columns swap their names, so a predicate with the old names would apply to the wrong column."""
     rig.run("CREATE TABLE {db}.swapped (a bigint, b bigint) USING iceberg")
     for low in range(4):
         rig.run(f"INSERT INTO {{db}}.swapped VALUES ({low}, {3 - low})")
@@ -421,8 +419,8 @@ def test_dataframe_is_valid_for_the_lease_of_its_plans(rig: StarRig) -> None:
     for number in range(3):
         rig.run(f"INSERT INTO {{db}}.leased VALUES ({number})")
     text = f"SELECT id FROM {rig.db}.leased WHERE id = 1"
-    frame = sql(rig.spark, text, lease_s=10)  # On a busy machine, Spark needs seconds to read the plan.
-    time.sleep(11)  # The server's clock decides when the lease ends.
+    frame = sql(rig.spark, text, lease_s=10)  # On a busy machine, Spark needs several seconds to read the plan.
+    time.sleep(11)  # The lease ends by the server's clock.
     with pytest.raises(PySparkException, match=r"TABLE_OR_VIEW_NOT_FOUND.*leased~plan~"):
         frame.collect()
     frame = sql(rig.spark, text)
@@ -431,7 +429,7 @@ def test_dataframe_is_valid_for_the_lease_of_its_plans(rig: StarRig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", SHAPES)
-def test_query_shapes_of_all_engines_leave_files_out(rig: StarRig, text: str) -> None:
+def test_each_query_shape_leaves_files_out(rig: StarRig, text: str) -> None:
     rewrite = rig.check_same(text)
     assert rewrite.statement is not None, rewrite.summary
     assert rewrite.files < rewrite.considered_files / 2
@@ -483,7 +481,7 @@ def test_row_comparisons_and_extremes_of_two_columns_lose_no_row(rig: StarRig) -
 def test_extremes_and_ranges_leave_files_out(rig: StarRig, text: str) -> None:
     rewrite = rig.check_same(text)
     assert rewrite.statement is not None, rewrite.summary
-    assert rewrite.considered_files - rewrite.files > 24  # The subquery reads all files of its table.
+    assert rewrite.considered_files - rewrite.files > 24  # The subquery has no condition, so it reads all its files.
 
 
 @pytest.mark.slow
@@ -509,8 +507,8 @@ def test_ranges_of_decimals_texts_and_floats_leave_files_out(rig: StarRig) -> No
 
 
 @pytest.mark.slow
-def test_extreme_of_some_rows_is_not_taken_for_the_extreme_of_the_table(rig: StarRig) -> None:
-    """FILTER, explode and an outer query leave out rows of the subquery."""
+def test_extreme_of_some_rows_is_not_used_as_the_extreme_of_the_table(rig: StarRig) -> None:
+    """FILTER, explode and an outer query exclude rows of the subquery."""
     for rows_of_extreme in (
         "SELECT max(id) FILTER (WHERE id < 20) FROM {db}.sales",
         "SELECT max(id) FROM (SELECT id, explode(IF(id < 20, array(1), array())) FROM {db}.sales)",
@@ -530,7 +528,7 @@ def test_grouping_key_is_null_in_grouping_sets_without_it(rig: StarRig) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ansi", ["false", "true"])
 def test_rows_with_overflowing_or_case_changing_values_are_found(rig: StarRig, ansi: str) -> None:
-    """The analysis for other engines does not handle these values. Each row has its own file."""
+    """The analysis for other engines does not support these values. Each row has its own file."""
     with change_settings(rig.spark, {"spark.sql.ansi.enabled": ansi}):
         rig.run("DROP TABLE IF EXISTS {db}.odd")
         rig.run("CREATE TABLE {db}.odd (n int, m bigint, d date, c string) USING iceberg")
@@ -583,9 +581,9 @@ def test_handwritten_statements_return_sparks_own_rows(rig: StarRig) -> None:
             for part in hand_made.split_into_files(name):
                 table.append(part)
     actual_rows = rig.spark.sql(f"SELECT snapshot_id FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
-    of_trino = (transpile(one, read="trino", write="spark")[0] for one in hand_made.STATEMENTS)
+    of_trino = (transpile(statement, read="trino", write="spark")[0] for statement in hand_made.STATEMENTS)
     counts: Counter[str] = Counter()
-    for text in (*hand_made.OF_SPARK, *(re.sub(r"`?\bdb\b`?\.", "{db}.", one) for one in of_trino)):
+    for text in (*hand_made.OF_SPARK, *(re.sub(r"`?\bdb\b`?\.", "{db}.", statement) for statement in of_trino)):
         text = text.replace("{db}", rig.db).replace("{old}", str(actual_rows[2][0]))
         try:
             original_frame = rig.spark.sql(text)
@@ -616,7 +614,7 @@ def test_random_queries_return_sparks_own_rows_from_fewer_files(
 
 
 def list_past_clauses(rig: StarRig) -> list[str]:
-    """Return clauses that name the facts at earlier times: snapshots, a time, a tag."""
+    """Return clauses that name the facts at earlier times: snapshots, a time, and a tag."""
     columns = "snapshot_id, unix_millis(committed_at)"
     actual_rows = rig.spark.sql(f"SELECT {columns} FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
     numbers = [row[0] for row in actual_rows]
@@ -638,7 +636,7 @@ def run_random_queries(rig: StarRig, seed: int, count: int) -> None:
         except PySparkException as error:
             pytest.fail(f"seed {seed}, query {number} is not valid: {text}: {error}")
         except Py4JJavaError as error:
-            # This is a fault of Spark's optimizer, and occurs for the original query: some conditions on booleans
+            # Spark's optimizer has a fault that also occurs for the original query: some conditions on booleans
             # fail an assertion.
             if "V2ExpressionBuilder" not in str(error):
                 raise

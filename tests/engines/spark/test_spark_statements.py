@@ -75,7 +75,7 @@ class SparkStatementTables(SparkTables):
         result = self.run_sql(f"SELECT *{lineage} FROM {{db}}.{table}")
         if version < 3:
             return Counter(map(repr, result))
-        # An inserted row may have any new id. For all other rows, the test compares the id, and whether this
+        # An inserted row may have any new id. For all other rows, the test compares the id and whether the last
         # statement changed the row.
         newest = max((row[-1] for row in result), default=0)
         return Counter(repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest)) for row in result)
@@ -234,7 +234,7 @@ class RandomSparkStatements:
         return rng.choice(choices)
 
 
-BY_KEY = [
+STATEMENTS_BY_KEY = [
     f"MERGE INTO {{t}} t USING ({ROWS.format(start=35, end=45)}) s ON t.id = s.id WHEN MATCHED AND s.k > 3 "
     "THEN UPDATE SET * WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT *",
     f"MERGE INTO {{t}} t USING ({ROWS.format(start=3, end=6)} UNION ALL {ROWS.format(start=3, end=5)}) s "
@@ -256,8 +256,10 @@ def run_statements(
 ) -> Counter[str]:
     """Run statements on both tables, and compare the tables after each statement.
 
-    The statements in `first` run before the random ones. Return the numbers of statements that were located, run by
-    Iceberg, failed, and run by the keys alone.
+    Args:
+        first: Statements that run before the random statements.
+    Returns:
+        The numbers of statements that were located, run by Iceberg, failed, and run by the keys alone.
     """
     name = f"{version}_{mode[:2]}_{list(LAYOUTS).index(layout)}_{seed}"
     for whose in (OURS, THEIRS):
@@ -286,7 +288,7 @@ def run_statements(
 
 @contextmanager
 def count_statements(counts: Counter[str]) -> Iterator[None]:
-    """Count the statements of each kind that run without a condition or join in Spark."""
+    """Count the statements of each kind that run by their keys, without a condition or join in Spark."""
     real = _LocatedStatement._change_all
 
     def count_by_key(statement: _LocatedStatement, *arguments: Any) -> ChangedRows | None:
@@ -306,7 +308,7 @@ def count_statements(counts: Counter[str]) -> Iterator[None]:
 def test_statements_have_the_result_of_icebergs_statements(
     rig: SparkStatementTables, layout: str, version: int, mode: str
 ) -> None:
-    first = BY_KEY if layout == "by id" else []
+    first = STATEMENTS_BY_KEY if layout == "by id" else []
     counts = run_statements(rig, layout, version, mode, first_seed(), 4 - len(first) // 2, first)
     assert counts[LOCATED] >= max(1, len(first) - 1), counts
     if first:
@@ -366,7 +368,7 @@ def test_insert_overwrite_builds_index_files(rig: SparkStatementTables) -> None:
     assert paths == [INDEXED] * 4 + [ICEBERG]
 
 
-def test_statement_that_may_change_other_rows_is_run_by_iceberg_with_a_reason(rig: SparkStatementTables) -> None:
+def test_statement_that_seamark_cannot_run_is_run_by_iceberg_with_a_reason(rig: SparkStatementTables) -> None:
     rig.create("told", "by id", 3, "merge-on-read")
     t = f"{rig.db}.told"
     merge_clause = "s ON t.id = s.id WHEN"
@@ -423,7 +425,7 @@ def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
     rig: SparkStatementTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.create("lost", "by id", 3, "merge-on-read")
-    before = rig.read_rows("lost", 3)
+    rows_before = rig.read_rows("lost", 3)
 
     def lose_answer(*_: Any) -> Any:
         raise Unreachable("the answer was lost")
@@ -431,7 +433,7 @@ def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
     monkeypatch.setattr("seamark.connector.write.row_changes.commit", lose_answer)
     with pytest.raises(Unreachable):
         execute(rig.spark, f"DELETE FROM {rig.db}.lost WHERE id = 3")
-    assert rig.read_rows("lost", 3) == before
+    assert rig.read_rows("lost", 3) == rows_before
 
 
 @pytest.mark.slow
@@ -450,7 +452,7 @@ def test_cached_table_is_read_again_after_a_statement(rig: SparkStatementTables)
 @pytest.mark.slow
 def test_statement_on_an_unknown_catalog_gets_a_hint(rig: SparkStatementTables) -> None:
     catalog = rig.db.partition(".")[0]
-    rig.spark.catalog.setCurrentCatalog("spark_catalog")  # Another test of this session may have set another value.
+    rig.spark.catalog.setCurrentCatalog("spark_catalog")  # Earlier tests of this session may have changed it.
     for text in ("SELECT * FROM {t}", "DELETE FROM {t} WHERE id = 3"):
         with pytest.raises(AnalysisException) as error:
             sql(rig.spark, text.replace("{t}", f"{catalog}x.db.told"))
@@ -459,8 +461,9 @@ def test_statement_on_an_unknown_catalog_gets_a_hint(rig: SparkStatementTables) 
 
 @pytest.mark.slow
 def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: SparkStatementTables) -> None:
-    """The test's session is the `local[2]` session of `seamark sql`. Iceberg's statements change a second
-    table in the same way.
+    """The test's session is the `local[2]` session of `seamark sql`. The same statements run with Iceberg on a second
+
+    table.
     """
     for whose in (OURS, THEIRS):
         rig.run_sql(f"CREATE TABLE {{db}}.{whose}_cli (id bigint, name string, price decimal(9,2)) USING iceberg")

@@ -55,7 +55,7 @@ def take_step(rig: UpsertTables, rng: random.Random, table: str, number: int, mo
         rig.upsert(rig.frame(new_rows).select("v", "id", "land"), table, columns=["v"], **how)
         merged_rows = {row_id: ((old := model.get(row_id, row))[0], new_rows[row_id][1], old[2]) for row_id in new_rows}
         return f"{kind} {how}", model | merged_rows
-    # Each key has several rows. The row with the latest ts replaces the stored row if it is not older.
+    # Each key has several rows. The row with the latest ts replaces the stored row, unless the stored row is later.
     frame, new_model = rig.frame(new_rows), dict(model)
     late_rows = {
         row_id: ("late", number, ts + 1)
@@ -71,16 +71,16 @@ def take_step(rig: UpsertTables, rng: random.Random, table: str, number: int, mo
 
 
 def run_upserts(rig: UpsertTables, table: str, seed: int, steps: int, note: str) -> None:
-    """Run random steps, and read every snapshot again at the end, because later commits must not change it."""
+    """Run random steps, and at the end read every snapshot again, because later commits must not change it."""
     rng = random.Random(seed)
     model: Model = {}
-    after: dict[int, tuple[str, Model]] = {}
+    models: dict[int, tuple[str, Model]] = {}
     for number in range(1, steps + 1):
         step_report, model = take_step(rig, rng, table, number, model)
         snapshots = rig.run_sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
-        after.setdefault(snapshots[-1][0] if snapshots else 0, (step_report, model))
+        models.setdefault(snapshots[-1][0] if snapshots else 0, (step_report, model))
         assert rig.read_model(table) == model, f"{note}, seed {seed}, step {number}: {step_report}"
-    for snapshot_id, (step_report, model) in after.items():
+    for snapshot_id, (step_report, model) in models.items():
         if snapshot_id:
             assert rig.read_model(table, f"VERSION AS OF {snapshot_id}") == model, f"{note}, seed {seed}, {step_report}"
 
@@ -126,15 +126,15 @@ def test_every_snapshot_has_the_rows_of_its_long_history(
 
 @pytest.fixture
 def record_results(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
-    """Return a list that records the result frames of the tasks."""
+    """Return a list to which each distribution of work to tasks adds its result frame."""
     frames: list[DataFrame] = []
     real = upserting.run_tasks
 
-    def spread(df: DataFrame, work: Any) -> DataFrame:
+    def spread_and_record(df: DataFrame, work: Any) -> DataFrame:
         frames.append(real(df, work))
         return frames[-1]
 
-    monkeypatch.setattr(upserting, "run_tasks", spread)
+    monkeypatch.setattr(upserting, "run_tasks", spread_and_record)
     return frames
 
 
@@ -154,7 +154,7 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
     assert rig.count_live_files(table) == 16
     expected = dict.fromkeys((3, 5, 7, 399), ("fr", 1, 1))
     report = rig.upsert(rig.frame(expected), table, row_mode=row_mode, **TASKS)
-    (plan,) = [read_executed_plan(one) for one in record_results]
+    (plan,) = [read_executed_plan(frame) for frame in record_results]
     assert "MapInArrow" in plan
     assert plan.count("Exchange ") == 1, plan
     assert "Join" not in plan
@@ -165,14 +165,14 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
         assert (report.files_removed, rig.count_live_files(table)) == (
             report.files_written,
             16,
-        )  # The new rows go into the copies.
+        )  # The new rows are written into the copies.
     assert rig.read_model(table) == dict.fromkeys(range(400), ("de", 0, 0)) | expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "row_mode"),
-    [*(pytest.param(one, MERGE_ON_READ, marks=pytest.mark.slow) for one in (2, 3)), (3, COPY_ON_WRITE)],
+    [*(pytest.param(version, MERGE_ON_READ, marks=pytest.mark.slow) for version in (2, 3)), (3, COPY_ON_WRITE)],
 )
 def test_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
     rig: UpsertTables, version: int, row_mode: str, monkeypatch: pytest.MonkeyPatch
@@ -192,7 +192,7 @@ def test_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_tasks_write_deletes_of_many_files_and_each_file_has_one(
+def test_tasks_write_one_delete_file_or_vector_for_each_of_many_files(
     rig: UpsertTables, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_changes, "DRIVER_FILES_MAX", 2)
@@ -208,8 +208,8 @@ def test_tasks_write_deletes_of_many_files_and_each_file_has_one(
             row_mode=MERGE_ON_READ,
             **TASKS,
         )
-        assert report.deleted == len([one for one in removed_ids if one in model])
-        model = {one: row for one, row in model.items() if one not in removed_ids}
+        assert report.deleted == len([id_ for id_ in removed_ids if id_ in model])
+        model = {id_: row for id_, row in model.items() if id_ not in removed_ids}
         assert rig.read_model(f"many_{version}") == model
     if version == 3:
         vectors = rig.run_sql("SELECT referenced_data_file FROM {db}.many_3.delete_files")
@@ -280,8 +280,10 @@ def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
     model: Model = dict.fromkeys(range(30), ("de", 0, 0))
     write(rig.frame(model), f"db.{table}", client=rig.client)
     jobs: list[str] = []
-    spread = upserting.run_tasks
-    monkeypatch.setattr(upserting, "run_tasks", lambda *arguments: jobs.append("tasks") or spread(*arguments))
+    spread_and_record = upserting.run_tasks
+    monkeypatch.setattr(
+        upserting, "run_tasks", lambda *arguments: jobs.append("tasks") or spread_and_record(*arguments)
+    )
     monkeypatch.setattr(upserting, "DRIVER_COPY_BYTES_MAX", maximum)
     frame = rig.spark.range(0, 42, 3).selectExpr("int(id) id", "'x' land", "1 v", "int(null) ts")
     report = rig.upsert(frame, table, **how)
@@ -304,12 +306,12 @@ def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: UpsertTables) -
     rig.create("large")
     frame = rig.spark.range(20_001).selectExpr("int(id) id", "repeat(string(id), 400) land")
     conf, limit = rig.spark.sparkContext._jsc.sc().conf(), "spark.driver.maxResultSize"
-    before = conf.get(limit, "1g")
+    old_value = conf.get(limit, "1g")
     conf.set(limit, "4m")
     try:
         report = rig.upsert(frame, "large", driver_rows=20_000)
     finally:
-        conf.set(limit, before)
+        conf.set(limit, old_value)
     assert report.inserted == 20_001
 
 
@@ -391,10 +393,10 @@ def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: UpsertT
     rig.create("named")
     model: Model = {number: ("a", number, number) for number in range(5)}
     write(rig.frame(model), "db.named", client=rig.client)
-    other = rig.frame({1: ("other", 7, 7), 9: ("a", 9, 9)})
+    other_rows = rig.frame({1: ("other", 7, 7), 9: ("a", 9, 9)})
     with pytest.raises(Unwritable, match="no identifier fields; name the key columns"):
-        rig.delete(other, "named")
-    assert rig.delete(other, "named", keys=["id"]).deleted == 1
+        rig.delete(other_rows, "named")
+    assert rig.delete(other_rows, "named", keys=["id"]).deleted == 1
     rig.run_sql("ALTER TABLE {db}.named SET IDENTIFIER FIELDS id")
     assert rig.delete(rig.frame({2: ("other", 7, 7)}), "named").deleted == 1
     assert rig.delete(rig.frame({3: ("other", 7, 7)}), "named", **TASKS).deleted == 1

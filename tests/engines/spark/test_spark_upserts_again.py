@@ -30,7 +30,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> None:
-    """Run the first of the works just before the next commit, the second before the commit after it, and so on."""
+    """Run the first operation before the next commit, the second before the commit after it, and so on."""
     real, pending_works = CommitClient.commit, list(operations)
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
@@ -57,19 +57,19 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     new_files: set[str] = set()
 
     def write_concurrently() -> None:
-        before = rig.list_files(table)
+        files_before = rig.list_files(table)
         named_table = pa.table(
             {"id": [7], "land": ["plain"], "v": pa.array([9], pa.int32()), "ts": pa.array([9], pa.int32())}
         )
         upsert(rig.client, f"db.{table}", named_table, keys=["id"])
-        new_files.update(rig.list_files(table) - before)
+        new_files.update(rig.list_files(table) - files_before)
 
     def record_sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             accumulator.add(batch.num_rows)
             yield batch
 
-    before = rig.list_files(table)
+    files_before = rig.list_files(table)
     run_before_commits(monkeypatch, write_concurrently)
     chance = rig.spark.range(5, 25).selectExpr("id", "uuid() AS land", "1 AS v", "1 AS ts")
     once = chance.mapInArrow(record_sizes, "id bigint, land string, v int, ts int")
@@ -77,25 +77,27 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     assert (report.attempts, report.updated, report.inserted) == (2, 15, 5)
     assert accumulator.value == 20
     rows_before = rig.read_model(table)
-    assert len({row[0] for one, row in rows_before.items() if one >= 5}) == 20
+    assert len({row[0] for id_, row in rows_before.items() if id_ >= 5}) == 20
     assert rows_before[7][1:] == (9, 9)
-    assert {one: row[1:] for one, row in rows_before.items() if one not in (7, *range(20, 25))} == {
+    assert {id_: row[1:] for id_, row in rows_before.items() if id_ not in (7, *range(20, 25))} == {
         number: (0, 0) for number in range(20) if number != 7
     }
-    assert len(rig.list_files(table) - before - new_files) == report.files_written
+    assert len(rig.list_files(table) - files_before - new_files) == report.files_written
 
 
 def test_failed_upsert_job_leaves_no_file_and_no_snapshot(rig: UpsertTables) -> None:
     rig.create("failing", BUCKETS, RECORD, columns="id bigint NOT NULL, v int")
     frame = rig.spark.range(40).selectExpr("IF(id = 39, NULL, id) AS id", "1 AS v")
-    before = set(rig.spark.sparkContext._jsc.getPersistentRDDs())  # Other tests of this session may have cached frames.
+    cached_before = set(
+        rig.spark.sparkContext._jsc.getPersistentRDDs()
+    )  # Other tests of this session may have cached frames.
     with pytest.raises(PySparkException, match=r"column id is null in 1 of the rows"):
         rig.upsert(frame.repartition(1), "failing", **TASKS)
     with pytest.raises(Unwritable, match=r"column id is null in 1 of the rows"):
         rig.upsert(frame, "failing")
     assert rig.run_sql("SELECT * FROM {db}.failing.snapshots") == []
     assert rig.list_files("failing") == set()
-    assert set(rig.spark.sparkContext._jsc.getPersistentRDDs()) <= before  # The job has cached no frame.
+    assert set(rig.spark.sparkContext._jsc.getPersistentRDDs()) <= cached_before  # The job has cached no frame.
 
 
 @pytest.mark.slow
@@ -105,7 +107,7 @@ def test_only_one_result_of_a_repeated_task_counts(
 ) -> None:
     """The tasks run in this process. The first attempt is speculative, and Spark discards its result.
 
-    `tests/faults/test_spark_tasks.py` tests tasks that are killed.
+    `tests/faults/test_spark_tasks.py` tests tasks that Spark kills.
     """
     table = f"again_{row_mode[:4]}"
     rig.create(table, BUCKETS)
@@ -121,7 +123,7 @@ def test_only_one_result_of_a_repeated_task_counts(
         for number in range(work.distribution.tasks):
             own_batches = input_table.filter(pa.array(places == number)).to_batches()
             list(upserting.change_task(work, own_batches))
-            results += [SparkRow(result=one[0][0].as_py()) for one in upserting.change_task(work, own_batches)]
+            results += [SparkRow(result=batch[0][0].as_py()) for batch in upserting.change_task(work, own_batches)]
             ran.append(number)
         return SimpleNamespace(collect=lambda: results)
 
@@ -134,7 +136,7 @@ def test_only_one_result_of_a_repeated_task_counts(
 
 
 @pytest.mark.slow
-def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: UpsertTables, tmp_path: Path) -> None:
+def test_stream_upserts_each_batch_once_for_each_checkpoint(rig: UpsertTables, tmp_path: Path) -> None:
     rig.create("stream", BUCKETS)
     source, checkpoint = tmp_path / "given", tmp_path / "checkpoint"
     reports: list[Report] = []

@@ -138,7 +138,7 @@ def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Writin
     rig.run_sql("CREATE TABLE {db}.ordered (id bigint, v double) USING iceberg")
     rig.run_sql("ALTER TABLE {db}.ordered WRITE ORDERED BY v DESC NULLS LAST")
     frame = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "IF(id % 50 = 0, NULL, double((id * 7919) % 4001)) AS v")
-    # Otherwise one task would get these few rows.
+    # With default limits, one task would get all of these few rows.
     rig.spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")
     try:
         report = rig.write(frame, "ordered")
@@ -149,7 +149,7 @@ def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Writin
     ).collect()
     bounds = sorted((low, high) for low, high, _ in actual_rows if low is not None)
     assert len(actual_rows) == report.files > 1
-    assert all(one[1] <= other[0] for one, other in pairwise(bounds)), bounds
+    assert all(previous[1] <= following[0] for previous, following in pairwise(bounds)), bounds
     assert {order for _, _, order in actual_rows} == {1}
     for path in rig.list_files("ordered"):
         values = pq.read_table(path).column("v").to_pylist()
@@ -196,11 +196,11 @@ def test_index_files_are_committed_with_the_rows_and_used_by_the_next_plan(rig: 
 
 def test_failed_write_job_commits_nothing_and_leaves_no_file(rig: WritingTables) -> None:
     rig.run_sql("CREATE TABLE {db}.failing (id bigint NOT NULL, v int) USING iceberg")
-    before = rig.run_sql("SELECT * FROM {db}.failing.snapshots").count()
+    count_before = rig.run_sql("SELECT * FROM {db}.failing.snapshots").count()
     failing_frame = rig.spark.range(0, 1000, 1, 1).selectExpr("IF(id = 999, NULL, id) AS id", "CAST(id AS int) AS v")
     with pytest.raises(PySparkException, match="id"):
         rig.write(failing_frame, "failing")
-    assert rig.run_sql("SELECT * FROM {db}.failing.snapshots").count() == before
+    assert rig.run_sql("SELECT * FROM {db}.failing.snapshots").count() == count_before
     assert rig.list_files("failing") == []
 
 
@@ -314,7 +314,7 @@ def test_restarted_stream_commits_every_row_once(rig: WritingTables, tmp_path: P
 def test_stream_with_an_older_checkpoint_fails_and_one_with_a_new_checkpoint_continues(
     rig: WritingTables, tmp_path: Path
 ) -> None:
-    """A batch with the number of an earlier batch, but another checkpoint, is not treated as a repeat."""
+    """A batch with the number of an earlier batch, but of a different checkpoint, is not treated as a repeat."""
     rig.run_sql("CREATE TABLE {db}.older (id bigint, v string) USING iceberg")
     stream = FolderStream(rig, tmp_path / "given", tmp_path / "checkpoint", "older")
     stream.arrive(0, 10)
@@ -327,9 +327,9 @@ def test_stream_with_an_older_checkpoint_fails_and_one_with_a_new_checkpoint_con
     with pytest.raises(PySparkException, match=r"batch 1 of this query.* up to 2: the checkpoint is older"):
         replace(stream, checkpoint=tmp_path / "restored").run()
     assert (stream.read_ids(), rig.list_files("older")) == ([*range(30)], files)
-    other = replace(stream, input_folder=tmp_path / "other", checkpoint=tmp_path / "new")
-    other.arrive(100, 105)
-    other.run()
+    other_stream = replace(stream, input_folder=tmp_path / "other", checkpoint=tmp_path / "new")
+    other_stream.arrive(100, 105)
+    other_stream.run()
     assert stream.read_ids() == [*range(30), *range(100, 105)]
 
 
@@ -344,7 +344,7 @@ def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: WritingTa
     request_body = json.dumps({"name": "replaced", "schema": schema}).encode()
 
     def replace_table_after(batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the batches, then replace the table with another one."""
+        """Yield the batches, then replace the table by a new table."""
         yield from batches
         for request in (
             urllib.request.Request(f"{tables}/replaced", method="DELETE"),
@@ -356,5 +356,5 @@ def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: WritingTa
         stream.run(lambda frame: frame.mapInArrow(replace_table_after, frame.schema))
     loaded_table = SeamarkClient(rig.server.base_url).load_table("db.replaced", history=True)
     assert json.loads(loaded_table.metadata).get("snapshots", []) == []
-    stream.run()  # This repeats the batch for the current table.
+    stream.run()  # This run repeats the batch for the current table.
     assert stream.read_ids() == [*range(10)]

@@ -22,7 +22,7 @@ class UpsertTables(SparkTables):
         self.run_sql(f"CREATE TABLE {{db}}.{name} ({columns}) USING iceberg {spec} TBLPROPERTIES ({property_list})")
 
     def frame(self, model: Model) -> DataFrame:
-        rows = [(one, *row) for one, row in model.items()]
+        rows = [(id_, *row) for id_, row in model.items()]
         return self.spark.createDataFrame(rows, "id int, land string, v int, ts int")
 
     def upsert(self, frame: DataFrame, table: str, **arguments: Any) -> Report:
@@ -34,7 +34,7 @@ class UpsertTables(SparkTables):
     def read_model(self, table: str, time_travel: str = "") -> Model:
         """Return the rows by key, and check that each key occurs once."""
         actual = self.run_sql(f"SELECT id, land, v, ts FROM {{db}}.{table} {time_travel}")
-        rows_by_id = {one: (land, v, ts) for one, land, v, ts in actual}
+        rows_by_id = {id_: (land, v, ts) for id_, land, v, ts in actual}
         assert len(rows_by_id) == len(actual), sorted(actual)
         return rows_by_id
 

@@ -153,7 +153,8 @@ def draw_spec(draw: st.DrawFn, columns: Mapping[int, str]) -> PartitionSpec:
 def compute_partition(spec: PartitionSpec, columns: Mapping[int, str], row: Row, old: bool) -> tuple[Value | None, ...]:
     """Return the partition that a writer stores for the row.
 
-    With `old` it is that of Java up to 0.10, which rounded times before 1970 up, and of a long column that was an int.
+    Args:
+        old: Compute it as Java up to 0.10, which rounded times before 1970 up, and for long columns as for former ints.
     """
     values: list[Value | None] = []
     for field in spec.fields:
@@ -166,8 +167,8 @@ def compute_partition(spec: PartitionSpec, columns: Mapping[int, str], row: Row,
         transformed = apply(field.transform, "int" if was_int else kind, value)
         if old and field.transform in _CALENDAR and (field.transform, kind) != ("day", "date"):
             assert transformed is None or isinstance(transformed, int)
-            before = apply(field.transform, kind, value - 1) if isinstance(value, int) else None
-            if transformed is not None and transformed < 0 and before == transformed:
+            previous_value = apply(field.transform, kind, value - 1) if isinstance(value, int) else None
+            if transformed is not None and transformed < 0 and previous_value == transformed:
                 transformed += 1
         values.append(transformed)
     return tuple(values)
@@ -191,7 +192,7 @@ def order_like_python(_: str, value: Any) -> Any:
 
 
 def matches(expression: Expression, row: Row, order: Order) -> bool:
-    """Return whether the row matches; its keys are the ids of the predicates' columns."""
+    """Return whether the row matches. The keys of the row are the column ids of the predicates."""
     if isinstance(expression, Always):
         return expression.value
     if isinstance(expression, And):
@@ -203,7 +204,7 @@ def matches(expression: Expression, row: Row, order: Order) -> bool:
 
 
 def holds(predicate: Bound, value: Any, order: Order) -> bool:
-    """Return whether the value of the predicate's term matches it."""
+    """Return whether the value of the predicate's term matches the predicate."""
     op, kind = predicate.op, predicate.result
     if value is None:
         return op in _MATCH_NULL

@@ -131,7 +131,7 @@ def test_name_from_an_older_schema_is_found_newest_first() -> None:
     assert bind_json({"type": "eq", "term": "old", "value": 5}, schemas=(now, old_schema, between)) == make_bound(
         Op.EQ, 2, "old", "int", 5
     )
-    # The column is required now, but the snapshot's files may be older than the column.
+    # The column is required now, but files of the snapshot may be older than the column.
     assert bind_json({"type": "is-null", "term": "b"}, schemas=schemas) == make_bound(Op.IS_NULL, 4, "b", "string")
     assert bind_json({"type": "is-null", "term": "b"}, schemas=(now,)) == FALSE
 
@@ -167,7 +167,7 @@ def test_null_checks_fold_when_no_value_can_be_null(negated: bool) -> None:
 def test_columns_inside_lists_and_maps_are_bound_but_decide_nothing() -> None:
     x = bind_json({"type": "lt", "term": "points.x", "value": 5})
     assert x == Bound(Op.LT, 22, "points.element.x", "list", "identity", "double", (5.0,))
-    # All fields are required, but an empty list has no element.
+    # All fields are required, but an empty list has no elements.
     assert bind_json({"type": "is-null", "term": "points.x"}) == Bound(
         Op.IS_NULL, 22, "points.element.x", "list", "identity", "double", ()
     )
@@ -256,7 +256,7 @@ def test_bound_predicates_never_contain_an_infinity() -> None:
     assert bind_predicate("gt-eq", "score", 1e39) == make_bound(Op.GT, 6, "score", "float", largest)
     assert bind_predicate("lt-eq", "score", "-Infinity") == make_bound(Op.LT, 6, "score", "float", -largest)
     assert bind_predicate("lt", "score", "-Infinity") == FALSE
-    # NaN is above infinity in Spark.
+    # In Spark, NaN is greater than infinity.
     assert bind_predicate("gt", "score", "Infinity") == make_bound(Op.IS_NAN, 6, "score", "float")
 
 
@@ -267,7 +267,7 @@ def test_binding_a_bound_expression_again_changes_nothing() -> None:
         bind(Not(predicate), TABLE, (), case_sensitive=True)
 
 
-# An evaluator of the filter as it was sent, in exact arithmetic, and an evaluator of the bound filter
+# Two evaluators: of the filter as a client sends it, in exact arithmetic, and of the bound filter
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECOND = 1_000_000_000
@@ -281,7 +281,7 @@ def to_exact(number: float) -> Exact:
 
 
 def round_to_float(number: float) -> Exact:
-    """Return the value of a double in a float column, or the double itself if it rounds to no finite float."""
+    """Return the value that a double has in a float column, or the double itself if no finite float is near it."""
     single = ctypes.c_float(number).value
     return to_exact(single) if math.isfinite(single) else to_exact(number)
 
@@ -422,7 +422,7 @@ def to_json(sent: Sent) -> Any:
 def is_match(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool = False) -> bool:
     """Return whether the row matches by Iceberg's rules.
 
-    A negation applies to the predicates, so a comparison with null is false either way.
+    A negation applies to each predicate, so a comparison with null is false with and without negation.
     """
     match sent:
         case (bool(constant),):
@@ -453,7 +453,7 @@ def is_match(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool 
 
 
 def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
-    """Return whether a bound filter matches one row; NaN is above all values, as in `is_match`."""
+    """Return whether a bound filter matches one row. NaN is greater than all values, as in `is_match`."""
     match expression:
         case Always(value):
             return value
@@ -483,7 +483,7 @@ def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
 
 
 @given(filters, st.lists(rows, min_size=1, max_size=8))
-def test_bound_filter_matches_the_same_rows_as_the_filter_that_was_sent(
+def test_bound_filter_matches_the_same_rows_as_the_clients_filter(
     sent: Sent, table: list[dict[str, tuple[Any, Exact]]]
 ) -> None:
     expression = bind_json(to_json(sent), schemas=(WIDE,))

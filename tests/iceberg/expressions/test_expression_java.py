@@ -71,7 +71,7 @@ LITERALS: dict[str, list[Any]] = {
     "fixed[2]": ["01ff", "AB00"],
     "binary": ["", "01ff"],
 }
-REFUSED: dict[str, list[Any]] = {
+REFUSED_LITERALS: dict[str, list[Any]] = {
     "boolean": [1, 0.5],
     "int": ["x", True],
     "long": [True],
@@ -108,7 +108,7 @@ Java = Callable[[Sequence[Any]], list[Any]]
 
 @pytest.fixture(scope="module")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
-    """Return a function for Java's bound form of each filter as JSON, or for the exception that it threw."""
+    """Return a function that returns, for each filter, Java's bound form as JSON, or the exception that Java threw."""
     source = tmp_path_factory.mktemp("java") / "Binds.java"
     source.write_text(SOURCE)
     jars = [
@@ -140,8 +140,8 @@ def bind_as_json(filter_json: Any) -> Any:
     return encode_expression(bind(parse_expression(filter_json), OURS, (OURS,), case_sensitive=True))
 
 
-def normalize(kind: str, answer: Any) -> Any:
-    """Return Java's JSON in our form: digits of fractions and floats, and order of sets."""
+def normalize_answer(kind: str, answer: Any) -> Any:
+    """Return Java's JSON with the digits of fractions and floats, and the order of sets, as in Seamark's JSON."""
 
     def normalize_value(json_value: Any) -> Any:
         if kind == "float":
@@ -177,8 +177,8 @@ def test_java_binds_every_literal_to_the_same_value_and_reads_our_json(java: Jav
     for (kind, filter_json), seamark_text, first, second in zip(
         filters, seamark_texts, answers, second_java, strict=True
     ):
-        assert seamark_text == normalize(kind, first), filter_json
-        assert seamark_text == normalize(kind, second), filter_json
+        assert seamark_text == normalize_answer(kind, first), filter_json
+        assert seamark_text == normalize_answer(kind, second), filter_json
 
 
 def test_java_binds_every_set_to_the_same_values_and_reads_our_json(java: Java) -> None:
@@ -190,13 +190,13 @@ def test_java_binds_every_set_to_the_same_values_and_reads_our_json(java: Java) 
     for kind, seamark_text, first, second in zip(
         [kind for kind in kinds for _ in range(2)], seamark_texts, java(filters), java(seamark_texts), strict=True
     ):
-        assert normalize(kind, seamark_text) == normalize(kind, first) == normalize(kind, second)
+        assert normalize_answer(kind, seamark_text) == normalize_answer(kind, first) == normalize_answer(kind, second)
 
 
 def test_java_rejects_the_same_literals(java: Java) -> None:
     filters = [
         {"type": "lt", "term": NAMES[kind], "value": literal}
-        for kind, literals in REFUSED.items()
+        for kind, literals in REFUSED_LITERALS.items()
         for literal in literals
     ]
     for filter_json, answer in zip(filters, java(filters), strict=True):

@@ -54,7 +54,7 @@ B_JSON = {"type": "eq", "term": "b", "value": 5}
             },
             Unbound(Op.LT, "a", "day", ("2024-01-02",)),
         ),
-        # The form that the specification now prefers
+        # The form that the specification recommends now
         ({"type": "is-null", "child": {"type": "reference", "name": "a"}}, A),
         ({"type": "eq", "left": {"type": "reference", "name": "b"}, "right": 5}, B),
         (
@@ -118,7 +118,7 @@ def test_broken_expression_is_a_bad_request_that_names_the_place(given_json: Any
 
 
 def nest_expression(levels: int) -> Any:
-    """Return alternating AND and OR of this depth."""
+    """Return alternating AND and OR with this depth."""
     nested: Any = A_JSON
     for level in range(levels):
         nested = {"type": "and" if level % 2 else "or", "left": B_JSON, "right": nested}
@@ -142,7 +142,7 @@ def test_expression_nesting_is_limited() -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_chain_of_thousands_is_flattened_in_order(side: str) -> None:
+def test_chain_of_thousands_of_conditions_is_flattened_in_order(side: str) -> None:
     parsed = parse_expression(build_chain(50_000, side))
     assert isinstance(parsed, Or)
     assert parsed.children == ((A, *[B] * 50_000) if side == "left" else (*[B] * 50_000, A))
@@ -151,7 +151,7 @@ def test_chain_of_thousands_is_flattened_in_order(side: str) -> None:
     assert len(error.value.message) < 400
 
 
-def test_nodes_and_values_share_one_limit() -> None:
+def test_nodes_and_literals_of_an_expression_share_one_limit() -> None:
     filter_json = {"type": "in", "term": "a", "values": list(range(99))}
     parse_expression(filter_json, nodes_max=100)
     with pytest.raises(BadRequest, match="more than 99"):
@@ -221,10 +221,10 @@ def sort_in_lists(value: Any) -> Any:
 
 
 @given(trees)
-def test_pyiceberg_expressions_survive_a_round_trip(tree: iceberg.BooleanExpression) -> None:
+def test_pyiceberg_expressions_are_unchanged_after_a_round_trip(tree: iceberg.BooleanExpression) -> None:
     sent_json = json.loads(tree.model_dump_json(by_alias=True))
     reparsed = iceberg.BooleanExpression.model_validate(encode_expression(parse_expression(sent_json)))
-    # A flattened chain is written as a balanced tree: the same predicates in the same order under the same junctions.
+    # A flattened chain is written as a balanced tree, with the same predicates in the same order.
     parsed_again = parse_expression(json.loads(reparsed.model_dump_json(by_alias=True)))
     assert sort_in_lists(encode_expression(parsed_again)) == sort_in_lists(
         encode_expression(parse_expression(sent_json))

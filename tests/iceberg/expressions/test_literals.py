@@ -53,7 +53,7 @@ ID = UUID("f79c3e09-677c-4bbd-a479-3f349cb785e7")
         ("timestamptz", "2024-01-02T03:04:05Z", MICROS),
         ("timestamptz", "2024-01-02T05:34:05.5+02:30", MICROS + 500_000),
         ("timestamptz", "2024-01-01T22:04:05-05:00", MICROS),
-        # A number is in microseconds for nanosecond columns too, as in Java's LongLiteral.
+        # Even for nanosecond columns, a number is in microseconds, as in Java's LongLiteral.
         ("timestamp_ns", MICROS, MICROS * 1000),
         ("timestamp_ns", "2024-01-02T03:04:05.000000007", MICROS * 1000 + 7),
         ("timestamptz_ns", "2024-01-02T03:04:05+00:00", MICROS * 1000),
@@ -167,7 +167,7 @@ def test_long_literal_is_truncated_in_the_message() -> None:
     assert len(error.value.message) < 500
 
 
-def test_sign_of_zero_is_kept() -> None:
+def test_literal_keeps_the_sign_of_zero() -> None:
     for kind in ("float", "double"):
         assert struct.pack("<d", float(str(parse_literal(kind, -0.0)))) == struct.pack("<d", -0.0)
         assert struct.pack("<d", float(str(parse_literal(kind, "0.0")))) == struct.pack("<d", 0.0)
@@ -253,7 +253,7 @@ def _round_to_single(value: float) -> float:
 @example(841710691, 9, True)
 @example(8336435499535531, 9, False)
 def test_decimal_for_a_float_column_has_trinos_value(unscaled: int, scale: int, single: bool) -> None:
-    """Trino divides the digits of a short decimal by a power of ten, both rounded to the type (DecimalConversions)."""
+    """Trino divides a short decimal's digits by a power of ten, both rounded to the type (DecimalConversions)."""
     text = format(Decimal(unscaled).scaleb(-scale), "f")
     kind = "float" if single else "double"
     try:

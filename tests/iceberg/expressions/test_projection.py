@@ -140,7 +140,7 @@ def test_partition_predicates_have_the_fields_id_name_and_type() -> None:
     )
 
 
-def test_projection_includes_the_partitions_where_old_writers_put_times_before_1970() -> None:
+def test_projection_includes_the_partitions_to_which_old_writers_added_times_before_1970() -> None:
     query_predicate = build_predicate(Op.EQ, "timestamp", -1)
     assert format_expression(project_inclusive(query_predicate, build_spec("day"))) == "p0 in -1 0"
     assert (
@@ -151,7 +151,7 @@ def test_projection_includes_the_partitions_where_old_writers_put_times_before_1
     assert format_expression(project_inclusive(build_predicate(Op.EQ, "date", -1), build_spec("day"))) == "p0 eq -1"
 
 
-def test_excluded_day_is_kept_if_it_may_have_rows_of_the_day_before() -> None:
+def test_excluded_day_is_kept_if_it_may_have_rows_of_the_previous_day() -> None:
     for days, expected in ((-1,), "true"), ((0,), "true"), ((1,), "p0 not-eq 1"):
         query_predicate = build_predicate(Op.NOT_EQ, "timestamp", *days, transform="day")
         assert format_expression(project_inclusive(query_predicate, build_spec("day"))) == expected
@@ -161,7 +161,7 @@ def test_excluded_day_is_kept_if_it_may_have_rows_of_the_day_before() -> None:
 
 @pytest.mark.parametrize("op", [Op.LT, Op.GT_EQ, Op.EQ])
 def test_truncation_to_javas_maximum_int_decides_only_null(op: Op) -> None:
-    # Java computes 2, not 0, for truncate[2147483647](1).
+    # For truncate[2147483647](1), Java computes 2 and not 0.
     assert (
         format_expression(project_inclusive(build_predicate(op, "int", 1), build_spec("truncate[2147483647]")))
         == "p0 not-null"
@@ -205,7 +205,7 @@ def test_projection_includes_wrapped_truncations_of_a_long_that_was_an_int(condi
 
 
 def test_wide_truncation_of_a_long_that_was_an_int_decides_nothing() -> None:
-    """Java's remainder of an int overflows: 1,100,000,000 is stored as 1,294,967,296, and not as 0."""
+    """Java's remainder of an int overflows, so 1,100,000,000 is stored as 1,294,967,296 and not as 0."""
     long_truncation = "truncate[1500000000]"
     assert (
         format_expression(
@@ -288,7 +288,7 @@ def is_wrapping(transform: str, kind: str) -> bool:
 
 
 def is_kept_by_java(bound: Bound, lower: Any, upper: Any, nulls: bool) -> bool:
-    """Return the answer of `InclusiveMetricsEvaluator` for a column with some values and maybe nulls."""
+    """Return whether `InclusiveMetricsEvaluator` keeps a file with these bounds of the column, and maybe nulls."""
     value: Any = bound.values[0] if bound.values else None
     constant = not nulls and lower == upper
     return {

@@ -51,7 +51,7 @@ def evolve_schema(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
 def evolve_spec(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     spec_id = max(s.spec_id for s in m.partition_specs) + 1
     if m.format_version == 1:
-        # A version 1 spec keeps the fields of the spec before it.
+        # A version 1 spec keeps the fields of the previous spec.
         old_fields = m.partition_specs[-1].fields
         fields = [(f.source_id or 0, f.transform, f.name) for f in old_fields]
         fields.append((1, f"bucket[{spec_id + 1}]", f"p{spec_id}"))
@@ -74,7 +74,7 @@ def evolve_order(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     return results
 
 
-def append(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
+def append_snapshot(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     number = len(m.snapshots) + m.last_sequence_number + len(m.snapshot_log) + 1
     snapshot_id = 1000 + number
     while snapshot_id in m.snapshots_by_id:
@@ -106,14 +106,14 @@ def draw_statistics(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
 
 @st.composite
 def draw_commit(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
-    """Return updates that are valid on `m` and that PyIceberg implements."""
+    """Return updates of a commit that are valid for `m` and that PyIceberg implements."""
     name = draw(st.text("abc", min_size=1, max_size=2))
     choices: list[Any] = [
         lambda: evolve_schema(draw, m),
         lambda: evolve_spec(draw, m),
         lambda: evolve_order(draw, m),
-        lambda: append(draw, m),
-        lambda: append(draw, m),
+        lambda: append_snapshot(draw, m),
+        lambda: append_snapshot(draw, m),
         lambda: [{"action": "set-properties", "updates": {name: draw(st.text(max_size=5))}}],
         lambda: [{"action": "set-location", "location": f"s3://lake/{name}"}],
         lambda: [{"action": "set-current-schema", "schema-id": draw(st.sampled_from([s.id for s in m.schemas]))}],
@@ -169,8 +169,10 @@ def test_every_commit_produces_the_metadata_of_pyiceberg(version: int, data: st.
     m = build_table(version)
     for _ in range(data.draw(st.integers(1, 12))):
         updates = data.draw(draw_commit(m))
-        before = TableMetadataUtil.parse_raw(encode_table(m).decode())
-        expected_metadata = update_table_metadata(before, tuple(UPDATE.validate_python(update) for update in updates))
+        metadata_before = TableMetadataUtil.parse_raw(encode_table(m).decode())
+        expected_metadata = update_table_metadata(
+            metadata_before, tuple(UPDATE.validate_python(update) for update in updates)
+        )
         m = apply_json(m, updates, now_ms=m.last_updated_ms + 10)
         own_metadata = TableMetadataUtil.parse_raw(encode_table(m).decode())
         expired = updates[0]["action"] == "remove-snapshots"

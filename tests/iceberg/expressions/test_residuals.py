@@ -128,7 +128,7 @@ def test_file_and_predicate_are_kept_when_clients_read_a_number_differently(
     assert compute_residual(query_predicate, "identity", value) == query_predicate
 
 
-def test_nan_is_less_than_no_value_and_differs_from_all() -> None:
+def test_nan_is_less_than_no_value_and_differs_from_all_values() -> None:
     assert evaluate(build_predicate(Op.LT, "double", 1.0), math.nan) is False
     assert evaluate(build_predicate(Op.NOT_EQ, "double", 1.0), math.nan) is True
     assert evaluate(build_predicate(Op.NOT_IN, "double", 0.0, 1.0), math.nan) is True
@@ -155,7 +155,7 @@ def test_field_without_a_value_decides_nothing() -> None:
 
 
 def test_residual_uses_only_names_of_the_current_schema() -> None:
-    """Java binds it by name: after a rename, the old name is unknown or, worse, belongs to another column."""
+    """Java binds residuals by name. After a rename, the old name is unknown, or even belongs to another column."""
     schema = Schema((Field(1, "x", False, "int"), Field(2, "renamed", False, "int"), Field(4, "old", False, "int")))
 
     def build_equality(column_id: int, name: str) -> Bound:
@@ -178,7 +178,7 @@ def test_residual_uses_only_names_of_the_current_schema() -> None:
 
 
 def test_residual_for_java_includes_both_zeros_if_either_satisfies_it() -> None:
-    """Java's readers skip row groups that have only the other zero."""
+    """Java's readers skip row groups whose bounds contain only the other zero."""
     for op, literals, expected in (
         (Op.EQ, (0.0,), (Op.IN, "(-0.0, 0.0)")),
         (Op.EQ, (-0.0,), (Op.IN, "(-0.0, 0.0)")),

@@ -62,9 +62,9 @@ ROWS = 80
 
 @dataclass(frozen=True)
 class Sql:
-    """One predicate in our form and in DuckDB's.
+    """One predicate as SQL of Seamark and as SQL of DuckDB.
 
-    `used` is False if an expression cannot represent all of it.
+    `used` is False if an expression cannot represent the whole predicate.
     """
 
     ours: str
@@ -73,7 +73,7 @@ class Sql:
 
 
 def draw_value(rng: random.Random, name: str) -> Any:
-    """Return a value as Python has it, including NaN and None."""
+    """Return a Python value for the column `name`, which may be NaN or None."""
     if rng.random() < 0.15:
         return None
     match name:
@@ -101,7 +101,7 @@ def draw_value(rng: random.Random, name: str) -> Any:
 
 
 def to_row_value(kind: str, value: Any) -> Any:
-    """Return the value as the oracle's rows hold it."""
+    """Return the value in the form of the oracle's rows."""
     if value is None or kind in ("boolean", "string", "binary", "int", "long", "double"):
         return value
     if kind == "float":
@@ -142,7 +142,7 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
 
 
 def draw_literal(rng: random.Random, name: str) -> Sql:
-    """Return a literal suitable for a column; `used` is False if it is rounded or engines convert it."""
+    """Return a literal that suits a column. `used` is False if the literal is rounded or engines convert it."""
     literal_value = draw_value(rng, name)
     if literal_value is None:
         return make_same("NULL")
@@ -211,7 +211,7 @@ def quote_name(text: str) -> str:
 
 
 def draw_column(rng: random.Random) -> tuple[str, Sql]:
-    """Return a column whose literals are suitable, and the name to use for it."""
+    """Return the name of a column to whose type literals are drawn, and the text of the column in a predicate."""
     shape = rng.random()
     if shape < 0.05:
         return "a", Sql("`two words`", '"Two Words"')
@@ -306,7 +306,11 @@ def draw_like(rng: random.Random) -> Sql:
 
 
 def evaluate_sql(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]:
-    """Return the numbers of the kept rows for a client for which NaN is above all numbers, and the parts not used."""
+    """Evaluate a predicate for a client that treats NaN as greater than all numbers.
+
+    Returns:
+        The numbers of the kept rows, and the parts of the predicate that were not used.
+    """
     parsed = parse_sql(text, BOUND_TO)
     bound = bind(parsed.expression, BOUND_TO, (), case_sensitive=True)
     bound_json = encode_expression(bound)
@@ -315,7 +319,7 @@ def evaluate_sql(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]
 
 
 def compare_with_duckdb(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
-    """Compare one random predicate with DuckDB, and return whether all of it was used."""
+    """Compare one random predicate with DuckDB, and return whether the whole predicate was used."""
     sql = draw_predicate(random.Random(seed))
     actual_numbers = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
     kept_rows, unused = evaluate_sql(sql.ours, rows)
@@ -343,7 +347,7 @@ def test_expressions_keep_the_rows_of_duckdb_over_many_predicates(
         compare_with_duckdb(seed, *table)
 
 
-# Cases that DuckDB's rows cannot show
+# Cases that a comparison with DuckDB's rows cannot show
 
 
 def parse_to_json(text: str) -> Any:
@@ -420,8 +424,8 @@ def test_only_the_unusable_part_of_a_conjunction_is_omitted() -> None:
     assert encode_expression(parsed.expression)["left"] == {"type": "eq", "term": "id", "value": "1"}
 
 
-def test_comparison_with_a_value_outside_floats_keeps_its_neighbours() -> None:
-    assert parse_to_json("f < 0.7")["type"] == "lt-eq"  # For an engine that compares doubles, 0.7 is below 0.7.
+def test_comparison_with_a_value_that_no_float_equals_keeps_neighbouring_floats() -> None:
+    assert parse_to_json("f < 0.7")["type"] == "lt-eq"  # The float 0.7 is less than the double 0.7.
     assert parse_to_json("f <> 0.7") == {"type": "not-null", "term": "f"}
 
 
@@ -446,7 +450,7 @@ def test_comparison_with_null_is_never_true() -> None:
         ("idd = 1", "did you mean id"),
     ],
 )
-def test_text_that_is_not_a_predicate_is_rejected_with_its_place(text: str, message: str) -> None:
+def test_text_that_is_not_a_predicate_is_rejected_with_the_position(text: str, message: str) -> None:
     with pytest.raises(BadRequest) as error:
         parse_sql(text, BOUND_TO)
     assert message in error.value.message
@@ -552,5 +556,5 @@ def test_numbers_compared_with_doubles_are_compared_as_doubles(text: str, same_a
         ("b IS NOT TRUE", False),
     ],
 )
-def test_strict_predicates_have_literals_of_the_kind_of_their_column(text: str, is_exact: bool) -> None:
+def test_strict_predicates_require_literals_of_their_columns_type(text: str, is_exact: bool) -> None:
     assert parse_sql(text, BOUND_TO, strict=True).exact == is_exact

@@ -31,12 +31,13 @@ SEQUENCE, SNAPSHOT = 9, 4_711
 
 
 class ManifestTable:
-    """A table with one schema and one partition spec, and values to partition by."""
+    """A table with one schema and one partition spec, and values for the partition fields."""
 
     def __init__(self, seed: int, version: int, *, avoided: tuple[str, ...] = ()) -> None:
-        """Create a case.
+        """Create a table from a seed.
 
-        `avoided` has types and names that the partition must not have, because some reader cannot read them.
+        Args:
+            avoided: Types and names that the partition must not have, because some reader cannot read them.
         """
         self.seed, self.version = seed, version
         self.rng = rng = random.Random(seed)
@@ -49,7 +50,7 @@ class ManifestTable:
             transform = draw_transform(rng, self.kinds[source], self.values[source], void=True)
             if strip_parameters(infer_result_kind(transform, self.kinds[source])) not in avoided:
                 self.fields.append((1000 + i, source, transform, names[i]))
-        # No field has the name of a column, which is only allowed for identity transforms.
+        # No field has the name of a column, because only fields with identity transforms may have it.
         self.properties = {"write.avro.compression-codec": rng.choice(CODECS)} if rng.random() < 0.7 else {}
         self.metadata = self.read()
 
@@ -104,7 +105,7 @@ class ManifestTable:
         return tuple(results)
 
     def draw_file(self, content: int = 0) -> ContentFile:
-        """Return a random file of this content; in version 3, position deletes are deletion vectors."""
+        """Return a random file with this content. In version 3, position deletes are deletion vectors."""
         rng = self.rng
         vector = content == 1 and self.version > 2
         size = rng.choice([0, 1, 4_000, 1 << 33])
@@ -154,7 +155,7 @@ class ManifestTable:
         return {name: by_column or None for name, by_column in document.items()}
 
     def draw_entry(self, content: int = 0) -> ManifestEntry:
-        """Return an entry as a commit would write it: an added entry has its numbers or inherits them."""
+        """Return an entry as a commit would write it. An added entry has sequence numbers, or inherits them."""
         rng, file = self.rng, self.draw_file(content)
         status = rng.choice([ADDED, ADDED, EXISTING, DELETED])
         if self.version == 1:
@@ -174,7 +175,7 @@ class ManifestTable:
         return [self.draw_entry(content) for _ in range(self.rng.choice([0, 1, 3, 12]))]
 
     def widen(self) -> TableMetadata:
-        """Return the table with wider types (spec: "Schema Evolution"); the rest of the case keeps the old types."""
+        """Return the table with wider types (spec: "Schema Evolution"). The other attributes keep the old types."""
         widened_kinds = {column: widen_kind(self.rng, kind) or kind for column, kind in self.kinds.items()}
         if self.version > 2:
             widened_kinds |= {column: "timestamp" for column, kind in self.kinds.items() if kind == "date"}
@@ -194,7 +195,7 @@ STATISTICS = (
 )
 
 
-def list_contents(version: int) -> list[int]:
+def list_content_types(version: int) -> list[int]:
     """Return the contents of files that tables of the format version may have."""
     return [0] if version == 1 else [0, 1, 2]
 
@@ -216,7 +217,7 @@ def inherit_values(
 ) -> list[ManifestEntry]:
     """Return the live entries as readers must see them.
 
-    See the spec, "Sequence Number Inheritance" and "First Row ID Inheritance".
+    The rules are in the specification, "Sequence Number Inheritance" and "First Row ID Inheritance".
     """
     results = []
     for entry in list_live_entries(entries):
@@ -236,7 +237,7 @@ def inherit_values(
 
 
 def to_comparable(value: Any) -> Any:
-    """Return a comparable form of the value: NaN equals itself, and zeros and types are distinct."""
+    """Return a comparable form of the value, in which NaN equals itself, and zeros and types are distinct."""
     if isinstance(value, tuple):
         return tuple(map(to_comparable, value))
     return (type(value).__name__, repr(value))
@@ -275,9 +276,9 @@ Java writes fixed partition values that it cannot read again (InternalReader), a
 
 
 def encode_content_file(file: ContentFile, metadata: TableMetadata) -> dict[str, object]:
-    """Return the REST standard's JSON, as `decode_content_file` reads it, without null fields.
+    """Return the JSON of the REST standard, which `decode_content_file` reads, without null fields.
 
-    The file's spec is the table's.
+    The spec of the file must be the spec of the table.
     """
     spec = metadata.spec(file.spec_id)
     if spec is None:

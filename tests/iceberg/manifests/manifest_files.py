@@ -50,7 +50,7 @@ def put_in_one_block(length: int) -> list[int]:
 def encode(schema: Any, value: Any, split: Split = put_in_one_block) -> bytes:
     """Return `value` in Avro's binary encoding.
 
-    Unions take the first branch that fits; tuples are (branch, value).
+    Unions use the first branch that fits. A tuple (branch, value) chooses a branch.
     """
     kind = schema if isinstance(schema, str) else "union" if isinstance(schema, list) else schema["type"]
     match kind:
@@ -108,7 +108,7 @@ def compress(codec: str, data: bytes) -> bytes:
             return pa.Codec("snappy").compress(data, asbytes=True) + zlib.crc32(data).to_bytes(4, "big")
         case "zstandard":
             sink = pa.BufferOutputStream()
-            with pa.CompressedOutputStream(sink, "zstd") as stream:  # Like Java, without the uncompressed size.
+            with pa.CompressedOutputStream(sink, "zstd") as stream:  # As in Java, the uncompressed size is not stored.
                 stream.write(data)
             return sink.getvalue().to_pybytes()
         case _:
@@ -164,7 +164,7 @@ def make_optional(schema: Any, *, null_last: bool = False) -> list[Any]:
 def build_map_schema(key_id: int, value_id: int, value: str, form: str = "plain") -> dict[str, Any]:
     """Return the schema of a map by column id.
 
-    All known writers use the plain form, but a reader must not depend on it.
+    All known writers use the plain form, but readers must not depend on it.
     """
     key_field = {"name": "key", "type": "int", "field-id": key_id}
     value_field = {"name": "value", "type": value, "field-id": value_id}
@@ -238,7 +238,7 @@ def build_manifest_schema(
 
 
 def read_by_fastavro(data: bytes, prefix: str = "") -> list[dict[str, Any]]:
-    """Return the live entries as fastavro reads them, each in the form of `to_plain_entries`."""
+    """Return the live entries as fastavro reads them, in the form of `to_plain_entries`."""
     reader = fastavro.reader(io.BytesIO(data))
     schema = json.loads(reader.metadata["avro.schema"])
     file_schema = next(f["type"] for f in schema["fields"] if f["name"] == f"{prefix}data_file")
@@ -270,7 +270,7 @@ MICROSECOND = datetime.timedelta(microseconds=1)
 
 
 def to_raw_value(value: Any) -> Any:
-    """Return the stored value of a logical type that fastavro has converted; floats as their bits."""
+    """Return the stored value of a logical type that fastavro has converted. Floats become their bits."""
     match value:
         case datetime.datetime():
             return (value.replace(tzinfo=datetime.UTC) - EPOCH) // MICROSECOND

@@ -295,7 +295,7 @@ def test_random_json_is_rejected_or_read_as_a_file(
 
 
 @pytest.mark.parametrize(("content", "version", "kind"), [("DATA", 1, 0), ("EQUALITY_DELETES", 2, 2)])
-def test_contents_are_read_in_javas_spelling(content: str, version: int, kind: int) -> None:
+def test_content_types_are_read_in_javas_spelling(content: str, version: int, kind: int) -> None:
     valid_file = DATA if kind == 0 else EQUALITY
     assert decode_content_file(valid_file | {"content": content, "file-format": "ORC"}, TABLES[version]).content == kind
 
@@ -322,12 +322,12 @@ def test_contents_are_read_in_javas_spelling(content: str, version: int, kind: i
     ],
 )
 def test_unusual_but_valid_values_are_accepted(change: dict[str, Any], name: str, expected: object) -> None:
-    """Bounds from before a promotion, UUIDs in Java's order, lists, reserved columns and empty values."""
+    """The values are bounds from before a promotion, UUIDs in Java's order, lists and reserved columns."""
     assert getattr(decode_content_file(DATA | change, TABLES[2]), name) == expected
 
 
 def test_position_deletes_have_no_sort_order() -> None:
-    """Spec, "Data File Fields": they are sorted by file and position, and readers ignore the sort order."""
+    """They are sorted by file and position, and readers ignore the sort order (spec, "Data File Fields")."""
     assert decode_content_file(POSITION | {"sort-order-id": 3}, TABLES[2]).sort_order_id is None
 
 

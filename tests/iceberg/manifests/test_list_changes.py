@@ -20,10 +20,7 @@ COUNTS = {0: (0, 0), 1: (1, 1), 2: (0, 0)}
 
 
 def make_manifest(rng: random.Random) -> Manifest:
-    """Return a manifest with values from a small set.
-
-    So manifests often differ in one field or the path length only.
-    """
+    """Return a manifest with values from a small set, so that manifests often differ in one field or the path only."""
     summary: dict[str, Any] = {"contains_null": rng.random() < 0.5, "contains_nan": rng.choice([None, False])}
     bounds = [rng.choice([None, b"", b"a", b"bb"]) for _ in range(2)]
     summary |= {"lower_bound": bounds[0], "upper_bound": bounds[1]}
@@ -50,7 +47,7 @@ def change_randomly(manifests: list[Manifest], rng: random.Random) -> list[Manif
 
 
 @pytest.mark.parametrize("round_number", quick(range(60), 8))
-def test_list_decoded_with_a_base_equals_the_list_decoded_alone(round_number: int) -> None:
+def test_manifest_list_decoded_with_a_base_equals_the_list_decoded_alone(round_number: int) -> None:
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
     styles = [Style.draw_style(rng) for _ in range(2)]
@@ -71,7 +68,7 @@ def test_list_decoded_with_a_base_equals_the_list_decoded_alone(round_number: in
             manifests = change_randomly(manifests, rng)
 
 
-def test_list_with_one_more_manifest_reuses_the_others() -> None:
+def test_manifest_list_with_a_new_manifest_reuses_the_other_manifests() -> None:
     rng = random.Random(1)
     style = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
     made_manifests = [make_manifest(rng) for _ in range(50)]
@@ -80,9 +77,11 @@ def test_list_with_one_more_manifest_reuses_the_others() -> None:
         data = list_bytes([(manifest, None) for manifest in manifests], version=2, style=style, header={})
         return decode_list(data, "l", known_decoded_list)
 
-    before = decode(made_manifests, None)
+    old_list = decode(made_manifests, None)
     added_manifest = make_manifest(rng)
     for place in (0, 20, 50):
-        after = decode([*made_manifests[:place], added_manifest, *made_manifests[place:]], before)
-        shared_ids = {id(manifest) for manifest in before.manifests} & {id(manifest) for manifest in after.manifests}
+        new_list = decode([*made_manifests[:place], added_manifest, *made_manifests[place:]], old_list)
+        shared_ids = {id(manifest) for manifest in old_list.manifests} & {
+            id(manifest) for manifest in new_list.manifests
+        }
         assert len(shared_ids) >= len(made_manifests) - 2

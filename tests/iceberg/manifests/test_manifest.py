@@ -37,7 +37,7 @@ COLUMNS = [1, 2, 3, 4, 5, 1000, 70_000, -1, 2**31 - 1]
 
 
 def draw_value(chance: random.Random, schema: Any, name: str = "") -> Any:
-    """Return a random value of a schema; unions as (branch, value), so that every branch occurs."""
+    """Return a random value of a schema. In unions it is (branch, value), so that every branch occurs."""
     kind = schema if isinstance(schema, str) else "union" if isinstance(schema, list) else schema["type"]
     logical = schema.get("logicalType") if isinstance(schema, dict) else None
     count = chance.choice([0, 1, 2, 5])
@@ -74,7 +74,7 @@ def draw_value(chance: random.Random, schema: Any, name: str = "") -> Any:
             return chance.choice(COLUMNS)
     if logical == "time-micros":
         return chance.randrange(86_400_000_000)
-    if logical in ("date", "timestamp-micros"):  # The range of Python's dates, because fastavro creates dates.
+    if logical in ("date", "timestamp-micros"):  # fastavro creates dates, so the value must be in Python's range.
         return chance.randint(-700_000, 2_900_000) * (1 if kind == "int" else 86_399_999_999)
     bits = chance.choice([3, 8, 20, 31] if kind == "int" else [3, 8, 40, 63])
     return chance.randint(-(2**bits) + (bits == 63), 2**bits - 1)  # The least long represents null.
@@ -140,14 +140,14 @@ def draw_manifest(chance: random.Random, version: int, codec: str, prefix: str) 
 
 
 def drop_later_fields(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows without the fields that version 1 lacks and reads as null."""
+    """Return the rows without the fields that version 1 does not have, which are read as null."""
     return [{name: row.get(name) for name in sorted({*rows[0], *LONGS, *TEXTS})} for row in rows]
 
 
 @given(
     seed=st.integers(0, 2**64 - 1),
     version=st.sampled_from([1, 2, 3]),
-    codec=st.sampled_from(["null", "deflate"]),  # fastavro needs libraries for other codecs that nothing else needs.
+    codec=st.sampled_from(["null", "deflate"]),  # For other codecs, fastavro would need additional libraries.
     prefix=st.sampled_from(["", "other_"]),
 )
 @settings(max_examples=examples(300))
@@ -169,7 +169,7 @@ def is_record(schema: Any) -> bool:
 
 
 def build_entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
-    """Return a plain row for a schema of `build_manifest_schema`: null if allowed, else a small value."""
+    """Return a plain row for a schema of `build_manifest_schema`, with nulls where allowed, and small values."""
     row: dict[str, Any] = {}
     for field in schema["fields"]:
         name, kind = field["name"], field["type"]
@@ -244,7 +244,7 @@ def repeat_first(ids: list[int]) -> list[int]:
 def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
     odd: int | None, unlike: Callable[[list[int]], list[int]]
 ) -> None:
-    """Rows that all name the same columns in one order take a different path through the decoder."""
+    """Rows that all name the same columns in the same order are decoded on a faster path."""
     usual, rows = [4, 1, 7], []
     for i in range(150):
         ids = unlike(usual) if i == odd else usual
@@ -257,7 +257,7 @@ def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
     )
 
 
-def test_last_value_counts_when_all_rows_name_a_column_twice() -> None:
+def test_last_value_is_used_when_all_rows_name_a_column_twice() -> None:
     counts = [{"key": 3, "value": 1}, {"key": 3, "value": 2}]
     decoded_manifest = decode_manifest(
         build_manifest(SCHEMA, *[build_entry(SCHEMA, value_counts=counts)] * 5), "m.avro"
@@ -272,7 +272,7 @@ def test_manifest_without_entries_has_no_rows(blocks: list[list[bytes]]) -> None
     assert files.to_plain_entries(decoded_manifest) == []
 
 
-def test_field_that_the_format_version_lacks_is_missing() -> None:
+def test_field_that_the_format_version_does_not_have_is_missing() -> None:
     schema = files.build_manifest_schema(1, [])
     decoded_manifest = decode_manifest(build_manifest(schema, build_entry(schema)), "m.avro")
     assert decoded_manifest.longs["content"].tolist() == decoded_manifest.longs["sequence_number"].tolist() == [MISSING]
@@ -346,7 +346,7 @@ def test_named_type_may_be_reused() -> None:
 
 
 def test_decoder_keeps_only_the_stored_bounds_of_a_thousand_columns() -> None:
-    """Each entry has statistics of four of a thousand columns; the decoder allocates nothing of size rows x columns."""
+    """Each entry has statistics of four of a thousand columns; no memory of size rows × columns is allocated."""
     rows = [
         build_entry(SCHEMA, lower_bounds=[{"key": (i * 7 + k) % 1000, "value": b"v%d" % i} for k in range(4)])
         for i in range(1000)
@@ -360,7 +360,7 @@ def test_decoder_keeps_only_the_stored_bounds_of_a_thousand_columns() -> None:
     }
 
 
-def test_last_value_counts_when_an_entry_names_a_column_twice() -> None:
+def test_last_value_is_used_when_an_entry_names_a_column_twice() -> None:
     counts = [{"key": 1, "value": 10}, {"key": 2, "value": 20}, {"key": 1, "value": 30}]
     rows = [build_entry(SCHEMA, value_counts=counts), build_entry(SCHEMA, value_counts=[{"key": 1, "value": 5}])]
     plain_entries = files.to_plain_entries(decode_manifest(build_manifest(SCHEMA, *rows), "m.avro"))

@@ -41,7 +41,7 @@ def make_manifest(codec: str = "null") -> bytes:
 
 
 def is_decoded(data: bytes, decode: Any = decode_manifest) -> bool:
-    """Return whether the data decodes; any error but Corrupt with the file's name fails the test."""
+    """Return whether the data can be decoded. Any error except Corrupt with the file's name fails the test."""
     refusal = None
     try:
         decoded_rows = decode(data, "the-file")
@@ -53,7 +53,7 @@ def is_decoded(data: bytes, decode: Any = decode_manifest) -> bool:
     if decode is decode_manifest:
         for row in files.to_plain_entries(
             decoded_rows
-        ):  # Every span is in the heap, and the lengths of every list add up.
+        ):  # Every span must be in the heap, and the lengths of every list must add up.
             assert isinstance(row["file_path"], str)
     return True
 
@@ -84,7 +84,7 @@ def test_flipped_bytes_in_manifests_of_any_schema_are_corrupt_or_decode_to_valid
 
 
 def _flip(data: bytes, *, rounds: int, seed: int) -> None:
-    """Flip random bytes, half of them after the header, because its schema is most of a small file."""
+    """Flip random bytes. Half of them are after the header, because its schema is most of a small file."""
     chance, body = random.Random(seed), data.index(files.SYNC)
     read_count = 0
     for round_number in range(rounds):
@@ -186,7 +186,7 @@ def test_error_names_the_file_and_the_field(data: bytes, message: str) -> None:
 def test_counts_of_lists_and_maps_are_checked_against_the_available_bytes() -> None:
     schema = files.build_manifest_schema(2, [])
     row = files.encode(schema, build_entry(schema, column_sizes=[{"key": 1, "value": 1}]))
-    filled = b"\x02\x02\x02\x02\x00"  # Branch 1; a block of one entry; its key and value; the end
+    filled = b"\x02\x02\x02\x02\x00"  # Branch 1, a block of one entry with its key and value, and the end.
     assert row.count(filled) == 1
     for instead, message in [
         (b"\x02" + FORTY_GIB, "column_sizes: a length or count is more"),
@@ -301,7 +301,7 @@ def test_entry_without_a_required_field_is_corrupt(field: str) -> None:
 
 
 def test_rows_of_null_records_do_not_multiply_memory() -> None:
-    """Two bytes for each row, and a hundred columns: rejected before the columns are allocated."""
+    """Each row has two bytes and a hundred columns, and is rejected before the columns are allocated."""
     schema = files.build_manifest_schema(2, [(f"p{i}", "long") for i in range(100)])
     schema["fields"] = [schema["fields"][0], schema["fields"][-1]]
     schema["fields"][1]["type"] = ["null", schema["fields"][1]["type"]]
@@ -331,7 +331,7 @@ def test_size_limit_counts_all_blocks_together() -> None:
 
 
 def test_column_ids_chosen_to_collide_are_rejected_quickly() -> None:
-    """Four thousand ids have one place in the kernel's hash table, which would have to probe all of them each time."""
+    """Four thousand ids have the same position in the kernel's hash table, so each is compared with all others."""
     inverse = pow(2654435769, -1, 2**32)
     ids = [(high << 21 | low) * inverse % 2**32 for high in range(32) for low in range(128)]
     signed_ids = [i - 2**32 if i >= 2**31 else i for i in ids]
@@ -361,18 +361,18 @@ def test_decoding_leaks_no_memory() -> None:
     grown = []
     for _ in range(3):
         gc.collect()
-        before = psutil.Process().memory_info().rss
+        bytes_before = psutil.Process().memory_info().rss
         for _ in range(400):
             decode_all()
         gc.collect()
-        grown.append(psutil.Process().memory_info().rss - before)
+        grown.append(psutil.Process().memory_info().rss - bytes_before)
     assert min(grown) < 1 << 20, (
         grown
-    )  # A leak grows each time; other threads of the process allocate memory occasionally.
+    )  # A leak grows in each round, but other threads of the process may allocate memory in some rounds.
 
 
 def test_threads_decode_concurrently() -> None:
-    """The same program runs in several threads at once, and their columns do not mix."""
+    """Several threads run the same program at the same time, and their columns must not mix."""
     manifests = [
         build_manifest(SCHEMA, *(build_entry(SCHEMA, day=k, record_count=i) for i in range(300)), codec="deflate")
         for k in range(8)

@@ -263,7 +263,7 @@ def test_manifest_list_without_manifests_is_empty() -> None:
     assert decode_manifest_list(files.build_container(list_schema(2, null_last=False), []), "snap.avro") == ()
 
 
-def test_manifest_list_whose_schema_lacks_the_path_is_rejected_by_name() -> None:
+def test_manifest_list_whose_schema_has_no_path_is_rejected_by_name() -> None:
     schema = list_schema(2, null_last=False)
     del schema["fields"][0]
     with pytest.raises(Corrupt, match=r"^snap\.avro: the Avro schema, .*has no field manifest_path \(500\)"):

@@ -26,7 +26,7 @@ from tests.iceberg.manifests.content_files import (
     ManifestTable,
     encode_entries,
     inherit_values,
-    list_contents,
+    list_content_types,
 )
 from tests.planner.lakes.kinds import parse_decimal, strip_parameters, to_bytes, to_float32
 from tests.seeds import examples
@@ -49,10 +49,10 @@ PARTITION_TYPES = {
 def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     case = ManifestTable(seed, version, avoided=cases.UNREADABLE_BY_PYICEBERG)
     if case.properties == {"write.avro.compression-codec": "snappy"}:
-        case.metadata.properties.clear()  # That needs one more package.
+        case.metadata.properties.clear()  # For compressed manifests, fastavro would need one more package.
     folder = tmp_path_factory.mktemp("pyiceberg")
     entries, manifest_files = [], []
-    for content in list_contents(version):
+    for content in list_content_types(version):
         entries.append(case.draw_entries(content))
         new_entries = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
@@ -102,7 +102,7 @@ def compare_with_pyiceberg(case: ManifestTable, iceberg_entry: Any, entry: Manif
 
 
 def read_with_java(metadata: list[str]) -> list[list[dict[str, Any]]]:
-    """Return the manifests of each table's current snapshot, and their live files, as Iceberg Java reads them."""
+    """Return the manifests of each table's current snapshot and their live files, as Iceberg Java reads them."""
     beside = ("slf4j-api-*.jar", "snappy-java-*.jar", "zstd-jni-*.jar")
     jars = [*(CACHE / "jars").glob("iceberg-spark-runtime-*.jar")]
     jars += [jar for name in beside for jar in Path(pyspark.__file__).parent.glob(f"jars/{name}")]
@@ -114,10 +114,14 @@ def read_with_java(metadata: list[str]) -> list[list[dict[str, Any]]]:
 
 
 def write_snapshot(case: ManifestTable, folder: Path) -> tuple[list[ManifestFile], list[list[ManifestEntry]], str]:
-    """Write one snapshot with a manifest of each content below `folder`; return its expected contents and its URI."""
+    """Write one snapshot with a manifest of each content below `folder`.
+
+    Returns:
+        The expected manifests and entries, and the URI of the metadata file.
+    """
     folder.mkdir()
     described, entries = [], []
-    for content in list_contents(case.version):
+    for content in list_content_types(case.version):
         entries.append(case.draw_entries(content))
         new_entries = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
@@ -138,7 +142,7 @@ def write_snapshot(case: ManifestTable, folder: Path) -> tuple[list[ManifestFile
 
 
 def to_java_entry(case: ManifestTable, entry: ManifestEntry) -> dict[str, Any]:
-    """Return the entry as the peer program prints it."""
+    """Return the entry in the form in which the Java program prints it."""
     file = entry.file
     result: dict[str, Any] = {
         name: getattr(file, name)

@@ -47,7 +47,7 @@ from tests.iceberg.manifests.content_files import (
     compute_summary,
     encode_entries,
     inherit_values,
-    list_contents,
+    list_content_types,
     list_live_entries,
     replace_fields,
 )
@@ -66,7 +66,7 @@ def read_entries(data: bytes, manifest: ManifestFile, metadata: TableMetadata) -
 def write_and_read_list(
     case: ManifestTable, manifests: list[ManifestFile], next_row_id: int = 10_000
 ) -> list[ManifestFile]:
-    """Return the manifests as readers of a manifest list find them."""
+    """Write a manifest list, and return the manifests as readers find them in the list."""
     if case.version > 2:
         manifests, _ = assign_first_row_ids(manifests, next_row_id)
     data = write_manifest_list(
@@ -85,7 +85,7 @@ def write_and_read_list(
 @given(seed=SEEDS, version=VERSIONS)
 def test_entries_are_read_as_written_with_inherited_values(seed: int, version: int) -> None:
     case = ManifestTable(seed, version)
-    for content in list_contents(version):
+    for content in list_content_types(version):
         entries = case.draw_entries(content)
         new_entries = encode_entries(case, entries, min(content, 1))
         described = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
@@ -143,9 +143,9 @@ def to_plain(summary: FieldSummary) -> dict[str, Any]:
 @settings(max_examples=examples(60))
 @given(seed=SEEDS, version=VERSIONS)
 def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
-    """Fields are in any order, missing, or of plain types, as the planner's tests write them."""
+    """Fields are in any order, are missing, or have plain types, as in manifests of the planner's tests."""
     case = ManifestTable(seed, version)
-    content = case.rng.choice([0, *list_contents(version)[1:]])
+    content = case.rng.choice([0, *list_content_types(version)[1:]])
     entries = [case.draw_entry(content) for _ in range(case.rng.choice([1, 5]))]
     style = Style.draw_style(case.rng)
     fields = tuple(PartitionField(field_id, name, source, how) for field_id, source, how, name in case.fields)
@@ -172,8 +172,8 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
             "key_metadata",
             "sort_order_id",
             "first_row_id",
-        )  # The numbers of this writer, or no numbers
-        plain = dict.fromkeys((*left_out, *(LEFT_OUT_WHEN_SPARSE if style.sparse and content == 0 else ())))
+        )  # The entry has the numbers of its writer, or no numbers.
+        plain = dict.fromkeys((*left_out, *(FIELDS_OMITTED_BY_SPARSE_WRITERS if style.sparse and content == 0 else ())))
         manifest_entries = [
             ManifestEntry(
                 e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number, replace_fields(e.file, **plain)
@@ -183,7 +183,7 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
         assert are_same(*manifest_entries), f"{case} {style}\n{ours}\n{other}"
 
 
-LEFT_OUT_WHEN_SPARSE = ("equality_ids", "referenced_data_file")
+FIELDS_OMITTED_BY_SPARSE_WRITERS = ("equality_ids", "referenced_data_file")
 
 
 def to_planner_file(case: ManifestTable, file: ContentFile) -> SimpleNamespace:
@@ -232,12 +232,12 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
             read_entries(new_entries.data, manifest, widened_case)
         return
     wide_entries = read_entries(new_entries.data, manifest, widened_case)
-    for before, after in zip(old_entries, wide_entries, strict=True):
+    for old_entry, new_entry in zip(old_entries, wide_entries, strict=True):
         expected = tuple(
             value * DAY_US if (transform, case.kinds[source]) == ("identity", "date") and value is not None else value
-            for (_, source, transform, _), value in zip(case.fields, before.file.partition, strict=True)
+            for (_, source, transform, _), value in zip(case.fields, old_entry.file.partition, strict=True)
         )
-        assert cases.to_comparable(after.file.partition) == cases.to_comparable(expected), case
+        assert cases.to_comparable(new_entry.file.partition) == cases.to_comparable(expected), case
     second_manifest = write_manifest(
         [msgspec.structs.replace(entry, status=EXISTING) for entry in wide_entries],
         metadata=widened_case,
@@ -247,12 +247,14 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
     (described,) = write_and_read_list(
         case, [second_manifest.to_manifest_file("n.avro", snapshot_id=SNAPSHOT + 1, sequence_number=SEQUENCE + 1)]
     )
-    for before, after in zip(wide_entries, read_entries(second_manifest.data, described, widened_case), strict=True):
-        assert are_same(msgspec.structs.replace(before, status=EXISTING), after), case
+    for old_entry, new_entry in zip(
+        wide_entries, read_entries(second_manifest.data, described, widened_case), strict=True
+    ):
+        assert are_same(msgspec.structs.replace(old_entry, status=EXISTING), new_entry), case
 
 
 def build_case(version: int = 2, fields: list[dict[str, Any]] | None = None, **extra_fields: Any) -> ManifestTable:
-    """Return a case with one column of type long and one of type uuid, by default unpartitioned."""
+    """Return a table with one column of type long and one of type uuid, which is unpartitioned by default."""
     case = ManifestTable(0, version)
     case.kinds, case.fields, case.properties = {1: "long", 2: "uuid"}, [], {}
     case.fields = [(1000 + i, *field) for i, field in enumerate(fields or [])]  # type: ignore[misc]
@@ -289,7 +291,7 @@ def test_manifest_has_the_codec_of_the_tables_properties(codec: str) -> None:
         "gzip",
         "deflate",
         "uncompressed",
-    ):  # fastavro needs more packages for other codecs; Java reads our files.
+    ):  # For other codecs, fastavro would need additional packages; Java reads our files in another test.
         reader = fastavro.reader(io.BytesIO(data))
         assert [row["data_file"]["file_path"] for row in reader] == [f"{i}.parquet" for i in range(450)]  # type: ignore[index, call-overload]
     assert decode_manifest(data, "m").metadata["avro.codec"] == names.get(codec, codec)
@@ -399,7 +401,7 @@ def test_first_row_ids_are_assigned_to_data_manifests_without_them() -> None:
 
 
 def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
-    """Spec, "First Row ID Inheritance": existing files of upgraded tables have no ids either."""
+    """By the specification ("First Row ID Inheritance"), existing files of upgraded tables also have no ids."""
     case = build_case(3)
     old_entries = {"status": EXISTING, "snapshot_id": 1, "sequence_number": 1}
     entries = [
@@ -439,7 +441,7 @@ LOW, HIGH = b"\x00" * 16, b"\xff" * 16
 
 
 @pytest.mark.parametrize(("uuids", "agree"), [((LOW, HIGH), False), ((HIGH, HIGH), True), ((LOW, b"\x01" * 16), True)])
-def test_uuid_bounds_hold_for_every_readers_order_or_are_omitted(uuids: tuple[bytes, ...], agree: bool) -> None:
+def test_uuid_bounds_are_valid_in_every_readers_order_or_omitted(uuids: tuple[bytes, ...], agree: bool) -> None:
     case = build_case(2, [(2, "identity", "u"), (1, "identity", "n")])
     entries = encode_entries(case, [build_added_entry(build_data_file((value, 1))) for value in uuids])
     assert (entries.partitions is not None) == agree
@@ -519,7 +521,7 @@ def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
 @settings(max_examples=examples(300))
 @given(seed=st.integers(0, 50), version=VERSIONS, fraction=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
 def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, fraction: float, byte: int) -> None:
-    """Compressed blocks have checksums only with some codecs; the rest must decode to entries or raise an error."""
+    """Blocks have checksums only with some codecs. Other blocks must decode to entries or raise an error."""
     case = ManifestTable(seed, version)
     case.metadata.properties["write.avro.compression-codec"] = "uncompressed"
     new_entries = encode_entries(case, case.draw_entries())

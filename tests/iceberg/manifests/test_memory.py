@@ -44,7 +44,7 @@ def test_threads_never_share_memory_in_use() -> None:
 
 
 @pytest.mark.slow
-def test_decoded_arrays_stay_unchanged_while_others_are_decoded() -> None:
+def test_decoded_arrays_stay_unchanged_while_other_manifests_are_decoded() -> None:
     def build_manifest_of_rows(number: int) -> bytes:
         counts = [{"key": 1, "value": number}, {"key": 2, "value": 7}]
         bounds = [{"key": 1, "value": b"%d" % number}]
@@ -55,11 +55,11 @@ def test_decoded_arrays_stay_unchanged_while_others_are_decoded() -> None:
 
     data = build_manifest_of_rows(1)
     decoded_manifest = decode_manifest(data, "m.avro")
-    before = files.to_plain_entries(decoded_manifest)
+    entries_before = files.to_plain_entries(decoded_manifest)
     counts, heap = decoded_manifest.counts["value_counts"][1][1], decoded_manifest.heap
     for number in range(2, 12):
         decode_manifest(build_manifest_of_rows(number), "m.avro")
-    assert files.to_plain_entries(decoded_manifest) == before
+    assert files.to_plain_entries(decoded_manifest) == entries_before
     del decoded_manifest
     for number in range(2, 12):
         decode_manifest(build_manifest_of_rows(number), "m.avro")

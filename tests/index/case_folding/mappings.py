@@ -20,7 +20,7 @@ _JAVA = Path(__file__).with_name("CaseMappings.java")
 
 
 def read_java_mappings(java: str) -> tuple[Mappings, set[int]]:
-    """Return the mappings of a JDK and of Spark's ICU, and the code points that ICU's version of Unicode lacks."""
+    """Return the mappings of a JDK and of Spark's ICU, and the code points that are missing in ICU's Unicode."""
     (icu,) = Path(pyspark.__file__).parent.glob("jars/icu4j-*.jar")
     argv = [java, "-cp", str(icu), str(_JAVA)]
     lines = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -46,7 +46,7 @@ def read_duckdb_mappings() -> Mappings:
 
 
 def _list_texts() -> Iterator[str]:
-    """Return all code points except NUL, which ends texts in DuckDB, and surrogates, which UTF-8 lacks."""
+    """Yield all code points except NUL, which ends texts in DuckDB, and surrogates, which UTF-8 cannot encode."""
     return (chr(point) for point in range(1, 0x110000) if not 0xD800 <= point <= 0xDFFF)
 
 

@@ -70,37 +70,37 @@ def test_random_texts_keep_their_folded_form_in_python_and_duckdb() -> None:
     table = pa.table({"text": texts})
     rows = duckdb.connect().from_arrow(table).project("text, lower(text), upper(text)").fetchall()
     for text, *other_rows in rows:
-        check(text, [*other_rows, text.lower(), text.upper()])
+        check_fold(text, [*other_rows, text.lower(), text.upper()])
 
 
-def check(text: str, other_texts: list[str]) -> None:
-    """Check that a search for an engine's form of a text finds the text."""
+def check_fold(text: str, other_texts: list[str]) -> None:
+    """Check that a search for an engine's upper or lower case of a text finds the text."""
     for other in other_texts:
         if has_known_case(other):
             assert fold(text) in (fold(other), UNKNOWN_CASE), (text, other)
 
 
-def check_all(mappings: Mappings) -> None:
+def check_mappings(mappings: Mappings) -> None:
     for point, texts in mappings.items():
-        check(chr(point), sorted(texts))
+        check_fold(chr(point), sorted(texts))
 
 
-def test_folding_table_changes_only_with_the_name_of_its_keys() -> None:
-    """Indexes built with another table have other keys: change `CASE_KEYS` and this test together."""
+def test_folding_table_changes_only_together_with_its_version_name() -> None:
+    """Indexes that were built with another table have different keys: change `CASE_KEYS` and this test together."""
     table = "".join((case_folding_table.MOVED, case_folding_table.REPLACED, case_folding_table.UNASSIGNED))
     assert (CASE_KEYS, hashlib.sha256(table.encode()).hexdigest()[:16]) == ("folded-16", "a0912a05fd7adc29")
 
 
 @pytest.mark.slow
 def test_all_characters_keep_their_folded_form_in_python_and_duckdb() -> None:
-    check_all(read_python_mappings())
-    check_all(read_duckdb_mappings())
+    check_mappings(read_python_mappings())
+    check_mappings(read_duckdb_mappings())
 
 
 @pytest.mark.slow
 @pytest.mark.spark  # Start Java.
 def test_all_characters_keep_their_folded_form_in_java_and_icu_in_all_locales() -> None:
-    check_all(read_java_mappings(find_java_17())[0])
+    check_mappings(read_java_mappings(find_java_17())[0])
 
 
 @pytest.mark.slow
@@ -113,5 +113,5 @@ def test_spark_keeps_the_folded_form_of_all_characters_and_of_random_texts(spark
             frame = spark.createDataFrame(rows).selectExpr("text", "lower(text)", "upper(text)")
             for row in frame.toArrow().to_pylist():
                 text, *other_row = row.values()
-                check(text, other_row)
+                check_fold(text, other_row)
     spark.conf.unset("spark.sql.icu.caseMappings.enabled")

@@ -14,7 +14,7 @@ UNASSIGNED_LETTERS = "\u0378\U0010ffff\ua7dd"
 
 @cache
 def list_cased_characters() -> str:
-    """Return all characters that have another case in Python."""
+    """Return all characters that Python's `lower` or `upper` changes."""
     points = (chr(point) for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF)
     return "".join(point for point in points if point != point.lower() or point != point.upper())
 
@@ -44,7 +44,7 @@ def draw_text(rng: random.Random) -> str:
 
 
 def change_case(rng: random.Random, text: str) -> str:
-    """Return a text that some engine may make of `text`, or of a text that differs from it in case."""
+    """Return a text that some engine may make of `text`, or of a text that differs from `text` in case."""
     changes = [str.lower, str.upper, str.casefold, str.swapcase, str.title]
     changed_text = rng.choice(changes)(text)
     if rng.random() < 0.3:

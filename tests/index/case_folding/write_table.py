@@ -34,7 +34,7 @@ from __future__ import annotations
 
 
 class Equations:
-    """The solution of the equations added so far."""
+    """The solution of all equations that were added."""
 
     def __init__(self) -> None:
         self._class_of: dict[int, int] = {}
@@ -53,7 +53,7 @@ class Equations:
         return results
 
     def add(self, left: Sequence[int], right: Sequence[int]) -> None:
-        """Add an equation.
+        """Add the equation that both sequences of code points have the same folded form.
 
         Raises:
             ValueError: The equation has no solution.
@@ -80,13 +80,13 @@ class Equations:
 def _compute_rank(point: int) -> tuple[bool, bool, int]:
     """Return a sort key for the representative of a class.
 
-    An ASCII letter is before a lower-case letter, and that before the smallest letter.
+    An ASCII letter precedes a lower-case letter, which precedes all others; equal kinds are ordered by code point.
     """
     text = chr(point)
     return not (text.isascii() and text.islower()), unicodedata.category(text) != "Ll", point
 
 
-def solve(mappings: Iterable[dict[int, set[str]]], unassigned: set[int]) -> dict[int, str]:
+def solve_equations(mappings: Iterable[dict[int, set[str]]], unassigned: set[int]) -> dict[int, str]:
     """Return the folded text of each code point that differs from its own folded text."""
     equations = Equations()
     for engine in mappings:
@@ -126,7 +126,7 @@ def _format_constant(name: str, text: str, comment: str) -> str:
 
 
 def _find_runs(moves: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield runs of code points with the same change, each 1 or 2 after the one before."""
+    """Yield runs of code points with the same change, each 1 or 2 after the previous code point."""
     run: list[int] = []
     step, change = 0, 0
     for point, delta in moves:
@@ -150,7 +150,7 @@ def _find_ranges(points: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def main(java: str) -> None:
     of_java, unassigned = read_java_mappings(java)
-    folded = solve([of_java, read_python_mappings(), read_duckdb_mappings()], unassigned)
+    folded = solve_equations([of_java, read_python_mappings(), read_duckdb_mappings()], unassigned)
     _TABLE.write_text(format_table_source(folded, unassigned))
 
 

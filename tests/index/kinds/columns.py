@@ -107,7 +107,7 @@ def get_kind(kind: Kind) -> str:
 
 
 def draw_column(rng: random.Random, kind: Kind, rows: int, pool: Sequence[Any] | None = None) -> list[Any]:
-    """Return values of one file in a typical form: constant, few distinct values, all random, sorted; with nulls."""
+    """Return values of one file in a typical form (constant, few distinct, random, or sorted), with nulls."""
     pool = pool or [kind.draw(rng) for _ in range(rng.choice([1, 2, 3, 5, 12, 100]))]
     values = [rng.choice(pool) if rng.random() < 0.9 else kind.draw(rng) for _ in range(rows)]
     if rng.random() < 0.3:
@@ -120,7 +120,7 @@ def draw_column(rng: random.Random, kind: Kind, rows: int, pool: Sequence[Any] |
 
 
 def compute_order(value: Any) -> Any:
-    """Return a sort key in Iceberg's order: -0.0 before 0.0, and text by its UTF-8 bytes."""
+    """Return a sort key in Iceberg's order, in which -0.0 precedes 0.0, and texts are ordered by their UTF-8 bytes."""
     if isinstance(value, float):
         return (value, math.copysign(1, value) if value == 0 else 0)
     return value.encode() if isinstance(value, str) else value
@@ -131,7 +131,7 @@ Range = tuple[Any, Any, bool, bool]
 
 @dataclass(frozen=True)
 class Predicate:
-    """Ranges of values, and whether nulls and NaNs match."""
+    """Ranges of values that match, and whether nulls and NaNs match."""
 
     kind: str
     ranges: tuple[Range, ...]
@@ -160,7 +160,7 @@ class Predicate:
 
 
 def merge_ranges(ranges: Sequence[Range]) -> list[Range]:
-    """Return ascending, disjoint ranges of the same values."""
+    """Return ascending and disjoint ranges that contain the same values."""
     actual_ranges: list[Range] = []
     for item in sorted(
         ranges,
@@ -185,7 +185,10 @@ def merge_ranges(ranges: Sequence[Range]) -> list[Range]:
 
 
 def draw_predicate(rng: random.Random, kind: Kind, values: Sequence[Any]) -> Predicate:
-    """Return a predicate on existing and other values: =, <, between, IN of a few or hundreds, all values, no value."""
+    """Return a predicate on existing and other values.
+
+    Its form is =, <, BETWEEN, IN with a few or hundreds of values, all values, or no value.
+    """
     present_values = [value for value in values if value is not None and value == value]
 
     def draw_literal() -> Any:

@@ -33,7 +33,7 @@ def open_bitmap(entries: Sequence[FileBitmap]) -> Bitmap:
     return Bitmap(memoryview(b"".join(bitmap.encode(entries))))
 
 
-def build_of_longs(values: Sequence[int | None] | np.ndarray[Any, Any]) -> FileBitmap:
+def build_from_longs(values: Sequence[int | None] | np.ndarray[Any, Any]) -> FileBitmap:
     return bitmap.build(convert_to_keys(pa.array(values, pa.int64()), "long"))
 
 
@@ -55,8 +55,10 @@ def find_rows(index: Bitmap, file: int, ranges: KeyRanges, rows: int) -> list[in
     return np.flatnonzero(unpack_bits(index.find_rows(file, ranges), rows)).tolist()
 
 
-def check(index: Bitmap, kind: Kind, columns: Sequence[Sequence[Any]], rng: random.Random, times: int) -> None:
-    """Evaluate random predicates row by row; an inexact predicate may only find more rows."""
+def check_predicates(
+    index: Bitmap, kind: Kind, columns: Sequence[Sequence[Any]], rng: random.Random, times: int
+) -> None:
+    """Compare random predicates with a row-by-row evaluation. An inexact predicate may find additional rows."""
     for _ in range(times):
         predicate = draw_predicate(rng, kind, rng.choice(columns) if columns else [])
         ranges = predicate.build_ranges()
@@ -90,7 +92,7 @@ def test_bitmap_index_finds_the_rows_of_a_row_by_row_evaluation(kind: Kind, seed
     columns = [draw_column(rng, kind, rng.choice(ROWS), pool) for _ in range(rng.choice([1, 3, 9]))]
     index = open_bitmap([build_file(kind, values) for values in columns])
     index.verify()
-    check(index, kind, columns, rng, 12)
+    check_predicates(index, kind, columns, rng, 12)
 
 
 @pytest.mark.few_cases(4)
@@ -105,21 +107,21 @@ def test_merge_equals_an_index_built_from_the_kept_files(kind: Kind, layout: str
         keep = np.array([rng.random() < 0.6 for _ in drawn_columns])
         parts.append((open_bitmap(entries), keep))
         kept_entries += [entry for entry, is_kept in zip(entries, keep, strict=True) if is_kept]
-        columns += [one for one, is_kept in zip(drawn_columns, keep, strict=True) if is_kept]
+        columns += [column for column, is_kept in zip(drawn_columns, keep, strict=True) if is_kept]
     merged_blob = b"".join(bitmap.merge(parts))
     assert merged_blob == b"".join(bitmap.encode(kept_entries))
-    check(Bitmap(memoryview(merged_blob)), kind, columns, rng, 10)
+    check_predicates(Bitmap(memoryview(merged_blob)), kind, columns, rng, 10)
 
 
 @pytest.mark.few_cases(6)
 @pytest.mark.parametrize("files", [1, 63, 64, 65, 300])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared values", "own values"])
-def test_files_with_matches_is_right_for_any_number_of_files(files: int, shared: bool, layout: str) -> None:
+def test_files_with_matching_rows_are_found_for_any_number_of_files(files: int, shared: bool, layout: str) -> None:
     rng = random.Random(files)
     columns = [
         [rng.randrange(50) if shared else number * 7 + rng.randrange(9) for _ in range(5)] for number in range(files)
     ]
-    index = open_bitmap([build_of_longs(values) for values in columns])
+    index = open_bitmap([build_from_longs(values) for values in columns])
     for _ in range(60):
         low = rng.randrange(-5, 7 * files + 60)
         for ranges, expected in (
@@ -131,10 +133,10 @@ def test_files_with_matches_is_right_for_any_number_of_files(files: int, shared:
             assert index.mark_files(ranges).tolist() == [int(any(map(expected, values))) for values in columns]
 
 
-def test_keys_shared_by_files_are_stored_once_and_others_with_their_files() -> None:
+def test_shared_keys_are_stored_once_and_other_keys_with_their_file() -> None:
     rng = np.random.default_rng(1)
-    shared = [build_of_longs(rng.integers(0, 1000, 20_000)) for _ in range(20)]
-    builds = [build_of_longs(rng.integers(-(1 << 62), 1 << 62, 20_000)) for _ in range(20)]
+    shared = [build_from_longs(rng.integers(0, 1000, 20_000)) for _ in range(20)]
+    builds = [build_from_longs(rng.integers(-(1 << 62), 1 << 62, 20_000)) for _ in range(20)]
     sizes = {}
     for name, entries in (("shared", shared), ("alone", builds)):
         sections = sum(entry.size_bytes for entry in entries)
@@ -148,7 +150,7 @@ def test_file_has_as_many_slices_as_its_ranks_have_bits() -> None:
         0, 0, 1, 2, 2, 3, 4, 10, 20, 21,
     ]  # fmt: skip
     rng = np.random.default_rng(2)
-    section = open_bitmap([build_of_longs(rng.integers(0, 1000, 100_000))]).open_section(0)
+    section = open_bitmap([build_from_longs(rng.integers(0, 1000, 100_000))]).open_section(0)
     assert section.layout == SLICES
     assert section.bitmaps_bytes <= 10 * 8 * (-(-100_000 // 64))
 
@@ -156,9 +158,9 @@ def test_file_has_as_many_slices_as_its_ranks_have_bits() -> None:
 def test_rare_values_are_stored_by_value_when_that_is_smaller() -> None:
     rng = np.random.default_rng(3)
     values = np.where(rng.random(300_000) < 0.01, rng.integers(1, 30, 300_000), 0)
-    index = open_bitmap([build_of_longs(values)])
+    index = open_bitmap([build_from_longs(values)])
     assert index.open_section(0).layout == EQUALITY
-    assert index.open_section(0).bitmaps_bytes < 5 * 3000  # 2 bytes for each rare row, and 2 runs
+    assert index.open_section(0).bitmaps_bytes < 5 * 3000  # 2 bytes for each rare row, and two runs.
     for requested_files in ({3}, {0}, {3, 4}, set(range(1, 29)), set(range(30)) - {7}):
         expected = np.flatnonzero(np.isin(values, list(requested_files))).tolist()
         assert find_rows(index, 0, build_ranges(*requested_files), len(values)) == expected
@@ -168,7 +170,7 @@ def test_rare_values_are_stored_by_value_when_that_is_smaller() -> None:
 def test_in_lists_of_any_length_find_the_same_rows(bounds: int) -> None:
     rng = np.random.default_rng(bounds)
     values = rng.integers(0, 5000, 10_007)
-    index = open_bitmap([build_of_longs(values)])
+    index = open_bitmap([build_from_longs(values)])
     requested_files = rng.choice(5000, bounds, replace=False)
     expected = np.flatnonzero(np.isin(values, requested_files)).tolist()
     assert find_rows(index, 0, build_ranges(*requested_files.tolist()), len(values)) == expected
@@ -189,7 +191,7 @@ def test_in_lists_of_any_length_find_the_same_rows(bounds: int) -> None:
     ids=["ascending", "descending", "spread", "random", "few and far", "dense", "constant", "extremes"],
 )
 def test_every_method_to_rank_keys_finds_the_same_rows(values: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-    index = open_bitmap([build_of_longs(values)])
+    index = open_bitmap([build_from_longs(values)])
     distinct = np.unique(values)
     assert index.open_section(0).cardinality == len(distinct)
     for position in np.random.default_rng(7).integers(0, len(distinct), 20):
@@ -234,25 +236,25 @@ def test_index_of_no_files_is_valid() -> None:
 
 
 def test_built_index_can_be_sent_to_another_process() -> None:
-    index = build_of_longs([1, None, 3])
+    index = build_from_longs([1, None, 3])
     assert pickle.loads(pickle.dumps(index)) == index
 
 
-def test_index_is_not_probed_with_keys_of_another_form() -> None:
-    index = open_bitmap([build_of_longs([1, 2])])
+def test_probe_with_keys_of_another_form_is_rejected() -> None:
+    index = open_bitmap([build_from_longs([1, 2])])
     with pytest.raises(ValueError, match="form codes, so keys of type string cannot be looked up"):
         index.mark_files(KeyRanges("string", (KeyRange(b"1", None),)))
     with pytest.raises(ValueError, match="8 bytes for some files"):
-        bitmap.encode([build_of_longs([1]), bitmap.build(convert_to_keys(pa.array(["1"]), "string"))])
+        bitmap.encode([build_from_longs([1]), bitmap.build(convert_to_keys(pa.array(["1"]), "string"))])
 
 
 def test_file_mask_of_another_length_is_rejected() -> None:
     with pytest.raises(ValueError, match="has 2 items, but the index has 1 files"):
-        bitmap.merge([(open_bitmap([build_of_longs([1])]), np.array([True, False]))])
+        bitmap.merge([(open_bitmap([build_from_longs([1])]), np.array([True, False]))])
 
 
 def test_section_is_sufficient_for_the_rows_of_a_file() -> None:
-    index = open_bitmap([build_of_longs([5, 6, 7]), build_of_longs([7, 8, 9, 9])])
+    index = open_bitmap([build_from_longs([5, 6, 7]), build_from_longs([7, 8, 9, 9])])
     start, length = index.find_section_range(1)
     hidden = bytearray(index.memory)
     first, first_length = index.find_section_range(0)
@@ -264,13 +266,13 @@ def test_section_is_sufficient_for_the_rows_of_a_file() -> None:
 def test_bitmap_format_equals_the_documented_format() -> None:
     """The test compares a hash over blobs of every kind.
 
-    If the format changes, change the version and the documents too.
+    If the format changes, change its version and its documentation as well.
     """
     digest = hashlib.sha256()
     for kind in KINDS:
         rng = random.Random(kind.name)
         columns = [draw_column(rng, kind, rows) for rows in (0, 65, 700)]
-        # zstd's bytes may differ by version, so these columns are too small for compression and stay flat.
+        # zstd's bytes may differ between versions, so these columns are too small for compression and stay flat.
         for part in bitmap.encode([build_file(kind, values) for values in columns]):
             digest.update(part)
     assert digest.hexdigest() == "4fc724126dac58a7231181fabbb3053a32415987931e240c8d663e7e3da384cc"

@@ -153,7 +153,7 @@ def test_damaged_section_is_not_merged() -> None:
 @pytest.mark.parametrize("keys", [2**32 - 1, 2**63 - 1, 2**64 - 1])
 @pytest.mark.parametrize("form", [CODES, BYTES])
 def test_too_many_keys_for_ranks_are_rejected_before_anything_is_read(keys: int, form: int) -> None:
-    """Checksums detect accidental damage only: a malicious writer computes checksums that match."""
+    """Checksums detect only accidental damage, because a malicious writer computes matching checksums."""
     pieces = [Piece(Coding.FLAT, bytes(64))] * 4
     with pytest.raises(ValueError, match="keys"):
         Postings(memoryview(write_pieces(PiecesHeader(keys, 1, form, MATRIX, 0), pieces)), form, 1, 2**64)
@@ -161,7 +161,7 @@ def test_too_many_keys_for_ranks_are_rejected_before_anything_is_read(keys: int,
 
 @pytest.mark.parametrize("layout", [MATRIX, LISTS, EDGES])
 def test_piece_that_would_inflate_past_its_limit_is_not_inflated(layout: int) -> None:
-    """Two gigabytes of zeros take a few kilobytes in a malicious file."""
+    """In a malicious file, two gigabytes of zeros need only a few kilobytes."""
     bomb = Piece(Coding.ZSTD, (1 << 30).to_bytes(8, "little") + pa.compress(bytes(1 << 20), "zstd", asbytes=True))
     key = np.array([7], dtype=np.uint64)
     starts = _ordered.pack_numbers(np.array([0, 1], dtype=np.uint64))
@@ -189,7 +189,7 @@ def test_lists_with_more_files_than_keys_are_rejected() -> None:
 
 
 def _build_run_bitmap(containers: int) -> bytes:
-    """Return a roaring bitmap of all rows of `containers` containers: 14 bytes for each 65,536 rows."""
+    """Return a roaring bitmap of all rows of `containers` containers, with 14 bytes for each 65,536 rows."""
     flags = np.packbits(np.ones(containers, dtype=np.uint8), bitorder="little").tobytes()
     keys = np.array([(key, 65535) for key in range(containers)], dtype="<u2").tobytes()
     head = np.array([12347 | (containers - 1) << 16], dtype="<u4").tobytes() + flags + keys
@@ -198,7 +198,7 @@ def _build_run_bitmap(containers: int) -> bytes:
 
 
 def _measure_peak_bytes(read: Callable[[], object]) -> int:
-    """Return the peak memory of numpy and Python in bytes."""
+    """Return the peak memory of NumPy and Python in bytes."""
     tracemalloc.start()
     try:
         read()

@@ -51,14 +51,14 @@ def slice_ranges(blob: bytes, ranges: list[tuple[int, int]]) -> list[bytes]:
 
 
 def probe_remotely(blob: bytes, hashes: Any) -> Any:
-    """Return an answer from the header and the bytes that a remote probe requests."""
+    """Answer a probe from the header and the bytes that a remote probe requests."""
     header = blob[: read_header_size(blob[:FIXED_SIZE])]
     bloom = Bloom(header, len(blob))
     return bloom.probe_bytes(hashes, slice_ranges(blob, bloom.list_byte_ranges(hashes)))
 
 
 def draw_files(seed: int, sizes: list[int]) -> list[Any]:
-    """Return int64 values of each file; files share few values."""
+    """Return int64 values for each file. Files share few values."""
     rng = np.random.default_rng(seed)
     return [rng.integers(-(2**62), 2**62, size) for size in sizes]
 
@@ -134,14 +134,14 @@ def test_repeated_keys_take_no_space() -> None:
     again=st.integers(1, 40),
 )
 @settings(max_examples=examples(100))
-def test_distinct_hashes_are_each_stored_once(hashes: list[int], again: int) -> None:
+def test_repeated_hashes_are_stored_once(hashes: list[int], again: int) -> None:
     distinct_hashes = _bloom.distinct(np.array(hashes * again, dtype=np.uint64)).tolist()
     assert sorted(distinct_hashes) == sorted(set(hashes))
 
 
 def test_many_distinct_hashes_are_counted_exactly() -> None:
     hashes = np.random.default_rng(3).integers(0, 2**64, 50_000, dtype=np.uint64)
-    # In one bucket, and spread over buckets
+    # All hashes are in one bucket, or spread over buckets.
     for hash_list in (hashes, hashes >> np.uint64(40), hashes << np.uint64(50), np.tile(hashes[:9_000], 5)):
         assert np.array_equal(
             np.sort(_bloom.distinct(hash_list)), np.array(sorted(set(hash_list.tolist())), dtype=np.uint64)
@@ -223,7 +223,7 @@ GOLDEN = (13_112, "3f6589d64df3fa3b")
 
 
 def draw_merges(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom, Any]]]]:
-    """Yield the kept filters and the parts that they come from."""
+    """Yield the filters that a merge keeps, and the parts that contain them."""
     rng = np.random.default_rng(seed)
     for parts in (1, 2, 5, 12):
         counts = rng.choice([1, 2, 7, 64, 65, 130, 300], parts).tolist()
@@ -319,7 +319,7 @@ def undamaged_index() -> tuple[bytes, list[Any], Any]:
 
 
 def check_same_or_error(damaged_blob: bytes, hashes: list[Any], answers: Any) -> int:
-    """Return the number of probes that reported an error."""
+    """Probe a damaged blob, check that each answer is correct or an error, and return the number of errors."""
     try:
         bloom = Bloom(damaged_blob)
     except ValueError:
@@ -372,7 +372,7 @@ def test_merge_of_damaged_bits_is_rejected(undamaged_index: tuple[bytes, list[An
 def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(
     undamaged_index: tuple[bytes, list[Any], Any],
 ) -> None:
-    # A malicious writer computes valid checksums, so no header may make the kernels read outside their memory.
+    # A malicious writer can compute valid checksums, so no header may make the kernels read outside their memory.
     blob, hashes, _ = undamaged_index
     head = read_header_size(blob)
     rng = np.random.default_rng(13)

@@ -56,7 +56,7 @@ def define_cube(columns: list[str], measures: list[str], **parameters: float) ->
     return define("c", "cube", columns, SCHEMA, measures=measures, parameters=parameters)
 
 
-def build(definition: IndexDefinition, rows: pa.Table) -> pa.RecordBatch:
+def build_entry(definition: IndexDefinition, rows: pa.Table) -> pa.RecordBatch:
     columns = {_IDS[name]: rows[name] for name in rows.column_names}
     return CUBE.build_aggregates(definition.terms, definition.measures, columns, definition.parameters)
 
@@ -100,7 +100,7 @@ def test_entry_has_the_aggregates_that_duckdb_computes(dimensions: list[str]) ->
     measures += ["min(ratio)", "max(ratio)", "min(country)", "max(price)", "sum(qty + qty)", "min(ts)"]
     definition = define_cube(dimensions, measures)
     rows = draw_rows(len(dimensions))
-    entry = build(definition, rows)
+    entry = build_entry(definition, rows)
     assert entry.schema == build_entry_schema(definition.terms, definition.measures)
     keys = [
         f"CAST(date_trunc('{term.transform}', {term.name}) AS {'DATE' if term.source == 'date' else 'TIMESTAMP'})"
@@ -114,7 +114,7 @@ def test_entry_has_the_aggregates_that_duckdb_computes(dimensions: list[str]) ->
         f" sum(price * (1 - discount)), coalesce({lowest}, min(ratio)), coalesce({lowest.replace('min', 'max', 1)},"
         " max(ratio)), min(country), max(price), sum(qty + qty), min(ts) FROM rows GROUP BY ALL"
     ).fetchall()
-    # Zeros with different signs are separate groups of an entry.
+    # An entry has separate groups for zeros with different signs.
     partials = pa.Table.from_batches([entry])
     merged_groups = duckdb.from_arrow(partials).query(
         "e",
@@ -126,7 +126,7 @@ def test_entry_has_the_aggregates_that_duckdb_computes(dimensions: list[str]) ->
 
 
 def _normalize_row(row: tuple[Any, ...]) -> list[Any]:
-    """Return a row in which equal numbers have one form."""
+    """Return a row in which equal numbers are represented equally."""
     return [_normalize_value(value) for value in row]
 
 
@@ -140,7 +140,7 @@ def _normalize_value(value: Any) -> Any:
 
 def test_min_and_max_are_nan_only_if_all_values_are_nan() -> None:
     rows = pa.table({"country": ["a", "a", "b", "c"], "ratio": [math.nan, 1.0, math.nan, None]})
-    entry = build(define_cube(["country"], ["min(ratio)", "max(ratio)"]), rows).to_pydict()
+    entry = build_entry(define_cube(["country"], ["min(ratio)", "max(ratio)"]), rows).to_pydict()
     assert entry["m1"][0] == entry["m2"][0] == 1.0
     assert math.isnan(entry["m1"][1])
     assert math.isnan(entry["m2"][1])
@@ -150,7 +150,7 @@ def test_min_and_max_are_nan_only_if_all_values_are_nan() -> None:
 def test_value_that_does_not_fit_the_engines_type_refuses_the_file() -> None:
     ints = pa.table({"country": ["a", "a"], "qty": pa.array([2**31 - 1, 1], pa.int32())})
     with pytest.raises(ValueError, match="overflow"):
-        build(define_cube(["country"], ["sum(qty + 1)"]), ints)
+        build_entry(define_cube(["country"], ["sum(qty + 1)"]), ints)
     wide_schema = Schema((Field(1, "k", False, "int"), Field(2, "v", False, "decimal(38, 0)")), schema_id=0)
     definition = define("c", "cube", ["k"], wide_schema, measures=["sum(v)"])
     values = pa.array([Decimal("9" * 38)] * 2, pa.decimal128(38, 0))
@@ -161,7 +161,7 @@ def test_value_that_does_not_fit_the_engines_type_refuses_the_file() -> None:
 
 def test_sum_of_integers_beyond_64_bits_is_exact() -> None:
     rows = pa.table({"country": ["a"] * 4, "big": [2**63 - 1] * 4})
-    assert build(define_cube(["country"], ["sum(big)"]), rows).to_pydict()["m1"] == [4 * (2**63 - 1)]
+    assert build_entry(define_cube(["country"], ["sum(big)"]), rows).to_pydict()["m1"] == [4 * (2**63 - 1)]
 
 
 def test_cube_that_does_not_shrink_its_file_is_refused_with_the_figures() -> None:
@@ -169,22 +169,25 @@ def test_cube_that_does_not_shrink_its_file_is_refused_with_the_figures() -> Non
     with pytest.raises(
         ValueError, match=r"3,000 groups for 3,000 rows has 1\.0 rows for each group; the minimum is 20"
     ):
-        build(define_cube(["big"], ["count(*)"]), rows)
-    assert build(define_cube(["big"], ["count(*)"], shrink=1), rows).num_rows == 3000
-    assert build(define_cube(["big"], ["count(*)"]), rows.slice(0, 1000)).num_rows == 1000, "a small entry is kept"
+        build_entry(define_cube(["big"], ["count(*)"]), rows)
+    assert build_entry(define_cube(["big"], ["count(*)"], shrink=1), rows).num_rows == 3000
+    assert build_entry(define_cube(["big"], ["count(*)"]), rows.slice(0, 1000)).num_rows == 1000, (
+        "a small entry must be kept"
+    )
 
 
 def test_groups_are_sorted_by_their_dimensions() -> None:
     rows = pa.table({"country": ["b", None, "a", "b"], "ratio": [-0.0, 1.0, math.nan, 0.0]})
     dimensions = [
-        (row["d0"], str(row["d1"])) for row in build(define_cube(["country", "ratio"], ["count(*)"]), rows).to_pylist()
+        (row["d0"], str(row["d1"]))
+        for row in build_entry(define_cube(["country", "ratio"], ["count(*)"]), rows).to_pylist()
     ]
     assert dimensions == [("a", "nan"), ("b", "-0.0"), ("b", "0.0"), (None, "1.0")]
 
 
 def test_merge_keeps_the_selected_entries() -> None:
     definition = define_cube(["country"], ["sum(qty)"])
-    entries = [build(definition, draw_rows(seed, 50)) for seed in range(4)]
+    entries = [build_entry(definition, draw_rows(seed, 50)) for seed in range(4)]
     left, right = open_entries(*entries[:2]), open_entries(*entries[2:])
     parts = CUBE.merge([(left, np.array([True, False])), (right, np.array([True, True]))])
     merged_cube = CUBE.open(memoryview(b"".join(map(bytes, parts))))
@@ -194,8 +197,8 @@ def test_merge_keeps_the_selected_entries() -> None:
     assert [batch.to_pydict() for batch in merged_cube.read([2], ["m1"])] == [{"m1": entries[3].to_pydict()["m1"]}]
 
 
-def test_each_changed_byte_of_a_cube_is_noticed() -> None:
-    entry = build(define_cube(["country"], ["sum(qty)"]), draw_rows(1, 30))
+def test_each_changed_byte_of_a_cube_is_detected() -> None:
+    entry = build_entry(define_cube(["country"], ["sum(qty)"]), draw_rows(1, 30))
     blob = b"".join(map(bytes, CUBE.encode([entry])))
     for offset in range(0, len(blob), 7):
         damaged_bytes = bytearray(blob)
@@ -207,9 +210,9 @@ def test_each_changed_byte_of_a_cube_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("layout", [1, 3])
-def test_cube_of_another_layout_is_not_damaged(layout: int) -> None:
+def test_cube_of_another_layout_is_not_reported_as_damaged(layout: int) -> None:
     blob = bytearray(
-        b"".join(map(bytes, CUBE.encode([build(define_cube(["country"], ["sum(qty)"]), draw_rows(1, 30))])))
+        b"".join(map(bytes, CUBE.encode([build_entry(define_cube(["country"], ["sum(qty)"]), draw_rows(1, 30))])))
     )
     blob[8:12] = layout.to_bytes(4, "little")
     with pytest.raises(ValueError, match="checksum"):
@@ -245,7 +248,7 @@ def test_text_that_many_groups_share_is_not_decoded_beyond_the_limit(monkeypatch
         list(index.read([0]))
 
 
-def test_packed_groups_are_the_groups() -> None:
+def test_unpacked_groups_equal_the_packed_groups() -> None:
     rng = random.Random(5)
     numbers = [0, 1, -1, 255, 256, -(1 << 63), (1 << 63) - 1]
     for rows in (0, 1, 15, 16, 500):
@@ -278,7 +281,7 @@ def test_entry_without_compression_is_refused() -> None:
 
 @pytest.mark.parametrize("rows", [0, 1, 3000])
 def test_decompressed_size_of_an_entry_is_known_before_it_is_read(rows: int) -> None:
-    entry = build(define_cube(["country", "ratio"], ["sum(qty)", "min(ts)"]), draw_rows(4, rows))
+    entry = build_entry(define_cube(["country", "ratio"], ["sum(qty)", "min(ts)"]), draw_rows(4, rows))
     body = CUBE.encode([entry, entry])[1]
     assert isinstance(body, memoryview)
     packed = pa.ipc.open_file(body).get_batch(0)
@@ -290,7 +293,7 @@ def test_entry_with_too_many_groups_is_not_built(monkeypatch: pytest.MonkeyPatch
     definition = define_cube(["country"], ["count(*)"])
     monkeypatch.setattr("seamark.formats.index.kinds.cube.ENTRY_GROUPS_MAX", 3)
     with pytest.raises(ValueError, match="the maximum is 3 groups"):
-        build(definition, draw_rows(1, 100))
+        build_entry(definition, draw_rows(1, 100))
 
 
 def test_only_a_sum_that_does_not_fit_is_reported_as_an_overflow() -> None:
@@ -302,16 +305,20 @@ def test_only_a_sum_that_does_not_fit_is_reported_as_an_overflow() -> None:
 def test_audit_names_the_column_that_differs() -> None:
     definition = define_cube(["country"], ["sum(qty)", "sum(ratio)"])
     rows = draw_rows(2, 60)
-    index = open_entries(build(definition, rows))
-    assert list(CUBE.compare_aggregates(index, 0, build(definition, rows))) == []
-    earlier = open_entries(build(definition, rows).take(pa.array(range(build(definition, rows).num_rows)[::-1])))
-    assert list(CUBE.compare_aggregates(earlier, 0, build(definition, rows))) == [], "the order of groups is free"
+    index = open_entries(build_entry(definition, rows))
+    assert list(CUBE.compare_aggregates(index, 0, build_entry(definition, rows))) == []
+    earlier = open_entries(
+        build_entry(definition, rows).take(pa.array(range(build_entry(definition, rows).num_rows)[::-1]))
+    )
+    assert list(CUBE.compare_aggregates(earlier, 0, build_entry(definition, rows))) == [], (
+        "the order of groups must not matter"
+    )
     other = rows.set_column(rows.column_names.index("qty"), "qty", pa.array([1] * 60, pa.int32()))
-    differences = list(CUBE.compare_aggregates(index, 0, build(definition, other)))
+    differences = list(CUBE.compare_aggregates(index, 0, build_entry(definition, other)))
     assert differences == ["the column m1 of the cube differs from the rows"]
 
 
-def test_definition_of_a_cube_survives_its_id_and_a_rename() -> None:
+def test_cube_definition_is_read_from_its_id_and_follows_a_rename() -> None:
     definition = define_cube(
         ["day(ts)", "place.city"], ["sum(price * (1 - discount))", "avg(qty)", "count(*)"], shrink=5
     )
@@ -330,7 +337,7 @@ def test_text_of_a_measure_is_parsed_to_the_same_measure(name: str) -> None:
     assert parse_measure(measure.text, schema) == measure
 
 
-def test_long_measure_survives_its_definition() -> None:
+def test_long_measure_is_read_from_its_definition() -> None:
     definition = define_cube(["country"], ["sum(" + "+".join(["qty"] * 45) + ")"])
     assert parse_definition(definition.id, SCHEMA, name="c").measures == definition.measures
 
@@ -366,7 +373,7 @@ def test_only_cubes_have_measures() -> None:
 
 def test_dates_before_1970_are_truncated_downwards() -> None:
     rows = pa.table({"day": pa.array([date(1969, 12, 31), date(1970, 1, 1)]), "qty": pa.array([1, 2], pa.int32())})
-    entry = build(define_cube(["year(day)"], ["sum(qty)"]), rows).to_pydict()
+    entry = build_entry(define_cube(["year(day)"], ["sum(qty)"]), rows).to_pydict()
     assert entry["d0"] == [date(1969, 1, 1), date(1970, 1, 1)]
 
 
@@ -376,16 +383,16 @@ def test_combined_groups_equal_the_groups_of_all_rows() -> None:
     )
     parts = [draw_rows(seed, 200) for seed in range(3)]
     coarse = define_cube(["country"], ["sum(qty)", "count(qty)", "min(ratio)", "max(ratio)", "sum(price)"])
-    groups = pa.Table.from_batches([build(definition, rows) for rows in parts]).drop_columns(["d1"])
+    groups = pa.Table.from_batches([build_entry(definition, rows) for rows in parts]).drop_columns(["d1"])
     functions = {"m0": "count", "m1": "sum", "m2": "count", "m3": "min", "m4": "max", "m5": "sum"}
-    expected = pa.Table.from_batches([build(coarse, pa.concat_tables(parts))])
+    expected = pa.Table.from_batches([build_entry(coarse, pa.concat_tables(parts))])
     combined = combine_groups(groups, functions)
     assert combined.schema == expected.schema
     assert sorted(map(repr, combined.to_pylist())) == sorted(map(repr, expected.to_pylist()))
 
 
 def test_file_without_rows_has_an_entry_without_groups() -> None:
-    entry = build(define_cube(["country"], ["sum(qty)"]), draw_rows(0, 0))
+    entry = build_entry(define_cube(["country"], ["sum(qty)"]), draw_rows(0, 0))
     assert entry.num_rows == 0
     assert open_entries(entry).files == 1
 

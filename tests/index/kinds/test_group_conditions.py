@@ -91,7 +91,7 @@ def test_groups_with_a_needed_row_meet_the_condition() -> None:
         groups = group_selected(rows)
         selected = EncodedGroups(groups).select(condition, groups.column_names)
         many = EncodedGroups(pa.concat_tables([groups] * 256)).select(condition, groups.column_names)
-        assert many.num_rows == 256 * selected.num_rows, "encoded columns give another result"
+        assert many.num_rows == 256 * selected.num_rows, "dictionary-encoded columns must give the same result"
         assert str(many.slice(0, selected.num_rows).to_pylist()) == str(selected.to_pylist())
         left_out += selected.num_rows < groups.num_rows
         missing = {str(row) for row in group_selected(needed).select(keys).to_pylist()}
@@ -105,8 +105,8 @@ def test_condition_on_a_dimension_table_selects_by_its_attributes() -> None:
         parse_sql("name = 'a' AND (n = 1 OR price > 1.0)", COLUMNS).expression, COLUMNS, (), case_sensitive=True
     )
     condition = rename_condition(where, lambda predicate: {"name": 2, "n": 0, "price": 1}.get(predicate.name))
-    assert [(one.name, one.column_id) for one in collect_predicates(condition)] == [("d2", 3)], (
-        "only the engine compares NaN"
+    assert [(bound.name, bound.column_id) for bound in collect_predicates(condition)] == [("d2", 3)], (
+        "only the engine may evaluate the comparison with NaN"
     )
     assert rename_condition(where, lambda _: None) == TRUE
     assert rename_condition(FALSE, lambda _: 0) == FALSE
@@ -126,6 +126,6 @@ def test_filter_transforms_the_values_of_a_column_once(monkeypatch: pytest.Monke
     )
     days = pa.array([date(2026, 1, 1), date(2025, 1, 1), date(2024, 1, 1)])
     predicates = collect_predicates(where)
-    assert {one.transform for one in predicates} == {"year"}
+    assert {predicate.transform for predicate in predicates} == {"year"}
     assert evaluate_filter(Or(tuple(predicates) * 2), {2: days}, 3).tolist() == [True, False, True]
     assert transformed == ["date"]

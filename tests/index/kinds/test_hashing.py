@@ -22,7 +22,7 @@ CODES = st.integers(0, 2**64 - 1)
 
 
 def test_hashes_equal_the_vectors_of_the_specification() -> None:
-    # xxHash's own sanity check: bytes of a generator with a fixed state, lengths on every path, two seeds
+    # The sanity check of xxHash: bytes of a generator with a fixed state, lengths on every path, and two seeds.
     data, state = bytearray(), 2654435761
     for _ in range(222):
         data.append(state >> 56 & 0xFF)
@@ -44,14 +44,14 @@ def test_hashes_equal_the_vectors_of_the_specification() -> None:
 
 @given(data=st.binary(max_size=200), seed=SEEDS)
 @settings(max_examples=examples(300))
-def test_bytes_of_any_length_hash_as_in_xxhash(data: bytes, seed: int) -> None:
+def test_hash_of_bytes_of_any_length_equals_xxhash(data: bytes, seed: int) -> None:
     assert hash_key(data, seed) == xxhash.xxh64_intdigest(data, seed)
     assert compute_checksum(memoryview(data), seed) == xxhash.xxh64_intdigest(data, seed)
 
 
 @given(codes=st.lists(CODES, max_size=50), seed=SEEDS)
 @settings(max_examples=examples(100))
-def test_codes_hash_as_their_eight_bytes(codes: list[int], seed: int) -> None:
+def test_hash_of_a_code_is_the_hash_of_its_eight_bytes(codes: list[int], seed: int) -> None:
     keys = Keys("long", len(codes), np.array(codes, dtype=np.uint64), None, None, None, None)
     expected = [xxhash.xxh64_intdigest(struct.pack("<Q", code), seed) for code in codes]
     assert hash_keys(keys, seed).tolist() == expected
@@ -60,14 +60,14 @@ def test_codes_hash_as_their_eight_bytes(codes: list[int], seed: int) -> None:
 
 @given(texts=st.lists(st.text(max_size=80), max_size=30), seed=SEEDS, skipped=st.integers(0, 5))
 @settings(max_examples=examples(100))
-def test_strings_hash_as_their_bytes_and_as_the_key_of_the_literal(texts: list[str], seed: int, skipped: int) -> None:
+def test_hash_of_a_string_is_that_of_its_bytes_and_of_its_literal(texts: list[str], seed: int, skipped: int) -> None:
     hashes = hash_keys(convert_to_keys(pa.array(texts, pa.string()).slice(skipped), "string"), seed).tolist()
     assert hashes == [xxhash.xxh64_intdigest(text.encode(), seed) for text in texts[skipped:]]
     assert hashes == [hash_key(make_key(text, "string"), seed) for text in texts[skipped:]]
 
 
 def encode_row(kinds: list[str], row: tuple[Any, ...]) -> bytes:
-    """Return the bytes of a composite key as the design describes them."""
+    """Return the bytes of a composite key according to the design document."""
     spelt = b""
     for kind, value in zip(kinds, row, strict=True):
         if value is None:

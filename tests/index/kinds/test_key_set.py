@@ -81,10 +81,10 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
             keys = build_key_set(sorted(expected), "long", pa.int64())
         assert keys.table is not None
         column = index.find_column(0, keys.table)
-        if column is None:  # Few values each have a bitmap.
+        if column is None:  # Columns with few values have a bitmap for each value.
             continue
         columns.append(column)
-        matching = [one and value in expected for one, value in zip(matching, values, strict=True)]
+        matching = [is_match and value in expected for is_match, value in zip(matching, values, strict=True)]
     if not columns:
         return
     assert any_row(columns, rows, None) == any(matching)
@@ -96,7 +96,7 @@ def test_row_with_a_key_in_every_column_is_found(seed: int) -> None:
         assert any_row(columns, rows, among) == matching[row]
 
 
-def test_parts_that_do_not_fit_together_are_rejected() -> None:
+def test_incompatible_arguments_of_the_kernel_are_rejected() -> None:
     index = open_bitmap([list(range(100))], "long", pa.int64())
     keys = build_key_set(list(range(0, 100, 3)), "long", pa.int64())
     assert keys.table is not None
@@ -117,7 +117,7 @@ def test_parts_that_do_not_fit_together_are_rejected() -> None:
         any_row([column] * 33, 100, None)
 
 
-def test_keys_of_another_type_represent_the_same_values() -> None:
+def test_keys_converted_to_another_type_represent_the_same_values() -> None:
     longs = build_key_set([-(2**40), -5, 7, 2**31 - 1, 2**31], "long", pa.int64())
     ints = longs.convert_to_kind("int")
     assert [ints.get_key(place) - (1 << 63) for place in range(len(ints))] == [-5, 7, 2**31 - 1]  # type: ignore[operator]

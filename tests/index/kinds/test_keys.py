@@ -68,7 +68,7 @@ def build_array(kind: str, values: list[Any]) -> pa.Array:
 
 
 def compute_documented_key(kind: str, value: Any) -> Key:
-    """Return the key that the design document describes, in plain Python."""
+    """Return the key according to the design document, computed in plain Python."""
     if kind == "boolean":
         return 1 if value else 0
     if kind in ("float", "double"):
@@ -85,8 +85,8 @@ def is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def check(keys: Keys, kind: str, values: list[Any]) -> None:
-    """Check the keys of these values, and the promises of `Keys` about nulls and NaNs."""
+def check_keys(keys: Keys, kind: str, values: list[Any]) -> None:
+    """Check the keys of these values, and the attributes of `Keys` about nulls and NaNs."""
     rows = len(values)
     assert (keys.kind, keys.rows) == (kind, rows)
     valid = [True] * rows if keys.valid is None else unpack_bits(keys.valid, rows).tolist()
@@ -123,7 +123,7 @@ def check(keys: Keys, kind: str, values: list[Any]) -> None:
 
 
 def list_layouts(array: pa.Array) -> dict[str, Any]:
-    """Return the same rows in other Arrow layouts."""
+    """Return the same rows in several Arrow layouts, by name."""
     doubled = pa.concat_arrays([array, array])
     half = len(array) // 2
     results = {
@@ -150,7 +150,7 @@ def test_keys_equal_the_values_of_each_row_in_every_layout(kind: str, data: st.D
     values = data.draw(st.lists(st.one_of(st.none(), COLUMNS[kind][1]), max_size=150))
     for name, array in list_layouts(build_array(kind, values)).items():
         try:
-            check(convert_to_keys(array, kind), kind, values)
+            check_keys(convert_to_keys(array, kind), kind, values)
         except AssertionError as error:
             raise AssertionError(name) from error
 
@@ -176,34 +176,36 @@ def test_zeros_of_both_signs_have_adjacent_keys() -> None:
 
 
 def test_bytes_under_a_null_are_ignored() -> None:
-    # In Arrow a null may have arbitrary bytes.
+    # In Arrow, the bytes of a null are arbitrary.
     offsets, heap = pa.py_buffer(np.array([0, 2, 4, 6], dtype=np.int32)), pa.py_buffer(b"aabbcc")
     array = pa.Array.from_buffers(pa.string(), 3, [pa.py_buffer(b"\x05"), offsets, heap])
-    check(convert_to_keys(array, "string"), "string", ["aa", None, "cc"])
+    check_keys(convert_to_keys(array, "string"), "string", ["aa", None, "cc"])
     numbers = pa.Array.from_buffers(pa.int64(), 3, [pa.py_buffer(b"\x05"), pa.py_buffer(np.arange(5, 8))])
-    check(convert_to_keys(numbers, "long"), "long", [5, None, 7])
+    check_keys(convert_to_keys(numbers, "long"), "long", [5, None, 7])
     fixed = pa.Array.from_buffers(pa.binary(2), 3, [pa.py_buffer(b"\x05"), heap])
-    check(convert_to_keys(fixed, "fixed[2]"), "fixed[2]", [b"aa", None, b"cc"])
+    check_keys(convert_to_keys(fixed, "fixed[2]"), "fixed[2]", [b"aa", None, b"cc"])
 
 
 @pytest.mark.parametrize("kind", [*COLUMNS, "unknown"])
-def test_column_of_only_nulls_has_no_type_of_its_own(kind: str) -> None:
-    check(convert_to_keys(pa.nulls(70), kind), kind, [None] * 70)
-    check(convert_to_keys(pa.chunked_array([], pa.null()), kind), kind, [])
+def test_column_of_only_nulls_is_accepted_for_every_type(kind: str) -> None:
+    check_keys(convert_to_keys(pa.nulls(70), kind), kind, [None] * 70)
+    check_keys(convert_to_keys(pa.chunked_array([], pa.null()), kind), kind, [])
 
 
 def test_values_from_before_a_promotion_have_the_keys_of_the_wider_type() -> None:
-    check(convert_to_keys(pa.array([-5, 7], pa.int32()), "long"), "long", [-5, 7])
-    check(
+    check_keys(convert_to_keys(pa.array([-5, 7], pa.int32()), "long"), "long", [-5, 7])
+    check_keys(
         convert_to_keys(pa.array([0.1, math.nan], pa.float32()), "double"), "double", [float(np.float32(0.1)), math.nan]
     )
-    check(convert_to_keys(pa.array([Decimal("-1.50")], pa.decimal32(5, 2)), "decimal(9, 2)"), "decimal(9, 2)", [-150])
-    check(
+    check_keys(
+        convert_to_keys(pa.array([Decimal("-1.50")], pa.decimal32(5, 2)), "decimal(9, 2)"), "decimal(9, 2)", [-150]
+    )
+    check_keys(
         convert_to_keys(pa.array([Decimal("1e-10")], pa.decimal64(15, 10)), "decimal(38, 10)"), "decimal(38, 10)", [1]
     )
     days = pa.array([datetime.date(1969, 12, 31)])
-    check(convert_to_keys(days, "timestamp"), "timestamp", [-86_400_000_000])
-    check(convert_to_keys(days.cast(pa.date64()), "date"), "date", [-1])
+    check_keys(convert_to_keys(days, "timestamp"), "timestamp", [-86_400_000_000])
+    check_keys(convert_to_keys(days.cast(pa.date64()), "date"), "date", [-1])
 
 
 @pytest.mark.parametrize(("unit", "factor"), [("s", 1_000_000), ("ms", 1_000), ("us", 1), ("ns", 0.001)])
@@ -211,9 +213,9 @@ def test_timestamps_of_any_unit_are_converted_to_the_unit_of_the_column(unit: st
     array = pa.array([-1_000, None, 5_000], pa.int64()).view(pa.timestamp(unit, "Europe/Paris"))
     counts = [-1_000 * factor, None, 5_000 * factor]
     integer_counts = [None if count is None else int(count) for count in counts]
-    check(convert_to_keys(array, "timestamptz"), "timestamptz", integer_counts)
+    check_keys(convert_to_keys(array, "timestamptz"), "timestamptz", integer_counts)
     if unit == "ns":
-        check(convert_to_keys(array, "timestamptz_ns"), "timestamptz_ns", [-1_000, None, 5_000])
+        check_keys(convert_to_keys(array, "timestamptz_ns"), "timestamptz_ns", [-1_000, None, 5_000])
         return
     with pytest.raises(ValueError, match="does not have values of type timestamptz_ns"):
         convert_to_keys(array, "timestamptz_ns")
@@ -221,14 +223,14 @@ def test_timestamps_of_any_unit_are_converted_to_the_unit_of_the_column(unit: st
 
 def test_uuids_of_the_extension_type_are_their_bytes() -> None:
     uuid = UUID(int=2**100 + 7)
-    check(convert_to_keys(pa.array([uuid.bytes, None], pa.uuid()), "uuid"), "uuid", [uuid.bytes, None])
+    check_keys(convert_to_keys(pa.array([uuid.bytes, None], pa.uuid()), "uuid"), "uuid", [uuid.bytes, None])
 
 
 def test_huge_strings_and_runs_are_read() -> None:
     values = ["x" * 3_000_000, "", "é" * 100_000]
-    check(convert_to_keys(pa.array(values), "string"), "string", values)
+    check_keys(convert_to_keys(pa.array(values), "string"), "string", values)
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([3, 5], pa.int32()), pa.array([7, 8], pa.int64()))
-    check(convert_to_keys(runs, "long"), "long", [7, 7, 7, 8, 8])
+    check_keys(convert_to_keys(runs, "long"), "long", [7, 7, 7, 8, 8])
 
 
 @pytest.mark.parametrize(
@@ -240,10 +242,13 @@ def test_huge_strings_and_runs_are_read() -> None:
         (pa.array([1]), "double"),
         (pa.array([True]), "int"),
         (pa.array([1e300], pa.float64()), "float"),
-        (pa.array([0.5, 0.1], pa.float64()), "float"),  # A reader that expects a float reads another number.
+        (pa.array([0.5, 0.1], pa.float64()), "float"),  # A reader of floats would read a different number than 0.1.
         (pa.array([1]), "timestamp"),
         (pa.array([2**63], pa.uint64()), "long"),
-        (pa.array([2**31], pa.uint32()), "long"),  # Negative in Java, which uses the four bytes unchanged
+        (
+            pa.array([2**31], pa.uint32()),
+            "long",
+        ),  # The number is negative in Java, which reads the four bytes as signed.
         (pa.array([1_001], pa.timestamp("ns")), "timestamp"),
         (pa.array([1], pa.time64("ns")), "time"),
         (pa.array([2**62], pa.timestamp("s")), "timestamp"),
@@ -264,11 +269,11 @@ def test_column_with_values_of_another_type_is_rejected(array: pa.Array, kind: s
 
 def test_invalid_bytes_under_a_null_are_accepted() -> None:
     wide_array = pa.Array.from_buffers(pa.float64(), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([0.1, 0.5]))])
-    check(convert_to_keys(wide_array, "float"), "float", [None, 0.5])
+    check_keys(convert_to_keys(wide_array, "float"), "float", [None, 0.5])
     array = pa.Array.from_buffers(
         pa.timestamp("ns"), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([1_001, 5_000], dtype=np.int64))]
     )
-    check(convert_to_keys(array, "timestamp"), "timestamp", [None, 5])
+    check_keys(convert_to_keys(array, "timestamp"), "timestamp", [None, 5])
 
 
 @pytest.mark.parametrize(
@@ -312,7 +317,7 @@ def draw_ascending_ranges(draw: st.DrawFn, keys: st.SearchStrategy[Any]) -> list
     bounds = [*bounds, None] if draw(st.booleans()) or len(bounds) % 2 else bounds
     pairs = zip(bounds[::2], bounds[1::2], strict=False)
     key_ranges = [KeyRange(low, high, draw(st.booleans()), draw(st.booleans())) for low, high in pairs]
-    # Single keys too
+    # Some ranges are single keys.
     return [
         key_range if key_range.low is None or draw(st.booleans()) else key_range._replace(high=key_range.low)
         for key_range in key_ranges
@@ -348,7 +353,7 @@ def test_ranges_contain_the_keys_between_their_bounds_in_every_lookup(kind: str,
         assert not any(item.low_open or item.high_open for item in ranges.closed)
 
 
-def test_points_of_ranges_are_all_keys_or_none() -> None:
+def test_points_of_ranges_are_all_of_their_keys_or_none() -> None:
     assert KeyRanges("string", (KeyRange(b"a", b"a"), KeyRange(b"b", b"b")), nulls=True).points == (b"a", b"b")
     assert KeyRanges("long", ()).points == ()
     assert KeyRanges("long", (KeyRange(3, 6, True, True),)).points == (4, 5)

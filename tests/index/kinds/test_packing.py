@@ -54,7 +54,7 @@ VALUES: dict[str, st.SearchStrategy[Value]] = {
 
 
 def append_spans(kind: str, values: list[Value | None], heap: bytearray) -> Spans:
-    """Append the values' single-value binaries to `heap`, and return their spans."""
+    """Append the values as Iceberg's single-value binaries to `heap`, and return their spans."""
     starts, lengths = [], []
     for value in values:
         data = None if value is None else encode(kind, value)
@@ -91,7 +91,7 @@ def pack_bounds(
 @pytest.mark.parametrize("kind", VALUES)
 @settings(max_examples=examples(40))
 @given(data=st.data())
-def test_every_value_and_gap_survives_packing(kind: str, data: st.DataObject) -> None:
+def test_every_value_and_gap_is_unchanged_after_packing(kind: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=40))
     column, packed_span = pack_bounds(kind, values, absent_low=data.draw(st.booleans()))
     if column is None or packed_span is None:
@@ -211,8 +211,8 @@ def test_decimal_may_repeat_its_sign_bytes() -> None:
 
 
 @pytest.mark.parametrize("literal", [10**44, -(10**44), 2**127, -(2**127) - 1])
-def test_literal_outside_the_decimals_is_outside_all_packed_decimals(literal: int) -> None:
-    """Truncation can produce decimals beyond their precision, so such literals are bound."""
+def test_literal_beyond_the_precision_is_outside_all_packed_decimals(literal: int) -> None:
+    """A truncation can produce a decimal beyond its precision, so predicates may have such literals."""
     kind = "decimal(38, 0)"
     edges = [encode_key(Form.STRINGS, kind, edge) for edge in (-(10**38) + 1, 10**38 - 1)]
     key = encode_key(Form.STRINGS, kind, literal)
@@ -221,7 +221,7 @@ def test_literal_outside_the_decimals_is_outside_all_packed_decimals(literal: in
     assert all((key > edge) == (literal > 0) and key != edge for edge in edges)  # type: ignore[operator]
 
 
-def test_presence_mask_says_which_values_count() -> None:
+def test_presence_mask_marks_the_values_that_exist() -> None:
     longs = np.array([MISSING, 5, 9, LONG_MAX], dtype=np.int64)
     doubles = np.array([math.nan, 0.1, -math.inf, 7.0])
     presence = np.array([1, 0, 1, 0], dtype=np.uint8)
@@ -263,7 +263,7 @@ SPREADS = [
 def test_codes_keep_the_order_of_values_and_absent_values_are_at_the_end(
     spread: int, absent_low: bool, gap: bool
 ) -> None:
-    """The values are at the limits of each width, where the code for absent values decides the width."""
+    """The values are at the limits of each width, where the code for absent values determines the width."""
     low = -(2**63) + 1
     values = [low, low + spread // 2, low + spread] + ([MISSING] if gap else [])
     packer = Packer(to_byte_array(b""), len(values))
@@ -292,8 +292,8 @@ COUNT = st.one_of(st.none(), st.sampled_from([0, 1, 5, -1, 2**40]))
 
 @settings(max_examples=examples(150))
 @given(data=st.data())
-def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
-    """All kinds of columns are side by side, each with missing rows: no column overlaps its neighbour."""
+def test_columns_of_a_manifest_are_unchanged_after_packing(data: st.DataObject) -> None:
+    """Columns of all kinds are next to each other, each with missing rows. No column may overlap the next."""
     rows = data.draw(st.integers(0, 20), label="rows")
     kinds = data.draw(st.lists(st.sampled_from([*VALUES, "variant"]), max_size=6), label="kinds")
     records = data.draw(st.lists(st.sampled_from([0, 1, 5]), min_size=rows, max_size=rows), label="records")
@@ -353,7 +353,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
         if values == records and rows:
             assert packed_counts[0] == packer.packed(record_count)
         pairs = [(nulls, values), (nans, values), (nulls, [0] * rows), (nans, [0] * rows)]
-        sure = [sum(one is not None and one == other for one, other in zip(*pair, strict=True)) for pair in pairs]
+        sure = [sum(left is not None and left == other for left, other in zip(*pair, strict=True)) for pair in pairs]
         assert known_entry == [0 if count == 0 else 1 if count == rows else 2 for count in sure]
 
 

@@ -46,8 +46,8 @@ DRAWS: dict[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
 }
 
 
-def normalize(value: Any) -> Any:
-    """Return a value as the dict distinguishes it: NaN is one value, the zeros are two."""
+def to_comparable(value: Any) -> Any:
+    """Return a value in the form that the dict distinguishes: NaN is one value, and the zeros are two."""
     return repr(value) if isinstance(value, float) else value
 
 
@@ -82,19 +82,19 @@ class KeyFiles:
         positions_by_key = defaultdict(list)
         for key_number, number in enumerate(numbers):
             for position, row in enumerate(self.files[number]):
-                positions_by_key[tuple(map(normalize, row))].append((key_number, position))
+                positions_by_key[tuple(map(to_comparable, row))].append((key_number, position))
         all_keys = [*itertools.chain.from_iterable(self.files), *self.others]
         columns = self.convert_rows(all_keys)
         hi, lo = hash_rows(columns, 0), hash_rows(columns, 1)
         expected = [
-            (q, *place) for q, row in enumerate(all_keys) for place in positions_by_key[tuple(map(normalize, row))]
+            (q, *place) for q, row in enumerate(all_keys) for place in positions_by_key[tuple(map(to_comparable, row))]
         ]
-        assert matches(record.lookup(hi, lo)) == expected
-        assert matches(look_up_remotely(record, hi, lo)) == expected
+        assert list_positions(record.lookup(hi, lo)) == expected
+        assert list_positions(look_up_remotely(record, hi, lo)) == expected
         for key_number in range(0, len(all_keys), 17):
             assert (
                 record.find(int(hi[key_number]), int(lo[key_number]))
-                == positions_by_key[tuple(map(normalize, all_keys[key_number]))]
+                == positions_by_key[tuple(map(to_comparable, all_keys[key_number]))]
             )
         assert record.count == sum(len(self.files[number]) for number in numbers)
         assert record.counts.tolist() == [len(self.files[number]) for number in numbers]
@@ -109,13 +109,13 @@ def encode_blob(record: RecordBlob) -> bytes:
     return b"".join(merge([(record, np.ones(record.files, bool))]))
 
 
-def matches(positions: tuple[Any, Any, Any]) -> list[tuple[int, int, int]]:
+def list_positions(positions: tuple[Any, Any, Any]) -> list[tuple[int, int, int]]:
     assert [array.dtype for array in positions] == [np.int64, np.int32, np.int64]
     return list(zip(*(array.tolist() for array in positions), strict=True))
 
 
 def look_up_remotely(record: RecordBlob, hi: Any, lo: Any) -> tuple[Any, Any, Any]:
-    """Return the lookup of a reader that has the directory and reads pages by range."""
+    """Return the lookup of a reader that has only the directory, and reads pages by range."""
     blob = encode_blob(record)
     tail = blob[-Fences.compute_directory_bytes(blob[-64:], len(blob)) :]
     fences = Fences(tail, len(blob))
@@ -153,7 +153,7 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 3))
-def test_hash_of_one_key_equals_that_of_a_row(seed: int) -> None:
+def test_hash_of_a_single_key_equals_the_hash_of_its_row(seed: int) -> None:
     draw = random.Random(seed)
     lake = KeyFiles(draw, 1)
     columns = lake.convert_rows(lake.others)
@@ -184,7 +184,7 @@ def test_value_that_is_not_a_key_has_no_hash() -> None:
 
 @pytest.mark.parametrize("seed", quick(range(30), 4))
 def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) -> None:
-    """Hashes come from a few values, so that halves are equal for whole pages; positions identify the entries."""
+    """Hashes are drawn from a few values, so that halves are equal on whole pages. Positions identify the entries."""
     draw = random.Random(seed)
     halves = [0, 1, (1 << 64) - 1, (1 << 64) - 2, *(draw.getrandbits(64) for _ in range(draw.choice((0, 1, 30))))]
     positions_by_key: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -202,12 +202,13 @@ def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) ->
     draw.shuffle(pairs)
     hi, lo = build_hashes([hi for hi, _ in pairs]), build_hashes([lo for _, lo in pairs])
     expected = [(query, *place) for query, pair in enumerate(pairs) for place in positions_by_key[pair]]
-    assert matches(record.lookup(hi, lo)) == expected
-    assert matches(look_up_remotely(record, hi, lo)) == expected
+    assert list_positions(record.lookup(hi, lo)) == expected
+    assert list_positions(look_up_remotely(record, hi, lo)) == expected
     assert [record.find(*pair) for pair in pairs] == [positions_by_key[pair] for pair in pairs]
     for index in range(len(pairs)):
         assert [
-            match[1:] for match in matches(look_up_remotely(record, hi[index : index + 1], lo[index : index + 1]))
+            match[1:]
+            for match in list_positions(look_up_remotely(record, hi[index : index + 1], lo[index : index + 1]))
         ] == positions_by_key[pairs[index]]
 
 
@@ -238,13 +239,13 @@ def test_index_without_entries_finds_no_file() -> None:
         open_record(encode([])),
         open_record(encode([build([convert_to_keys(pa.array([], pa.int64()), "long")])] * 3)),
     ):
-        assert (record.count, record.find(1, 2), matches(record.lookup(*draw_uniform_hashes(5)))) == (0, [], [])
-        assert matches(look_up_remotely(record, *draw_uniform_hashes(5))) == []
+        assert (record.count, record.find(1, 2), list_positions(record.lookup(*draw_uniform_hashes(5)))) == (0, [], [])
+        assert list_positions(look_up_remotely(record, *draw_uniform_hashes(5))) == []
         record.verify()
 
 
 def test_batch_larger_than_all_limits_is_answered_in_order() -> None:
-    """There are more hashes than one lookup handles at once, and three times as many answers."""
+    """There are more hashes than one lookup processes at once, and three times as many answers."""
     hi, lo = draw_uniform_hashes(2000)
     record = open_record(encode([FileRecords(sorted_run(hi, lo))] * 3))
     queries = np.random.default_rng(2).integers(0, 4000, 300_000)
@@ -258,15 +259,15 @@ def test_batch_larger_than_all_limits_is_answered_in_order() -> None:
     assert np.array_equal(position, np.repeat(queries[found_positions], 3))
 
 
-def test_lookups_of_many_threads_agree() -> None:
+def test_concurrent_lookups_return_the_same_rows() -> None:
     hi, lo = draw_uniform_hashes(50_000)
     record = open_record(encode([FileRecords(sorted_run(hi, lo))]))
     answers: list[list[int]] = []
 
-    def ask() -> None:
+    def look_up_repeatedly() -> None:
         answers.append(record.lookup(hi, lo)[2].tolist())
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads = [threading.Thread(target=look_up_repeatedly) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -281,7 +282,7 @@ def test_files_with_too_many_rows_are_rejected() -> None:
 
 
 def test_memory_of_a_merge_does_not_depend_on_its_output(tmp_path: Path) -> None:
-    """The runs of a merge are mapped, so its allocations do not depend on their size."""
+    """The runs of a merge are mapped, so the memory that it allocates does not depend on their size."""
     mapped_pages = [
         write_and_open_record(
             tmp_path / str(number), encode([FileRecords(sorted_run(*draw_uniform_hashes(500_000, number)))])
@@ -306,8 +307,8 @@ def write_and_open_record(path: Path, parts: Iterable[Any]) -> RecordBlob:
 
 
 @pytest.mark.slow
-def test_index_of_50_million_keys_has_an_entry_for_each(tmp_path: Path) -> None:
-    """The keys are inserted, merged in two rounds, and half of the files are dropped, in bounded memory."""
+def test_index_of_50_million_keys_has_an_entry_for_each_key(tmp_path: Path) -> None:
+    """The keys are inserted and merged in two rounds, and half of the files are dropped, with limited memory."""
     tracemalloc.start()
     rounds = []
     for group in range(10):
@@ -327,13 +328,13 @@ def test_index_of_50_million_keys_has_an_entry_for_each(tmp_path: Path) -> None:
         file = seed // 10 * 5 + seed % 10 if seed % 10 < 5 else None
         hi, lo = (part[:1000] for part in draw_uniform_hashes(1_000_000, seed))
         everywhere = [] if file is None else [(file, position) for position in range(1000)]
-        assert [place for _, *place in matches(merged_record.lookup(hi, lo))] == list(map(list, everywhere))
+        assert [place for _, *place in list_positions(merged_record.lookup(hi, lo))] == list(map(list, everywhere))
 
 
 def test_damage_at_any_byte_is_detected() -> None:
     hi, lo = draw_uniform_hashes(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi[:200], lo[:200])), FileRecords(sorted_run(hi[200:], lo[200:]))]))
-    expected, draw = matches(RecordBlob(memoryview(blob)).lookup(hi, lo)), random.Random(3)
+    expected, draw = list_positions(RecordBlob(memoryview(blob)).lookup(hi, lo)), random.Random(3)
     assert len(expected) == 400
     for offset in range(0, len(blob), 1):
         damaged_bytes = bytearray(blob)
@@ -341,7 +342,7 @@ def test_damage_at_any_byte_is_detected() -> None:
         with pytest.raises(ValueError):
             RecordBlob(memoryview(damaged_bytes)).verify()
         try:
-            assert matches(RecordBlob(memoryview(damaged_bytes)).lookup(hi[:40], lo[:40])) == expected[:40]
+            assert list_positions(RecordBlob(memoryview(damaged_bytes)).lookup(hi[:40], lo[:40])) == expected[:40]
         except ValueError:
             continue
     for size in range(0, len(blob), 97):
@@ -432,9 +433,9 @@ def test_reader_of_the_documented_format_finds_every_entry() -> None:
 
 
 def test_bytes_of_a_record_blob_never_change() -> None:
-    """Index files outlive the server that wrote them.
+    """Index files are still in use after upgrades of the server that wrote them.
 
-    If this test fails, raise the version of the format. Do not adapt the test.
+    If this test fails, increase the version of the format. Do not adapt the test.
     """
     text = [f"key {number % 300}" if number % 7 else None for number in range(1000)]
     columns = [convert_to_keys(pa.array(range(1000), pa.int64()), "long"), convert_to_keys(pa.array(text), "string")]

@@ -106,7 +106,7 @@ def test_name_of_two_columns_that_differ_in_case_is_rejected() -> None:
         resolve("Ab", schema)
 
 
-def test_column_id_means_the_column_of_the_newest_schema_that_has_it() -> None:
+def test_column_id_refers_to_the_newest_schema_that_has_it() -> None:
     assert resolve_id("identity", 1, SCHEMA, (OLDER,)).name == "id"
     assert resolve_id("identity", 11, SCHEMA, (BETWEEN, OLDER)).name == "gone"
     with pytest.raises(BadRequest, match="field 99"):
@@ -114,7 +114,7 @@ def test_column_id_means_the_column_of_the_newest_schema_that_has_it() -> None:
 
 
 @given(st.sampled_from(["identity", "lower", "upper", "bucket[7]"]), st.text(min_size=1, max_size=12))
-def test_any_column_name_survives_as_text_and_in_a_list(transform: str, name: str) -> None:
+def test_any_column_name_is_parsed_from_its_text_alone_and_in_a_list(transform: str, name: str) -> None:
     text = format_term(transform, name)
     assert parse_term(text) == (transform, name)
     assert [parse_term(part) for part in split_arguments(f"{text}, {text}")] == [(transform, name)] * 2

@@ -30,7 +30,10 @@ INDEX = "id_signature"
 
 @pytest.fixture(params=[1 << 24, 0], ids=["read whole", "by range where a kind can"])
 def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerThread]:
-    """Serve `db.t`: 9 files of 20 rows without useful bounds, and an unbuilt index of the toy kind."""
+    """Run a server with `db.t`:
+
+    9 files of 20 rows without useful bounds, and an index of the toy kind, not built yet.
+    """
     monkeypatch.setitem(KINDS, SIGNATURE.name, SIGNATURE)
     server = ServerThread(
         tmp_path, warehouse=tmp_path.as_uri(), index_whole_bytes=request.param, index_retention_s=0, index_wait_s=30
@@ -49,7 +52,7 @@ def client(server: ServerThread) -> Iterator[IndexClient]:
         yield new_client
 
 
-def build(client: IndexClient) -> None:
+def build_index(client: IndexClient) -> None:
     round_report = Indexer(client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=1)).round()
     assert (round_report.builds, round_report.merges, round_report.failed) == (1, 1, 0)
 
@@ -67,7 +70,7 @@ def list_live_paths(client: IndexClient) -> list[Path]:
 def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) -> None:
     assert client.explain("db.t", "id = 40").files == FILES
     assert client.index("db.t", INDEX).health == "behind"
-    build(client)
+    build_index(client)
     index_report = client.index("db.t", INDEX)
     assert (index_report.health, index_report.files, index_report.json["kind"], index_report.json["levels"]) == (
         "ok",
@@ -79,7 +82,7 @@ def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) 
     plan = client.explain("db.t", "id = 40")
     assert plan.files < FILES / 2
     assert [stage.name for stage in plan.stages][-1] == SIGNATURE.name
-    assert client.explain("db.t", "id > 40 AND id < 43").files == FILES, "of ranges it knows nothing"
+    assert client.explain("db.t", "id > 40 AND id < 43").files == FILES, "a signature must not prune by ranges"
     used = client.index("db.t", INDEX).json["used"]
     assert used["files-in"] == FILES
     assert used["files-removed"] == FILES - plan.files
@@ -87,7 +90,7 @@ def test_toy_index_is_built_merged_listed_and_prunes_files(client: IndexClient) 
 
 @pytest.mark.few_cases(1)
 def test_plan_with_the_toy_index_keeps_every_matching_row(client: IndexClient) -> None:
-    build(client)
+    build_index(client)
     with open_catalog(client.url) as catalog:
         for expected in (0, 40, FILES * ROWS - 1, FILES * ROWS):
             rows = catalog.load_table("db.t").scan(row_filter=f"id = {expected}").to_arrow()
@@ -109,7 +112,7 @@ def test_server_checks_the_parameters_and_columns_of_the_toy_kind(client: IndexC
 
 @pytest.mark.slow
 def test_audit_finds_a_signature_of_another_file(client: IndexClient) -> None:
-    build(client)
+    build_index(client)
     assert audit_index(client, "db.t", INDEX, sample=FILES).problems == ()
     (path,) = list_live_paths(client)
     index_file = open_index_file(path.read_bytes(), path.as_uri())
@@ -135,7 +138,7 @@ def test_audit_finds_a_signature_of_another_file(client: IndexClient) -> None:
 
 @pytest.mark.few_cases(1)
 def test_damaged_toy_blob_is_quarantined_and_widens_the_plan(client: IndexClient) -> None:
-    build(client)
+    build_index(client)
     (path,) = list_live_paths(client)
     data = bytearray(path.read_bytes())
     offset = open_index_file(bytes(data), path.as_uri()).header.offset
@@ -148,10 +151,10 @@ def test_damaged_toy_blob_is_quarantined_and_widens_the_plan(client: IndexClient
 
 @pytest.mark.slow
 def test_toy_index_files_are_deleted_with_their_definition(client: IndexClient, server: ServerThread) -> None:
-    build(client)
+    build_index(client)
     paths = list_live_paths(client)
     client.drop_index("db.t", INDEX)
-    for _ in range(3):  # First superseded files, then unused files
+    for _ in range(3):  # The first rounds delete superseded files, the later rounds unused files.
         server.run(server.components.housekeeping.round())
     assert len(paths) == 1
     assert not any(path.exists() for path in paths)
@@ -159,7 +162,7 @@ def test_toy_index_files_are_deleted_with_their_definition(client: IndexClient, 
 
 @pytest.mark.slow
 def test_command_and_http_schema_include_the_toy_kind() -> None:
-    """The test uses a separate process, because both are built when their modules are loaded."""
+    """The test uses a separate process, because the command and the schema are built when their modules are loaded."""
     script = """
 from seamark.formats.index.kinds.kinds import KINDS
 from tests.index.kinds.signature_kind import SIGNATURE

@@ -44,13 +44,13 @@ def hash_file_ids(numbers: Iterable[int]) -> Any:
 
 
 def build_groups(number: int, *, amount: int = 1) -> dict[str, int]:
-    """Return the sum of `n` for each country of a data file."""
+    """Return the sum of `n` for each country in data file `number`."""
     rng = random.Random(-1 - number)
     return {country: rng.randint(-9, 9) * amount for country in rng.sample("abcdefg", rng.randint(0, 5))}
 
 
 class CubeIndexFiles:
-    """Index files of one cube, as the registry and the cache of index files show them."""
+    """Index files of one cube, with the interface of the registry and of the cache of index files."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -118,7 +118,7 @@ def sum_groups(table: pa.Table) -> Counter[tuple[str, int]]:
 
 
 async def read_parts(segments: Segments, numbers: Sequence[int]) -> tuple[list[int], Counter[tuple[str, int]]]:
-    """Return the covered data files, and the sums of the parts that were read for them."""
+    """Return the data files of all parts that cover `numbers`, and the sums of the groups in these parts."""
     files, sums = list[int](), Counter[tuple[str, int]]()
     async for part in segments.read_parts(ENTRY, DEFINITION, hash_file_ids(numbers)):
         files += [numbers[file] for file in part.files.tolist()]
@@ -162,10 +162,12 @@ def test_groups_of_a_tree_depend_on_their_files_alone() -> None:
     whole_digests = read_digests(numbers)
     assert 60 < len(whole_digests) < 200
     without_one = read_digests([number for number in numbers if number != 1500])
-    assert len(without_one - whole_digests) <= 3, "one group of each level has another digest"
+    assert len(without_one - whole_digests) <= 3, "only one group of each level may have a different digest"
     assert len(read_digests([*numbers[1000:], *numbers[:1000]]) - whole_digests) <= 9
     moved_tree = FileTree(ids, sources + 1)
-    assert moved_tree.digest(moved_tree.root) not in whole_digests, "entries in other index files have other segments"
+    assert moved_tree.digest(moved_tree.root) not in whole_digests, (
+        "entries in different index files must have different segments"
+    )
 
 
 async def _run_case(seed: int, folder: Path) -> None:
@@ -192,7 +194,7 @@ async def _run_case(seed: int, folder: Path) -> None:
                     lake.add(f"{first}+{other}"[-60:], merged_numbers)
                     numbers_by_segment[f"{first}+{other}"[-60:]] = merged_numbers
                 if rng.random() < 0.2:
-                    for path in (folder / "cubes").rglob("*"):  # A damaged disk.
+                    for path in (folder / "cubes").rglob("*"):  # Simulate a damaged disk.
                         if path.is_file() and rng.random() < 0.3 and path.suffix != ".db":
                             data = bytearray(path.read_bytes())
                             if data:
@@ -229,7 +231,7 @@ async def test_commit_of_one_file_reads_few_entries(tmp_path: Path) -> None:
         assert segments.stats.entries_read < 700
     async with open_segments(lake, tmp_path) as segments:
         merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids([*numbers, 500]))
-        assert segments.stats.entries_read == 0, "segments are on the disk after a restart"
+        assert segments.stats.entries_read == 0, "after a restart, segments must come from the disk"
         assert sum_groups(merged_segments.table) == compute_expected_sums(range(501))
 
 
@@ -260,7 +262,7 @@ async def test_damaged_index_file_is_reported_and_covers_no_file(tmp_path: Path)
         assert lake.reported == {"damaged"}
 
 
-async def test_groups_beyond_a_limit_are_read_once_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_groups_above_a_limit_are_read_once_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments_module, "GROUPS_MAX", 3)
     monkeypatch.setattr(segments_module, "_UNCOMBINED_GROUPS_MAX", 5)
     lake = CubeIndexFiles()
@@ -274,6 +276,8 @@ async def test_groups_beyond_a_limit_are_read_once_and_refused(tmp_path: Path, m
                 await segments.read(ENTRY, DEFINITION, hash_file_ids(range(100)), stores_all=stores_all)
         assert segments.stats.entries_read == entries_read > 0, "the groups are not merged again"
         merged_segments = await segments.read(ENTRY, DEFINITION, hash_file_ids(range(2)))
-        assert sum_groups(merged_segments.table) == compute_expected_sums(range(2)), "other files are merged"
+        assert sum_groups(merged_segments.table) == compute_expected_sums(range(2)), (
+            "the files without damage must be merged"
+        )
         assert await read_parts(segments, range(100)) == (list(range(100)), compute_expected_sums(range(100)))
         assert segments.stats.merged > 0

@@ -32,7 +32,7 @@ async def planner(tmp_path: Path) -> AsyncIterator[Planner]:
 
 
 def build_ids(files: Sequence[ContentFile]) -> Words:
-    """Call the function that index builders call, once for each file, and return the identities."""
+    """Return the identities of the files, computed by the function that index builders call."""
     actual_file_ids = [compute_file_ids([file.path], [file.size], [file.record_count]) for file in files]
     return np.concatenate([np.empty((0, 2), dtype=np.uint64), *actual_file_ids])
 

@@ -60,7 +60,7 @@ def build_or_filter(left: Any, right: Any) -> dict[str, Any]:
 
 
 class IndexedPlans:
-    """An indexed table, and the means to plan on it."""
+    """An indexed table, and functions that plan scans of it."""
 
     def __init__(self, folder: Path, store: PointerStore, stack: AsyncExitStack) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ class IndexedPlans:
         self.table: IndexedTable
 
     async def create(self, **properties: str) -> IndexedTable:
-        """Create a table of six files: file 0 holds ids from 0 to 8, file 1 ids from 10 to 18, and so on."""
+        """Create a table of six files: file 0 has the ids from 0 to 8, file 1 the ids from 10 to 18, and so on."""
         table = Table(self.folder / "t")
         table.commit(1, [table.write_manifest("a", range(3)), table.write_manifest("b", range(3, 6))])
         self.table = IndexedTable(table, self.store, self.registry, properties)
@@ -104,7 +104,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-# Predicates that a filter yields for index terms
+# Predicates on index terms that follow from a filter
 
 SCHEMA = [(1, "id", "long"), (2, "name", "string"), (3, "ts", "timestamp"), (4, "kind", "int")]
 
@@ -280,8 +280,8 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Indexed
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", [4, 1])
     second_index = await table.index("b", [1])
-    other = Table(rig.folder / "other")
-    other.commit(1, [other.write_manifest("a", [0])])
+    other_table = Table(rig.folder / "other")
+    other_table.commit(1, [other_table.write_manifest("a", [0])])
     planning = await rig.open_planning()
     view = await planning.planner.view(table.metadata, ScanRequest())
     ids = FileIds(view)
@@ -298,7 +298,7 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Indexed
     assert (part_of[4], file_of[4]) == (0, 0)
     assert (part_of[1], file_of[1]) in ((0, 1), (1, 0))
     assert part_of[0] == -1
-    elsewhere = await planning.planner.view(other.metadata, ScanRequest())
+    elsewhere = await planning.planner.view(other_table.metadata, ScanRequest())
     assert Coverage(FileIds(elsewhere), files).parts == ()
     assert Coverage(ids, []).uncovered.tolist() == [1] * 6
 
@@ -345,12 +345,12 @@ async def test_plan_reports_what_each_index_pruned(rig: IndexedPlans, kind: str)
     (use,) = scan.indexes
     assert (use.name, use.kind) == ("i", kind)
     assert use.files_removed >= 1
-    used = planning.usage.find_usage(table.metadata.table_uuid, table.definitions["i"].id)
-    assert used is not None
-    assert used.plans == 2
+    usage = planning.usage.find_usage(table.metadata.table_uuid, table.definitions["i"].id)
+    assert usage is not None
+    assert usage.plans == 2
 
 
-async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: IndexedPlans) -> None:
+async def test_plan_skips_an_index_that_loads_slowly_and_the_next_plan_uses_it(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)")
     late_index = await table.index("b", [1])
     await table.index("b", [3])
@@ -400,7 +400,7 @@ async def test_plan_skips_an_index_that_a_bug_keeps_from_opening(
 async def open_planner_with_remote_indexes(
     rig: IndexedPlans, path: Path, **options: Any
 ) -> tuple[Planning, RecordingObjects]:
-    """Return a planner that probes index files of any size by range reads, and its storage.
+    """Return a planner that probes index files of any size by range reads, and the storage of the planner.
 
     Reads of the whole index file `path` wait.
     """
@@ -451,9 +451,9 @@ async def test_large_index_of_each_kind_is_probed_by_range(rig: IndexedPlans, ki
     storage.let_go()
     (file,) = await table.list_files()
     await wait_until(lambda: planning.indexes.find_in_memory(file) is not None)
-    before = len(storage.ranges)
+    reads_before = len(storage.ranges)
     assert await rig.plan_files(planning, build_or_filter(build_eq_filter(17), build_eq_filter(36))) == [3]
-    assert len(storage.ranges) == before
+    assert len(storage.ranges) == reads_before
 
 
 async def test_remote_bitmaps_are_read_only_for_the_remaining_files(
@@ -461,7 +461,7 @@ async def test_remote_bitmaps_are_read_only_for_the_remaining_files(
 ) -> None:
     monkeypatch.setattr(
         cold, "_GUESS_BYTES", 64
-    )  # A small guess, so that the first read does not include the sections.
+    )  # The guessed size is small, so that the first read does not include the sections.
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
     planning, storage = await open_planner_with_remote_indexes(rig, path)
@@ -470,7 +470,7 @@ async def test_remote_bitmaps_are_read_only_for_the_remaining_files(
     scan = await rig.scan(planning, build_and_filter(build_eq_filter(12), build_eq_filter(14)))
     assert (list_file_numbers(scan), scan.complete) == ([], True)
     assert [(use.name, use.files_in) for use in scan.indexes] == [("b", scan.indexes[0].files_in)]
-    assert len(storage.ranges) == request_count + 1, "the section of one file"
+    assert len(storage.ranges) == request_count + 1, "the plan must read only the section of one file"
     plain_plan = await rig.scan(await rig.open_planning(), build_and_filter(build_eq_filter(12), build_eq_filter(14)))
     assert plain_plan.indexes == scan.indexes
     assert storage.reads.count(path.name) == 1
@@ -545,8 +545,8 @@ async def test_cached_plan_is_replaced_when_an_index_file_is_added_or_removed(ri
     table = await rig.create(b="bitmap(id)")
     planning = await rig.open_planning()
     first = await table.index("b", [0])
-    before = await rig.scan(planning, ODD_ID_FILTER)
-    assert await rig.scan(planning, ODD_ID_FILTER) is before
+    first_result = await rig.scan(planning, ODD_ID_FILTER)
+    assert await rig.scan(planning, ODD_ID_FILTER) is first_result
     await table.index("b", FILES, remove=[first.as_uri()])
     first.unlink()
     assert await rig.plan_files(planning, ODD_ID_FILTER) == []
@@ -560,17 +560,17 @@ async def test_coverage_of_a_view_is_computed_once_and_counted_in_the_planners_m
     plain_plan = await planning.planner.bind_and_plan(
         table.metadata, ScanRequest(filter=parse_expression(build_eq_filter(14))), None
     )
-    before = planning.planner.read_stats().added_bytes
+    bytes_before = planning.planner.read_stats().added_bytes
     first = await rig.scan(planning, build_eq_filter(16))
-    after = planning.planner.read_stats().added_bytes
-    assert after - before > 6 * (1 + 8 + 24)
+    bytes_after = planning.planner.read_stats().added_bytes
+    assert bytes_after - bytes_before > 6 * (1 + 8 + 24)
     second = await rig.scan(planning, build_eq_filter(18))
     assert (list_file_numbers(plain_plan), list_file_numbers(first), list_file_numbers(second)) == ([1], [1], [1])
-    assert planning.planner.read_stats().added_bytes - after < after - before
+    assert planning.planner.read_stats().added_bytes - bytes_after < bytes_after - bytes_before
     covers, definition, entry = IndexResolver(planning.indexes), table.definitions["b"], await table.build_entry()
     size_bytes = first.view.derived.size_bytes
     looked_up = await covers.open_bitmaps(first.view, definition, entry)
-    assert first.view.derived.size_bytes == size_bytes, "lookups share what plans found"
+    assert first.view.derived.size_bytes == size_bytes, "lookups and plans must share the coverage"
     assert (await covers.open_bitmaps(first.view, definition, entry)).coverage is looked_up.coverage
     await table.index("b", [0])
     assert (
@@ -583,7 +583,7 @@ async def test_index_damage_found_by_a_probe_widens_the_plan_and_quarantines_the
     path = await table.index("b", FILES)
     data = bytearray(path.read_bytes())
     blob = open_index_file(bytes(data), "x").header
-    data[blob.offset + blob.length - 16] ^= 0x10  # The damage is in the last section.
+    data[blob.offset + blob.length - 16] ^= 0x10  # The changed byte is in the last section.
     path.write_bytes(data)
     planning = await rig.open_planning()
     scan = await rig.scan(
@@ -618,7 +618,7 @@ async def test_bitmap_with_a_different_row_count_is_ignored(rig: IndexedPlans) -
     assert (list_file_numbers(scan), scan.complete) == ([1], False)
 
 
-async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: IndexedPlans) -> None:
+async def test_diverged_copies_of_a_table_keep_separate_index_definitions(rig: IndexedPlans) -> None:
     table = await rig.create(b="bitmap(id)", k="bitmap(day)")
     await table.index("b", FILES)
     planning = await rig.open_planning()
@@ -626,12 +626,12 @@ async def test_diverged_tables_with_one_uuid_keep_separate_definitions(rig: Inde
     document: dict[str, Any] = json.loads(json.dumps(table.table._build_json()))
     document["properties"] = dict(table.metadata.properties)
     document["schemas"][0]["fields"][0]["name"], document["schemas"][0]["fields"][1]["name"] = "day", "id"
-    other = decode_table(json.dumps(document).encode(), "file:///other")
-    assert isinstance(other, TableMetadata)
+    other_metadata = decode_table(json.dumps(document).encode(), "file:///other")
+    assert isinstance(other_metadata, TableMetadata)
     entry = await table.build_entry()
     swapped = ScanRequest(filter=parse_expression({"type": "eq", "term": "day", "value": 13}))
     for _ in range(2):
-        scan = await planning.planner.bind_and_plan(other, swapped, entry)
+        scan = await planning.planner.bind_and_plan(other_metadata, swapped, entry)
         assert (list_file_numbers(scan), [use.name for use in scan.indexes]) == ([], ["k"])
         own_tasks = await rig.scan(planning, build_and_filter(build_eq_filter(13), build_eq_filter(15)))
         assert {use.name for use in own_tasks.indexes} == {"b"}

@@ -42,8 +42,10 @@ DAYS = [-700_000, -1, 0, 1, 19_000]
 class Promotion(NamedTuple):
     """A type promotion with its values.
 
-    `old` are values as they were written, `new` are values of the new type for comparison with them, and `read` are the
-    old values as a reader sees them.
+    Attributes:
+        old: Values as they were written.
+        new: Values of the new type, with which the old values are compared.
+        read: Converts an old value to the value that a reader sees.
     """
 
     before: str
@@ -97,9 +99,9 @@ CASES = [
 class TableOfTwoSchemas(Table):
     """A table with a column 3 whose type differs between schema 0 and schema 1."""
 
-    def __init__(self, folder: Path, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
+    def __init__(self, folder: Path, old_columns: list[dict[str, Any]], new_columns: list[dict[str, Any]]) -> None:
         super().__init__(folder)
-        self._fields = (before, after)
+        self._fields = (old_columns, new_columns)
 
     def _build_json(self) -> dict[str, Any]:
         schemas = [
@@ -121,7 +123,7 @@ def build_column(number: int, name: str, kind: str) -> dict[str, Any]:
 
 
 class EvolvedTable(IndexedTable):
-    """A table after the evolution. `arrays` are the columns of each file, by file number and column id."""
+    """A table after its schema has changed. `arrays` has the columns of each file, by file number and column id."""
 
     arrays: dict[int, dict[int, pa.Array]]
 
@@ -138,9 +140,13 @@ async def store(tmp_path: Path) -> AsyncIterator[PointerStore]:
 
 
 async def create_evolved_table(
-    folder: Path, store: PointerStore, before: list[dict[str, Any]], after: list[dict[str, Any]], definition: str
+    folder: Path,
+    store: PointerStore,
+    old_columns: list[dict[str, Any]],
+    new_columns: list[dict[str, Any]],
+    definition: str,
 ) -> EvolvedTable:
-    evolved_lake = TableOfTwoSchemas(folder / "t", before, after)
+    evolved_lake = TableOfTwoSchemas(folder / "t", old_columns, new_columns)
     evolved_lake.commit(1, [evolved_lake.write_manifest("a", range(2))])
     table = EvolvedTable(evolved_lake, store, Registry(store, SystemClock()), {"i": definition})
     await table.register()
@@ -158,8 +164,8 @@ async def test_index_older_than_a_promotion_prunes_no_matching_row(
     promotion: Promotion, kind: str, transform: str, tmp_path: Path, store: PointerStore
 ) -> None:
     term = "c" if transform == "identity" else f"{transform}(c)"
-    before, after = [build_column(3, "c", promotion.before)], [build_column(3, "c", promotion.after)]
-    table = await create_evolved_table(tmp_path, store, before, after, f"{kind}({term})")
+    old_columns, new_columns = [build_column(3, "c", promotion.before)], [build_column(3, "c", promotion.after)]
+    table = await create_evolved_table(tmp_path, store, old_columns, new_columns, f"{kind}({term})")
     table.arrays = {
         0: {3: build_array(promotion.before, promotion.old)},
         1: {3: build_array(promotion.after, promotion.new)},
@@ -169,7 +175,7 @@ async def test_index_older_than_a_promotion_prunes_no_matching_row(
     both_covered = read_definition_under_schema_0(table).id == table.definitions["i"].id
     exact = kind == "bitmap" and transform == "identity"
     await _judge_promotion(promotion, table, tmp_path, exact=exact and both_covered)
-    # The older file, indexed by a reader of the newer schema
+    # The older file is indexed by a reader of the newer schema.
     await table.index("i", [0])
     await _judge_promotion(promotion, table, tmp_path, exact=exact)
 
@@ -194,10 +200,13 @@ async def _judge_promotion(promotion: Promotion, table: EvolvedTable, folder: Pa
 
 
 async def test_renamed_column_keeps_its_index_and_its_old_name_has_none(tmp_path: Path, store: PointerStore) -> None:
-    """Column 3 was named `c` and is now `d`; column 4 is now named `c`."""
+    """Column 3 was named `c` and is now named `d`; column 4 is now named `c`."""
     text = json.dumps({"kind": "bitmap", "columns": ["c"], "field-ids": [3]})
-    before, after = [build_column(3, "c", "long")], [build_column(4, "c", "long"), build_column(3, "d", "long")]
-    table = await create_evolved_table(tmp_path, store, before, after, text)
+    old_columns, new_columns = (
+        [build_column(3, "c", "long")],
+        [build_column(4, "c", "long"), build_column(3, "d", "long")],
+    )
+    table = await create_evolved_table(tmp_path, store, old_columns, new_columns, text)
     table.arrays = {number: {3: pa.array([number, number + 10]), 4: pa.nulls(2, pa.int64())} for number in range(2)}
     await table.index(read_definition_under_schema_0(table), range(2))
     async with open_planning(tmp_path, table.registry) as planning:
@@ -208,8 +217,8 @@ async def test_renamed_column_keeps_its_index_and_its_old_name_has_none(tmp_path
 
 
 async def test_column_dropped_and_added_again_does_not_reuse_the_index(tmp_path: Path, store: PointerStore) -> None:
-    before, after = [build_column(3, "c", "long")], [build_column(4, "c", "long")]
-    table = await create_evolved_table(tmp_path, store, before, after, "bitmap(c)")
+    old_columns, new_columns = [build_column(3, "c", "long")], [build_column(4, "c", "long")]
+    table = await create_evolved_table(tmp_path, store, old_columns, new_columns, "bitmap(c)")
     assert [term.column_id for term in table.definitions["i"].terms] == [4]
     table.arrays = {0: {3: pa.array([1, 2]), 4: pa.nulls(2)}, 1: {4: pa.array([7, 8])}}
     schemas = table.metadata.schemas

@@ -83,7 +83,7 @@ Plans for other clients may contain its rows by chance.
 
 
 async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
-    """Check `per_lake` cases on the lake of each seed, and return counts of the situations that occurred."""
+    """Check `per_lake` cases on the lake of each seed, and count the situations that occurred."""
     counts: Counter[str] = Counter()
     clock = SystemClock()
     async with AsyncExitStack() as stack:
@@ -107,18 +107,24 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
             judging = asyncio.create_task(asyncio.to_thread(plan_with_java, java, random_cases))
             async with open_planning(folder, registry) as planning:
                 plain, indexed = await _plan_cases(planning, random_cases, lakes, counts)
-            afar = await _plan_by_ranges(folder, registry, random_cases, lakes)
-            damaged = await _plan_with_damage(folder, registry, random_cases, lakes, counts)
-            for case, without, plan, distant, spoilt, (filtered, unfiltered) in zip(
-                random_cases, plain, indexed, afar, damaged, await judging, strict=True
+            range_plans = await _plan_by_ranges(folder, registry, random_cases, lakes)
+            damaged_plans = await _plan_with_damage(folder, registry, random_cases, lakes, counts)
+            for case, plain_plan, plan, range_plan, damaged_plan, (filtered, unfiltered) in zip(
+                random_cases, plain, indexed, range_plans, damaged_plans, await judging, strict=True
             ):
-                assert set(plan) <= set(distant) <= set(without), f"ranges tell something else than the whole\n{case}"
-                assert all(without.get(path) == task for path, task in plan.items()), f"more than without\n{case}"
-                assert set(plan) <= set(spoilt) <= set(without), f"damage made the plan another\n{case}"
+                assert set(plan) <= set(range_plan) <= set(plain_plan), (
+                    f"the plan by ranges must keep at least the files of the plan by whole index files\n{case}"
+                )
+                assert all(plain_plan.get(path) == task for path, task in plan.items()), (
+                    f"indexes must not change a planned file or add one\n{case}"
+                )
+                assert set(plan) <= set(damaged_plan) <= set(plain_plan), (
+                    f"a plan with damaged indexes must keep at least the files of the plan with intact indexes\n{case}"
+                )
                 counts += judge(case, plan, filtered, unfiltered)
-                counts["kept without indexes"] += len(without)
-                counts["kept with damaged indexes"] += len(spoilt)
-                counts["kept from afar"] += len(distant)
+                counts["kept without indexes"] += len(plain_plan)
+                counts["kept with damaged indexes"] += len(damaged_plan)
+                counts["kept from afar"] += len(range_plan)
             for seed in chunk:
                 shutil.rmtree(folder / str(seed))
     return counts
@@ -137,17 +143,17 @@ Plans = list[dict[str, JudgedTask]]
 async def _plan_cases(
     planning: Planning, cases: Sequence[ScanCase], lakes: dict[int, IndexedLake], counts: Counter[str]
 ) -> tuple[Plans, Plans]:
-    """Return the plans of each case without indexes and with them."""
+    """Return the plans of each case without indexes, and the plans with indexes."""
     plain, indexed = [], []
     for case in cases:
         plain.append(await plan_with_seamark(planning.planner, case))
         indexed.append(await plan_with_seamark(planning.planner, case, await lakes[case.lake.seed].build_entry()))
     for lake in lakes.values():
         for definition in lake.definitions:
-            used = planning.usage.find_usage(lake.metadata.table_uuid, definition.id)
-            if used is not None:
-                counts[f"asked {definition.kind}"] += used.plans
-                counts[f"removed by {definition.kind}"] += used.files_removed
+            usage = planning.usage.find_usage(lake.metadata.table_uuid, definition.id)
+            if usage is not None:
+                counts[f"asked {definition.kind}"] += usage.plans
+                counts[f"removed by {definition.kind}"] += usage.files_removed
     assert (planning.indexes.failures, planning.indexes.quarantined) == (0, 0)
     return plain, indexed
 
@@ -165,7 +171,7 @@ async def _plan_by_ranges(
             return await super().read(location, limit_bytes=limit_bytes)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cold, "_GUESS_BYTES", 64)  # No statistics, so that only indexes prune.
+        patch.setattr(cold, "_GUESS_BYTES", 64)  # Without size statistics, only the indexes themselves prune.
         async with open_planning(
             folder, registry, wrap=ObjectsWithUnreachableFiles, index_whole_bytes=0, index_wait_s=0.5
         ) as planning:
@@ -178,7 +184,7 @@ async def _plan_by_ranges(
 async def _plan_with_damage(
     folder: Path, registry: Registry, cases: Sequence[ScanCase], lakes: dict[int, IndexedLake], counts: Counter[str]
 ) -> Plans:
-    """Return the plans of a server for which half of the index files are damaged."""
+    """Return the plans of a server that finds half of the index files damaged or missing."""
     for seed, lake in lakes.items():
         rng = random.Random(f"damage of {seed}")
         for file in await lake.list_live_files():
@@ -251,7 +257,7 @@ def _draw_condition(rng: random.Random, lake: Lake, covered: set[str]) -> Any | 
         return None
     column = Names(lake.schema)[tree["term"]]
     by_order = column.kind == "uuid" and tree["type"] in ("lt", "lt-eq", "gt", "gt-eq")
-    if str(column.id) not in covered or by_order:  # Clients order UUIDs in two ways, and an index supports neither.
+    if str(column.id) not in covered or by_order:  # Clients order UUIDs in two ways, and indexes support neither.
         return None
     return to_json(expand_zeros_sometimes(rng, tree), rng.choice(FORMS))
 
@@ -259,7 +265,7 @@ def _draw_condition(rng: random.Random, lake: Lake, covered: set[str]) -> Any | 
 def find_matching_files(
     lake: Lake, files: Sequence[DataFile], drawn: Sequence[Any], clients: Sequence[Meaning]
 ) -> set[str]:
-    """Return paths of the files with a row that satisfies each predicate for some client."""
+    """Return the paths of the files with a row that satisfies each predicate for some client."""
     names = Names(lake.schema)
     return {
         file.path
@@ -290,12 +296,12 @@ async def run_exact_campaign(seeds: Sequence[int], per_lake: int, folder: Path) 
                         for part in (entries[:half], entries[half:]):
                             if part:
                                 await indexed.add(definition, part)
-                    await _judge_exactly(planning, indexed, per_lake, counts)
+                    await _check_exact_plans(planning, indexed, per_lake, counts)
                 shutil.rmtree(folder / str(seed))
     return counts
 
 
-async def _judge_exactly(planning: Planning, indexed: IndexedLake, count: int, counts: Counter[str]) -> None:
+async def _check_exact_plans(planning: Planning, indexed: IndexedLake, count: int, counts: Counter[str]) -> None:
     lake, entry = indexed.lake, await indexed.build_entry()
     rng = random.Random(~lake.seed)
     for random_condition in draw_conditions(rng, lake, count):

@@ -32,9 +32,9 @@ PLANS_MIN = 10
 
 
 def draw_filter(rng: random.Random) -> tuple[Any, set[int]]:
-    """Return a filter and the numbers of the files with a matching row.
+    """Return a filter, and the numbers of the files with a matching row.
 
-    File n holds the even numbers from 10 n to 10 n + 8.
+    File n contains the even numbers from 10 n to 10 n + 8.
     """
     values = sorted({rng.randrange(10 * FILES) for _ in range(rng.choice([1, 2, 5]))})
     if len(values) == 1:
@@ -42,18 +42,18 @@ def draw_filter(rng: random.Random) -> tuple[Any, set[int]]:
     else:
         filter = {"type": "in", "term": "id", "values": values}
     results = {value // 10 for value in values if value % 2 == 0}
-    if rng.random() < 0.3:  # No row has two values.
-        other = 2 * rng.randrange(5 * FILES)
-        filter = {"type": "and", "left": filter, "right": {"type": "eq", "term": "id", "value": other}}
-        results = {other // 10} if other in values else set()
+    if rng.random() < 0.3:  # The filter requires two values of one column, so no row matches.
+        other_value = 2 * rng.randrange(5 * FILES)
+        filter = {"type": "and", "left": filter, "right": {"type": "eq", "term": "id", "value": other_value}}
+        results = {other_value // 10} if other_value in values else set()
     return filter, results
 
 
 async def plan_until_ended(planning: Planning, table: IndexedTable, rng: random.Random, ended: asyncio.Event) -> int:
-    """Plan until `ended`, at least PLANS_MIN times, and return the number of plans.
+    """Plan at least PLANS_MIN times until `ended` is set, and return the number of plans.
 
     Raises:
-        AssertionError: A plan lacks a file.
+        AssertionError: A plan lacks a file with a matching row.
     """
     count = 0
     while not ended.is_set() or count <= PLANS_MIN:
@@ -71,9 +71,9 @@ def get_path(file: RegisteredIndexFile) -> Path:
     return Path(file.location.removeprefix("file://"))
 
 
-async def change_index_files(table: IndexedTable, rng: random.Random, turns: int) -> None:
+async def change_index_files(table: IndexedTable, rng: random.Random, change_count: int) -> None:
     """Build, merge, delete and damage index files, one change after another."""
-    for _ in range(turns):
+    for _ in range(change_count):
         kind = rng.choice(KINDS)
         live = [file for file in await table.list_files() if file.state is IndexFileState.LIVE and file.kind == kind]
         chosen_files = rng.sample(live, min(len(live), rng.randint(0, 3)))
@@ -83,7 +83,7 @@ async def change_index_files(table: IndexedTable, rng: random.Random, turns: int
             case "replace":
                 try:
                     await table.index(kind, range(FILES), remove=[file.location for file in chosen_files])
-                except CommitConflict:  # A plan has quarantined one of them meanwhile.
+                except CommitConflict:  # A concurrent plan has quarantined one of the files.
                     continue
                 for file in chosen_files:
                     get_path(file).unlink(missing_ok=True)
@@ -114,7 +114,7 @@ async def test_plans_during_thousands_of_index_changes_stay_complete(seed: int, 
     await _run_race(seed, tmp_path, 600)
 
 
-async def _run_race(seed: int, folder: Path, turns: int) -> None:
+async def _run_race(seed: int, folder: Path, change_count: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     async with AsyncExitStack() as stack:
@@ -141,14 +141,14 @@ async def _run_race(seed: int, folder: Path, turns: int) -> None:
                 group.create_task(plan_until_ended(worker, table, random.Random(f"{seed} {number}"), ended))
                 for number, worker in enumerate((*workers, *workers))
             ]
-            await change_index_files(table, rng, turns)
+            await change_index_files(table, rng, change_count)
             ended.set()
         counts = [task.result() for task in planning]
         assert min(counts) > PLANS_MIN
         ids = [definition.id for definition in table.definitions.values()]
-        used = [worker.usage.find_usage(table.metadata.table_uuid, item) for worker in workers for item in ids]
-        assert sum(item.files_removed for item in used if item is not None) > 0
-        # Plans are also right after the changes, with the index files that are left.
+        usages = [worker.usage.find_usage(table.metadata.table_uuid, item) for worker in workers for item in ids]
+        assert sum(item.files_removed for item in usages if item is not None) > 0
+        # Plans must also be right after the changes, with the remaining index files.
         for _ in range(50):
             filter, expected = draw_filter(rng)
             scan = await workers[0].planner.bind_and_plan(

@@ -47,7 +47,7 @@ FILTERS = [
 
 
 def to_iceberg_order(value: float) -> tuple[float, float]:
-    """Return a sort key in Iceberg's order, where -0.0 is less than 0.0."""
+    """Return a sort key in Iceberg's order, in which -0.0 is less than 0.0."""
     return value, math.copysign(1.0, value)
 
 
@@ -79,7 +79,7 @@ async def create_price_table(folder: Path, store: PointerStore, kind: str) -> Ev
 
 
 @pytest.mark.parametrize("kind", ["bloom", "bitmap", "record"])
-async def test_filter_with_both_zeros_probes_an_index_for_both(kind: str, tmp_path: Path) -> None:
+async def test_filter_with_both_zeros_finds_both_in_an_index(kind: str, tmp_path: Path) -> None:
     async with open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()) as store:
         await create_namespace(store)
         table = await create_price_table(tmp_path, store, kind)
@@ -97,7 +97,9 @@ async def test_filter_with_both_zeros_probes_an_index_for_both(kind: str, tmp_pa
 
 
 @pytest.mark.parametrize("semantics", ComparisonSemantics)
-async def test_filter_with_both_zeros_locates_the_rows_of_both(semantics: ComparisonSemantics, tmp_path: Path) -> None:
+async def test_filter_with_both_zeros_locates_the_rows_of_both_zeros(
+    semantics: ComparisonSemantics, tmp_path: Path
+) -> None:
     async with open_store(f"sqlite:///{tmp_path / 's.db'}", clock=SystemClock()) as store:
         await create_namespace(store)
         table = await create_price_table(tmp_path, store, "bitmap")

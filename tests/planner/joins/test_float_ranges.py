@@ -31,14 +31,14 @@ OPERATORS: dict[str, Callable[[object, object], bool]] = {
 _OPS = {Op.LT_EQ: "<=", Op.GT_EQ: ">=", Op.EQ: "="}
 
 
-def compare(value: float, op: str, other: float) -> bool:
-    """Compare as DuckDB and Spark do: NaN is equal to NaN and greater than all numbers."""
+def compare_floats(value: float, op: str, other: float) -> bool:
+    """Compare two values as DuckDB and Spark do: NaN is equal to NaN and greater than all numbers."""
     keys = [(item != item, 0.0 if item != item else item) for item in (value, other)]
     return OPERATORS[op](keys[0], keys[1])
 
 
 def is_met(condition: Expression, value: float) -> bool:
-    """Return whether a value meets the condition as statistics see it: no number is NaN."""
+    """Return whether a value meets the condition when file statistics are compared, where NaN equals no number."""
     match condition:
         case Always(result):
             return result
@@ -54,13 +54,13 @@ def is_met(condition: Expression, value: float) -> bool:
 
 
 @pytest.mark.parametrize("operators", [*((op,) for op in ("<", "<=", ">", ">=")), (">", "<"), (">=", "<=")])
-def test_range_of_special_floats_has_each_value_that_an_engine_finds(operators: tuple[str, ...]) -> None:
+def test_range_of_special_floats_contains_each_value_that_an_engine_finds(operators: tuple[str, ...]) -> None:
     for limits in itertools.product(SPECIAL, repeat=len(operators)):
         columns = [FileColumn.from_array(pa.chunked_array([pa.array([limit])]), "double").codes for limit in limits]
         spans = compute_spans([(*column, "double") for column in columns], operators, "double")
         condition = make_range_condition(LimitedColumn(1, "x", "double"), *to_key_sets(*spans, "double"))
         for value in SPECIAL:
-            is_found = all(compare(value, op, limit) for op, limit in zip(operators, limits, strict=True))
+            is_found = all(compare_floats(value, op, limit) for op, limit in zip(operators, limits, strict=True))
             assert is_met(condition, value) or not is_found, (value, operators, limits, condition)
         if all(map(math.isfinite, limits)) and (">" in operators or ">=" in operators) and len(operators) > 1:
             assert not is_met(condition, math.nan), (operators, limits)

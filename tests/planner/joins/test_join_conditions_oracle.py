@@ -86,7 +86,7 @@ def draw_value(rng: random.Random, kind: str) -> int | float | str | None:
     if kind.startswith("timestamp"):
         return day * DAY_US + rng.choice([0, 0, 1, 3_600_000_000, DAY_US - 1])
     if kind == "string":
-        # A common prefix, and values that are prefixes of others.
+        # Values with a common prefix, and values that are prefixes of other values.
         return "täg-" + "".join(rng.choice("ab😀z") for _ in range(rng.randint(0, 3)))
     if kind in FLOATS:
         return rng.choice([-math.inf, -1.5, -0.0, 0.0, 0.1, 0.1, 1.5, 1e30, math.inf, math.nan])
@@ -135,8 +135,8 @@ def store_in_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable)
     con.execute(f"CREATE OR REPLACE TABLE {name} AS SELECT * FROM arrow")
 
 
-def join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
-    """Return a join as the server gets it, and as a condition in DuckDB."""
+def draw_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
+    """Return a random join as JSON of a plan request, and as a condition in DuckDB."""
     request: dict[str, Any]
     shape = rng.random()
     if shape < 0.25:
@@ -163,7 +163,10 @@ def join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str
 
 
 def draw_extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
-    """A filter that is not exact has more rows than the subquery."""
+    """Return a join with an extreme as JSON of a plan request, and as a condition in DuckDB.
+
+    A filter that is not exact selects more rows than the subquery.
+    """
     column, dimension, other = rng.choice(EQUAL_CONDITIONS)
     extreme, op = rng.choice(["min", "max"]), rng.choice(["=", *OPERATORS])
     exact = rng.random() < 0.7
@@ -198,16 +201,16 @@ def draw_range_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str
 def draw_joins(rng: random.Random, names: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
     request, expected_answers = [], []
     for number in range(rng.randint(1, 2)):
-        alternatives = [join(rng, names) for _ in range(rng.choice([1, 1, 2, 3]))]
+        alternatives = [draw_join(rng, names) for _ in range(rng.choice([1, 1, 2, 3]))]
         if len(alternatives) > 1:
-            request += [{**one, "any-of": number} for one, _ in alternatives]
+            request += [{**join, "any-of": number} for join, _ in alternatives]
         else:
-            request += [one for one, _ in alternatives]
+            request += [join for join, _ in alternatives]
         expected_answers.append("(" + " OR ".join(condition for _, condition in alternatives) + ")")
     return request, " AND ".join(expected_answers)
 
 
-async def judge_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
+async def check_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(periods, "RANGES_MAX", rng.choice([1, 2, 200]))
     monkeypatch.setattr(ranges, "RANGES_MAX", rng.choice([1, 2, 200]))
@@ -225,20 +228,20 @@ async def judge_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, count
             "POST", f"/api/v1/tables/db/{table_names['fact']}/explain", {"joins": requests, "files": True}
         )
         assert answer.status == 200, (seed, answer.raw, requests)
-        used = {
+        used_transforms = {
             join_request.get("transform", "equal")
             for join_request, outcome in zip(requests, answer.json["joins"], strict=True)
             if outcome["used"]
         }
         has_extremes = any(
             item.get("transform") in ("min", "max") for item in requests
-        )  # An extreme may have no limit.
+        )  # A join with an extreme can have no limit, and is then not used.
         assert has_extremes or all(join["used"] for join in answer.json["joins"]), (
             seed,
             answer.json["joins"],
             requests,
         )
-        counts += Counter(used)
+        counts += Counter(used_transforms)
         counts += Counter(next(iter(item["on"])) for item in requests if item.get("transform") == "range")
         kept_paths = {paths[item["file-path"]] for item in answer.json["kept"]}
         expected = {file for (file,) in con.execute(f"SELECT DISTINCT file FROM fact WHERE {report}").fetchall()}
@@ -250,7 +253,7 @@ async def run_campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.
     counts: Counter[str] = Counter()
     async with run_server(folder) as server:
         for number in range(stars):
-            await judge_star(f"{seed}/{number}", Api(server), monkeypatch, counts)
+            await check_star(f"{seed}/{number}", Api(server), monkeypatch, counts)
     assert counts["wanted"] > 0
     assert all(counts[transform] > 0 for transform in ("min", "max", "range", "day", "equal")), counts
     assert sum(counts[column] for column in KEY_COLUMNS) > 5 * stars, counts
@@ -269,12 +272,14 @@ async def test_plans_keep_the_rows_that_duckdb_joins_in_many_cases(
     await run_campaign(first_seed() + 1, 60, tmp_path, monkeypatch)
 
 
-async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(tmp_path: Path) -> None:
-    """The greatest `k` with x = 3 is 5, though a file with x from 1 to 6 has greater values."""
+async def test_extreme_of_some_rows_is_bounded_by_files_in_which_all_rows_match(tmp_path: Path) -> None:
+    """The greatest `k` with x = 3 is 5, although a file with x from 1 to 6 has greater values."""
     async with run_server(tmp_path) as server:
         api = Api(server)
         facts = [{**dict.fromkeys(FACT), "c": number} for number in range(10)]
-        fact = await StarTable.create(api, "fact", [Col(number, *one) for number, one in enumerate(FACT.items(), 1)])
+        fact = await StarTable.create(
+            api, "fact", [Col(number, *column) for number, column in enumerate(FACT.items(), 1)]
+        )
         await fact.commit([fact.make_file([item]) for item in facts])
         lake = await StarTable.create(
             api, "one", [Col(number, *each) for number, each in enumerate(DIMENSIONS["one"].items(), 1)]
@@ -340,12 +345,14 @@ async def test_invalid_join_is_rejected(tmp_path: Path, join: dict[str, Any], me
         assert message in str(answer.json)
 
 
-async def test_unreadable_join_alternative_disables_pruning_by_the_others(tmp_path: Path) -> None:
+async def test_unreadable_join_alternative_disables_pruning_by_the_other_alternatives(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         api, rng = Api(server), random.Random(2)
         fact = await create_table(rng, api, "fact", FACT, 5)
         days = await create_table(rng, api, "days", DIMENSIONS["days"], 1)
-        far_day = days.make_file([{**dict.fromkeys(DIMENSIONS["days"]), "day": 2**31 - 1, "x": 0}])  # DuckDB's infinity
+        far_day = days.make_file(
+            [{**dict.fromkeys(DIMENSIONS["days"]), "day": 2**31 - 1, "x": 0}]
+        )  # infinity in DuckDB
         await days.commit([far_day])
         queries = [
             {"table": ["db", "days"], "on": {"ts": "day"}, "transform": "day", "any-of": 1},
@@ -358,7 +365,7 @@ async def test_unreadable_join_alternative_disables_pruning_by_the_others(tmp_pa
 
 
 async def test_join_on_years_beyond_four_digits_prunes_no_file(tmp_path: Path) -> None:
-    """Timestamps reach the year 294247, and every engine computes a year for them."""
+    """Timestamps reach the year 294247, for which every engine computes a year."""
     async with run_server(tmp_path) as server:
         api, rng = Api(server), random.Random(3)
         fact = await create_table(rng, api, "fact", FACT, 5)

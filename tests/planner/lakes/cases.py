@@ -21,7 +21,9 @@ from tests.services.java_planner import PlanRequest
 class ScanCase:
     """One scan of one lake.
 
-    `filter` is the filter for our planner, and `java_filter` is the same filter in Java's form.
+    Attributes:
+        filter: The filter for Seamark's planner.
+        java_filter: The same filter in the form of Iceberg Java.
     """
 
     lake: Lake
@@ -40,7 +42,7 @@ class ScanCase:
 
     @property
     def nan_above(self) -> bool:
-        """Return whether NaN is above every number for the clients of the plan."""
+        """Return whether NaN is greater than every number for the clients of the plan."""
         return self.number % 2 == 1
 
     @property
@@ -68,7 +70,7 @@ class ScanCase:
         return _is_zero_compared(self.filter, self.names)
 
     def match_rows(self, file: DataFile, expression: Any, meaning: Meaning = IEEE) -> list[bool]:
-        """Return for each row of a file whether it satisfies an expression in this case's names."""
+        """Return, for each row of a file, whether it satisfies an expression with the names of this case."""
         names = self.names
         return [matches(expression, row, names, meaning) for row in self.lake.read_rows(file)]
 

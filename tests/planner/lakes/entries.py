@@ -20,7 +20,7 @@ Record = dict[str, Any]
 
 def read_avro(path: str) -> tuple[list[Record], Record]:
     """Return the records, and the schema's fields by their ids."""
-    # Keep the numbers and bytes as stored: a timestamp may be outside the range of Python's types.
+    # Numbers and bytes are kept as stored, because a timestamp may be outside the range of Python's types.
     plain = mock.patch.dict(fastavro.read.LOGICAL_READERS, clear=True)
     with plain, Path(path.removeprefix("file://")).open("rb") as file:
         reader = fastavro.reader(file)
@@ -63,7 +63,7 @@ MAPS = {
 
 
 def read_entries(path: str) -> Iterator[Record]:
-    """Yield the live entries of a manifest as they are written; a map without a key yields no entry."""
+    """Yield the live entries of a manifest as they are stored; a map without a key yields no entry."""
     records, schema = read_avro(path)
     file_schema = record_type(next(field["type"] for field in schema["fields"] if field["field-id"] == 2))
     tuple_schema = record_type(next(field["type"] for field in file_schema["fields"] if field["field-id"] == 102))
@@ -83,12 +83,12 @@ def read_entries(path: str) -> Iterator[Record]:
 
 
 def read_manifest_list(path: str) -> list[Record]:
-    """Return the rows of a manifest list, under the names of the current specification."""
+    """Return the rows of a manifest list, with the field names of the current specification."""
     records, schema = read_avro(path)
     names = {501: "length", 502: "spec_id", 517: "content", 515: "sequence", 503: "snapshot_id", 520: "first_row_id"}
     names |= {500: "path", 504: "added", 505: "existing", 506: "deleted", 512: "added_rows", 513: "existing_rows"}
     rows = [index_by_id(schema, record) for record in records]
-    # A field that version 1 lacks is 0 (spec, "Manifest Lists").
+    # A field that version 1 does not have is 0 (spec, "Manifest Lists").
     zero = {517: 0, 515: 0}
     return [{name: row.get(number, zero.get(number)) for number, name in names.items()} for row in rows]
 
@@ -118,10 +118,10 @@ def read_data_files(manifests: Sequence[Record], version: int) -> dict[str, Reco
 
 def assert_same(record: Record, original: Record, note: str) -> None:
     record, original = dict(record), dict(original)
-    mine, theirs = record.pop("partition"), original.pop("partition")
-    assert mine.keys() == theirs.keys(), note
-    for key, value in mine.items():
-        expected = theirs[key]
+    partition, original_partition = record.pop("partition"), original.pop("partition")
+    assert partition.keys() == original_partition.keys(), note
+    for key, value in partition.items():
+        expected = original_partition[key]
         days = isinstance(value, int) and isinstance(expected, int) and value in {expected * item for item in DAYS}
         wider = isinstance(value, bytes) and int.from_bytes(value, "big", signed=True) == int.from_bytes(
             expected or b"", "big", signed=True

@@ -29,9 +29,12 @@ Spec = tuple[PartitionField, ...]
 
 @dataclass
 class _Draw:
-    """Options for drawing the rows of one file.
+    """The choices for drawing the rows of one file.
 
-    They have choices and rates by column id, and the structs that must be present or absent.
+    Attributes:
+        choices: The values by column id.
+        nulls, nans: The rates of null and NaN by column id.
+        present, absent: The ids of structs that must be present or absent.
     """
 
     choices: dict[int, list[Any]]
@@ -42,6 +45,8 @@ class _Draw:
 
 
 class FileMaker:
+    """A source of random data files and delete files. `pools` has the values of each column."""
+
     def __init__(self, rng: random.Random, location: str, pools: dict[int, list[Any]]) -> None:
         self._rng = rng
         self._location = location
@@ -59,11 +64,11 @@ class FileMaker:
         partition = tuple(partitioning.apply(p.transform, kinds[p.source], first.get(p.source)) for p in fields)
         if like is not None:
             partition = like.partition
-        self._hold(draw, first, fields, kinds, columns)
+        self._limit_to_partition(draw, first, fields, kinds, columns)
         count = 0 if rng.random() < 0.02 or (like is not None and not like.rows) else rng.choice([1, 1, 2, 3, 5, 8])
         rows = [self._build_row(schema.fields, draw) for _ in range(count)]
         leaves = schema.leaves()
-        metrics = {key: draw_metrics(rng, of.kind, [row.get(key) for row in rows]) for key, of in leaves.items()}
+        metrics = {key: draw_metrics(rng, leaf.kind, [row.get(key) for row in rows]) for key, leaf in leaves.items()}
         offsets = rng.choice([None, [4], [4, 1_000_000], []])
         return DataFile(
             path=self._create_path("data", ".parquet"),
@@ -73,7 +78,7 @@ class FileMaker:
             partition=partition,
             record_count=count,
             size=rng.randint(400, 5_000_000_000),
-            metrics={key: of for key, of in metrics.items() if of != ColumnMetrics()},
+            metrics={key: value for key, value in metrics.items() if value != ColumnMetrics()},
             split_offsets=offsets,
             rows=rows,
             written=frozenset(columns),
@@ -94,7 +99,7 @@ class FileMaker:
                 draw.nulls[column.id] = 0.0 if column.required else rng.choice([0, 0, 0.3])
                 continue
             values = sorted(self._pools[column.id], key=partial(compute_sort_key, column.kind))
-            if column.kind == "uuid":  # Values are drawn at random, so that each file has values of the whole range.
+            if column.kind == "uuid":  # UUIDs are drawn at random, so that each file has values of the whole range.
                 rng.shuffle(values)
             width = rng.choice([1, 2, 4, len(values)])
             start = rng.randrange(max(1, len(values) - width + 1))
@@ -102,7 +107,7 @@ class FileMaker:
             draw.nans[column.id] = rng.choice([0, 0, 0.3, 1]) if column.kind in FLOATS else 0.0
         return draw
 
-    def _hold(
+    def _limit_to_partition(
         self, draw: _Draw, first: Row, fields: Spec, kinds: dict[int, str], columns: dict[int, LakeColumn]
     ) -> None:
         """Limit `draw` to rows of the partition that the first row belongs to."""
@@ -126,8 +131,10 @@ class FileMaker:
             def compute_keys(value: Any, transforms: list[str] = transforms, kind: str = kinds[source]) -> list[str]:
                 return [repr(partitioning.apply(transform, kind, value)) for transform in transforms]
 
-            alike = [other for other in draw.choices[source] if compute_keys(other) == compute_keys(value)]
-            draw.choices[source] = alike or [value]
+            equal_values = [
+                candidate for candidate in draw.choices[source] if compute_keys(candidate) == compute_keys(value)
+            ]
+            draw.choices[source] = equal_values or [value]
 
     def _build_row(self, fields: tuple[Field, ...], draw: _Draw) -> Row:
         row: Row = {}
@@ -154,9 +161,9 @@ class FileMaker:
     def make_equality_deletes(
         self, schema: Schema, specs: dict[int, Spec], live: list[DataFile], kinds: dict[int, str]
     ) -> list[DeleteFile]:
-        """Return an equality delete file in the partition of a live file, or a global one.
+        """Return an equality delete file for the partition of a live file, or for all partitions.
 
-        Return no file if no column is suitable as a key.
+        Return no file if no column can be a key.
         """
         rng = self._rng
         # No equality deletes on floats: NaN and the zeros are not valid keys.
@@ -181,9 +188,11 @@ class FileMaker:
         ordered = sorted(keys, key=repr)
         columns = {column.id: [key[at] for key in ordered] for at, column in enumerate(chosen_files)}
         metrics = {column.id: draw_metrics(rng, column.kind, columns[column.id]) for column in chosen_files}
-        delete = self._delete(EQUALITY_DELETES, spec_id, partition, len(ordered))
+        delete = self._build_delete_file(EQUALITY_DELETES, spec_id, partition, len(ordered))
         ids = [column.id for column in chosen_files]
-        kept_metrics = {key: of for key, of in metrics.items() if of != ColumnMetrics()}
+        kept_metrics = {
+            key: column_metrics for key, column_metrics in metrics.items() if column_metrics != ColumnMetrics()
+        }
         return [replace(delete, equality_ids=ids, keys=tuple(ordered), metrics=kept_metrics)]
 
     def _choose_key(self, column: LakeColumn, row: Row) -> Any:
@@ -201,7 +210,7 @@ class FileMaker:
         if rng.random() < 0.5:
             targets = [file for file in files if file.partition_key == chosen_file.partition_key and rng.random() < 0.7]
         positions = self._choose_positions(targets or [chosen_file])
-        delete = self._delete(POSITION_DELETES, chosen_file.spec_id, chosen_file.partition, len(positions))
+        delete = self._build_delete_file(POSITION_DELETES, chosen_file.spec_id, chosen_file.partition, len(positions))
         paths = sorted({path for path, _ in positions})
         row_positions = [position for _, position in positions]
         shape = rng.choice(["full", "full", "truncated", "none"])
@@ -242,7 +251,7 @@ class FileMaker:
                     replaced.append(delete)
             positions = positions or {(file.path, 0)}
             size = rng.randint(30, 90)
-            delete_file = self._delete(POSITION_DELETES, file.spec_id, file.partition, len(positions))
+            delete_file = self._build_delete_file(POSITION_DELETES, file.spec_id, file.partition, len(positions))
             new_entries.append(
                 replace(
                     delete_file,
@@ -257,7 +266,7 @@ class FileMaker:
             offset += size
         return new_entries, replaced
 
-    def _delete(self, content: int, spec_id: int, partition: tuple[Any, ...], count: int) -> DeleteFile:
+    def _build_delete_file(self, content: int, spec_id: int, partition: tuple[Any, ...], count: int) -> DeleteFile:
         return DeleteFile(
             path=self._create_path("data", "-deletes.parquet"),
             content=content,

@@ -34,7 +34,7 @@ MAIN = "main"
 
 
 def write_random_lake(seed: int, folder: Path) -> Lake:
-    """Write the table of a seed below `folder` and return it; the same seed gives the same table."""
+    """Write the table of a seed below `folder`, and return it. The same seed always gives the same table."""
     return _History(seed, folder).build_lake()
 
 
@@ -122,7 +122,7 @@ class _History:
             if column.id not in self.pools:
                 self.pools[column.id] = draw_pool(self.rng, column.kind, size)
                 continue
-            # A wider type brings wider values, but only values for which existing transforms have a result.
+            # A wider type has more possible values. Only values for which existing transforms have a result are drawn.
             new_values = draw_pool(self.rng, column.kind, 4)
             if strip_parameters(column.kind) in ("int", "long"):
                 new_values = [value for value in new_values if int(value) > get_limits(column.kind)[0] + 1000]
@@ -196,9 +196,9 @@ class _History:
         return Entry(ADDED, None, sequence, None, file)
 
     def _overwrite(self, branch: str) -> None:
-        """Remove some files and maybe add others.
+        """Remove some files, and in some cases add others.
 
-        Their manifests are rewritten with EXISTING and DELETED entries.
+        The manifests of removed files are rewritten with EXISTING and DELETED entries.
         """
         rng = self.rng
         share = rng.choice([0.2, 0.5, 1.0])
@@ -250,9 +250,9 @@ class _History:
         return self._commit(branch, "replace", manifests, [entries] if entries else [])
 
     def _commit_row_delta(self, branch: str) -> None:
-        """Add delete files, and sometimes the new rows of an update.
+        """Add delete files, and in some cases the new rows of an update.
 
-        A deletion vector replaces the vector before it.
+        A deletion vector replaces the previous vector of its data file.
         """
         rng = self.rng
         head = self.heads[branch]

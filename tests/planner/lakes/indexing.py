@@ -96,19 +96,19 @@ def draw_terms(rng: random.Random, kind: str) -> list[str]:
 def draw_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
     """Return properties that define indexes on columns of any schema of the table.
 
-    The definitions have the forms of users and of the catalog.
+    The definitions have the forms that users write, and the forms that the catalog stores.
     """
     columns = [column for column in lake.all_columns.values() if column.kind != "struct"]
     document: dict[str, str] = {}
     for number in range(rng.choice([1, 3, 5, 8])):
-        kind = rng.choice([name for name, one in KINDS.items() if not one.aggregates])
+        kind = rng.choice([name for name, index_kind in KINDS.items() if not index_kind.aggregates])
         count = rng.choice([1, 1, 2, 3]) if kind == "record" else 1
         chosen_columns = rng.sample(columns, min(count, len(columns)))
         terms = [
             (rng.choice(draw_terms(rng, item.kind)) if rng.random() < 0.5 else "identity", item)
             for item in chosen_columns
         ]
-        texts = [format_term(transform, one.name) for transform, one in terms]
+        texts = [format_term(transform, column.name) for transform, column in terms]
         fpp = rng.choice([None, 0.001, 0.3]) if kind == "bloom" else None
         if rng.random() < 0.3 and all(item.id in lake.schema.list_columns() for item in chosen_columns):
             options = [] if fpp is None else [f"fpp={fpp}"]
@@ -124,7 +124,7 @@ def draw_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
 
 
 def draw_indexed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema, depth: int = 0) -> Any:
-    """Return a filter on indexed columns with the names of `schema`, mostly of equalities.
+    """Return a filter with the names of `schema`, mostly of equalities on indexed columns.
 
     `predicates.to_json` converts it to JSON.
     """
@@ -154,7 +154,7 @@ def draw_indexed_filter(rng: random.Random, indexed: IndexedLake, schema: TableS
 
 
 def define(lake: Lake, properties: dict[str, str]) -> TableMetadata:
-    """Set these properties, which must all define something, and return the table; its file on disk changes too."""
+    """Set properties that must all define indexes, change the file on disk, and return the changed table."""
     lake.metadata["properties"] = properties
     path = Path(lake.metadata_location.removeprefix("file://"))
     path.write_text(json.dumps(lake.metadata), encoding="utf-8")
@@ -202,7 +202,8 @@ def build_definition_as_of(definition: IndexDefinition, metadata: TableMetadata,
 class IndexedLake:
     """A registered lake with index files.
 
-    `described` are paths of data files by definition id.
+    Attributes:
+        described: The paths of the data files with an index entry, by definition id.
     """
 
     lake: Lake
@@ -243,13 +244,13 @@ class IndexedLake:
             encode_index_file(
                 self.metadata.table_uuid,
                 definition,
-                [one for one, _ in listed_files],
-                [made for _, made in listed_files],
+                [file for file, _ in listed_files],
+                [written_file for _, written_file in listed_files],
             )
         )
         path.write_bytes(data)
-        self.described.setdefault(definition.id, set()).update(one.path for one, _ in listed_files)
-        rows = sum(one.records for one, _ in listed_files)
+        self.described.setdefault(definition.id, set()).update(file.path for file, _ in listed_files)
+        rows = sum(file.records for file, _ in listed_files)
         await self.register(definition, path.as_uri(), len(listed_files), rows, len(data), remove=remove)
         return path.as_uri()
 
@@ -278,7 +279,7 @@ class IndexedLake:
         await self.registry.replace(self.metadata.table_uuid, definition.id, add=[registered_index_file], remove=remove)
 
     async def merge(self, definition: IndexDefinition, locations: Sequence[str]) -> None:
-        """Register one index file in place of several; the old files are deleted or stay."""
+        """Register one index file that replaces several. The old files are deleted or stay."""
         self.written += 1
         folder = self.folder.as_uri()
         merged_index_files = merge_index_files(locations, folder, Storage())
@@ -337,7 +338,7 @@ async def index_randomly(rng: random.Random, indexed: IndexedLake) -> None:
 async def _index_some_files(
     rng: random.Random, indexed: IndexedLake, definition: IndexDefinition, files: Sequence[DataFile]
 ) -> tuple[IndexDefinition, str] | None:
-    """Return the definition at that time and the location of the index file."""
+    """Write an index file, and return the definition under its schema and the location of the file."""
     metadata, newest = indexed.metadata, max((file.schema_id for file in files), default=0)
     ids = {term.column_id for term in definition.terms}
     known_numbers: set[int] = set()
@@ -403,9 +404,10 @@ async def open_planning(
     wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner,
     **options: Any,
 ) -> AsyncIterator[Planning]:
-    """Open a planner with indexes that waits for index files without a time limit.
+    """Open a planner with indexes, which waits for index files without a time limit.
 
-    `options` are settings.
+    Args:
+        options: Settings of the server.
     """
     settings = Settings(
         **{
@@ -433,8 +435,9 @@ async def create_namespace(store: PointerStore) -> None:
 class IndexedTable:
     """A `tables.Table` with indexes on `id`.
 
-    File n holds the even numbers from 10 n to 10 n + 8, each in two rows. So an index prunes the file for an
-    odd number, and statistics do not.
+    File n contains the even numbers from 10 n to 10 n + 8, each in two rows. An index can therefore exclude the file
+    for an
+    odd number, but statistics cannot.
     """
 
     def __init__(self, table: Table, store: PointerStore, registry: Registry, properties: dict[str, str]) -> None:
@@ -469,8 +472,9 @@ class IndexedTable:
         return {1: pa.array([10 * number + 2 * (row // 2) for row in range(10)], pa.int64())}
 
     async def index(self, index: str | IndexDefinition, numbers: Iterable[int], *, remove: Sequence[str] = ()) -> Path:
-        """Write and register an index file for the data files with these numbers; `what` is a definition or
-        its name.
+        """Write and register an index file for the data files with these numbers.
+
+        `index` is a definition or its name.
         """
         definition = self.definitions[index] if isinstance(index, str) else index
         entries = []
@@ -484,7 +488,10 @@ class IndexedTable:
         path.parent.mkdir(parents=True, exist_ok=True)
         data = b"".join(
             encode_index_file(
-                self.metadata.table_uuid, definition, [one for one, _ in entries], [made for _, made in entries]
+                self.metadata.table_uuid,
+                definition,
+                [file for file, _ in entries],
+                [written_file for _, written_file in entries],
             )
         )
         path.write_bytes(data)

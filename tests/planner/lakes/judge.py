@@ -60,14 +60,14 @@ CLIENTS = (IEEE, JAVA_MEANING, SPARK_MEANING)
 
 @dataclass(frozen=True)
 class JudgedTask:
-    """One file of our plan: the names of its delete files, and the residual's JSON, or None if it is omitted."""
+    """One file of Seamark's plan: the names of its delete files, and the residual's JSON, or None if it is omitted."""
 
     deletes: list[str]
     residual: Any
 
 
 async def plan_with_seamark(planner: Planner, case: ScanCase, entry: Entry | None = None) -> dict[str, JudgedTask]:
-    """Return our planned tasks by file path.
+    """Plan a case with Seamark, and return the tasks by file path.
 
     If `entry` is given, the plan uses the indexes of the table.
     """
@@ -86,11 +86,11 @@ async def plan_with_seamark(planner: Planner, case: ScanCase, entry: Entry | Non
         block, local = scan.view.locate(row)
         path = block.read_text("file_path", local)
         assert path is not None
-        assert path not in plan, f"{path} twice\n{case}"
+        assert path not in plan, f"the plan contains {path} twice\n{case}"
         deletes = [_delete_name(*scan.view.locate_delete(delete)) for delete in scan.deletes(row)]
         residual = scan.compute_residual(row)
         if residual == FALSE:
-            continue  # This filter is not answered.
+            continue  # A file with the residual FALSE is not in the answer.
         plan[path] = JudgedTask(deletes, encode_expression(residual))
         # A residual that cannot be bound by name is omitted: the client uses the filter (REST spec, `FileScanTask`).
         is_named = make_bindable(residual, metadata.current_schema) == residual
@@ -102,8 +102,8 @@ async def plan_with_seamark(planner: Planner, case: ScanCase, entry: Entry | Non
         return plan
     for path, task in parsed_answer.items():
         if _is_tautology(task.residual) and path in report and report[path].residual is True:
-            report[path] = task  # A filter with a tautology has no residual TRUE, by which PyIceberg counts rows.
-    assert parsed_answer == report, f"the JSON is not the plan\n{case}"
+            report[path] = task  # PyIceberg must not count rows by TRUE, so the answer has a tautology.
+    assert parsed_answer == report, f"the JSON differs from the plan\n{case}"
     return plan
 
 
@@ -141,24 +141,25 @@ def _parse_answer(scan: ScanPlan) -> dict[str, JudgedTask]:
 
 
 def judge(case: ScanCase, tasks: dict[str, JudgedTask], java: JavaPlan, unfiltered: JavaPlan) -> Counter[str]:
-    """Check a plan, and return counts of the situations that occurred.
+    """Check a plan, and count the situations that occurred.
 
-    `java` and `unfiltered` are Java's plans with the case's filter and without a filter.
-
+    Args:
+        java: Java's plan with the filter of the case.
+        unfiltered: Java's plan without a filter.
     Raises:
-        AssertionError: The plan breaks a rule; the message names the seed.
+        AssertionError: The plan violates a rule; the message names the seed.
     """
     counts: Counter[str] = Counter(["case", "refused by java" if java.error else "planned by java"])
     live = {file.path: file for file in case.snapshot.data_files}
-    assert set(tasks) <= set(live), f"files that are not live: {set(tasks) - set(live)}\n{case}"
+    assert set(tasks) <= set(live), f"the plan contains files that are not live: {set(tasks) - set(live)}\n{case}"
     trusted = java.error is None and not is_judged_otherwise_by_java(case.filter, case.names, case.lake)
     for path, file in live.items():
         equal, ordered, sparks = (case.match_rows(file, case.filter, meaning) for meaning in CLIENTS)
-        expected = [one or other for one, other in zip(equal, ordered, strict=True)]
+        expected = [is_match or other for is_match, other in zip(equal, ordered, strict=True)]
         if case.nan_above:
-            expected = [one or other for one, other in zip(expected, sparks, strict=True)]
+            expected = [is_match or other for is_match, other in zip(expected, sparks, strict=True)]
         if path not in tasks:
-            assert not any(expected), f"{_describe_file(file)} holds a match and is not planned\n{case}"
+            assert not any(expected), f"{_describe_file(file)} has a matching row and is not planned\n{case}"
             counts["dropped"] += 1
             continue
         counts["kept"] += 1
@@ -172,10 +173,10 @@ def judge(case: ScanCase, tasks: dict[str, JudgedTask], java: JavaPlan, unfilter
         )
         if trusted and path not in java.tasks and not excused and not any(expected):
             raise AssertionError(f"{_describe_file(file)} is planned, but Java prunes it\n{case}")
-        judge_deletes(case, file, tasks[path], expected, unfiltered, counts)
+        _check_deletes(case, file, tasks[path], expected, unfiltered, counts)
         for meaning, meant in zip(CLIENTS, (equal, ordered, sparks), strict=True):
             residual_matches = case.match_rows(file, tasks[path].residual, meaning)
-            if case.nan_above:  # The residual then tests for NaN, however the client compares it.
+            if case.nan_above:  # Then the residual tests for NaN, however the client compares NaN.
                 meant = case.match_rows(file, case.filter, replace(meaning, nan_greatest=True))
             assert residual_matches == meant or (case.names_infinity and residual_matches == sparks), (
                 f"residual {tasks[path].residual} of {_describe_file(file)} for {meaning}\n{case}"
@@ -183,14 +184,14 @@ def judge(case: ScanCase, tasks: dict[str, JudgedTask], java: JavaPlan, unfilter
     return counts
 
 
-def judge_deletes(
+def _check_deletes(
     case: ScanCase, file: DataFile, task: JudgedTask, expected: list[bool], java: JavaPlan, counts: Counter[str]
 ) -> None:
     """Check the delete files of a planned file. `java` is Java's plan of the snapshot without a filter."""
     lake = case.lake
     applicable = {delete.name: delete for delete in lake.find_applicable_deletes(case.snapshot, file)}
     deletes = set(task.deletes)
-    assert len(deletes) == len(task.deletes), f"a delete file twice for {_describe_file(file)}\n{case}"
+    assert len(deletes) == len(task.deletes), f"the plan names a delete file twice for {_describe_file(file)}\n{case}"
     assert deletes <= set(applicable), f"{deletes - set(applicable)} do not apply to {_describe_file(file)}\n{case}"
     names = {name for name, delete in applicable.items() if _is_removing(case, delete, file, expected)}
     assert names <= deletes, f"{names - deletes} remove rows of {_describe_file(file)}\n{case}"
@@ -225,14 +226,15 @@ def _has_nan(file: DataFile) -> bool:
 def _is_bounded_by_the_least_long(file: ContentFile) -> bool:
     """Return whether a bound of the file is the least long.
 
-    Our columns represent "no bound" by this value, so one bound in 2**64 is not used. No file is lost.
+    Seamark's columns represent "no bound" by this value, so this one of 2**64 bounds is not used. No matching file is
+    lost.
     """
     minimum = LONG_MIN.to_bytes(8, "little", signed=True)
     return any(minimum in (column.lower, column.upper) for column in file.metrics.values())
 
 
 def _is_misrounding_possible(case: ScanCase, file: DataFile) -> bool:
-    """Return whether Java up to 0.10 may have rounded a time before 1970 wrongly, one too high.
+    """Return whether Java up to 0.10 may have rounded a time before 1970 up, which is wrong.
 
     Java's readers do not correct this for predicates on the transform.
     """
@@ -245,11 +247,12 @@ def _is_misrounding_possible(case: ScanCase, file: DataFile) -> bool:
 
 
 def _is_beyond_java(case: ScanCase, delete: DeleteFile) -> bool:
-    """Return whether Java may omit an equality delete file that we cannot or must not omit.
+    """Return whether Java may omit an equality delete file that Seamark cannot or must not omit.
 
-    Java compares bounds of UUIDs in its own order. It uses statistics of dropped columns, which a later manifest has
-    without the column in its schema. It assumes that a required column of an optional struct has no nulls. And it uses
-    the one bound that we do not represent.
+    Java compares bounds of UUIDs in its own order. It uses statistics of dropped columns, although the schema of a
+    later
+    manifest does not have the column. It assumes that a required column of an optional struct has no nulls. And it uses
+    the one bound that Seamark's columns cannot represent.
     """
     columns, current = case.lake.all_columns, case.lake.schema.list_columns()
     return _is_bounded_by_the_least_long(delete) or any(
@@ -265,7 +268,7 @@ def _describe_file(file: DataFile) -> str:
 
 
 async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
-    """Check `per_lake` cases on the lake of each seed, and return counts of the situations that occurred."""
+    """Check `per_lake` cases on the lake of each seed, and count the situations that occurred."""
     counts: Counter[str] = Counter()
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
@@ -283,7 +286,10 @@ async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: 
 
 
 def plan_with_java(java: JavaPlanner, cases: Sequence[ScanCase]) -> list[tuple[JavaPlan, JavaPlan]]:
-    """Return Java's plans of each case, with its filter and without; cases of one snapshot share the latter."""
+    """Return Java's plans of each case, with its filter and without a filter.
+
+    Cases of one snapshot share the plan without a filter.
+    """
     requests: dict[PlanRequest, None] = {}
     for case in cases:
         requests[case.build_java_request()] = None

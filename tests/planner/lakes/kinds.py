@@ -61,19 +61,22 @@ def widen_kind(rng: random.Random, kind: str) -> str | None:
 
 
 def draw_pool(rng: random.Random, kind: str, size: int) -> list[Value]:
-    """Return at most `size` distinct values for rows: extremes, neighbours and many in the middle, without NaN."""
+    """Return at most `size` distinct values for rows:
+
+    extremes, neighbours of extremes, and many other values, without NaN.
+    """
     values = [_draw_value(rng, kind) for _ in range(size)]
     distinct = {(repr(value) if isinstance(value, float) else value): value for value in values}
     return sorted(distinct.values(), key=lambda value: compute_sort_key(kind, value))
 
 
 def compute_sort_key(kind: str, value: Any) -> Any:
-    """Return a sort key in the type's order; floats in total order, where -0.0 comes before 0.0."""
+    """Return a sort key in the order of the type. For floats it is the total order, in which -0.0 precedes 0.0."""
     return (value, math.copysign(1.0, value)) if kind in FLOATS else value
 
 
 def compute_java_uuid_order(value: bytes) -> tuple[int, int]:
-    """Return a sort key in Java's order of UUIDs: by halves, each a signed number."""
+    """Return a sort key in Java's order of UUIDs: by their two halves, each a signed number."""
     return int.from_bytes(value[:8], "big", signed=True), int.from_bytes(value[8:], "big", signed=True)
 
 
@@ -94,7 +97,7 @@ def _draw_value(rng: random.Random, kind: str) -> Value:
         return b"\xff" * size
     if shape < 0.25:
         return b"\x00" * size
-    if shape < 0.6:  # A long common prefix
+    if shape < 0.6:  # The texts have a long common prefix.
         return (b"\x7f\xff\x80" * size)[: max(0, size - 1)] + rng.randbytes(min(1, size))
     return rng.randbytes(size)
 
@@ -123,7 +126,7 @@ def _draw_whole(rng: random.Random, kind: str) -> int:
         return rng.choice([minimum + 1, greatest - 1])
     if shape < 0.2:
         return rng.randint(minimum, greatest)
-    if shape < 0.4:  # Values near zero, which is 1970 for times
+    if shape < 0.4:  # The values are near zero, which is 1970 for times.
         return max(minimum, min(greatest, rng.randint(-3, 3) * rng.choice([1, unit])))
     return max(minimum, min(greatest, centre + rng.randint(-40, 40) * unit + rng.choice([0, 0, 1, -1])))
 
@@ -155,7 +158,7 @@ def _draw_text(rng: random.Random) -> str:
     shape = rng.random()
     if shape < 0.08:
         return ""
-    if shape < 0.35:  # Values that differ only after the length of truncated bounds
+    if shape < 0.35:  # The values differ only after the length of truncated bounds.
         return "common/prefix/of/" + "".join(rng.choices("ab", k=rng.randint(0, 3)))
     if shape < 0.45:
         return rng.choice(["\U0010ffff" * rng.randint(1, 20), "\uffff" * 18, "\ud7ff" * 17, EDGE, "z" * 300])
@@ -207,7 +210,7 @@ def build_avro_type(kind: str, name: str) -> Any:
 
 
 def compute_decimal_size(precision: int) -> int:
-    """Return the least number of bytes that holds every unscaled value of a precision."""
+    """Return the smallest number of bytes that can contain every unscaled value of a precision."""
     greatest: int = 10**precision - 1
     return (greatest.bit_length() + 8) // 8
 

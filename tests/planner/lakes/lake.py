@@ -24,7 +24,7 @@ PATH_ID, POSITION_ID = 2147483546, 2147483545
 
 @dataclass(eq=False)
 class ContentFile:
-    """The common part of data files and delete files: the columns of a manifest entry."""
+    """The fields that data files and delete files have in common, as in a manifest entry."""
 
     path: str
     content: int
@@ -45,7 +45,7 @@ class ContentFile:
 
     @property
     def partition_key(self) -> tuple[object, ...]:
-        """Return the spec and the partition tuple in comparable form: NaN equals NaN, and the zeros differ."""
+        """Return the spec and the partition values in comparable form; NaN equals NaN, and the zeros differ."""
         return (self.spec_id, *(repr(value) for value in self.partition))
 
 
@@ -53,7 +53,8 @@ class ContentFile:
 class DataFile(ContentFile):
     """A data file.
 
-    `rows` hold values as written under the schema `schema_id`, without columns that were added later.
+    Attributes:
+        rows: The values as written under the schema `schema_id`, without columns that were added later.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -64,14 +65,14 @@ class DataFile(ContentFile):
 
 @dataclass(eq=False)
 class DeleteFile(ContentFile):
-    """A delete file, with positions of data files or tuples of the columns `equality_ids`."""
+    """A delete file, with positions in data files or with keys of the columns `equality_ids`."""
 
     positions: frozenset[tuple[str, int]] = frozenset()
     keys: tuple[tuple[Any, ...], ...] = ()
 
     @property
     def name(self) -> str:
-        """Return the path; for a deletion vector also the offset, because several vectors share a file."""
+        """Return the path, for a deletion vector with the offset, because several vectors share a file."""
         return self.path if self.content_offset is None else f"{self.path}#{self.content_offset}"
 
     @property
@@ -170,7 +171,7 @@ class Lake:
         return file.sequence < delete.sequence and (unpartitioned or file.partition_key == delete.partition_key)
 
     def find_removed_positions(self, delete: DeleteFile, file: DataFile) -> set[int]:
-        """Return the positions of the file's rows that this delete file removes if it applies."""
+        """Return the positions of the rows of `file` that the delete file removes if it applies to the file."""
         if delete.content == POSITION_DELETES:
             return {position for path, position in delete.positions if path == file.path}
         ids = delete.equality_ids or []

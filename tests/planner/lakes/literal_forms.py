@@ -31,9 +31,9 @@ MIN_DAY, MAX_DAY = (date(1, 1, 1) - EPOCH).days, (date(9999, 12, 31) - EPOCH).da
 
 
 def render(kind: str, value: Any, form: str) -> Any:
-    """Return the JSON of a value.
+    """Return the JSON of a value in one of `FORMS`.
 
-    A fraction, which equals no value of an integer type, is a number with a decimal point.
+    A fraction, which equals no value of an integer type, becomes a number with a decimal point.
     """
     name = strip_parameters(kind)
     if isinstance(value, Fraction):
@@ -58,7 +58,7 @@ def render(kind: str, value: Any, form: str) -> Any:
 def _format_fraction(kind: str, value: Fraction) -> Any:
     if strip_parameters(kind) != "decimal":
         return float(value)
-    scale = parse_decimal(kind)[1] + 3  # Values are in thousandths of the last digit.
+    scale = parse_decimal(kind)[1] + 3  # The fraction is in thousandths of the last digit.
     return format_decimal(f"decimal(38, {scale})", int(value * 1000))
 
 
@@ -67,7 +67,7 @@ def _format_timestamp(kind: str, value: int, form: str) -> Any:
     days, remainder = divmod(nanos, DAY_US * 1000)
     whole_micros = kind not in V3_ONLY or value % 1000 == 0
     if not MIN_DAY <= days <= MAX_DAY or (form == "java" and whole_micros):
-        # An integer is in microseconds also for nanosecond columns, as in Java's LongLiteral.
+        # An integer is in microseconds even for nanosecond columns, as in Java's LongLiteral.
         return value // 1000 if kind in V3_ONLY else value
     text = f"{(EPOCH + timedelta(days)).isoformat()}T{_format_clock(remainder)}"
     return text + "+00:00" if "tz" in kind and form != "pyiceberg" else text
@@ -81,9 +81,9 @@ def _format_clock(nanos: int) -> str:
 
 
 def parse(kind: str, json: Any) -> Any:
-    """Return the value that a client means, or a `Fraction` if the type has no value equal to it.
+    """Return the value that the JSON literal of a client means.
 
-    Floats are rounded.
+    Floats are rounded. If the type has no equal value, the result is a `Fraction`.
     """
     name = strip_parameters(kind)
     if name == "boolean":
@@ -119,7 +119,10 @@ def _parse_clocked(kind: str, json: Any) -> int:
 
 
 def _parse_days(text: str) -> int:
-    """Return the days of an ISO date, also for years outside `datetime.date` (the calendar repeats every 400 years)."""
+    """Return the days since the epoch of an ISO date, even for years outside `datetime.date`.
+
+    The calendar repeats every 400 years.
+    """
     match = re.fullmatch(r"([+-]?\d{4,})-(\d\d)-(\d\d)", text)
     if match is None:
         raise ValueError(f"not an ISO date: {text!r}")

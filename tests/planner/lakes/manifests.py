@@ -24,7 +24,7 @@ ADDED, EXISTING, DELETED = 1, 0, 2
 
 @dataclass(frozen=True)
 class PartitionField:
-    """One field of a partition spec; `kind` is the type of its source when the spec was made."""
+    """One field of a partition spec."""
 
     id: int
     name: str
@@ -106,7 +106,7 @@ def _build_list(element_id: int, kind: str) -> dict[str, Any]:
 
 
 def partition_record(fields: tuple[PartitionField, ...], kinds: dict[int, str], *, plain_days: bool) -> dict[str, Any]:
-    """Return the Avro record of a spec's tuples; `kinds` are the source types by source id."""
+    """Return the Avro record of a spec's partition values. `kinds` are the source types by column id."""
     results = []
     for part in fields:
         kind = build_avro_type(infer_result_kind(part.transform, kinds[part.source]), f"p{part.id}")
@@ -162,12 +162,16 @@ def build_entry_schema(version: int, style: Style, content: int, partition: dict
 
 
 def _list_by_column(metrics: dict[int, ColumnMetrics], name: str) -> list[dict[str, Any]] | None:
-    pairs = [{"key": key, "value": getattr(of, name)} for key, of in metrics.items() if getattr(of, name) is not None]
+    pairs = [
+        {"key": key, "value": getattr(column_metrics, name)}
+        for key, column_metrics in metrics.items()
+        if getattr(column_metrics, name) is not None
+    ]
     return pairs or None
 
 
 def build_entry_record(entry: Entry, fields: tuple[PartitionField, ...], kinds: dict[int, str]) -> dict[str, Any]:
-    """Return an entry as a record for fastavro, which omits fields that the schema lacks."""
+    """Return an entry as a record for fastavro, which omits fields that the schema does not have."""
     file = entry.file
     metrics = file.metrics
     tuple_kinds = [infer_result_kind(part.transform, kinds[part.source]) for part in fields]

@@ -64,7 +64,7 @@ def draw_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Column
 
 
 def truncate_upper(value: str | bytes, length: int) -> bytes | None:
-    """Return the least bound of `length` characters (or bytes) that is not below `value`, or None if none exists."""
+    """Return the least bound of at most `length` characters or bytes that is not below `value`, or None."""
     if len(value) <= length:
         return value.encode() if isinstance(value, str) else value
     if isinstance(value, bytes):
@@ -73,5 +73,5 @@ def truncate_upper(value: str | bytes, length: int) -> bytes | None:
     text = value[:length].rstrip("\U0010ffff")
     if not text:
         return None
-    after = ord(text[-1]) + 1
-    return (text[:-1] + chr(0xE000 if after == 0xD800 else after)).encode()
+    next_code = ord(text[-1]) + 1
+    return (text[:-1] + chr(0xE000 if next_code == 0xD800 else next_code)).encode()

@@ -39,7 +39,7 @@ def draw_transform(rng: random.Random, kind: str, values: list[Any], *, void: bo
     if name in TRUNCATED_KINDS:
         width = rng.choice([2, 3, 10] if name == "decimal" else [1, 2, 5, 10, 100])
         minimum = get_limits(kind)[0] if name in ("int", "long") else None
-        # Below this number the result is outside the type's range, and writers differ.
+        # For a smaller number, the result is outside the type's range, and writers differ.
         if minimum is None or all(value >= minimum + width for value in values):
             choices += [f"truncate[{width}]"] * 2
     if name in ("date", *TIME_KINDS):
@@ -53,7 +53,7 @@ def apply(transform: str, kind: str, value: Any) -> Any:
     """Return the partition value of one column value; null gives null."""
     if value is None or transform == "void":
         return None
-    # True equals 1, so neither may replace the other in the cache.
+    # In Python True equals 1, so the cache must distinguish their types.
     return value if transform == "identity" else _apply_transform(transform, kind, value, isinstance(value, bool))
 
 
@@ -76,7 +76,7 @@ def _apply_transform(transform: str, kind: str, value: Any, _: bool) -> Any:
 
 
 def has_hour(kind: str, value: int) -> bool:
-    """Return whether a timestamp's hour fits an int."""
+    """Return whether the hours of a timestamp since the epoch fit into an int."""
     return abs(to_micros(kind, value)) < 2**31 * HOUR_US
 
 
@@ -95,5 +95,5 @@ def _to_hash_bytes(kind: str, value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if kind in V3_ONLY:
-        value = to_micros(kind, value)  # Nanoseconds have the hash of their microseconds.
+        value = to_micros(kind, value)  # The hash of nanoseconds is the hash of their microseconds.
     return int(value).to_bytes(8, "little", signed=True)

@@ -43,8 +43,11 @@ COMPARISONS = [*ORDER_COMPARISONS, "eq", "not-eq"]
 
 @dataclass(frozen=True)
 class Meaning:
-    """The points on which clients differ: whether -0.0 equals or is below 0.0, and whether NaN is above every
-    number.
+    """The points on which clients differ.
+
+    Attributes:
+        zeros_equal: -0.0 equals 0.0; otherwise it is less than 0.0.
+        nan_greatest: NaN is greater than every number.
     """
 
     zeros_equal: bool = True
@@ -57,7 +60,7 @@ SPARK_MEANING = Meaning(nan_greatest=True)
 
 
 class Names:
-    """Columns by their full names in one schema, and names of the table's other columns that the schema lacks."""
+    """The columns of one schema by full name, and the names of columns that only other schemas of the table have."""
 
     def __init__(self, schema: Schema, schemas: Sequence[Schema] = (), *, case_sensitive: bool = True) -> None:
         self._folded = not case_sensitive
@@ -132,14 +135,14 @@ def _fold_name(value: Any, kind: str, meaning: Meaning) -> Any:
 
 @dataclass(frozen=True)
 class Literal:
-    """A literal that is not yet written in a client's form."""
+    """A literal that has not been converted to a client's form."""
 
     kind: str
     value: Any
 
 
 def to_json(tree: Any, form: str) -> Any:
-    """Return a random tree as the JSON of one client."""
+    """Return a random filter as the JSON of one client."""
     if isinstance(tree, Literal):
         return render(tree.kind, tree.value, form)
     if isinstance(tree, dict):
@@ -148,7 +151,7 @@ def to_json(tree: Any, form: str) -> Any:
 
 
 def list_columns(tree: Any) -> set[str]:
-    """Return the names of the columns in a filter (random tree or JSON)."""
+    """Return the names of the columns in a filter, which is a random filter or JSON."""
     if isinstance(tree, dict):
         if "term" in tree and isinstance(tree["term"], str):
             return {tree["term"]}
@@ -193,7 +196,8 @@ def draw_predicate_on(
 ) -> Any:
     """Return a predicate on a transform of a column, with literals near the data.
 
-    The operation is one of `ops`, or any operation.
+    Args:
+        ops: The operations to choose from; None means all.
     """
     name: Any = column.name
     if transform != "identity":
@@ -225,7 +229,7 @@ def _draw_op(rng: random.Random, kind: str) -> str:
     ops = [*COMPARISONS, *COMPARISONS, "in", "in", "not-in", "is-null", "not-null"]
     if kind in FLOATS:
         ops += ["is-nan", "not-nan"]
-    if kind == "uuid":  # Lists contain values that clients order differently.
+    if kind == "uuid":  # Clients order the values of lists of UUIDs differently.
         ops += ["in"] * 8
     if kind == "string":
         ops += ["starts-with", "starts-with", "starts-with", "not-starts-with"]
@@ -243,12 +247,12 @@ def _draw_literal(
 
 
 def _draw_near(rng: random.Random, kind: str, value: Any) -> Any:
-    """Return a value near this value: a neighbour, an extreme, or a value outside the type."""
+    """Return a value near the given value: a neighbour, an extreme, or a value outside the range of the type."""
     name = strip_parameters(kind)
     if isinstance(value, bool):
         return not value
     if kind in FLOATS:
-        # The neighbours of an infinity are outside the floats, and they round to an infinity.
+        # The neighbours of an infinity are outside the range of floats, and are rounded to an infinity.
         beside = math.nextafter(value, math.inf) if math.isfinite(value) else value
         return rng.choice([-value, beside, value / 2, math.inf, -math.inf])
     if isinstance(value, int):
@@ -273,10 +277,11 @@ def _draw_near(rng: random.Random, kind: str, value: Any) -> Any:
 def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bool:
     """Return whether one of four faults of Java's planner affects a filter.
 
-    Java compares UUIDs as pairs of signed numbers. For an identity partition of a column it tests a predicate on a
+    Java compares UUIDs as pairs of signed numbers. For an identity partition of a column, it tests a predicate on a
     transform of the column with the untransformed partition value. It truncates a literal near the least number to a
-    number near the greatest, so that `v >= -2147483648` prunes every partition of `truncate[5](v)`. And it
-    binds the parsed text of a timestamp for a nanosecond column a second time, as if it were in microseconds.
+    number near the greatest, so that `v >= -2147483648` prunes every partition of `truncate[5](v)`. And it parses the
+    text
+    of a timestamp for a nanosecond column, and binds the result again as if it were in microseconds.
     """
     if any(names[name].kind == "uuid" for name in list_columns(expression)):
         return True

@@ -14,9 +14,9 @@ NAMES = ["id", "ts", "a", "b", "Amount", "naïve", "two words", "x-y", "größe"
 
 @dataclass(frozen=True)
 class Field:
-    """A column or a struct.
+    """A column, or a field of a struct.
 
-    `kind` is a primitive's name, or the struct's fields, or raw JSON of a list or map.
+    `kind` is the name of a primitive type, or the fields of a struct, or the JSON of a list or map.
     """
 
     id: int
@@ -38,9 +38,9 @@ class Field:
 
 @dataclass(frozen=True)
 class LakeColumn:
-    """A field as predicates see it: by its full name, within the structs `parents`.
+    """A field as predicates name it: by its full name, within the structs `parents`.
 
-    A struct's kind is "struct".
+    The kind of a struct is "struct".
     """
 
     id: int
@@ -78,7 +78,7 @@ def _list_columns(fields: tuple[Field, ...], prefix: str, parents: tuple[int, ..
 
 
 class SchemaMaker:
-    """A source of random schemas for one table. It never reuses ids, but may reuse names of dropped columns."""
+    """A source of random schemas of one table. It never reuses ids, but may reuse names of dropped columns."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -93,10 +93,12 @@ class SchemaMaker:
         return Schema(0, self._rename_uniquely(fields))
 
     def evolve(self, schema: Schema, schema_id: int, version: int, keep: set[int]) -> Schema:
-        """Return the schema after one or two changes; columns in `keep` (sources of partition fields) stay."""
+        """Return the schema after one or two changes. Columns in `keep`, the sources of partition fields, are kept."""
         fields = schema.fields
         for _ in range(self._rng.randint(1, 2)):
-            change = self._rng.choice([self._add, self._add, self._drop, self._rename, self._widen, self._loosen])
+            change = self._rng.choice(
+                [self._add, self._add, self._drop, self._rename, self._widen, self._make_optional]
+            )
             fields = change(fields, version, keep)
         return Schema(schema_id, fields)
 
@@ -169,13 +171,13 @@ class SchemaMaker:
 
         return self._change_one(fields, widen_field, lambda field: widen_field(field) != field)
 
-    def _loosen(self, fields: tuple[Field, ...], _: int, __: set[int]) -> tuple[Field, ...]:
+    def _make_optional(self, fields: tuple[Field, ...], _: int, __: set[int]) -> tuple[Field, ...]:
         return self._change_one(fields, lambda field: replace(field, required=False), lambda field: field.required)
 
     def _change_one(
         self, fields: tuple[Field, ...], change: Callable[[Field], Field], fits: Callable[[Field], bool]
     ) -> tuple[Field, ...]:
-        """Return `fields` with a change of one suitable field, at any depth."""
+        """Return `fields` after a change of one suitable field, at any depth."""
         ids = [field.id for field in _list_all_fields(fields) if fits(field)]
         if not ids:
             return fields
@@ -202,5 +204,5 @@ def _change_fields(fields: tuple[Field, ...], field_id: int, change: Callable[[F
 
 
 def _has_simple_default(kind: str) -> bool:
-    """Return whether the JSON form of a default is simple; other tests cover times and infinite floats."""
+    """Return whether the JSON form of a default is simple. Times and infinite floats are tested elsewhere."""
     return kind in ("boolean", "int", "long", "string", "uuid", "binary") or kind.startswith(("fixed", "decimal"))

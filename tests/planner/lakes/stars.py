@@ -46,7 +46,7 @@ class Col:
 
 @dataclass(kw_only=True)
 class StarTable(LiveTable):
-    """A table. `rows` are the rows of each data file, including deleted rows."""
+    """A table with known rows. `rows` has the rows of each data file, including deleted rows."""
 
     columns: list[Col]
     rows: dict[str, list[Row]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class StarTable(LiveTable):
     def make_file(self, rows: Sequence[Row], *, rng: random.Random | None = None) -> DataFile:
         """Return a data file of these rows with the columns of the current schema.
 
-        With `rng` it has metrics in the style of a random writer, else complete metrics.
+        With `rng` it has metrics in the style of a random writer, otherwise complete metrics.
         """
         path = self.make_path(".parquet")
         write(
@@ -102,7 +102,7 @@ class StarTable(LiveTable):
         )  # fmt: skip
 
     async def index(self, name: str, kind: str, columns: Sequence[str], files: Sequence[DataFile]) -> bool:
-        """Define an index and build it for these files; return whether it describes all of them."""
+        """Define an index and build it for these files, and return whether it covers all of them."""
         route = f"/api/v1/tables/db/{self.name}/indexes/{name}"
         answer = await self.api("PUT", route, {"kind": kind, "columns": list(columns)})
         assert answer.status == 200, answer.raw
@@ -139,7 +139,7 @@ def make_whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
 
 
 def _compute_partition(table: StarTable, part: PartitionField, rows: Sequence[Row]) -> Any:
-    """Return the partition value that all rows share; partitions are by identity."""
+    """Return the partition value that all rows share; partitions use the identity transform."""
     assert part.transform == "identity"
     name = next(column.name for column in table.columns if column.id == part.source)
     (value,) = {row[name] for row in rows}

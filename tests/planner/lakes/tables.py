@@ -57,10 +57,7 @@ UNCOMPRESSED_STYLE = Style(shuffled=False, sparse=False, codec="null", old_names
 
 
 class Table:
-    """A table of version 2 at `folder`.
-
-    Each snapshot lists exactly the manifests that it is given.
-    """
+    """A table of format version 2 at `folder`. Each snapshot lists exactly the manifests that `commit` receives."""
 
     def __init__(self, folder: Path, *, style: Style = PLAIN_STYLE) -> None:
         self.folder = folder
@@ -100,7 +97,7 @@ class Table:
         return DataFile(path, DATA, "PARQUET", 0, (day,), 10, 10_000, metrics, split_offsets=[4])
 
     def commit(self, snapshot_id: int, manifests: Sequence[Manifest], *, listing: bytes | None = None) -> Path:
-        """Commit a snapshot and return its manifest list, which holds `listed` if given."""
+        """Commit a snapshot, and return its manifest list, whose content is `listing` if it is given."""
         path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
         header = {"format-version": "2", "snapshot-id": str(snapshot_id)}
         rows = [(manifest, None) for manifest in manifests]
@@ -195,9 +192,9 @@ def to_path(manifest: Manifest) -> Path:
 
 
 class RecordingObjects(ForwardingObjects):
-    """Object storage that records the name of each file read, whole or by ranges.
+    """An object store that records the name of each file that is read, completely or by ranges.
 
-    Whole reads of the file `hold` wait until `let_go`.
+    Complete reads of the file `hold` wait until `let_go` is called.
     """
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -237,9 +234,9 @@ async def open_test_planner(
 
 
 async def plan_file_numbers(planner: Planner, metadata: TableMetadata, filter: Any = True, **request: Any) -> list[int]:
-    """Return the numbers of the planned files in the plan's order, and check that the JSON answer names the same.
+    """Return the numbers of the planned files in the plan's order, and check that the JSON answer has the same files.
 
-    As routes do, it plans again if the answer finds a damaged file of the local cache.
+    As the routes of the server do, plan again if the answer finds a damaged file of the local cache.
     """
     try:
         return await _list_planned_numbers(planner, metadata, filter, **request)
@@ -265,7 +262,7 @@ def _parse_number(path: str) -> int:
 
 
 def make_between(low: int, high: int) -> dict[str, Any]:
-    """Return a filter that exactly the files from number `low` to `high` can satisfy."""
+    """Return a filter that only rows of the files from number `low` to `high` can satisfy."""
     first = {"type": "gt-eq", "term": "id", "value": 10 * low}
     return {"type": "and", "left": first, "right": {"type": "lt-eq", "term": "id", "value": 10 * high + 9}}
 

@@ -56,7 +56,7 @@ def read_columns(data: bytes) -> tuple[int, list[Packed]]:
 def table_in_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
     """Return a folder and a table in it.
 
-    The tests share them, because writing a manifest takes most of the time of a test.
+    The tests share the table, because writing a manifest takes most of the time of a test.
     """
     folder = tmp_path_factory.mktemp("damaged")
     table = Table(folder / "t")
@@ -97,7 +97,7 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
             assert await plan_file_numbers(planner, table.metadata) == list(range(FILES)), packed
             decoded_blocks += planner.read_stats().decoded
         path.write_bytes(content)
-    assert decoded_blocks == len(packed_columns) > 3, "each damage makes a reader decode the manifest again"
+    assert decoded_blocks == len(packed_columns) > 3, "the manifest must be decoded again for each damaged column"
 
 
 async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memory(folder: Path, table: Table) -> None:
@@ -107,7 +107,9 @@ async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memor
         live_bytes = planner.read_stats().live_bytes
         assert live_bytes < file_bytes / 2
         assert len(list_file_numbers(scan)) == 201
-        assert live_bytes < planner.read_stats().live_bytes < 1.2 * file_bytes, "the objects of a block count as well"
+        assert live_bytes < planner.read_stats().live_bytes < 1.2 * file_bytes, (
+            "the Python objects of a block must be counted as well"
+        )
         planner.check_invariants()
 
 
@@ -119,7 +121,7 @@ async def test_decoded_block_counts_in_full_until_it_is_mapped(folder: Path, tab
         path = find_block_file(folder / "home")
         await until(lambda: planner.read_stats().live_bytes < path.stat().st_size / 2)
         path.unlink()
-        assert list_file_numbers(scan) == list(range(700, 901)), "the mapping outlives the file's name"
+        assert list_file_numbers(scan) == list(range(700, 901)), "the mapping must outlive the name of the file"
         assert await plan_file_numbers(planner, table.metadata) == list(range(FILES))
         assert planner.read_stats().decoded == 1
 
@@ -175,7 +177,7 @@ async def test_plans_during_the_detection_of_damage_are_right(folder: Path, tabl
 
 @pytest.mark.slow
 async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_path: Path) -> None:
-    """The view refers to the damaged block, but another block has replaced it by the time the view is loaded."""
+    """The loading view refers to the damaged block, but a new block replaces the damaged one before the load ends."""
     table = Table(tmp_path / "t")
     table.commit(1, [first := table.write_manifest("m", range(FILES))])
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
@@ -189,12 +191,12 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
     table.commit(2, [first, table.write_manifest("n", range(FILES, FILES + 10), snapshot_id=2)])
     recorders: list[RecordingObjects] = []
 
-    def watch(inner: ObjectStore) -> ObjectStore:
+    def watch_reads(inner: ObjectStore) -> ObjectStore:
         recorders.append(RecordingObjects(inner))
         recorders[0].hold = "n.avro"
         return recorders[0]
 
-    async with open_test_planner(tmp_path, watch, plan_disk_bytes=FOLDER_BYTES) as planner:
+    async with open_test_planner(tmp_path, watch_reads, plan_disk_bytes=FOLDER_BYTES) as planner:
         old_request = ScanRequest(snapshot_id=1, filter=parse_expression(make_between(10, 19)))
         await planner.view(table.metadata, ScanRequest(snapshot_id=1))
         loading = asyncio.create_task(planner.view(table.metadata, ScanRequest()))
@@ -242,4 +244,4 @@ async def test_server_repeats_an_answer_that_finds_damage(tmp_path: Path) -> Non
                 paths = [task["data-file"]["file-path"] for task in answer.json["file-scan-tasks"]]
                 assert paths == [file.path for file in files[: len(paths)]]
                 assert len(paths) == 6 if "filter" in body else paths
-        assert path.read_bytes() == content, "decoded again"
+        assert path.read_bytes() == content, "the block must be decoded and stored again"

@@ -63,7 +63,7 @@ def encode_tasks(scan: ScanPlan) -> Any:
 class SnapshotTable:
     """A table with random snapshots.
 
-    `states` has for each snapshot its metadata and the days of its files, by file number.
+    `states` has, for each snapshot, its metadata and the days of its files by file number.
     """
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
@@ -119,25 +119,31 @@ class SnapshotTable:
     "round_number", [*range(6), *(pytest.param(round_number, marks=pytest.mark.slow) for round_number in range(6, 150))]
 )
 async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_path: Path, round_number: int) -> None:
-    """Meanwhile views are prepared, cancelled and evicted, and plans of these and other snapshots run."""
+    """During the plans, views are prepared, cancelled and evicted, and plans of several snapshots run concurrently."""
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
     lake = SnapshotTable(tmp_path / "t", rng)
     memory = rng.choice([1 << 30, 1 << 30, 120_000])
-    async with open_test_planner(tmp_path, plan_memory_bytes=memory) as planner, open_test_planner(tmp_path) as other:
+    async with (
+        open_test_planner(tmp_path, plan_memory_bytes=memory) as planner,
+        open_test_planner(tmp_path) as other_planner,
+    ):
 
         async def check(metadata: TableMetadata, record_counts: dict[int, int]) -> None:
             low, day = rng.randrange(lake.files), rng.randrange(DAYS)
             filter, expected = rng.choice(
                 [
                     (make_between(low, low + 5), {number for number in record_counts if low <= number <= low + 5}),
-                    (build_day_filter(day), {number for number, of in record_counts.items() if of == day}),
+                    (
+                        build_day_filter(day),
+                        {number for number, record_count in record_counts.items() if record_count == day},
+                    ),
                     (True, set(record_counts)),
                 ]
             )
             actual_plan, other_plan = (
                 await plan_table(planner, metadata, filter),
-                await plan_table(other, metadata, filter),
+                await plan_table(other_planner, metadata, filter),
             )
             assert sorted(list_file_numbers(actual_plan)) == sorted(expected), f"seed {seed}"
             assert encode_tasks(actual_plan) == encode_tasks(other_plan), f"seed {seed}"
@@ -174,55 +180,61 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
     lake = SnapshotTable(tmp_path / "t", random.Random(1))
     capture = WrapperCapture(RecordingObjects)
     async with open_test_planner(tmp_path, capture) as planner:
-        before = lake.states[-1][0]
-        await plan_table(planner, before, make_between(1, 2))
+        old_metadata = lake.states[-1][0]
+        await plan_table(planner, old_metadata, make_between(1, 2))
         lake.append()
-        after = lake.commit()
-        assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) == build_view_key(after)
+        new_metadata = lake.commit()
+        assert await planner.prepare(
+            new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT
+        ) == build_view_key(new_metadata)
         reads = list(capture.wrapper.reads)
-        assert sorted(list_file_numbers(await plan_table(planner, after))) == sorted(lake.states[-1][1])
+        assert sorted(list_file_numbers(await plan_table(planner, new_metadata))) == sorted(lake.states[-1][1])
         assert capture.wrapper.reads == reads
-        assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, "it exists"
+        assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT) is None, (
+            "the view exists already"
+        )
 
 
 async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Path) -> None:
     lake, cold = SnapshotTable(tmp_path / "t", random.Random(1)), SnapshotTable(tmp_path / "cold", random.Random(2))
-    before = lake.states[-1][0]
+    old_metadata = lake.states[-1][0]
     lake.append()
-    after = lake.commit()
+    new_metadata = lake.commit()
     size = to_path(lake.manifests[0][0]).stat().st_size
     async with open_test_planner(tmp_path) as planner:
-        assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (
-            "nobody has planned it"
+        assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT) is None, (
+            "no client has planned the table"
         )
-        await plan_table(planner, before)
+        await plan_table(planner, old_metadata)
         decoded_count = planner.read_stats().decoded
-        assert await planner.prepare(after, make_planned_table(before), limit_bytes=size - 1) is None
-        # The view of another table does not count for this table.
+        assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=size - 1) is None
+        # A view of another table does not count for this table.
         assert (
             await planner.prepare(cold.states[-1][0], make_planned_table(cold.states[-1][0]), limit_bytes=LIMIT) is None
         )
         assert planner.read_stats().decoded == decoded_count
-        assert await planner.prepare(after, make_planned_table(before), limit_bytes=size) == build_view_key(after)
+        assert await planner.prepare(
+            new_metadata, make_planned_table(old_metadata), limit_bytes=size
+        ) == build_view_key(new_metadata)
         assert planner.read_stats().decoded == decoded_count + 1
         needed_bytes = planner.read_stats().live_bytes + planner.read_stats().added_bytes
     for share in (0.5, 0.9, 1.0):
         async with open_test_planner(tmp_path, plan_memory_bytes=int(needed_bytes * share)) as planner:
-            await plan_table(planner, before)
+            await plan_table(planner, old_metadata)
             views = planner.read_stats().views
-            assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (
-                "there is no room"
+            assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT) is None, (
+                "the budget has no room for the view"
             )
             assert planner.read_stats().views == views
             planner.check_invariants()
 
 
-async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> None:
+async def test_unused_prepared_view_is_replaced_by_the_next_prepared_view(tmp_path: Path) -> None:
     lake = SnapshotTable(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
-        before = lake.states[-1][0]
-        await plan_table(planner, before, make_between(1, 2))
-        latest = make_planned_table(before)
+        old_metadata = lake.states[-1][0]
+        await plan_table(planner, old_metadata, make_between(1, 2))
+        latest = make_planned_table(old_metadata)
         for _ in range(6):
             lake.append()
             key = await planner.prepare(lake.commit(), latest, limit_bytes=LIMIT)
@@ -238,19 +250,19 @@ async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> N
 async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> None:
     lake = SnapshotTable(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
-        before = lake.states[-1][0]
-        await plan_table(planner, before)
+        old_metadata = lake.states[-1][0]
+        await plan_table(planner, old_metadata)
         lake.append()
-        after = lake.commit()
+        new_metadata = lake.commit()
         path = to_path(lake.manifests[0][0])
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2])
         with pytest.raises(Corrupt):
-            await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT)
+            await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=LIMIT)
         with pytest.raises(Corrupt):
-            await plan_table(planner, after)
+            await plan_table(planner, new_metadata)
         path.write_bytes(data)
-        assert sorted(list_file_numbers(await plan_table(planner, after))) == sorted(lake.states[-1][1])
+        assert sorted(list_file_numbers(await plan_table(planner, new_metadata))) == sorted(lake.states[-1][1])
         planner.check_invariants()
 
 
@@ -266,12 +278,12 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
     tables = PlannedTables(clock)
     assert tables.is_empty
     tables.note("a", ("1",))
-    before = tables.get("a")
-    assert before is not None
-    tables.prepare("a", before, ("2",), 7.0)
+    first_note = tables.get("a")
+    assert first_note is not None
+    tables.prepare("a", first_note, ("2",), 7.0)
     latest = tables.get("a")
     assert latest is not None
-    assert (latest.key, latest.prepared, latest.due_s, latest.planned_s) == (("2",), True, 7.0, before.planned_s)
+    assert (latest.key, latest.prepared, latest.due_s, latest.planned_s) == (("2",), True, 7.0, first_note.planned_s)
     tables.note("a", ("2",))
     tables.prepare("a", latest, ("3",), 9.0)
     latest = tables.get("a")
@@ -304,10 +316,10 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
         assert server.components.planner.read_stats().decoded == 1
         await append(api, "never", build_ten_id_files(4), snapshot_id=2, parent=1)
         await append(api, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
-        assert await count_decoded_after(server, 1) == 2, "nobody plans the other table"
+        assert await count_decoded_after(server, 1) == 2, "no client plans the other table"
         assert sorted(list_planned_numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
         assert server.components.planner.read_stats().decoded == 2
-        # A new table with an old name is a different table: its first plan reads from storage.
+        # A new table with the name of a dropped table is a different table: its first plan reads from storage.
         assert (await api("DELETE", T)).status == 204
         await api.table("t")
         await append(api, "t", build_ten_id_files(9)[7:], snapshot_id=11)
@@ -326,7 +338,7 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
         assert server.components.planner.read_stats().decoded == 6
 
 
-async def test_commits_of_another_replica_are_decoded_too(tmp_path: Path) -> None:
+async def test_commits_of_another_replica_are_prepared(tmp_path: Path) -> None:
     shared: dict[str, Any] = {"database": f"sqlite:///{tmp_path}/shared.db", "warehouse": f"file://{tmp_path}/w"}
     async with run_server(tmp_path / "a", **shared) as first, run_server(tmp_path / "b", **shared) as second:
         writer, reader = Api(first), Api(second)

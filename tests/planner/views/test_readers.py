@@ -30,7 +30,7 @@ def build_block(spec_id: int, content: int, ids: list[int] | None) -> Any:
 def test_equality_deletes_that_duckdb_misapplies_are_recognised(
     spec_id: int, content: int, ids: list[int] | None, reason: str
 ) -> None:
-    """The table has the columns 1 and 2; spec 1 partitions by 2; column 3 was dropped."""
+    """The table has the columns 1 and 2. Spec 1 partitions by column 2, and column 3 was dropped."""
     field = SimpleNamespace(sources=(2,))
     specs = [SimpleNamespace(spec_id=0, fields=()), SimpleNamespace(spec_id=1, fields=(field,))]
     schema = SimpleNamespace(column=lambda column: column if column in (1, 2) else None)

@@ -47,7 +47,7 @@ def draw_value(kind: str, rng: random.Random, spread: int = 1000) -> Any:
 def make_block(
     name: str, rng: random.Random, *, rows: int | None = None, spread: int = 1000, absent: float = 0.2
 ) -> Block:
-    """Return a block of a manifest whose schema has one type of each pair."""
+    """Return a block of a manifest whose schema has one type of each pair in `KINDS`."""
     kinds = {number: rng.choice(pair) for number, pair in enumerate(KINDS, start=1)}
     spec_id = rng.randrange(len(SPECS))
     fields = SPECS[spec_id]
@@ -127,8 +127,8 @@ def test_columns_reused_from_another_view_equal_those_of_a_new_view(round_number
         assert list_heads(view) == list_heads(fresh_view), f"seed {seed}"
         listing = [build_manifest() for _ in range(3)]
         choices = rng.choices([*view.manifests, *listing], k=6)
-        of_manifest = {id(manifest): block for manifest, block in zip(view.manifests, view.blocks, strict=True)}
-        assert view.find_blocks(choices) == [of_manifest.get(id(choice)) for choice in choices], f"seed {seed}"
+        blocks_by_manifest = {id(manifest): block for manifest, block in zip(view.manifests, view.blocks, strict=True)}
+        assert view.find_blocks(choices) == [blocks_by_manifest.get(id(choice)) for choice in choices], f"seed {seed}"
         base = view if rng.random() < 0.8 else None
         for _ in range(rng.randrange(1, 4)):
             change = rng.random()

@@ -31,7 +31,7 @@ TABLE = "file:///w/t"
 LIST = f"{TABLE}/metadata/snap.avro"
 """The locations of two tables. Their claims are drawn from FOLDERS, which contain the files."""
 FOLDERS = ["w/t", "w/t/data", "w/t/data/a", "w/t2", "w/t2/b", "w/s", "w/s/c", "elsewhere", "w/t/metadata"]
-ODD = [
+UNUSUAL_FOLDERS = [
     "file:///w/t/../t2",
     "file:///w/t/..b",
     "file:///w/t/x%2e%2e",
@@ -63,7 +63,7 @@ def holds(location: str, key: str) -> bool:
 
 
 def is_rejected(claims: ClaimStore, paths: Sequence[str]) -> bool:
-    """Return whether the folder of a path is in a location of another table and in no location of the table."""
+    """Return whether the folder of any path is in a location of another table and in no location of the table."""
     for path in paths:
         folder = path.rpartition("/")[0]
         try:
@@ -81,11 +81,11 @@ def is_rejected(claims: ClaimStore, paths: Sequence[str]) -> bool:
 
 
 def draw_folder(rng: random.Random, odd: float) -> str:
-    return rng.choice(ODD) if rng.random() < odd else f"file:///{rng.choice(FOLDERS)}"
+    return rng.choice(UNUSUAL_FOLDERS) if rng.random() < odd else f"file:///{rng.choice(FOLDERS)}"
 
 
 def make_manifest(name: str, rng: random.Random, content: int, odd: float) -> tuple[ManifestFile, Block, list[str]]:
-    """Return a manifest of files in one folder or in several, and the paths of all files."""
+    """Return a manifest of files in one or several folders, and the paths of all files."""
     location_folder = draw_folder(rng, odd)
     folders = [location_folder if rng.random() < 0.8 else draw_folder(rng, odd) for _ in range(rng.randrange(1, 5))]
     paths = [f"{place}/{rng.choice(['f', '..f', 'é'])}{row}.parquet" for row, place in enumerate(folders)]
@@ -120,9 +120,10 @@ async def test_view_with_a_base_is_rejected_exactly_when_a_check_of_each_path_re
 
 
 async def compare_histories(seed: int) -> set[bool]:
-    """Compare the views of some snapshots, each with two states of the claims.
+    """Compare the views of some snapshots with a check of each path, for two states of the claims.
 
-    Return the results that occurred: whether a view was rejected.
+    Returns:
+        The results that occurred, True if a view was rejected.
     """
     rng = random.Random(seed)
     odd_share = rng.choice([0.0, 0.0, 0.1])

@@ -43,7 +43,7 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.encrypted.test_encrypted_merges import CONFIGURATIONS, METRICS, encrypt, list_paths, read
-from tests.connector.jobs.test_file_merges import ARROW, PROPERTIES, SCHEMA, build_rows, create
+from tests.connector.jobs.test_file_merges import ARROW, PROPERTIES, SCHEMA, build_rows, create_table
 from tests.connector.lake import open_catalog
 from tests.connector.parquet import encrypted
 from tests.connector.server_thread import ServerThread
@@ -57,7 +57,7 @@ SECRET_IDS = {3, 4, 7}
 """The ids of the encrypted columns of CONFIGURATIONS[2]: payload, price and place.city."""
 
 
-def fill(client: IndexClient, files: int = 3, size: int = 60) -> None:
+def fill_with_encrypted_files(client: IndexClient, files: int = 3, size: int = 60) -> None:
     for number in range(files):
         append(
             client, "db.t", build_rows(random.Random(first_seed() + number), range(number * size, number * size + size))
@@ -66,12 +66,12 @@ def fill(client: IndexClient, files: int = 3, size: int = 60) -> None:
         encrypt(path, CONFIGURATIONS[2])
 
 
-def change(server: ServerThread, **properties: str) -> None:
+def set_properties_as_attacker(server: ServerThread, **properties: str) -> None:
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").transaction() as transaction:
         transaction.set_properties({name.replace("_", "."): value for name, value in properties.items()})
 
 
-def list_paths_of_table(client: IndexClient, table: str) -> list[str]:
+def list_table_paths(client: IndexClient, table: str) -> list[str]:
     values = client.files(table, content="data")["file_path"].to_pylist()
     return [str(path).removeprefix("file://") for path in values]
 
@@ -86,29 +86,29 @@ def list_published_files(client: IndexClient, folder: Path) -> list[bytes]:
 def test_job_derives_no_partition_values_from_encrypted_columns(
     client: IndexClient, server: ServerThread, tmp_path: Path, transform: Any
 ) -> None:
-    """A bucket would publish a hash of the value. A merge copies partition values that files already have."""
-    create(server, 2)
-    fill(client)
-    before, files = read(client), sorted(list_paths(client))
+    """A bucket would publish a hash of the value. A merge only copies partition values that the files already have."""
+    create_table(server, 2)
+    fill_with_encrypted_files(client)
+    paths_before, files = read(client), sorted(list_paths(client))
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", transform, "leak")
-    change(server, seamark_clustering_columns="fixed")
+    set_properties_as_attacker(server, seamark_clustering_columns="fixed")
     for job in (cluster_incrementally, split_buckets, merge_files, compact):
         report = job(client, "db.t")
         assert report.commits == 0, job
     cluster_report = cluster_incrementally(client, "db.t")
     assert "encrypt the column payload, and the partition spec of the table would publish" in cluster_report.errors[0]
     assert sorted(list_paths(client)) == files
-    texts = [row["payload"].encode() for row in before.values() if row["payload"]]
+    texts = [row["payload"].encode() for row in paths_before.values() if row["payload"]]
     assert not any(text in data for data in list_published_files(client, tmp_path) for text in texts)
     for mode in MODES:
-        new_rows = pa.Table.from_pylist([{**before[5], "payload": "mine"}], schema=ARROW)
+        new_rows = pa.Table.from_pylist([{**paths_before[5], "payload": "mine"}], schema=ARROW)
         with pytest.raises(Unwritable, match="encrypt the column payload, and the partition spec"):
             upsert(client, "db.t", new_rows, keys=["id"], mode=mode, file_keys=encrypted.build_keys())
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.remove_field("leak")
     assert cluster_incrementally(client, "db.t").commits == 1
-    assert read(client) == before
+    assert read(client) == paths_before
 
 
 @pytest.mark.slow
@@ -116,50 +116,50 @@ def test_void_partition_field_of_an_encrypted_column_is_accepted(client: IndexCl
     with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", SCHEMA, properties=PROPERTIES)
-    fill(client)
+    fill_with_encrypted_files(client)
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", VoidTransform(), "nothing")
-    change(server, seamark_clustering_columns="fixed")
-    before = read(client)
+    set_properties_as_attacker(server, seamark_clustering_columns="fixed")
+    rows_before = read(client)
     assert cluster_incrementally(client, "db.t").errors == []
-    assert read(client) == before
+    assert read(client) == rows_before
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("columns", ["price", "fixed, payload", "customer.city"])
 def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, server: ServerThread, columns: str) -> None:
-    """Attributes of a table that is joined by an encrypted column are refused, too."""
-    create(server, 2)
-    fill(client)
+    """Attributes of a table that is joined by an encrypted column are also refused."""
+    create_table(server, 2)
+    fill_with_encrypted_files(client)
     with open_catalog(server.url) as catalog:
         catalog.create_table("db.customers", pa.schema([("name", pa.string()), ("city", pa.string())]))
     append(client, "db.customers", pa.table({"name": ["a"], "city": ["b"]}))
-    change(
+    set_properties_as_attacker(
         server,
         seamark_clustering_columns=columns,
         seamark_clustering_joins='{"customer": {"table": "db.customers", "on": {"payload": "name"}}}',
     )
-    before = sorted(list_paths(client))
+    paths_before = sorted(list_paths(client))
     report = cluster_incrementally(client, "db.t")
     assert report.commits == 0
     assert "would publish the order of its values" in report.errors[0]
-    assert sorted(list_paths(client)) == before
+    assert sorted(list_paths(client)) == paths_before
 
 
 def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, server: ServerThread) -> None:
-    create(server, 2)
-    fill(client)
+    create_table(server, 2)
+    fill_with_encrypted_files(client)
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.asc("price", IdentityTransform(), NullOrder.NULLS_FIRST)
-    change(server, seamark_clustering_columns="fixed")
-    before = sorted(list_paths(client))
+    set_properties_as_attacker(server, seamark_clustering_columns="fixed")
+    paths_before = sorted(list_paths(client))
     for job in (merge_files, compact, cluster_incrementally):
         report = job(client, "db.t")
         assert report.commits == 0
         if report.errors:
             assert "encrypt the column price, and the sort order" in report.errors[0]
     assert merge_files(client, "db.t").errors
-    assert sorted(list_paths(client)) == before
+    assert sorted(list_paths(client)) == paths_before
 
 
 def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClient, server: ServerThread) -> None:
@@ -167,10 +167,10 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
 
     A reader with the keys still sees the rows.
     """
-    create(server, 3)
-    fill(client)
-    before = read(client)
-    guess = next(row["payload"] for row in before.values() if row["payload"])
+    create_table(server, 3)
+    fill_with_encrypted_files(client)
+    rows_before = read(client)
+    guess = next(row["payload"] for row in rows_before.values() if row["payload"])
     guessed = pa.table({"payload": [guess], "part": [1], "id": [1]})
     for part in (0, 1):
         table = guessed.set_column(1, "part", pa.array([part]))
@@ -182,7 +182,7 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
         assert any("equality deletes compare its encrypted column payload" in error for error in report.errors)
     assert sorted(list_paths(client)) == paths_before
     actual_rows = scan(client, "db.t", ["id"], keys=encrypted.build_keys()).to_arrow()
-    assert actual_rows.num_rows == len(before) + 2 - 1
+    assert actual_rows.num_rows == len(rows_before) + 2 - 1
 
 
 def _fill_fixed(table: pa.Table) -> pa.Table:
@@ -192,8 +192,8 @@ def _fill_fixed(table: pa.Table) -> pa.Table:
 def test_statistics_and_dropped_columns_publish_no_metrics_of_encrypted_columns(
     client: IndexClient, server: ServerThread
 ) -> None:
-    create(server, 2)
-    fill(client)
+    create_table(server, 2)
+    fill_with_encrypted_files(client)
     with pytest.raises(Unreadable, match="encrypted"):
         compute_statistics(client, "db.t")
     assert drop_columns(client, "db.t", ["id"], where="TRUE").commits == 1
@@ -207,8 +207,8 @@ def test_copied_file_of_another_namespace_is_not_decrypted(
     client: IndexClient, server: ServerThread, tmp_path: Path
 ) -> None:
     """The attacker copies the bytes of the file into a table of their own namespace."""
-    create(server, 2)
-    fill(client)
+    create_table(server, 2)
+    fill_with_encrypted_files(client)
     with open_catalog(server.url) as catalog:
         catalog.create_namespace("mine")
         properties = {**PROPERTIES, "seamark.clustering.columns": "fixed"}
@@ -236,7 +236,7 @@ def test_copied_file_of_another_namespace_is_not_decrypted(
 def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The namespaces below them are included. A key without namespaces is not usable in any table."""
+    """The key file also allows namespaces below the named ones. A key without namespaces is not usable in any table."""
     path = tmp_path / "bound.json"
     key = base64.b64encode(bytes(16)).decode()
     path.write_text(
@@ -273,8 +273,8 @@ def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
 def test_file_that_is_encrypted_during_a_job_is_not_rewritten_without_encryption(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """The job has chosen the encryption of the new file when the file is replaced."""
-    create(server, 2)
+    """The file is replaced by an encrypted file after the job has chosen the encryption of the new file."""
+    create_table(server, 2)
     for number in range(3):
         append(client, "db.t", build_rows(random.Random(number), range(number * size, number * size + size)))
     chosen, kept_paths = CopyWriter._group_by_scheme, list_paths(client)
@@ -295,7 +295,7 @@ def test_file_that_is_encrypted_during_a_job_is_not_rewritten_without_encryption
 def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The value does not fit the column's type in the table, which the attacker has chosen."""
+    """The value does not fit into the column's type in the table, which the attacker has chosen."""
     with open_catalog(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", pa.schema([("at", pa.timestamp("us")), ("n", pa.int64())]), properties=PROPERTIES)
@@ -322,8 +322,8 @@ def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
 @pytest.mark.slow
 def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, server: ServerThread) -> None:
     """The other table is in the same namespace, and a job rewrites it."""
-    create(server, 2)
-    fill(client, files=1, size=700)
+    create_table(server, 2)
+    fill_with_encrypted_files(client, files=1, size=700)
     with open_catalog(server.url) as catalog:
         catalog.create_table("db.other", SCHEMA, properties=PROPERTIES)
     for number in range(2):
@@ -335,6 +335,6 @@ def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, 
         shutil.copy(list_paths(client)[0], path)
     report = merge_files(client, "db.other")
     assert report.commits + len(report.errors) > 0
-    for path in list_paths_of_table(client, "db.other"):
+    for path in list_table_paths(client, "db.other"):
         with SourceFile(path, Storage(), keys=encrypted.build_keys()) as source:
             assert source.encryption is not None

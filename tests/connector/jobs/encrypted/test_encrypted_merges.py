@@ -29,7 +29,7 @@ from seamark.connector.write.upserts import MERGE_ON_READ, delete
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.snapshot import MAIN
-from tests.connector.jobs.test_file_merges import ARROW, build_rows, create
+from tests.connector.jobs.test_file_merges import ARROW, build_rows, create_table
 from tests.connector.lake import open_catalog
 from tests.connector.parquet import encrypted
 from tests.connector.server_thread import ServerThread
@@ -91,7 +91,7 @@ def test_random_jobs_keep_rows_in_files_with_the_same_protection(
     client: IndexClient, server: ServerThread, kms: None, version: int
 ) -> None:
     rng = random.Random(first_seed() + version)
-    create(server, version)
+    create_table(server, version)
     owners: dict[int, set[tuple[str, str]]] = {}
     seen_paths: set[str] = set()
     first = 0
@@ -116,15 +116,15 @@ def test_random_jobs_keep_rows_in_files_with_the_same_protection(
     assert dropped.commits > 0
     for row in model.values():
         row["payload"] = None if row["part"] == 1 else row["payload"]
-    after = read(client)
-    assert after == {number: {name: row[name] for name in ARROW.names} for number, row in model.items()}
+    rows_after = read(client)
+    assert rows_after == {number: {name: row[name] for name in ARROW.names} for number, row in model.items()}
     _check_files(client, owners, {"payload": False})
 
 
 def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], has: dict[str, bool]) -> None:
     """Check that each row is in a file whose columns have the same keys as before.
 
-    Manifests have no metrics of encrypted columns, except that dropped columns are null.
+    Dropped columns are null, and manifests have no metrics of encrypted columns.
     """
     tasks = {task.path: task for task in plan(client, open_table(client, "db.t", At(ref=MAIN)), stats=ARROW.names)}
     for path, task in tasks.items():
@@ -147,17 +147,17 @@ def test_statement_process_takes_its_keys_from_its_environment(
     client: IndexClient, server: ServerThread, tmp_path: Path
 ) -> None:
     """Without keys, the statement fails and the table stays unchanged."""
-    create(server, 2)
+    create_table(server, 2)
     for number in range(3):
         append(client, "db.t", build_rows(random.Random(number), range(number * 700, number * 700 + 700)))
     for path in list_paths(client):
         encrypt(path, CONFIGURATIONS[2])
-    before = read(client)
+    rows_before = read(client)
     job = StatementJob(server.url, None, MergeFiles(("db", "t")), utc=True)
     refusal = run_killed_at(NEVER, job)
     assert refusal is not None
     assert "set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS" in refusal.error
-    assert read(client) == before
+    assert read(client) == rows_before
     completed = run_killed_at(
         NEVER,
         job,
@@ -167,7 +167,7 @@ def test_statement_process_takes_its_keys_from_its_environment(
     assert completed.error == ""
     assert completed.result is not None
     assert (completed.result.files_before, completed.result.files_after) == (6, 2)
-    assert read(client) == before
+    assert read(client) == rows_before
     for path in list_paths(client):
         assert {key for name, key in read_protections(path)} == {"k1", "k2"}
 
@@ -175,7 +175,7 @@ def test_statement_process_takes_its_keys_from_its_environment(
 def test_scan_reads_encrypted_files_only_with_explicit_keys(
     client: IndexClient, server: ServerThread, kms: None
 ) -> None:
-    create(server, 2)
+    create_table(server, 2)
     input_rows = build_rows(random.Random(1), range(700))
     append(client, "db.t", input_rows)
     for path in list_paths(client):
@@ -185,7 +185,7 @@ def test_scan_reads_encrypted_files_only_with_explicit_keys(
         {"id": row["id"], "payload": row["payload"]} for row in input_rows.slice(0, 100).to_pylist() if row["part"]
     ]
     assert sorted(actual.to_arrow().to_pylist(), key=lambda row: row["id"]) == expected
-    # The environment variables of the process do not suffice, because a server's process has them for
+    # The environment variables of the process are not sufficient, because a server's process has them for
     # its jobs.
     with pytest.raises(Unreadable, match="encrypted"):
         scan(client, "db.t", ["id", "payload"]).to_arrow()
@@ -200,7 +200,7 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
     client: IndexClient, server: ServerThread, kms: None, version: int
 ) -> None:
     """Files without encryption are merged separately."""
-    create(server, version)
+    create_table(server, version)
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.desc("fixed", IdentityTransform(), NullOrder.NULLS_LAST)
     rng, seen_paths, secret = random.Random(first_seed() + version), set[str](), set[int]()
@@ -235,26 +235,26 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
 def test_small_encrypted_files_are_compacted_and_stay_encrypted(
     client: IndexClient, server: ServerThread, kms: None
 ) -> None:
-    """All files of the partition are small, and the compaction removes deleted rows."""
-    create(server, 2)
+    """All files of the partition are small, so the compaction also removes deleted rows."""
+    create_table(server, 2)
     for number in range(4):
         append(client, "db.t", build_rows(random.Random(number), range(number * 20, number * 20 + 20)))
     delete(client, "db.t", where="id IN (3, 44)", mode=MERGE_ON_READ)
     for path in list_paths(client):
         encrypt(path, CONFIGURATIONS[2])
-    before = read(client)
-    assert len(before) == 78
+    rows_before = read(client)
+    assert len(rows_before) == 78
     report = compact(client, "db.t")
     assert (report.errors, report.files_after) == ([], 2)
-    assert read(client) == before
+    assert read(client) == rows_before
     for path in list_paths(client):
         assert read_protections(path) == {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
 
 
-def test_missing_key_leaves_the_table_unchanged_and_no_new_file(
+def test_missing_key_leaves_the_table_unchanged_without_a_new_file(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    create(server, 2)
+    create_table(server, 2)
     for number in range(2):
         append(client, "db.t", build_rows(random.Random(number), range(number * 700, number * 700 + 700)))
     for path in list_paths(client):
@@ -262,8 +262,8 @@ def test_missing_key_leaves_the_table_unchanged_and_no_new_file(
     key_file = tmp_path / "keys.json"
     key_file.write_text('{"keys": {"kf": "AAAAAAAAAAAAAAAAAAAAAA=="}, "namespaces": {"kf": ["*"]}}')
     monkeypatch.setenv("SEAMARK_PARQUET_KEY_FILE", str(key_file))
-    before = sorted(tmp_path.rglob("*.parquet"))
+    files_before = sorted(tmp_path.rglob("*.parquet"))
     report = merge_files(client, "db.t")
     assert report.commits == 0
     assert "the key is unknown: the key was not wrapped by the master key 'kf'" in report.errors[0]
-    assert sorted(tmp_path.rglob("*.parquet")) == before
+    assert sorted(tmp_path.rglob("*.parquet")) == files_before

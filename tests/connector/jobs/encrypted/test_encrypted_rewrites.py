@@ -36,7 +36,7 @@ from tests.connector.jobs.encrypted.test_encrypted_merges import (
     read,
     read_protections,
 )
-from tests.connector.jobs.test_file_merges import ARROW, BY_PART, PROPERTIES, SCHEMA, build_rows, create
+from tests.connector.jobs.test_file_merges import ARROW, BY_PART, PROPERTIES, SCHEMA, build_rows, create_table
 from tests.connector.lake import open_catalog
 from tests.connector.parquet import encrypted
 from tests.connector.server_thread import ServerThread
@@ -51,7 +51,7 @@ PLAIN_PARTS = [CONFIGURATIONS[number] for number in (0, 2, 3)]
 def append_by_configuration(
     client: IndexClient, rng: random.Random, configurations: list[Any], size: int
 ) -> dict[int, Any]:
-    """Append rows in one commit for each configuration. Return the protection of each row."""
+    """Append rows in one commit for each configuration, and return the protection of each row by id."""
     protections_by_id: dict[int, Any] = {}
     seen_paths: set[str] = set()
     for number, configuration in enumerate(configurations):
@@ -79,7 +79,7 @@ def read_row_protections(client: IndexClient) -> dict[int, Any]:
 def test_clustered_rows_stay_in_files_with_the_same_protection(
     client: IndexClient, server: ServerThread, kms: None, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    """Temporary files contain no plain values either."""
+    """The test also checks that temporary files contain no plain values."""
     spilled: list[bytes] = []
     ranges = clustering._Spill.read_ranges
 
@@ -105,18 +105,20 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     assert spilled
     texts = [row["payload"].encode() for row in model.values() if row["payload"]][::50]
     assert not any(text in data for text in texts for data in spilled)
-    # The service's job has the keys in its process, and finds files that are in layers of this layout.
-    protections_by_id |= fill_more(client, rng, protections_by_id)
+    # The job of the table service has the keys in its process, and recognises the layers of this layout.
+    protections_by_id |= append_unclustered_files(client, rng, protections_by_id)
     run_clustering(client, ("db", "t"))
     assert read_row_protections(client) == protections_by_id
     monkeypatch.delenv(KMS_CLASS)
-    before = list_paths(client)
+    paths_before = list_paths(client)
     second_report = cluster_incrementally(client, "db.t", full=True)
     assert second_report.commits == 0
-    assert list_paths(client) == before
+    assert list_paths(client) == paths_before
 
 
-def fill_more(client: IndexClient, rng: random.Random, protections_by_id: dict[int, Any]) -> dict[int, Any]:
+def append_unclustered_files(
+    client: IndexClient, rng: random.Random, protections_by_id: dict[int, Any]
+) -> dict[int, Any]:
     """Append enough unclustered files with the same protection for the next clustering."""
     first, known_paths, added_keys = len(protections_by_id), set(list_paths(client)), dict[int, Any]()
     for number in range(6):
@@ -129,7 +131,7 @@ def fill_more(client: IndexClient, rng: random.Random, protections_by_id: dict[i
 
 
 def test_sealed_temporary_files_return_the_rows_that_were_added(tmp_path: Path) -> None:
-    """The check that finds no plain text in sealed files finds it in files without encryption."""
+    """The test's check for plain text must find the plain text in files without encryption."""
     batch = pa.record_batch({"text": [f"plain text {number}" for number in range(5000)]})
     for sealed in (False, True):
         folder = tmp_path / str(sealed)
@@ -176,7 +178,7 @@ def test_changed_rows_are_in_files_with_the_same_protection(
     client: IndexClient, server: ServerThread, version: int, seed: int
 ) -> None:
     rng = random.Random(first_seed() + 10 * seed + version)
-    create(server, version)
+    create_table(server, version)
     append_by_configuration(client, rng, [CONFIGURATIONS[2]] * 3, 60)
     keys, model = encrypted.build_keys(), read(client)
     highest = len(model)
@@ -212,39 +214,41 @@ def test_changed_rows_are_in_files_with_the_same_protection(
 def test_change_of_rows_from_differently_encrypted_files_is_refused(
     client: IndexClient, server: ServerThread, mode: str
 ) -> None:
-    """A change of rows from one kind of encrypted files, with or without plain files, is accepted."""
-    create(server, 2)
+    """A change of rows from files with one kind of encryption is accepted, with or without plain files."""
+    create_table(server, 2)
     rng = random.Random(first_seed())
     protections_by_id = append_by_configuration(client, rng, [None, CONFIGURATIONS[3], CONFIGURATIONS[2]], 50)
-    keys, before = encrypted.build_keys(), read(client)
+    keys, rows_before = encrypted.build_keys(), read(client)
     files = sorted(list_paths(client))
 
-    def change(*ids: int, file_keys: Any = keys) -> None:
-        new_rows = [{**before[number], "payload": "new"} for number in ids]
+    def change_rows(*ids: int, file_keys: Any = keys) -> None:
+        new_rows = [{**rows_before[number], "payload": "new"} for number in ids]
         table = pa.Table.from_pylist(new_rows, schema=ARROW)
         upsert(client, "db.t", table, keys=["id"], mode=mode, file_keys=file_keys)
 
     with pytest.raises(Unwritable, match="encrypted in different ways"):
-        change(60, 110)
+        change_rows(60, 110)
     with pytest.raises(Unreadable, match="encrypted"):
-        change(60, file_keys=None)
+        change_rows(60, file_keys=None)
     with pytest.raises(ValueError, match="not encrypted"):
         upsert(client, "db.t", build_rows(rng, range(60, 61)), keys=["id"], strategy="equality", file_keys=keys)
     assert sorted(list_paths(client)) == files
-    change(60, 61)
-    change(2, 110)  # One row is in a plain file, the other in an encrypted one.
+    change_rows(60, 61)
+    change_rows(2, 110)  # One row is in a plain file, the other in an encrypted one.
     for number in (2, 60, 61, 110):
-        before[number]["payload"] = "new"
+        rows_before[number]["payload"] = "new"
     protections_by_id[2] = protections_by_id[110]
-    assert read(client) == before
-    live = read_row_protections(client) if mode == "copy-on-write" else {2: read_protections(append_file(client, 2))}
+    assert read(client) == rows_before
+    live = (
+        read_row_protections(client) if mode == "copy-on-write" else {2: read_protections(find_changed_file(client, 2))}
+    )
     assert live == {number: protections_by_id[number] for number in live}
     opened_table = replace(open_table(client, "db.t", At(ref=MAIN)), keys=keys)
     assert pickle.loads(pickle.dumps(opened_table)) == replace(opened_table, keys=None)
 
 
-def append_file(client: IndexClient, number: int) -> str:
-    """Return the file that contains the changed row.
+def find_changed_file(client: IndexClient, number: int) -> str:
+    """Return the path of the data file that contains the changed row `number`.
 
     The old file may still contain the old row, with a delete file for it.
     """
@@ -259,10 +263,10 @@ def append_file(client: IndexClient, number: int) -> str:
 def test_indexes_contain_plain_columns_of_encrypted_files(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Jobs and writers both build indexes.
+    """Both jobs and writers build indexes.
 
-    A build creates one client of the key service for all its files and groups. A task for another machine has
-    no client.
+    A build creates one client of the key service for all its files and groups. A task for another machine has no
+    client.
     """
     arrow_kms: list[encrypted.PyArrowKms] = []
 
@@ -273,7 +277,7 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
     monkeypatch.setattr(encrypted, "counted", make_kms, raising=False)
     monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:counted")
     monkeypatch.setenv(KEY_FILE, encrypted.write_key_file(tmp_path, "db"))
-    create(server, 2)
+    create_table(server, 2)
     rng = random.Random(first_seed())
     append_by_configuration(client, rng, [CONFIGURATIONS[2], {**CONFIGURATIONS[2], "plaintext_footer": False}], 80)
     client.put_index("db.t", "ids", columns=["id"], kind="bitmap")
