@@ -1,4 +1,4 @@
-"""Tests of administration over HTTP: tokens, grants and the audit log, each for the users who may see them."""
+"""Tests of administration over HTTP: tokens, grants and the audit log, and who may use them."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class AdminUserApi(Api):
         return await super().__call__(method, path, body, headers=headers, **options)
 
 
-async def test_view_of_a_plan_belongs_to_the_principal_that_asks_first(admin_server: AdminServer) -> None:
+async def test_cached_view_counts_for_the_principal_that_first_requests_it(admin_server: AdminServer) -> None:
     """The planner evicts views of a principal with more than half of its budget."""
     root, bob = AdminUserApi(admin_server, "root"), AdminUserApi(admin_server, "bob")
     await root.table()

@@ -1,4 +1,4 @@
-"""Tests of rules and scopes, compared with a brute-force model and checked for every route."""
+"""Tests of rules and scopes. A brute-force model checks the decisions, and every route must have a rule."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ grants = st.lists(st.builds(Grant, st.just("p"), st.sampled_from([*ROLES, "root"
 
 
 def list_rights(grants: list[Grant]) -> set[tuple[str, NamespacePath]]:
-    """Return the model: every (role, namespace) that the grants give, written out one by one."""
+    """Return every (role, namespace) that the grants give, computed by the model."""
     all_of_them = set()
     for grant in grants:
         for path in PATHS:
@@ -81,7 +81,7 @@ def list_rights(grants: list[Grant]) -> set[tuple[str, NamespacePath]]:
 
 
 @given(grants, st.sampled_from(sorted(RULES)), st.sampled_from(PATHS))
-def test_grants_of_the_three_roles_allow_what_they_allowed_before_privileges(
+def test_grants_of_the_three_roles_allow_the_operations_of_each_role(
     user_grants: list[Grant], operation: str, namespace: NamespacePath
 ) -> None:
     rule, model = RULES[operation], list_rights(user_grants)

@@ -1,4 +1,4 @@
-"""Tests of the signing keys: useless in a copy of the database, shared by replicas, rotated by age."""
+"""Tests of the signing keys: a copy of the database cannot sign, replicas share the keys, and old keys are replaced."""
 
 from __future__ import annotations
 
@@ -179,7 +179,9 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
     async with open_store(url, clock=clock):
         pass
     with sqlite3.connect(tmp_path / "seamark.db") as old_database:
-        (step,) = (number for number, one in enumerate(MIGRATIONS) if "DELETE FROM secrets" in one.get("", ()))
+        (step,) = (
+            number for number, migration in enumerate(MIGRATIONS) if "DELETE FROM secrets" in migration.get("", ())
+        )
         later_tables = ("replicas", "column_reads", "retained", "stream_offsets", "removal_flushes")
         later_tables += (
             "query_shapes",
@@ -218,7 +220,7 @@ def test_invented_page_token_is_rejected(token: str) -> None:
         PageTokens(make_fixed_keyring(), SimulatedClock(1)).decode(token)
 
 
-def test_changed_page_token_or_one_of_another_server_is_rejected() -> None:
+def test_page_token_that_is_changed_or_from_another_server_is_rejected() -> None:
     pages = PageTokens(make_fixed_keyring(), SimulatedClock(1))
     token = pages.encode("name")
     changed_token = token[:-2] + ("AA" if token[-2:] != "AA" else "BB")

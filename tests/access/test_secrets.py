@@ -1,4 +1,4 @@
-"""Tests that no secret appears where it must not: logs, representations, audit, answers, files."""
+"""Tests that no secret appears in logs, representations, the audit log, answers or files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An HTTP client that sends requests as the test states them: paths unchanged, bodies as JSON or raw bytes."""
+"""An HTTP client that does not change requests: paths stay as they are, and bodies are JSON or raw bytes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Answer:
 
     @property
     def error(self) -> tuple[int, str, str]:
-        """Return (code, type, message) of an error in the standard's form."""
+        """Return (code, type, message) of an error in the format of the REST specification."""
         body = self.json
         assert set(body) == {"error"}
         assert body["error"]["code"] == self.status

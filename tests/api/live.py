@@ -1,4 +1,4 @@
-"""Tables of real files with any schema, whose snapshots are committed over HTTP.
+"""Tables of real files with any schema. Their snapshots are committed over HTTP.
 
 Each snapshot has two manifests: one of all live data files and one of all live delete files.
 """
@@ -40,7 +40,7 @@ class LiveSnapshot:
 class LiveTable:
     """A table in the namespace `db`.
 
-    `schema` is the current schema in JSON.
+    `schema` is the current schema as JSON.
     """
 
     api: Api
@@ -91,10 +91,10 @@ class LiveTable:
         """Commit a snapshot that replaces `removed` by the new files, and return it."""
         metadata = (await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")).json["metadata"]
         sequence, snapshot_id = metadata["last-sequence-number"] + 1, len(self.snapshots) + 1
-        before = self.snapshots[-1] if self.snapshots else LiveSnapshot(0, [], [])
+        previous = self.snapshots[-1] if self.snapshots else LiveSnapshot(0, [], [])
         removed_paths = set(removed)
         added_files = [replace(one, sequence=sequence, snapshot_id=snapshot_id) for one in (*data, *deletes)]
-        remaining_files = [one for one in (*before.data, *before.deletes) if one.path not in removed_paths]
+        remaining_files = [one for one in (*previous.data, *previous.deletes) if one.path not in removed_paths]
         live = [*remaining_files, *added_files]
         snapshot = LiveSnapshot(
             snapshot_id,
@@ -124,7 +124,7 @@ class LiveTable:
                 "total-files-size": str(sum(one.size for one in live)),
             },
             "schema-id": self.schema["schema-id"],
-            **({"parent-snapshot-id": before.id} if before.id else {}),
+            **({"parent-snapshot-id": previous.id} if previous.id else {}),
             **({"first-row-id": first, "added-rows": rows} if self.version > 2 else {}),
         }
         ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}

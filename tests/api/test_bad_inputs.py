@@ -1,5 +1,6 @@
-"""Tests that every input of the table is rejected with its code and type and changes nothing, and that the
-page agrees.
+"""Tests that the server rejects every input of the table with its code and type, and changes nothing.
+
+The reference page must contain the same answers.
 """
 
 from __future__ import annotations
@@ -49,6 +50,6 @@ async def test_errors_reveal_nothing_about_the_server(tmp_path: Path) -> None:
             assert secret not in answer.raw, (bad.case, secret)
 
 
-def test_no_case_is_duplicated() -> None:
+def test_each_bad_input_has_a_unique_name() -> None:
     names = [(bad.group, bad.case) for bad in BAD_INPUTS]
     assert len(set(names)) == len(names)

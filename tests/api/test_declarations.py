@@ -1,4 +1,6 @@
-"""Tests of the routes by which tools declare a state: a repeat changes nothing, and what a body omits is removed."""
+"""Tests of the routes by which tools declare a state. A repeated request changes nothing, and fields missing from the
+body are removed.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,12 @@ async def test_repeated_put_does_not_write_a_namespace(api: Api) -> None:
     body = {"properties": {"owner": "ann"}}
     first = await api("PUT", "/api/v1/namespaces/shop", body)
     store = api.server.components.store
-    before = await store.load_namespace(("shop",))
+    count_before = await store.load_namespace(("shop",))
     assert (await api("PUT", "/api/v1/namespaces/shop", body)).raw == first.raw
     after = await store.load_namespace(("shop",))
-    assert before is not None
+    assert count_before is not None
     assert after is not None
-    assert after.version == before.version
+    assert after.version == count_before.version
 
 
 async def test_concurrent_puts_leave_the_properties_of_one_of_them(api: Api) -> None:
@@ -126,9 +128,9 @@ async def test_put_creates_a_table_and_a_repeat_changes_nothing(api: Api) -> Non
     body = {"schema": SCHEMA, "partition-spec": spec, "properties": {"owner": "ann"}}
     created = await api("PUT", TABLE, body)
     assert created.status == 200, created.raw
-    before = await count_instants(api)
+    count_before = await count_instants(api)
     assert (await api("PUT", TABLE, body)).json == created.json
-    assert await count_instants(api) == before
+    assert await count_instants(api) == count_before
     changed = await api("PUT", TABLE, {**body, "properties": {"team": "data"}})
     assert changed.json["uuid"] == created.json["uuid"]
     assert {"owner": "ann", "team": "data"}.items() <= (await read_table_properties(api)).items()
@@ -154,13 +156,15 @@ async def test_put_refuses_another_schema_of_a_table(api: Api) -> None:
 async def test_put_creates_and_replaces_a_view_and_a_repeat_changes_nothing(api: Api) -> None:
     created = await api("PUT", VIEW, declare_view("SELECT 1", owner="ann"))
     assert created.status == 200, created.raw
-    before = await count_instants(api)
+    count_before = await count_instants(api)
     assert (await api("PUT", VIEW, declare_view("SELECT 1", owner="ann"))).json == created.json
-    assert await count_instants(api) == before
+    assert await count_instants(api) == count_before
     assert (await api("PUT", VIEW, declare_view("SELECT 2"))).json["uuid"] == created.json["uuid"]
     metadata = (await api("GET", "/v1/namespaces/db/views/v")).json["metadata"]
-    current = next(one for one in metadata["versions"] if one["version-id"] == metadata["current-version-id"])
-    assert [one["sql"] for one in current["representations"]] == ["SELECT 2"]
+    current = next(
+        version for version in metadata["versions"] if version["version-id"] == metadata["current-version-id"]
+    )
+    assert [version["sql"] for version in current["representations"]] == ["SELECT 2"]
     assert metadata["properties"]["owner"] == "ann"
     await api("PUT", TABLE, {"schema": SCHEMA})
     assert (await api("PUT", "/api/v1/views/db/t", declare_view("SELECT 1"))).error[0] == 409

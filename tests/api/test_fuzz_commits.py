@@ -1,4 +1,4 @@
-"""Tests with random commits of updates, each of which is valid alone. Together, most commits are invalid.
+"""Tests with random commits of updates. Each update is valid alone, but most commits are invalid.
 
 Ids collide or do not exist, types cannot change, and references name removed objects. The server accepts or rejects
 each commit, never with a 5xx. Afterwards the table can be loaded, and PyIceberg reads its metadata.

@@ -37,7 +37,7 @@ async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path
         assert not c.findings, c.format_verdict()
 
 
-# The campaign can fail
+# Tests that the campaign can fail
 
 
 async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatc
 
 
 async def test_writer_who_may_read_the_other_namespace_is_detected(tmp_path: Path) -> None:
-    """With an excessive grant the same campaign reports leaks, so the oracle searches the answers."""
+    """With an excessive grant, the same campaign reports leaks. So the oracle does search the answers."""
     rng = random.Random(4)
     async with open_world(tmp_path, rng) as world:
         grant = {"principal": "mallory", "role": "reader", "namespace": [world.victim]}
@@ -104,7 +104,7 @@ async def test_file_that_the_server_writes_and_deletes_at_once_is_detected(tmp_p
 
 
 async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: Path) -> None:
-    """Otherwise a server that rejects everything would pass each campaign."""
+    """If this failed, a server that rejects every request would pass each campaign."""
     rng = random.Random(6)
     async with open_world(tmp_path, rng) as world:
         c = AttackCampaign(world, rng, 6)

@@ -1,4 +1,4 @@
-"""Tests of claims between processes: one claim at a time for a key, until release, close or death."""
+"""Tests of claims between processes: one claim at a time for a key, until it is released or its process ends."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_claim_is_exclusive_within_a_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["a file", "a folder"])
-def test_every_first_claim_is_granted_where_locks_do_not_work(tmp_path: Path, place: str) -> None:
+def test_every_first_claim_is_granted_if_file_locks_do_not_work(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
     claims = Claims(tmp_path / "file" / "claims" if place == "a file" else tmp_path)
     assert claims.take("k")

@@ -1,4 +1,4 @@
-"""Tests of single flight: one fetch for a key at a time; a cancelled waiter does not affect the others."""
+"""Tests of single flight: one fetch for a key at a time, and a cancelled waiter does not affect the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.seeds import quick
 
 
 class HeldSource:
-    """A source that counts fetches; the test decides when they end."""
+    """A source that counts fetches. The test decides when they end."""
 
     def __init__(self) -> None:
         self.started = 0
@@ -43,7 +43,7 @@ async def test_many_callers_share_one_fetch() -> None:
     flights.check_invariants()
 
 
-async def test_calls_for_different_keys_run_at_once_and_results_are_not_kept() -> None:
+async def test_calls_for_different_keys_run_concurrently_and_results_are_not_cached() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
     slow, quick = HeldSource(), HeldSource()
     quick.gate.set()

@@ -1,6 +1,7 @@
-"""A separate process on a shared folder: `python -m tests.cache.worker FOLDER SEED STEPS`, 0 steps for ever.
+"""A worker process on a shared cache folder.
 
-It puts, gets and discards keys of a small set; it prints a line for each wrong value and a summary, as JSON.
+Usage: `python -m tests.cache.worker FOLDER SEED STEPS`. With 0 steps it never ends. It puts, gets and discards keys of
+a small set. It prints a line for each wrong value, and a summary as JSON.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ SCHEMA: dict[str, Any] = {
 
 
 class RandomFaults:
-    """Faults from a seed; with `rate` 0 nothing fails."""
+    """Random faults from a seed. With `rate` 0 nothing fails."""
 
     def __init__(self, seed: int, rate: float) -> None:
         self.random = random.Random(seed)
@@ -137,7 +137,7 @@ class RacingStore:
 
 @asynccontextmanager
 async def open_racing_rigs(home: Path) -> AsyncIterator[tuple[CatalogRig, CatalogRig, RacingStore]]:
-    """Yield a rig, a second rig over the same database, and the store of the first, which can run an intruder."""
+    """Yield a rig, a second rig over the same database, and the store of the first rig, which can run an intruder."""
     capture = WrapperCapture(RacingStore)
     async with open_rig(home, wrap_store=capture) as rig, open_rig(home) as other:
         yield rig, other, capture.wrapper

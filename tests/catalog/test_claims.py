@@ -1,4 +1,4 @@
-"""Tests that no two tables, views or functions overlap, and that each keeps its locations when its name moves."""
+"""Tests that no two tables, views or functions overlap, and that each keeps its locations when it is renamed."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ async def check_rejected(rig: CatalogRig, caller: Caller, location: str) -> None
 
 
 @pytest.mark.parametrize("caller", [CONFINED_CALLER, CALLER])
-async def test_location_inside_that_of_a_moved_table_is_rejected(tmp_path: Path, caller: Caller) -> None:
+async def test_location_inside_a_moved_table_is_rejected(tmp_path: Path, caller: Caller) -> None:
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
         for spelling in _list_spellings(location):
             await check_rejected(rig, caller, spelling)
 
 
-async def test_no_location_may_contain_that_of_a_table(tmp_path: Path) -> None:
+async def test_location_that_contains_a_table_is_rejected(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/deep"
@@ -166,7 +166,7 @@ async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: 
         assert [type(outcome) for outcome in outcomes].count(BadRequest) == 3, outcomes
 
 
-async def test_staging_pass_does_not_open_a_location_that_belongs_to_another_table_now(tmp_path: Path) -> None:
+async def test_staging_pass_does_not_open_a_location_that_another_table_has_claimed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/staged"
@@ -201,7 +201,7 @@ async def test_symbolic_link_does_not_bypass_a_claim(tmp_path: Path) -> None:
 
 
 async def test_claim_belongs_to_the_path_and_not_to_the_target_of_a_link(tmp_path: Path) -> None:
-    """A folder that becomes a link after its table was created claims nothing in the target."""
+    """If a folder becomes a link after its table was created, the table claims nothing in the target."""
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
         before = await rig.catalog.context.store.claims((await rig.catalog.tables.load_entry(("b",), "moved")).uuid)
@@ -309,21 +309,23 @@ async def test_dropped_entry_can_be_recreated_only_with_its_name_and_location(tm
         tables, dropped = rig.catalog.tables, rig.catalog.dropped
         place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/again"
 
-        def make(name: str, location: str = place, caller: Caller = CONFINED_CALLER) -> Any:
+        def create_table(name: str, location: str = place, caller: Caller = CONFINED_CALLER) -> Any:
             return tables.create(caller, ("a",), CreateTable(name=name, schema=SCHEMA, location=location))
 
-        first = (await make("again")).entry
+        first = (await create_table("again")).entry
         await tables.drop(CONFINED_CALLER, ("a",), "again", purge=True)
         for name, location in (("other", place), ("again", f"{place}/in")):
             with pytest.raises(BadRequest, match="overlaps"):
-                await make(name, location)
-        second = (await make("again")).entry
+                await create_table(name, location)
+        second = (await create_table("again")).entry
         (row,) = (await dropped.list(("a",), None, None)).items
         with pytest.raises(CommitConflict, match="since it was dropped"):
             await dropped.restore(CONFINED_CALLER, row.id, None, "back")
         await dropped.purge(CALLER, row.id)
         assert await rig.objects.exists(second.metadata_location)
-        assert await rig.objects.exists(first.metadata_location), "it lies in a place that is another's now"
+        assert await rig.objects.exists(first.metadata_location), (
+            "the file is in a location that another table has claimed"
+        )
         assert (await tables.load(("a",), "again")).entry == second
 
 
@@ -342,7 +344,7 @@ async def test_dropped_entry_cannot_be_registered_over_the_current_owner_of_its_
             with pytest.raises(CommitConflict, match="since it was dropped"):
                 await tables.register(CALLER, ("a",), "old", first.metadata_location, overwrite=overwrite)
         assert (await tables.load(("a",), "again")).entry == second
-        # The entry may be restored in place of the other entry, and the other entry may follow.
+        # The first entry may replace the second entry, and then the second may replace the first.
         for entry in (first, second):
             name = "again"
             await tables.register(CALLER, ("a",), name, entry.metadata_location, overwrite=True)
@@ -376,7 +378,7 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
         before = await list_claimed_locations()
         assert before[1] == {make_location_key(parse_location(allowed))}
         await tables.register(CALLER, *name, first.metadata_location, overwrite=True)
-        assert await list_claimed_locations() == (before[0], set()), "files lie where they were written"
+        assert await list_claimed_locations() == (before[0], set()), "the table keeps the locations of its files"
         await tables.register(CALLER, *name, second.metadata_location, overwrite=True)
         assert await list_claimed_locations() == before
         await check_rejected(rig, CALLER, location)
@@ -398,7 +400,7 @@ async def test_table_without_a_uuid_cannot_be_registered_in_another_namespace(tm
 
 
 async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -> None:
-    """Metadata of old writers have no UUID, and a commit or an overwritten file may give them any UUID."""
+    """Metadata files of old writers have no UUID, and a commit or an overwritten file may give them any UUID."""
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         tables, name = rig.catalog.tables, (("a",), "old")
@@ -441,7 +443,7 @@ async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -
         assert stored_entry.uuid == entry.uuid
 
 
-async def test_view_whose_file_was_replaced_by_another_views_is_neither_served_nor_changed(tmp_path: Path) -> None:
+async def test_view_with_the_metadata_file_of_another_view_is_neither_served_nor_changed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
         views = rig.catalog.views

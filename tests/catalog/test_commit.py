@@ -1,4 +1,4 @@
-"""Tests of commits: all or nothing, one winner, and the first outcome for a repeat."""
+"""Tests of commits: all or nothing, one winner, and the first answer for a repeat."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_commit_moves_the_pointer_and_adds_an_instant(tmp_path: Path) -> N
         assert instants[-1].summary["added-records"] == "1"
 
 
-async def test_repeated_commit_gets_its_first_outcome(tmp_path: Path) -> None:
+async def test_repeated_commit_gets_the_first_answer(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
         first = await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
@@ -81,7 +81,7 @@ def _require_uuid(uuid: str, snapshot_id: int) -> tuple[list[dict[str, Any]], li
 
 @pytest.mark.parametrize("spell", [str.lower, str.upper])
 @pytest.mark.parametrize("fate", ["renamed", "dropped", "replaced"])
-async def test_repeat_on_a_name_that_left_its_table_never_reports_failure(
+async def test_repeat_never_reports_failure_after_its_table_has_lost_the_name(
     tmp_path: Path, fate: str, spell: Callable[[str], str]
 ) -> None:
     async with open_rig(tmp_path) as rig:
@@ -102,7 +102,7 @@ async def test_repeat_on_a_name_that_left_its_table_never_reports_failure(
             await rig.commits.commit_table(CALLER, DB, "t", *_require_uuid(str(loaded_table.metadata.table_uuid), 8))
 
 
-async def test_repeated_transaction_gets_its_first_outcome_and_a_different_one_does_not(tmp_path: Path) -> None:
+async def test_repeated_transaction_gets_the_first_answer_but_a_changed_transaction_does_not(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         changes = []
         for number, name in enumerate(("a", "b"), 1):
@@ -142,7 +142,9 @@ async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path)
         await rig.publisher.close()
         log = {entry.metadata_file for entry in table.metadata.metadata_log}
         assert table.entry is not None
-        assert await rig.list_files() == log | {table.entry.metadata_location}, "the lost attempt's file must be gone"
+        assert await rig.list_files() == log | {table.entry.metadata_location}, (
+            "the file of the lost attempt must be deleted"
+        )
 
 
 async def test_lost_swap_whose_requirement_no_longer_holds_is_a_conflict(tmp_path: Path) -> None:
@@ -245,7 +247,9 @@ async def test_staged_table_is_created_by_its_first_commit(tmp_path: Path) -> No
         second_table = await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
         assert second_table.entry is not None
         assert table.entry is not None
-        assert second_table.entry.metadata_location == table.entry.metadata_location, "a lost reply, asked again"
+        assert second_table.entry.metadata_location == table.entry.metadata_location, (
+            "a repeated creation gets the same answer"
+        )
         create[0]["uuid"] = "5b0c6e1a-8f2e-4a57-9a64-0d1c5f3b7e21"
         with pytest.raises(CommitConflict, match="table already exists"):
             await rig.commits.commit_table(CALLER, DB, "t", requirements, create)
@@ -277,7 +281,7 @@ async def test_missing_objects_are_named_in_the_error(tmp_path: Path) -> None:
             await rig.catalog.tables.create(CALLER, DB, CreateTable(name="t", schema=SCHEMA, location="file:///etc/t"))
 
 
-async def test_old_metadata_files_are_deleted_as_the_properties_say(tmp_path: Path) -> None:
+async def test_old_metadata_files_are_deleted_according_to_the_properties(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         keep = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
         await rig.table(properties=keep)
@@ -290,7 +294,7 @@ async def test_old_metadata_files_are_deleted_as_the_properties_say(tmp_path: Pa
         assert await rig.list_files() == metadata_files | {table.entry.metadata_location}
 
 
-async def test_copy_never_deletes_the_metadata_files_of_its_source_table(tmp_path: Path) -> None:
+async def test_copied_table_never_deletes_the_metadata_files_of_its_source(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         keep = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
         await rig.table(properties=keep)
@@ -340,8 +344,10 @@ async def test_metadata_file_numbers_continue_after_register(tmp_path: Path) -> 
 WRITERS = [Caller(principal_name=name, request_id=f"request-of-{name}") for name in ("ann", "bob")]
 
 
-async def publish(rig: CatalogRig, loaded_table: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
-    """Publish consecutive appends by ann and bob in turn; ann's producer advances to `sequence`."""
+async def publish_appends(
+    rig: CatalogRig, loaded_table: LoadedTable, *snapshots: int, sequence: int = 1
+) -> LoadedTable:
+    """Publish consecutive appends, by ann and bob in turn. The producer of ann advances to `sequence`."""
     assert loaded_table.entry is not None
     updates, happenings = [], []
     parent, last = loaded_table.metadata.current_snapshot_id, loaded_table.metadata.last_sequence_number
@@ -366,7 +372,7 @@ async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(t
         await rig.table()
         loaded_table = await rig.catalog.tables.load(DB, "t")
         assert loaded_table.entry is not None
-        publication = await publish(rig, loaded_table, 7, 8, 9)
+        publication = await publish_appends(rig, loaded_table, 7, 8, 9)
         current_table = await rig.catalog.tables.load(DB, "t")
         assert publication.entry is not None
         assert current_table.entry is not None
@@ -402,26 +408,26 @@ async def test_commit_that_cannot_be_published_leaves_no_trace(tmp_path: Path) -
         await rig.table()
         loaded_table = await rig.catalog.tables.load(DB, "t")
         await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1"))
-        stands, before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
-        assert stands.entry is not None
+        current_table, files_before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
+        assert current_table.entry is not None
         with pytest.raises(CommitConflict, match="changed by another commit"):
-            await publish(rig, loaded_table, 7)
-        assert await rig.store.load_producer(stands.entry.uuid, "ann") is None
+            await publish_appends(rig, loaded_table, 7)
+        assert await rig.store.load_producer(current_table.entry.uuid, "ann") is None
         with pytest.raises(ValueError, match="metadata is unchanged"):
             await rig.publisher.publish(
-                CALLER, stands.entry, stands.metadata, stands.metadata, events=[], operations=[]
+                CALLER, current_table.entry, current_table.metadata, current_table.metadata, events=[], operations=[]
             )
-        await publish(rig, stands, 8, sequence=4)
-        stands, before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
+        await publish_appends(rig, current_table, 8, sequence=4)
+        current_table, files_before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
         with pytest.raises(CommitConflict, match="has already committed sequence 4"):
-            await publish(rig, stands, 9, sequence=4)
+            await publish_appends(rig, current_table, 9, sequence=4)
         await rig.publisher.close()
-        assert await rig.list_files() == before
-        assert await rig.catalog.tables.load(DB, "t") == stands
+        assert await rig.list_files() == files_before
+        assert await rig.catalog.tables.load(DB, "t") == current_table
 
 
 class LostReplyStore:
-    """A store that loses one transaction's request or reply, and may be silent afterwards."""
+    """A store that loses the request or the reply of one transaction, and afterwards may not answer."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -454,7 +460,7 @@ async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknow
         assert loaded_table.entry is not None
         capture.wrapper.loses, capture.wrapper.falls_silent = lost, silent
         try:
-            await publish(rig, loaded_table, 7, 8)
+            await publish_appends(rig, loaded_table, 7, 8)
             outcome = "published"
         except (CommitConflict, CommitUnknown) as error:
             outcome = error.kind
@@ -476,11 +482,11 @@ async def test_publications_and_commits_of_one_process_take_turns(tmp_path: Path
             )
             for _ in range(20):
                 await asyncio.sleep(0.001)
-            publication = await publish(rig, loaded_table, 7)
+            publication = await publish_appends(rig, loaded_table, 7)
         after = await waiting_task
         await rig.publisher.close()
         assert after.metadata.current_snapshot_id == 7
         assert after.entry is not None
         assert publication.entry is not None
         assert after.entry.previous_location == publication.entry.metadata_location
-        assert len(await rig.list_files()) == 3, "nobody has written in vain"
+        assert len(await rig.list_files()) == 3, "no attempt has written an unused file"

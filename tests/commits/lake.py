@@ -1,6 +1,6 @@
 """A table written only by changes: real files with metrics, their ContentFile JSON, and their rows.
 
-Rows are (id, part, value). The tests store the rows that a reader must see, in plain Python.
+Rows are (id, part, value). The tests store the rows that a reader must see as plain Python tuples.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _count_waiting(commits: Commits) -> None:
 
 @dataclass
 class CommitTable:
-    """The table `db.<name>`; `spec` are the fields of partition spec 0, by identity of `part` or none."""
+    """The table `db.<name>`. `spec` has the fields of partition spec 0: the identity of `part`, or none."""
 
     api: Api
     folder: Path
@@ -58,7 +58,7 @@ class CommitTable:
     version: int
     spec: Sequence[dict[str, Any]]
     rows: dict[str, list[Row]] = field(default_factory=dict)
-    """The rows of each data file that was written"""
+    """The rows of each written data file, by path."""
     _file_numbers: Any = field(default_factory=itertools.count)
 
     @staticmethod

@@ -1,6 +1,7 @@
-"""A reader of tables that follows the specification alone: files, rows, row ids, and invariants of every snapshot.
+"""A reader of tables that follows only the specification: files, rows, row ids, and invariants of every snapshot.
 
-It shares no code with the server: fastavro for manifests, pyarrow for Parquet, pyroaring for deletion vectors.
+It shares no code with the server. It uses fastavro for manifests, pyarrow for Parquet, and pyroaring for deletion
+vectors.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class PlannedFile:
 
 
 def to_local_path(location: str) -> Path:
-    """Return the local path; engines write file:///p and file:/p."""
+    """Return the local path of a location. Engines write file:///p and file:/p."""
     return Path("/" + location.removeprefix("file:").lstrip("/"))
 
 
@@ -183,7 +184,7 @@ def _check_row_ids(metadata: dict[str, Any], snapshot: dict[str, Any], live: lis
             assert item.first_row_id is not None, item.path
             spans.append((item.first_row_id, item.first_row_id + item.records))
     spans.sort()
-    for before, after in pairwise(spans):
-        assert before[1] <= after[0], "two rows have one id"
+    for previous, after in pairwise(spans):
+        assert previous[1] <= after[0], "two rows have the same id"
     assert all(end <= metadata["next-row-id"] for _, end in spans)
     assert snapshot["first-row-id"] + snapshot["added-rows"] <= metadata["next-row-id"]

@@ -1,4 +1,4 @@
-"""Tests of random pairs of changes from one snapshot: commits are right, and no independent change is rejected."""
+"""Tests of random pairs of changes from one snapshot. Commits are correct, and no independent change is rejected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.server.rig import run_server
 SEED = first_seed("COMMIT_SEED")
 
 
-async def _play(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
+async def _commit_pair(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
     case = await ConcurrentChanges.make(api, seed, name)
     label = f"COMMIT_SEED={seed} {case.first} {case.second}"
     bodies = [case.build_body(case.first), case.build_body(case.second)]
@@ -37,10 +37,10 @@ async def _play(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
 
 
 async def _run_campaign(api: Api, count: int) -> Counter[str]:
-    print(f"conflicts: COMMIT_SEED={SEED} of the first of {count}")
+    print(f"conflicts: COMMIT_SEED={SEED} is the seed of the first of {count} pairs")
     outcomes: Counter[str] = Counter()
     for number in range(count):
-        await _play(api, SEED + number, f"t{number}", outcomes)
+        await _commit_pair(api, SEED + number, f"t{number}", outcomes)
     print(dict(outcomes))
     return outcomes
 

@@ -1,4 +1,4 @@
-"""Tests of consecutive turns: however many there are, other changes wait not much longer than for one."""
+"""Tests of consecutive turns with a table's lock: other changes wait about as long as for one turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_consecutive_turns_delay_others_no_longer_than_one_turn(tmp_path: 
         await lake.commit(remove)
         async with server.components.engine_commits.publisher.lock(
             ("db",), "t"
-        ):  # All that arrive meanwhile are one group.
+        ):  # All changes that arrive in this time form one group.
             first = asyncio.create_task(lake.append([(1, 0, "a")]))
             await lake.wait_for_changes(1)
             tasks = [asyncio.create_task(lake.send({**remove, "change-id": f"c{n}"})) for n in range(CHANGES)]

@@ -1,4 +1,6 @@
-"""Tests of the layout of a column, compared with loops over the files, for random tables with all kinds of bounds."""
+"""Tests of the layout of a column. Loops over the files compute the expected layout, for random tables with all kinds
+of bounds.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,9 @@ def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict
 
 
 class ExpectedLayout:
-    """The layout computed by loops.
+    """The layout, computed by loops.
 
-    It has the `ranges` of each snapshot; the positions are those of the answer, which other tests check.
+    It uses the `ranges` of each snapshot. The positions are those of the answer, which other tests check.
     """
 
     def __init__(self, column: str, snapshots: list[list[Range]], by_rank: bool) -> None:
@@ -86,7 +88,9 @@ class ExpectedLayout:
         return sum(low <= value <= high for low, high in self.snapshots[number])
 
     def compute_mean_depth(self, number: int) -> float | None:
-        """Return for each file the depth between neighbouring values, weighted by their distance."""
+        """Return the mean depth of a snapshot. The depths between neighbouring values are weighted by the values'
+        distance.
+        """
         ranges = self.snapshots[number]
         total = 0.0
         for low, high in ranges:
@@ -101,10 +105,10 @@ class ExpectedLayout:
         return total / len(ranges) if ranges else None
 
     def list_values_at(self, position: float) -> list[Any]:
-        return [value for value, own in self.position.items() if abs(own - position) < 1e-12]
+        return [value for value, value_position in self.position.items() if abs(value_position - position) < 1e-12]
 
 
-def check(
+def check_layout(
     answer: dict[str, Any], column: str, expected: ExpectedLayout, files: list[int], bars: int, points: int
 ) -> None:
     assert answer["scale"] == ("value" if expected.by_value else "rank")
@@ -158,7 +162,7 @@ def check_sizes(layout: dict[str, Any], files: list[dict[str, Any]]) -> None:
     ]
 
 
-async def check_one_table(server: RunningServer, name: str, rng: random.Random) -> None:
+async def check_table(server: RunningServer, name: str, rng: random.Random) -> None:
     location = await create_table(server, name)
     empty = (await ask(server, "GET", f"/api/v1/tables/db/{name}/layout/id"))["snapshots"][0]
     assert (empty["snapshot-id"], empty["files"], empty["depth-mean"], empty["bars"]) == (None, 0, None, [])
@@ -176,7 +180,7 @@ async def check_one_table(server: RunningServer, name: str, rng: random.Random) 
         answer = await ask(server, "GET", f"/api/v1/tables/db/{name}/layout/{column}?{query}")
         expected = ExpectedLayout(column, ranges if has_comparison else ranges[:1], by_rank)
         files = [len(later_bounds), len(earlier)]
-        check(answer, column, expected, files, bars, points)
+        check_layout(answer, column, expected, files, bars, points)
         check_sizes(answer["snapshots"][0], [*first, *second])
         assert [snapshot["snapshot-id"] for snapshot in answer["snapshots"]] == (
             ids[::-1] if has_comparison else [ids[1]]
@@ -190,7 +194,7 @@ async def test_layout_equals_that_of_a_loop_over_the_files(tables: int, tmp_path
     rng = random.Random(seed)
     async with run_server(tmp_path) as server:
         for number in range(tables):
-            await check_one_table(server, f"t{number}", rng)
+            await check_table(server, f"t{number}", rng)
 
 
 async def test_column_without_a_layout_is_rejected(tmp_path: Path) -> None:
@@ -214,7 +218,7 @@ async def test_column_without_a_layout_is_rejected(tmp_path: Path) -> None:
 
 
 class _Bounds:
-    """Files with numbers as bounds, without a table."""
+    """The statistics of files with numbers as bounds, without a table."""
 
     form = Form.INTEGERS
 
@@ -228,7 +232,7 @@ class _Bounds:
         return np.arange(self.files, dtype=np.int64) * 1000 + (500 if side == "upper" else 0)
 
 
-def test_numeric_bounds_stay_arrays() -> None:
+def test_numeric_bounds_are_not_converted_to_objects() -> None:
     files = 100_000
     tracemalloc.start()
     try:
@@ -236,7 +240,7 @@ def test_numeric_bounds_stay_arrays() -> None:
         memory_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # A bound has a key, a position and a rank of 8 bytes each; a number object takes 40.
+    # A bound takes a key, a position and a rank of 8 bytes each. As a Python number it would take 40 bytes more.
     assert memory_bytes < 2 * files * 32
     assert [axis.get_key(rank) for rank in (0, 1, 2 * files - 1)] == [0, 500, (files - 1) * 1000 + 500]
     assert len(ranges[0].lower) == files

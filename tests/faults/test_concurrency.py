@@ -1,4 +1,4 @@
-"""Tests of eight processes on one table and fifty on one name: linearisable history, one winner, no loss, no 5xx."""
+"""Tests of eight processes on one table and fifty on one name: a linearisable history, one winner, no loss, no 5xx."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from tests.faults.rigs.linear import Event, find_violations
 from tests.services.postgres import Postgres
 from tests.services.seamark import Seamark
 
-# A new process gets all modules from the fork server: importing them in each costs more than its work.
+# A new process gets all modules from the fork server, because an import takes longer than the work of a process.
 _FORKS = multiprocessing.get_context("forkserver")
 
 
 def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], Counter[int]]:
-    """Append until `commits` commits succeeded, recording each attempt; count answers other than 200 and 409."""
+    """Append until `commits` commits have succeeded. Return each attempt, and the number of answers other than 200 and
+    409.
+    """
     client = HttpClient(base_url)
     events: list[Event] = []
     statuses: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""Tests that no live file is ever deleted by concurrent commits, drops, purges, undrops, renames and registers.
+"""Tests that concurrent commits, drops, purges, undrops, renames and registers never delete a live file.
 
 Afterwards every live table can be loaded, and every file that it refers to exists.
 """
@@ -32,7 +32,7 @@ purge).
 
 
 class RandomClient:
-    """A client that does something random to a random table; every answer is counted by its status."""
+    """A client that sends random requests for a random table. It counts every answer by its status."""
 
     def __init__(self, base_url: str, seed: int, number: int) -> None:
         self._client = HttpClient(base_url)
@@ -97,7 +97,7 @@ class RandomClient:
         return self._client.call("POST", TABLES, {"name": name, "schema": SCHEMA, "properties": KEEP_LITTLE})
 
     def _register(self, name: str) -> tuple[int, Any]:
-        """Register a second name for a live table, or a name for a dropped one; both then share their files."""
+        """Register a second name for a live table, or a name for a dropped table. Both names then share their files."""
         row = self._choose_dropped() if self._random.random() < 0.5 else None
         if row is None:
             status, body = self._client.call("GET", f"{TABLES}/{self._random.choice(NAMES)}")
@@ -116,7 +116,7 @@ def _to_path(location: str) -> Path:
 
 
 def _list_snapshot_files(location: str, snapshot_id: int) -> list[str]:
-    """Return the files of a snapshot of this test: data file, manifest, manifest list."""
+    """Return the files of a snapshot that this test writes: data file, manifest, manifest list."""
     return [
         f"{location}/data/{snapshot_id}.parquet",
         *(f"{location}/metadata/{kind}-{snapshot_id}.avro" for kind in "ml"),
@@ -124,7 +124,7 @@ def _list_snapshot_files(location: str, snapshot_id: int) -> list[str]:
 
 
 def _write_snapshot(location: str, snapshot_id: int) -> str:
-    """Write the files of an append, with the fields that refer to one another.
+    """Write the files of an append, with the fields that refer to other files.
 
     Return the manifest list's location.
     """
@@ -155,8 +155,8 @@ def _build_record_schema(name: str, kind: Any) -> Any:
 def _find_missing_files(server: Seamark, registered: set[str]) -> list[str]:
     """Return the missing files to which live tables refer, and tables that cannot be loaded.
 
-    The log of a registered table is not checked: a registered older file has an older log, and later commits may have
-    deleted its files correctly.
+    The log of a registered table is not checked. If an older file was registered, later commits may have correctly
+    deleted the files of its older log.
     """
     client = HttpClient(server.base_url)
     results = []

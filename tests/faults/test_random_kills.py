@@ -1,4 +1,4 @@
-"""A campaign: one of two replicas is killed at random moments, repeatedly, while clients commit through both."""
+"""A test that repeatedly kills one of two replicas at random moments, while clients commit through both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUNDS = int(os.environ.get("FAULT_ROUNDS", "15"))
 def test_replicas_killed_at_random_moments_lose_no_acknowledged_commit(
     start_seamark: Callable[..., Seamark], postgres_url: str
 ) -> None:
-    """FAULT_SEED repeats the moments of a run (not the machine's own timing); FAULT_ROUNDS makes it longer."""
+    """FAULT_SEED repeats the moments of a run, but not the machine's own timing. FAULT_ROUNDS makes the test longer."""
     seed = first_seed("FAULT_SEED")
     print(f"random kills: FAULT_SEED={seed} FAULT_ROUNDS={ROUNDS}")
     source = random.Random(seed)

@@ -16,8 +16,9 @@ DB = ("db",)
 
 
 class LosingStore:
-    """A store that commits the swap and loses its reply, then accepts the tombstone's read but fails to read
-    the instant.
+    """A store that commits the swap and loses its reply.
+
+    Afterwards it fails to record the rollback if `in_tombstone` is set, and it always fails to load the instant.
     """
 
     def __init__(self, store: Any) -> None:
@@ -43,7 +44,9 @@ class LosingStore:
         return await self._store.load_instant(instant_id)
 
 
-@pytest.mark.parametrize("in_tombstone", [True, False], ids=["asking fails", "reading the answer fails"])
+@pytest.mark.parametrize(
+    "in_tombstone", [True, False], ids=["recording the rollback fails", "loading the instant fails"]
+)
 @pytest.mark.parametrize("error", [RetryLater("injected: away"), StorageError("injected: broken")], ids=["away", "bad"])
 async def test_failed_check_of_a_lost_commit_keeps_its_file(
     tmp_path: Path, error: SeamarkError, in_tombstone: bool

@@ -1,4 +1,6 @@
-"""A store in memory behind the gateway's cache: it answers like S3, in odd pieces, and sometimes incompletely."""
+"""A store in memory behind the gateway's cache. It answers like S3, in pieces of random sizes, and sometimes
+incompletely.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class StoredObject:
 
 
 class FakeStore:
-    """The port of the cache, and also the backend behind it.
+    """The store of the cache, and also the backend behind it.
 
     `fails` is the share of answers that break.
     """

@@ -152,13 +152,13 @@ def test_object_in_parts_appears_when_its_upload_is_completed(rig: GatewayRig) -
     client.put_object(**address, Body=body)
     assert client.get_object(**address)["Body"].read() == body
     assert client.get_object(**address, Range=f"bytes={PUT_BYTES_MAX}-")["Body"].read() == b"3" * 1000
-    second = client.create_multipart_upload(**address)["UploadId"]
-    client.abort_multipart_upload(**address, UploadId=second)
+    second_upload = client.create_multipart_upload(**address)["UploadId"]
+    client.abort_multipart_upload(**address, UploadId=second_upload)
     with pytest.raises(ClientError, match="NoSuchUpload"):
-        client.upload_part(**address, UploadId=second, PartNumber=1, Body=b"x")
+        client.upload_part(**address, UploadId=second_upload, PartNumber=1, Body=b"x")
 
 
-def test_large_body_that_is_not_the_signed_body_is_not_stored(rig: GatewayRig) -> None:
+def test_large_body_that_differs_from_the_signed_body_is_not_stored(rig: GatewayRig) -> None:
     keys = rig.create_table("forged")
     path, headers = keys.sign("PUT", "forged", hashlib.sha256(b"the signed body").hexdigest())
     answer = requests.put(keys.endpoint + path, headers=headers, data=b"4" * (PUT_BYTES_MAX + 1000), timeout=60)
@@ -167,7 +167,7 @@ def test_large_body_that_is_not_the_signed_body_is_not_stored(rig: GatewayRig) -
         keys.make_client().head_object(Bucket=keys.bucket, Key=f"{keys.prefix}forged")
 
 
-def test_keys_of_one_table_open_no_object_of_another(rig: GatewayRig) -> None:
+def test_keys_of_one_table_open_no_object_of_another_table(rig: GatewayRig) -> None:
     own, other = rig.create_table("own"), rig.create_table("other")
     other.make_client().put_object(Bucket=other.bucket, Key=f"{other.prefix}secret", Body=b"secret")
     client, foreign = own.make_client(), {"Bucket": other.bucket, "Key": f"{other.prefix}secret"}
@@ -204,24 +204,24 @@ async def test_conditional_writes_share_a_limit_of_memory() -> None:
     backend = CloudBackend(settings, SystemClock())
     request = make_mocked_request("PUT", "/bucket/wh/t/key")
 
-    def put(body: Body) -> Awaitable[web.StreamResponse]:
+    def start_put(body: Body) -> Awaitable[web.StreamResponse]:
         address, headers = Address("bucket", "wh/t/key", {}), {"if-none-match": "*"}
         return backend.answer(S3Call("PUT", address, headers, "id", "principal", False, request, body, None))
 
     body = _WaitingBody(1000)
-    write = asyncio.ensure_future(put(body))
+    write = asyncio.ensure_future(start_put(body))
     await asyncio.wait_for(body.is_read.wait(), timeout=30)
     with pytest.raises(S3Error, match="limit of 1,500 bytes of conditional writes") as refused:
-        await asyncio.wait_for(put(_WaitingBody(1000)), timeout=30)
+        await asyncio.wait_for(start_put(_WaitingBody(1000)), timeout=30)
     assert (refused.value.code, refused.value.status) == ("SlowDown", 503)
     write.cancel()
     with pytest.raises(asyncio.CancelledError):
         await write
     with pytest.raises(S3Error, match="at most 1500 bytes"):
-        await put(_WaitingBody(1501))
+        await start_put(_WaitingBody(1501))
     # The cancelled write has released its memory.
     with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(put(_WaitingBody(1500)), timeout=0.01)
+        await asyncio.wait_for(start_put(_WaitingBody(1500)), timeout=0.01)
 
 
 async def test_folder_is_listed_in_pages_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

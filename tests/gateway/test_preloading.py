@@ -67,11 +67,11 @@ def test_chosen_partitions_are_cached_before_their_first_reader(
     }
     table = catalog.create_table(f"pre.{kind}", PARTITIONED, partition_spec=SPEC, properties=properties)
     table.io = load_file_io(s3.build_client_properties())  # PyIceberg does not read its own writes through the cache.
-    before = count_events(counting_rig, "preloaded_file")
+    preloaded_before = count_events(counting_rig, "preloaded_file")
     for number in range(2):
         rows = pa.table({"id": range(number, number + 50), "p": ["hot", "cold"] * 25})
         table.append(rows)
-    block_until(lambda: count_events(counting_rig, "preloaded_file") >= before + 2)
+    block_until(lambda: count_events(counting_rig, "preloaded_file") >= preloaded_before + 2)
     files = {task.file.file_path: task.file.partition[0] for task in table.scan().plan_files()}
     assert sorted(files.values()) == ["cold", "cold", "hot", "hot"]
     proxy.requests.clear()
@@ -89,24 +89,26 @@ def test_chosen_partitions_are_cached_before_their_first_reader(
             assert (request_count == 0) is (partition == "hot"), (path, proxy.requests)
     finally:
         client.close()
-    assert count_events(counting_rig, "preloaded_file") == before + 2
+    assert count_events(counting_rig, "preloaded_file") == preloaded_before + 2
 
 
 @pytest.mark.slow
 def test_files_outside_the_tables_location_are_not_preloaded(counting_rig: GatewayRig, s3: S3) -> None:
-    """The table's metadata names files of another table, as after `add_files`."""
+    """The metadata names files of another table, as after Spark's `add_files`."""
     catalog = open_catalog(counting_rig)
     schema = Schema(NestedField(1, "id", LongType()))
     other = catalog.create_table("pre.other", schema)
     other.append(pa.table({"id": range(10)}))
     (path,) = [task.file.file_path for task in other.scan().plan_files()]
-    before = count_events(counting_rig, "preloaded_file")
+    preloaded_before = count_events(counting_rig, "preloaded_file")
     table = catalog.create_table("pre.thief", schema, properties={"seamark.cache.preload": "files"})
-    table.io = load_file_io(s3.build_client_properties())  # As a program with its own credentials
+    table.io = load_file_io(
+        s3.build_client_properties()
+    )  # PyIceberg reads the files with its own credentials, without the gateway.
     table.add_files([path])
     log: Path = counting_rig.seamark.log
     block_until(lambda: any("not preloaded" in line and "thief" in line for line in log.read_text().splitlines()))
-    assert count_events(counting_rig, "preloaded_file") == before
+    assert count_events(counting_rig, "preloaded_file") == preloaded_before
 
 
 @pytest.mark.few_cases(1)

@@ -1,4 +1,4 @@
-"""Tests that need helm. `make helm` builds it and names this file to pytest."""
+"""Tests that need helm. `make helm` builds helm and runs this file with pytest."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def test_chart_refuses_values_with_a_reason(values: list[str], message: str) -> 
 )
 def test_servers_restart_when_their_settings_change(value: str, is_changed: bool) -> None:
     arguments = ("template", "seamark", str(CHART), "-f", POSTGRESQL, "-s", "templates/deployment.yaml")
-    before, after = (run_helm(HELM, *arguments, *more).stdout for more in ((), ("--set", value)))
-    _, before_pod = before.split("  template:", 1)
-    _, after_pod = after.split("  template:", 1)
+    rendered_before, rendered_after = (run_helm(HELM, *arguments, *more).stdout for more in ((), ("--set", value)))
+    _, before_pod = rendered_before.split("  template:", 1)
+    _, after_pod = rendered_after.split("  template:", 1)
     assert (before_pod != after_pod) is is_changed
 
 

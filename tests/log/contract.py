@@ -241,7 +241,7 @@ class StreamLogContract:
 
 
 class DurableLogContract:
-    """The tests of a log whose rows outlive its process."""
+    """Tests of a log that keeps its rows after its process ends."""
 
     async def test_records_and_producers_survive_a_restart(self, opener: Opener) -> None:
         async with opener() as log:

@@ -24,7 +24,7 @@ from seamark.metaserver.log.waiting import Waiters
 
 
 class MemoryLog:
-    """A `StreamLog` in memory. Use `open_memory_log`."""
+    """A `StreamLog` in memory. Open it with `open_memory_log`."""
 
     def __init__(self, clock: Clock, *, producers_max: int, keep_ms: int, append_bytes_max: int) -> None:
         self._clock = clock
@@ -112,7 +112,7 @@ class MemoryLog:
             del self._records[shard]
 
     def trim(self) -> None:
-        """Remove all rows that are released."""
+        """Remove all released rows."""
         for shard, records in self._records.items():
             summary = self._state.shards[shard]
             first = bisect.bisect_right(records, summary.released, key=lambda each: each.end)
@@ -134,7 +134,7 @@ class MemoryLog:
 async def open_memory_log(
     clock: Clock, *, producers_max: int = 50_000, keep_ms: int = 7 * 86_400_000, append_bytes_max: int = 64 << 20
 ) -> AsyncIterator[MemoryLog]:
-    """Open a log in memory; its rows are lost at the end of the block."""
+    """Open a log in memory. Its rows are lost at the end of the block."""
     log = MemoryLog(clock, producers_max=producers_max, keep_ms=keep_ms, append_bytes_max=append_bytes_max)
     try:
         yield log

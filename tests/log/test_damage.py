@@ -1,4 +1,4 @@
-"""Tests of a log with damaged files: it cuts a torn tail, and never loses acknowledged rows without an error."""
+"""Tests of a log with damaged files. It truncates a torn tail, and never loses acknowledged rows without an error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find_last_segment(disk: SimulatedDisk) -> SimulatedFile:
     return disk.files[max(name for name in disk.files if name.endswith(".segment"))]
 
 
-async def test_a_record_that_is_torn_at_any_byte_is_cut_and_the_others_stay() -> None:
+async def test_record_torn_at_any_byte_is_removed_and_earlier_records_stay() -> None:
     disk, ends = await write_records(3)
     data = find_last_segment(disk).visible
     end = len(data[: ends[2] - HEADER_BYTES].rstrip(b"\0"))
@@ -64,7 +64,7 @@ async def test_a_flipped_bit_is_detected_or_changes_no_row() -> None:
     for place in range(ends[2]):
         flipped = copy_disk(disk)
         find_last_segment(flipped).visible[place] ^= 1 << place % 8
-        before = copy_disk(flipped)
+        original = copy_disk(flipped)
         try:
             async with open_log(flipped) as log:
                 assert await read_texts(log, A) == ["row 0", "row 1", "row 2"], place
@@ -72,14 +72,14 @@ async def test_a_flipped_bit_is_detected_or_changes_no_row() -> None:
         except Corrupt:
             noticed += 1
             contents = {name: file.visible for name, file in flipped.files.items()}
-            assert contents == {name: file.visible for name, file in before.files.items()}
+            assert contents == {name: file.visible for name, file in original.files.items()}
     assert noticed > ends[2] // 2
 
 
-async def test_a_flipped_bit_in_a_complete_segment_is_noticed_at_the_start_or_by_the_reader() -> None:
+async def test_flipped_bit_in_a_complete_segment_is_detected_at_the_start_or_by_the_reader() -> None:
     limits = SegmentLimits(segment_bytes=700, trim_interval_s=3600)
     rows = [f"row {number}" for number in range(12)]
-    for released in (0, 12):  # The start checks the bytes of a segment only if it has rows that are not released.
+    for released in (0, 12):  # At the start, the log checks the bytes of a segment only if it has unreleased rows.
         disk = SimulatedDisk()
         async with open_log(disk, limits) as log:
             for number, row in enumerate(rows):
@@ -139,7 +139,7 @@ async def test_retention_stops_before_a_damaged_segment_and_the_sizes_stay() -> 
         assert {shard: state.size_bytes for shard, state in log.list_shards().items()} == sizes
 
 
-async def test_a_missing_segment_is_noticed() -> None:
+async def test_missing_segment_is_detected() -> None:
     disk, _ = await write_records(60, SegmentLimits(segment_bytes=1500, trim_interval_s=3600))
     names = [name for name in disk.files if name.endswith(".segment")]
     assert len(names) > 3
@@ -152,7 +152,7 @@ async def test_a_missing_segment_is_noticed() -> None:
 
 
 async def test_copied_or_renamed_segment_is_refused() -> None:
-    """A copied or renamed file has valid checksums of its own place only."""
+    """The checksums of a segment file are valid only under its own name."""
     disk, _ = await write_records(60, SegmentLimits(segment_bytes=1500, trim_interval_s=3600))
     first, second, *_ = (name for name in disk.files if name.endswith(".segment"))
     disk.files[second].visible[:] = disk.files[first].visible
@@ -224,15 +224,17 @@ async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() ->
                 await refused_call
         with pytest.raises(LogUnavailable):
             log.read_watermarks([A])
-    disk.files[next(iter(disk.files))].waiting.clear()  # The kernel has dropped these pages after the failed sync.
+    disk.files[next(iter(disk.files))].waiting.clear()  # After the failed sync, the kernel has dropped these pages.
     async with open_log(disk) as log:
         await log.append({A: build_batch("second")}, StreamProducer("p", 1))
         assert await read_texts(log, A) == ["first", "second"]
     for file in disk.files.values():
-        assert file.durable == file.visible, "what the log serves is durable, although an earlier sync failed"
+        assert file.durable == file.visible, (
+            "all bytes that the log returns are durable, although an earlier sync failed"
+        )
 
 
-async def test_a_large_append_has_a_segment_of_its_own() -> None:
+async def test_large_append_gets_a_separate_segment() -> None:
     disk = SimulatedDisk()
     async with open_log(disk) as log:
         await log.append({A: build_batch("first")})
@@ -258,7 +260,7 @@ async def test_an_unexpected_failure_leaves_no_caller_waiting(monkeypatch: pytes
         assert await read_texts(log, A) == ["first"]
 
 
-async def test_other_files_in_the_folder_are_left_alone() -> None:
+async def test_foreign_files_in_the_folder_are_not_changed() -> None:
     disk, _ = await write_records(3)
     for name in ("notes.segment", "1.index", "lost+found", "00000000000000000001.segment.bak"):
         disk.create(name, b"mine")

@@ -61,7 +61,7 @@ async def two_logs(kafka: Kafka) -> AsyncIterator[tuple[KafkaLog, KafkaLog]]:
         yield first, second
 
 
-async def test_two_processes_have_one_order_of_rows_and_producers(two_logs: tuple[KafkaLog, KafkaLog]) -> None:
+async def test_two_processes_see_the_same_order_of_rows_and_producers(two_logs: tuple[KafkaLog, KafkaLog]) -> None:
     first, second = two_logs
     assert first.identity == second.identity
     appends = []
@@ -82,7 +82,7 @@ async def test_two_processes_have_one_order_of_rows_and_producers(two_logs: tupl
         assert await read_all(first, shard) == await read_all(second, shard)
 
 
-async def test_released_rows_are_deleted_and_a_head_replaces_the_journal(kafka: Kafka) -> None:
+async def test_released_rows_are_deleted_and_a_head_replaces_old_journal_records(kafka: Kafka) -> None:
     limits = KafkaLimits(batches_max=3)
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with open_kafka_log(address, SystemClock(), limits) as log:
@@ -113,9 +113,9 @@ async def test_a_batch_larger_than_a_record_of_kafka_is_read_back(kafka: Kafka) 
 
 
 class _ForgetfulProducer:
-    """A producer whose cluster stores records, and does not say where it stored the first ones.
+    """A producer whose cluster stores the first records, but does not report their offsets.
 
-    Smaller records than `size_bytes_min` are not forgotten.
+    It reports the offsets of records smaller than `size_bytes_min`.
     """
 
     def __init__(self, settings: dict[str, Any], *, forgotten: int, size_bytes_min: int = 0) -> None:
@@ -141,7 +141,7 @@ def _answer_without_offset(
     callback(None, SimpleNamespace(offset=lambda: None))
 
 
-async def test_rows_are_written_again_when_kafka_does_not_say_where_they_are(
+async def test_rows_are_written_again_if_kafka_does_not_report_their_offsets(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten=3))
@@ -155,7 +155,7 @@ async def test_rows_are_written_again_when_kafka_does_not_say_where_they_are(
         assert log.read_watermarks([A, B]) == {A: 4, B: 1}
 
 
-async def test_retention_keeps_a_large_batch_of_which_a_piece_is_written_again(
+async def test_retention_keeps_a_large_batch_if_one_piece_was_written_again(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten=1, size_bytes_min=10_000))
@@ -171,7 +171,7 @@ async def test_retention_keeps_a_large_batch_of_which_a_piece_is_written_again(
         assert record.batch == large
 
 
-async def test_an_append_fails_when_kafka_never_says_where_its_rows_are(
+async def test_append_fails_if_kafka_never_reports_the_offsets_of_its_rows(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten=3))
@@ -184,7 +184,7 @@ async def test_an_append_fails_when_kafka_never_says_where_its_rows_are(
 
 
 class _SilentProducer(_ForgetfulProducer):
-    """A producer that drops the answers to the first records, which a fault of the library or its thread would do."""
+    """A producer that drops the answers to the first records, as a fault of the library or its thread would."""
 
     def produce_batch(self, topic: str, messages: list[dict[str, Any]], partition: int) -> int:
         for message in messages:
@@ -207,7 +207,7 @@ async def test_an_append_whose_answers_are_lost_fails_in_time(kafka: Kafka, monk
 
 
 class _FailingConsumer:
-    """A consumer whose first reads of records fail, after they have taken the records."""
+    """A consumer whose first reads fail after they have taken the records."""
 
     failures = 2
 
@@ -226,7 +226,7 @@ class _FailingConsumer:
 
 
 class _LateConsumer:
-    """A consumer whose first message is an error of an earlier assignment, which the client library permits."""
+    """A consumer whose first message is an error of an earlier assignment, as the client library permits."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._consumer = Consumer(settings)
@@ -241,7 +241,7 @@ class _LateConsumer:
         return self._late.pop() if is_reader and self._late else self._consumer.poll(timeout_s)
 
 
-async def test_an_error_of_another_topic_does_not_end_a_read(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_of_another_topic_does_not_end_a_read(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "Consumer", _LateConsumer)
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:

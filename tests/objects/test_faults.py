@@ -1,4 +1,4 @@
-"""Tests that the failing store does what each fault says, because other tests rely on it."""
+"""Tests that the failing store behaves as each fault says, because other tests rely on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def base(tmp_path: Path) -> str:
 
 
 class TestFaultlessFaultyContract(ObjectStoreContract):
-    """Without faults it is a normal store."""
+    """The contract's tests of the failing store without faults."""
 
 
 @pytest.mark.parametrize(

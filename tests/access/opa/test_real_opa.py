@@ -1,4 +1,4 @@
-"""The recorded answers are those of a real server of Open Policy Agent, and Seamark's decisions over it follow them."""
+"""Compare the recorded answers with a real Open Policy Agent server, and check Seamark's decisions with this server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registrations and imports of callers whom a policy confines to the namespace of their request."""
+"""Tests of registrations and imports by callers whom a policy restricts to one namespace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOP, HR = "/v1/namespaces/shop", "/v1/namespaces/hr"
 
 
 class ShopPolicy(PolicyServer):
-    """A policy that allows root everything, and other principals everything in the namespace `shop`."""
+    """A policy that allows everything to root, and to other principals everything in the namespace `shop`."""
 
     async def handle(self, request: web.Request) -> web.Response:
         question = (await request.json())["input"]

@@ -1,4 +1,6 @@
-"""Tests of the route that returns rows by predicate, compared with plain Python in each client's semantics."""
+"""Tests of the route that returns rows by predicate. Plain Python computes the expected rows for each client's
+semantics.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def build_random_tree(rng: random.Random, depth: int, columns: tuple[int, ...]) 
     return Leaf(column, rng.choice(list(OPPOSITE)), rng.choice(values))
 
 
-def to_sql(tree: Tree) -> str:
+def format_as_sql(tree: Tree) -> str:
     if isinstance(tree, Leaf):
         name = COLUMNS[tree.column]
         if tree.value is None:
@@ -67,18 +69,18 @@ def to_sql(tree: Tree) -> str:
         return f"{name} {next(one for one, op in SQLS.items() if op == tree.op)} {literal}"
     operator, children = tree
     if operator == "not":
-        return f"NOT ({to_sql(children[0])})"
-    return "(" + f" {operator.upper()} ".join(map(to_sql, children)) + ")"
+        return f"NOT ({format_as_sql(children[0])})"
+    return "(" + f" {operator.upper()} ".join(map(format_as_sql, children)) + ")"
 
 
-def filter_json(tree: Tree) -> dict[str, Any]:
+def build_filter_json(tree: Tree) -> dict[str, Any]:
     if isinstance(tree, Leaf):
         leaf = {"type": tree.op, "term": COLUMNS[tree.column]}
         return leaf if tree.value is None else {**leaf, "value": tree.value}
     operator, children = tree
     if operator == "not":
-        return {"type": "not", "child": filter_json(children[0])}
-    return {"type": operator, "left": filter_json(children[0]), "right": filter_json(children[1])}
+        return {"type": "not", "child": build_filter_json(children[0])}
+    return {"type": operator, "left": build_filter_json(children[0]), "right": build_filter_json(children[1])}
 
 
 def evaluate_as_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
@@ -94,7 +96,7 @@ def evaluate_as_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
             return None
         if isinstance(value, float) and math.isnan(value) and nan_is_high:
             return tree.op in ("not-eq", "gt", "gt-eq")
-        return compare(tree.op, value, tree.value)
+        return compare_values(tree.op, value, tree.value)
     operator, children = tree
     results = [evaluate_as_sql(child, row, nan_is_high=nan_is_high) for child in children]
     if operator == "not":
@@ -113,8 +115,8 @@ def evaluate_as_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
         if value is None:
             return op == "not-eq"
         if isinstance(value, float):
-            return compare(op, compute_java_order(value), compute_java_order(tree.value))
-        return compare(op, value, tree.value)
+            return compare_values(op, compute_java_order(value), compute_java_order(tree.value))
+        return compare_values(op, value, tree.value)
     operator, children = tree
     if operator == "not":
         return evaluate_as_iceberg(children[0], row, negated=not negated)
@@ -126,7 +128,7 @@ def compute_java_order(value: float) -> tuple[bool, float, float]:
     return (True, 0.0, 0.0) if math.isnan(value) else (False, value, math.copysign(1.0, value))
 
 
-def compare(op: str, left: Any, right: Any) -> bool:
+def compare_values(op: str, left: Any, right: Any) -> bool:
     cases: dict[str, Callable[[], bool]] = {
         "eq": lambda: left == right,
         "not-eq": lambda: left != right,
@@ -168,7 +170,7 @@ async def create_indexed_table(api: Api, rng: random.Random) -> StoredTable:
         table.write_data_file([replace_with_negative_zero(rng) for _ in range(rng.choice([1, 30, 200]))])
         for _ in range(5)
     ]
-    files += [table.write_data_file([(n, "a", 1.5, 1) for n in range(70)])]  # This file has no NaN and no null.
+    files += [table.write_data_file([(n, "a", 1.5, 1) for n in range(70)])]  # A file without NaN and null.
     await table.commit(files)
     for name in ("id", "name", "price"):
         await table.index(f"by_{name}", "bitmap", [name], files, parts=2)
@@ -176,7 +178,7 @@ async def create_indexed_table(api: Api, rng: random.Random) -> StoredTable:
 
 
 @pytest.mark.parametrize("seed", quick(range(6), 1))
-async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
+async def test_matching_rows_follow_the_callers_semantics(api: Api, seed: int) -> None:
     rng = random.Random(seed)
     indexed_table = await create_indexed_table(api, rng)
     outcomes: Counter[str] = Counter()
@@ -184,8 +186,11 @@ async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
         tree = build_random_tree(rng, 3, (0, 1, 2) if rng.random() < 0.8 else (0, 1, 2, 3))
         form = rng.choice(["roaring", "positions"])
         for body, meanings in (
-            ({"where": to_sql(tree)}, [partial(evaluate_as_sql, tree, nan_is_high=high) for high in (True, False)]),
-            ({"filter": filter_json(tree)}, [partial(evaluate_as_iceberg, tree)]),
+            (
+                {"where": format_as_sql(tree)},
+                [partial(evaluate_as_sql, tree, nan_is_high=high) for high in (True, False)],
+            ),
+            ({"filter": build_filter_json(tree)}, [partial(evaluate_as_iceberg, tree)]),
         ):
             answer = {page["file-path"]: page for page in await read_pages(api, {**body, "rows": form, "limit": 2})}
             for file in indexed_table.snapshots[-1].data:
@@ -312,19 +317,19 @@ async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_l
     body = json.dumps({"filter": filter_}).encode()
     finished_pages: list[tuple[str, int]] = []
 
-    def record_threads_of(work: Callable[..., Any]) -> Callable[..., Any]:
+    def with_recorded_thread(work: Callable[..., Any]) -> Callable[..., Any]:
         def record_thread(*arguments: Any, **options: Any) -> Any:
             finished_pages.append((work.__name__, threading.get_ident()))
             return work(*arguments, **options)
 
         return record_thread
 
-    monkeypatch.setattr(bodies, "parse_now", record_threads_of(bodies.parse_now))
-    monkeypatch.setattr(bitmaps, "parse_expression", record_threads_of(parse_expression))
-    monkeypatch.setattr(BoundScan, "bind", record_threads_of(BoundScan.bind))
+    monkeypatch.setattr(bodies, "parse_now", with_recorded_thread(bodies.parse_now))
+    monkeypatch.setattr(bitmaps, "parse_expression", with_recorded_thread(parse_expression))
+    monkeypatch.setattr(BoundScan, "bind", with_recorded_thread(BoundScan.bind))
     answer = await api("POST", BITMAP, body, headers={"Content-Type": "application/json"})
     assert {name for name, _ in finished_pages} == {"parse_now", "parse_expression", "bind"}
-    assert threading.get_ident() not in {thread for _, thread in finished_pages}, "the event loop's, which is this one"
+    assert threading.get_ident() not in {thread for _, thread in finished_pages}, "the event loop's thread did the work"
     assert [file["file-path"] for file in answer.json["files"]] == [path]
 
 
@@ -388,7 +393,7 @@ async def test_list_of_positions_longer_than_a_page_is_rejected_before_it_is_bui
 
 
 @pytest.mark.slow
-async def test_all_rows_are_undecided_when_too_many_must_be_checked_against_deletes(api: Api) -> None:
+async def test_all_rows_are_inexact_if_too_many_need_a_check_against_deletes(api: Api) -> None:
     rows = 2**31
     await create_file_with_row_count(api, rows, deleted=True)
     with check_memory_stays_small():
@@ -446,7 +451,7 @@ async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
         assert expected in answer.error[2], body
 
 
-async def test_page_token_is_valid_for_its_request_and_snapshot_only(api: Api) -> None:
+async def test_page_token_is_valid_only_for_its_request_and_snapshot(api: Api) -> None:
     table = await StoredTable.create(api)
     files = [table.write_data_file([(n, "a", 1.5, 1)]) for n in range(3)]
     await table.commit(files)

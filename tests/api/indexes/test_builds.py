@@ -114,20 +114,22 @@ async def test_listing_skips_no_file_while_files_become_covered(api_with_table: 
 async def test_files_of_branches_and_tags_are_listed_once_after_the_current_files(
     api_with_table: Api, limit: int
 ) -> None:
-    on_branch = [build_data_file(f"file:///t/b{n}.parquet", n, n) for n in range(3)]
-    await append(api_with_table, "t", on_branch[:2], snapshot_id=2, parent=1, branch="work")
-    await append(api_with_table, "t", on_branch[2:], snapshot_id=3, parent=2, branch="more")
+    branch_files = [build_data_file(f"file:///t/b{n}.parquet", n, n) for n in range(3)]
+    await append(api_with_table, "t", branch_files[:2], snapshot_id=2, parent=1, branch="work")
+    await append(api_with_table, "t", branch_files[2:], snapshot_id=3, parent=2, branch="more")
     build = await begin_build(api_with_table)
     assert build["progress"]["files-total"] == 9
     index = await load_index(api_with_table)
     assert (index["lag-files"], index["lag-files-of-refs"], index["files-total"]) == (6, 3, 6)
     listing = await list_missing_files(api_with_table, build, limit=limit)
     assert listing[:6] == PATHS
-    assert sorted(listing[6:]) == [one.path for one in on_branch]
-    await register(api_with_table, build, write(build, "a", build_index_file(build, [*FILES, on_branch[0]])))
+    assert sorted(listing[6:]) == [one.path for one in branch_files]
+    await register(api_with_table, build, write(build, "a", build_index_file(build, [*FILES, branch_files[0]])))
     index = await load_index(api_with_table)
     assert (index["health"], index["lag-files"], index["lag-files-of-refs"]) == ("ok", 0, 2)
-    assert sorted(await list_missing_files(api_with_table, build, limit=limit)) == [one.path for one in on_branch[1:]]
+    assert sorted(await list_missing_files(api_with_table, build, limit=limit)) == [
+        one.path for one in branch_files[1:]
+    ]
 
 
 @pytest.mark.slow
@@ -266,7 +268,7 @@ async def test_builds_and_commits_do_not_block_each_other(api_with_table: Api) -
         ({"kind": "bitmap"}, "it belongs to the index bitmap"),
     ],
 )
-async def test_index_file_of_another_index_is_rejected_by_name(
+async def test_error_for_an_index_file_of_another_index_names_that_index(
     api_with_table: Api, other: dict[str, Any], expected: str
 ) -> None:
     build = await begin_build(api_with_table)
@@ -381,7 +383,7 @@ async def test_invented_page_token_is_rejected(api_with_table: Api, token: str) 
     assert (await api_with_table("GET", build_url(build, "/files?limit=0"))).error[0] == 400
 
 
-async def test_abandoned_build_is_rolled_back_by_the_next(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_next_build_rolls_back_an_abandoned_build(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = await begin_build(api_with_table)
     await register(api_with_table, silent, write(silent, "a", build_index_file(silent, FILES[:2])))
     await begin_build(api_with_table)
@@ -394,7 +396,7 @@ async def test_abandoned_build_is_rolled_back_by_the_next(api_with_table: Api, m
     assert (await load_index(api_with_table))["files"] == 2
 
 
-async def test_build_continues_at_another_server(api_with_table: Api, tmp_path: Path) -> None:
+async def test_build_continues_on_another_server(api_with_table: Api, tmp_path: Path) -> None:
     build = await begin_build(api_with_table)
     await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:2])))
     async with run_server(tmp_path) as server:

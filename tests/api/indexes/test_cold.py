@@ -26,7 +26,7 @@ from tests.server.rig import RunningServer, run_server
 
 
 class SlowWholeFiles(RecordingObjects):
-    """An object store in which reads of whole index files wait for `let_go`."""
+    """An object store in which reads of whole index files wait until `let_go` is called."""
 
     whole = asyncio.Event()
 
@@ -48,7 +48,7 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 def delay_whole_files(server: RunningServer) -> SlowWholeFiles:
-    """Make reads of whole index files wait until `let_go`."""
+    """Make reads of whole index files wait until `let_go` is called."""
     storage = SlowWholeFiles(server.components.objects)
     storage.whole = asyncio.Event()
     server.components.indexes._objects = storage

@@ -39,7 +39,7 @@ async def read_properties(api: Api) -> dict[str, str]:
     return {key: value for key, value in table_properties.items() if key.startswith("seamark.")}
 
 
-async def commit(api: Api, body: dict[str, Any]) -> int:
+async def commit_table(api: Api, body: dict[str, Any]) -> int:
     return (await api("POST", "/v1/namespaces/db/tables/t", body)).status
 
 
@@ -195,14 +195,14 @@ async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_mis
 
 
 async def test_index_property_set_by_an_engine_defines_an_index(api_with_table: Api) -> None:
-    assert await commit(api_with_table, set_properties(**{"seamark.index.typed": "bitmap(data)"})) == 200
+    assert await commit_table(api_with_table, set_properties(**{"seamark.index.typed": "bitmap(data)"})) == 200
     assert (await load_index(api_with_table, "typed"))["definition"] == "bitmap(data)"
     paused = await define(api_with_table, "typed", state="paused")
     assert (paused["field-ids"], paused["state"]) == ([2], "paused")
 
 
 async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_replaced(api_with_table: Api) -> None:
-    await commit(
+    await commit_table(
         api_with_table, set_properties(**{"seamark.index.bad": "bitmap(nope)", "seamark.index.b/d": "bitmap(id)"})
     )
     indexes = (await api_with_table("GET", INDEXES)).json["indexes"]
@@ -225,7 +225,7 @@ async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_repl
 
 async def test_definition_follows_a_rename_and_reports_a_dropped_column(api_with_table: Api) -> None:
     await define(api_with_table, "i", kind="bitmap", columns=["data"])
-    await commit(api_with_table, set_properties(**{"seamark.index.typed": "bloom(data)"}))
+    await commit_table(api_with_table, set_properties(**{"seamark.index.typed": "bloom(data)"}))
     build = await begin_build(api_with_table)
     await register(api_with_table, build, write(build, "one", build_index_file(build, FILES)))
     fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
@@ -258,7 +258,7 @@ async def test_paused_index_stays_on_its_column(api_with_table: Api) -> None:
 async def _evolve(api: Api, fields: list[dict[str, Any]], schema_id: int) -> None:
     schema = {"type": "struct", "schema-id": schema_id, "fields": fields}
     updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
-    assert await commit(api, {"requirements": [], "updates": updates}) == 200
+    assert await commit_table(api, {"requirements": [], "updates": updates}) == 200
 
 
 async def test_bucket_partitions_are_listed_as_indexes_and_cover_their_files(api: Api) -> None:
@@ -284,14 +284,14 @@ async def test_indexes_of_a_table_without_a_snapshot_and_an_unknown_index(api: A
 
 @pytest.mark.slow
 async def test_concurrent_definitions_and_commits_all_succeed(api_with_table: Api) -> None:
-    async def define_one(number: int) -> int:
+    async def define_index(number: int) -> int:
         body = {"kind": "bloom", "columns": ["id"], "fpp": (number + 1) / 100}
         return (await api_with_table("PUT", f"{INDEXES}/i{number}", body)).status
 
-    async def commit_one(number: int) -> int:
-        return await commit(api_with_table, set_properties(**{f"p{number}": "x"}))
+    async def commit_property(number: int) -> int:
+        return await commit_table(api_with_table, set_properties(**{f"p{number}": "x"}))
 
-    results = await asyncio.gather(*(work(number) for number in range(8) for work in (define_one, commit_one)))
+    results = await asyncio.gather(*(work(number) for number in range(8) for work in (define_index, commit_property)))
     assert results == [200] * 16
     table_properties = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
     assert {f"p{number}" for number in range(8)} <= set(table_properties)

@@ -1,4 +1,4 @@
-"""Tests of rows by their keys over HTTP, compared with the rows that a reader sees."""
+"""Tests of lookups by key over HTTP. The expected rows are those that a reader sees."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.api.rest.stored import LiveSnapshot, Row, StoredTable, draw_row
 from tests.seeds import examples
 from tests.server.rig import run_server
 
-Found = tuple[int, str, int]
+RowLocation = tuple[int, str, int]
 """(number of the key, path, position)"""
 LOOKUP = "/api/v1/tables/db/t/lookup"
 
@@ -36,14 +36,14 @@ def encode_stream(table: pa.Table, **options: Any) -> bytes:
     return bytes(sink.getvalue())
 
 
-async def ask(api: Api, keys: Sequence[Any], **fields: Any) -> dict[str, Any]:
+async def look_up(api: Api, keys: Sequence[Any], **fields: Any) -> dict[str, Any]:
     answer = await api("POST", LOOKUP, {"keys": list(keys), **fields})
     assert answer.status == 200, answer.raw
     body: dict[str, Any] = answer.json
     return body
 
 
-async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
+async def look_up_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
     headers = {"Content-Type": ARROW_STREAM, "Accept": ARROW_STREAM}
     answer = await api("POST", f"{LOOKUP}?{query}", encode_stream(keys), headers=headers)
     assert answer.status == 200, answer.raw
@@ -52,7 +52,7 @@ async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
 
 def find_expected_rows(
     table: StoredTable, snapshot: LiveSnapshot, keys: Sequence[Row], columns: Sequence[int]
-) -> list[Found]:
+) -> list[RowLocation]:
     """Return all live rows with these keys.
 
     The keys are compared as texts, so that NaN equals NaN.
@@ -65,7 +65,7 @@ def find_expected_rows(
     )
 
 
-def decode_found_rows(answer: dict[str, Any]) -> list[Found]:
+def decode_found_rows(answer: dict[str, Any]) -> list[RowLocation]:
     assert not any("undecided" in row for row in answer["rows"])
     return sorted((row["key"], row["file-path"], row["position"]) for row in answer["rows"])
 
@@ -140,7 +140,7 @@ async def test_lookups_equal_scans_in_every_snapshot(
         for snapshot in table.snapshots:
             rows = [draw_row(rng, 1) for _ in range(rng.choice([1, 30]))]
             keys = [tuple(row[at - 1] for at in ids) for row in rows]
-            answer = await ask(api, list(map(to_json_key, keys)), index="keys", **{"snapshot-id": snapshot.id})
+            answer = await look_up(api, list(map(to_json_key, keys)), index="keys", **{"snapshot-id": snapshot.id})
             expected = find_expected_rows(table, snapshot, keys, ids)
             assert decode_found_rows(answer) == expected, f"seed {seed}"
             assert answer["complete"]
@@ -162,7 +162,7 @@ async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> No
     keys = [draw_row(rng, 1)[:2] for _ in range(1000)]
     table = pa.table({"id": pa.array([one for one, _ in keys], pa.int32()), "name": [two for _, two in keys]})
     for query in ("index=keys", "partitions=true"):
-        arrow = await ask_arrow(api, table, query)
+        arrow = await look_up_arrow(api, table, query)
         expected = find_expected_rows(stored_table, stored_table.snapshots[-1], keys, (1, 2))
         columns = [arrow.column(name).to_pylist() for name in ("key", "file_path", "position")]
         assert sorted(zip(*columns, strict=True)) == expected
@@ -181,14 +181,16 @@ async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> No
 async def test_lookup_reports_live_files_that_the_index_does_not_cover(api: Api) -> None:
     table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files[:1])
-    answer = await ask(api, [5, 105], index="keys")
+    answer = await look_up(api, [5, 105], index="keys")
     assert decode_found_rows(answer) == [(0, files[0].path, 5)]
     assert (answer["complete"], answer["uncovered-files"], answer["uncovered"]) == (False, 1, [files[1].path])
     assert answer["missing"] == [1]
     await table.commit(removed=[files[1].path])
-    assert (await ask(api, [5], index="keys"))["complete"]
+    assert (await look_up(api, [5], index="keys"))["complete"]
     await table.commit([table.write_data_file([])])
-    assert (await ask(api, [5], index="keys"))["complete"], "a file without rows has none to miss"
+    assert (await look_up(api, [5], index="keys"))["complete"], (
+        "a file without rows does not make the answer incomplete"
+    )
 
 
 async def test_damaged_index_file_leaves_its_files_uncovered(api: Api) -> None:
@@ -199,7 +201,7 @@ async def test_damaged_index_file_leaves_its_files_uncovered(api: Api) -> None:
     data[4100:4200] = bytes(100)
     path.write_bytes(data)
     for _ in range(2):
-        answer = await ask(api, [5, 105], index="keys")
+        answer = await look_up(api, [5, 105], index="keys")
         assert (answer["rows"], answer["complete"], answer["uncovered-files"]) == ([], False, 2)
 
 
@@ -207,13 +209,16 @@ async def test_row_covered_by_two_index_files_is_returned_once(api: Api) -> None
     table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files)
     await table.index("keys", "record", ["id"], files[:1])
-    assert decode_found_rows(await ask(api, [5, 105], index="keys")) == [(0, files[0].path, 5), (1, files[1].path, 5)]
+    assert decode_found_rows(await look_up(api, [5, 105], index="keys")) == [
+        (0, files[0].path, 5),
+        (1, files[1].path, 5),
+    ]
 
 
 async def test_rows_have_their_partition_on_request(api: Api) -> None:
     table, files = await create_two_files(api, partitioned=True)
     await table.index("keys", "record", ["id"], files)
-    row = (await ask(api, [5], index="keys", partitions=True))["rows"][0]
+    row = (await look_up(api, [5], index="keys", partitions=True))["rows"][0]
     assert (row["spec-id"], row["partition"]) == (0, {"part": 1})
 
 
@@ -222,23 +227,23 @@ async def test_keys_of_functions_are_found_by_value_and_by_text_in_any_case(api:
     file = table.write_data_file([(n, name, None, 1) for n, name in enumerate(["Ab", "aB", None])])
     await table.commit([file])
     await table.index("keys", "record", ["lower(name)", "bucket[4](id)"], [file])
-    actual = await ask(api, [{"lower(name)": "ab", "bucket[4](id)": n} for n in range(4)])
+    actual = await look_up(api, [{"lower(name)": "ab", "bucket[4](id)": n} for n in range(4)])
     assert sorted(row["position"] for row in actual["rows"]) == [0, 1]
-    actual = await ask(api, [["AB", n] for n in range(4)], index="keys")
+    actual = await look_up(api, [["AB", n] for n in range(4)], index="keys")
     assert sorted(row["position"] for row in actual["rows"]) == [0, 1]
-    assert (await ask(api, [["abc", n] for n in range(4)], index="keys"))["rows"] == []
+    assert (await look_up(api, [["abc", n] for n in range(4)], index="keys"))["rows"] == []
 
 
-async def test_zeros_are_two_keys_and_a_delete_that_equates_them_leaves_the_row_undecided(api: Api) -> None:
+async def test_zero_and_negative_zero_are_two_keys_but_an_equality_delete_leaves_both_undecided(api: Api) -> None:
     table = await StoredTable.create(api)
     file = table.write_data_file([(1, "a", 0.0, 1), (2, "b", -0.0, 1), (3, "c", float("nan"), 1), (4, "d", None, 1)])
     await table.commit([file])
     await table.index("keys", "record", ["price"], [file])
-    assert decode_found_rows(await ask(api, [0.0, -0.0, "NaN", None], index="keys")) == [
+    assert decode_found_rows(await look_up(api, [0.0, -0.0, "NaN", None], index="keys")) == [
         (n, file.path, n) for n in range(4)
     ]
     await table.commit(deletes=[table.write_equality_deletes([3], [(-0.0,), (float("nan"),)])])
-    answer = await ask(api, [0.0, -0.0, "NaN", None], index="keys")
+    answer = await look_up(api, [0.0, -0.0, "NaN", None], index="keys")
     assert [(row["key"], row.get("undecided", False)) for row in answer["rows"]] == [(0, True), (3, False)]
     assert answer["undecided"] == 1
     assert [(problem["file-path"], "-0.0" in problem["problem"]) for problem in answer["problems"]] == [
@@ -269,7 +274,7 @@ async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, dam
     else:
         vectors = [replace(vector, format="ORC", content_offset=None) for vector in vectors]
     await table.commit(deletes=vectors)
-    answer = await ask(api, [5, 6, 105], index="keys")
+    answer = await look_up(api, [5, 6, 105], index="keys")
     doubtful = {(row["key"], row.get("undecided", False)) for row in answer["rows"]}
     assert doubtful == {(0, True), (1, True), (2, kind == "equality")}
     assert answer["problems"][0]["file-path"] == vectors[0].path
@@ -280,9 +285,9 @@ async def test_rows_of_an_unreadable_data_file_are_undecided(api: Api) -> None:
     table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files)
     await table.commit(deletes=[table.write_equality_deletes([2], [("n5",)])])
-    assert decode_found_rows(await ask(api, [5, 6, 105], index="keys")) == [(1, files[0].path, 6)]
+    assert decode_found_rows(await look_up(api, [5, 6, 105], index="keys")) == [(1, files[0].path, 6)]
     Path(files[0].path.removeprefix("file://")).unlink()
-    answer = await ask(api, [5, 6, 105], index="keys")
+    answer = await look_up(api, [5, 6, 105], index="keys")
     assert [(row["key"], row.get("undecided")) for row in answer["rows"]] == [(0, True), (1, True)]
     assert answer["problems"][0]["file-path"] == files[0].path
 
@@ -331,7 +336,7 @@ async def test_body_that_is_not_an_arrow_stream_of_keys_is_rejected(api: Api) ->
         (encode_stream(pa.table({"id": ["x"], "name": ["a"]})), 400, "The column id of the keys"),
         (encode_stream(pa.table({"id": [1], "name": ["a"]}), compression="zstd"), 400, "compressed buffers"),
         (encode_stream(pa.table({"id": [1], "name": ["a"]}))[:-200], 400, "not an Arrow IPC stream"),
-        # Arrow has no function that expands these.
+        # Arrow has no function that expands a dictionary of views.
         (encode_stream(pa.table({"id": [1], "name": dictionary_of_views})), 400, "The column name of the keys"),
         (encode_stream(pa.table({"id": pa.nulls(1_000_001), "name": pa.nulls(1_000_001)})), 413, "1,000,000 rows"),
     ]
@@ -351,7 +356,7 @@ def repeat_value(form: str, value: str, rows: int) -> pa.Array:
     if form == "runs":
         return pa.RunEndEncodedArray.from_arrays(pa.array([rows], pa.int32()), pa.array([value]))
     if form == "a run that ends far behind the rows":
-        end = (1 << 64) // len(value)  # Times the length of the value, this is 0 in 64 bits.
+        end = (1 << 64) // len(value)  # Multiplied by the length of the value, it overflows to 0 in 64 bits.
         return pa.RunEndEncodedArray.from_arrays(pa.array([end], pa.int64()), pa.array([value])).slice(0, rows)
     view = pa.array([value], pa.string_view())
     views = np.tile(np.frombuffer(view.buffers()[1], np.uint8)[:16], rows)
@@ -366,7 +371,9 @@ FORMS = ("dictionary", "runs", "a run that ends far behind the rows", "views")
 async def test_shared_key_values_count_against_limits_once_for_each_key(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit applies to all batches together. During the lookup, the values count as bytes of the body."""
+    """The limit applies to all batches together. During the lookup, the memory of the expanded values counts as bytes
+    of the body.
+    """
     kept_sizes: list[int] = []
     keep = RequestSlot.keep
 
@@ -395,7 +402,7 @@ async def test_shared_key_values_count_against_limits_once_for_each_key(
                 assert sum(kept_sizes) >= 100 * 4096
 
 
-def test_values_shared_on_two_levels_count_for_each_row() -> None:
+def test_expanded_size_counts_a_shared_value_for_each_row() -> None:
     for form in (*FORMS, "dictionary of a dictionary"):
         assert 409_600 <= compute_expanded_bytes(repeat_value(form, "x" * 4096, 100)) < 420_000, form
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5]), pa.array(["ab", "cde"]))
@@ -418,7 +425,7 @@ async def test_few_long_keys_are_hashed_off_the_event_loop(api: Api, monkeypatch
     monkeypatch.setattr(record_lookup, "hash_halves", hash_halves)
     for count in (1, 100):
         threads.clear()
-        await ask_arrow(api, pa.table({"name": ["x" * 100_000] * count}), "index=keys")
+        await look_up_arrow(api, pa.table({"name": ["x" * 100_000] * count}), "index=keys")
         assert threads
         assert threading.get_ident() not in threads
 
@@ -426,11 +433,11 @@ async def test_few_long_keys_are_hashed_off_the_event_loop(api: Api, monkeypatch
 async def test_impossible_values_are_missing_and_not_an_error(api: Api) -> None:
     table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files)
-    answer = await ask(api, [5.5, 5.0, 10**30, -(10**30), "5", None], index="keys")
+    answer = await look_up(api, [5.5, 5.0, 10**30, -(10**30), "5", None], index="keys")
     assert [row["key"] for row in answer["rows"]] == [1, 4]
     assert answer["missing"] == [0, 2, 3, 5]
     await table.index("parts", "record", ["part"], files)
-    assert (await ask(api, [2**31, 1], index="parts"))["missing"] == [0]
+    assert (await look_up(api, [2**31, 1], index="parts"))["missing"] == [0]
 
 
 async def test_paused_index_is_not_used_for_lookups(api: Api) -> None:
@@ -444,12 +451,12 @@ async def test_paused_index_is_not_used_for_lookups(api: Api) -> None:
 async def test_lookup_in_a_table_without_a_snapshot_finds_no_rows(api: Api) -> None:
     table = await StoredTable.create(api)
     await table.index("keys", "record", ["id"], [])
-    answer = await ask(api, [1], index="keys")
+    answer = await look_up(api, [1], index="keys")
     assert (answer["snapshot-id"], answer["rows"], answer["missing"], answer["complete"]) == (None, [], [0], True)
 
 
 @pytest.mark.slow
-async def test_million_keys_are_answered_in_one_request(api: Api) -> None:
+async def test_one_request_can_look_up_a_million_keys(api: Api) -> None:
     table = await StoredTable.create(api)
     files = [table.write_data_file([(4 * at + n, "a", None, 1) for at in range(150_000)]) for n in range(4)]
     await table.commit(files)
@@ -457,7 +464,7 @@ async def test_million_keys_are_answered_in_one_request(api: Api) -> None:
     await table.commit(deletes=[table.write_position_deletes(deleted_positions)])
     await table.index("keys", "record", ["id"], files, parts=2)
     ids = np.random.default_rng(1).permutation(1_000_000)
-    arrow = await ask_arrow(api, pa.table({"id": ids}), "index=keys")
+    arrow = await look_up_arrow(api, pa.table({"id": ids}), "index=keys")
     is_stored = ids < 600_000
     live_rows = np.flatnonzero(is_stored & ((ids // 4) % 1000 != 0))
     assert np.array_equal(arrow.column("key").to_numpy(), live_rows)

@@ -1,4 +1,4 @@
-"""Tables for planning over HTTP: manifests of files that do not exist, committed as an engine would commit them."""
+"""Tables for planning over HTTP. Their manifests list files that do not exist, and are committed as an engine does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tests of explain's estimates for sorting and clustering by bounds alone, compared with tables that have these
-layouts.
+"""Tests of explain's estimates for sorting and clustering. The expected numbers come from tables with these layouts.
 
-The tables have no files, so there is no sample. `tests/connector/jobs/test_explained_estimates.py` uses samples.
+The tables have no files, so the estimates use only bounds. `tests/connector/jobs/test_explained_estimates.py` uses
+samples.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tests.seeds import first_seed
 FILES, ROWS = 48, 500
 T = "/api/v1/tables/db/t"
 TARGET = {"write.target-file-size-bytes": "10000"}
-"""The target size of the files."""
+"""The property that sets the target size of the files."""
 
 
-def spread(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def draw_overlapping_files(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Return ids and letters of a table whose files cover overlapping ranges of ids.
 
     Both arrays have the shape [files, rows].
@@ -76,7 +76,7 @@ def count_kept_files(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]
 @pytest.mark.parametrize("case", range(3))
 async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: int) -> None:
     rng = np.random.default_rng(first_seed() + case)
-    ids, letters = spread(rng)
+    ids, letters = draw_overlapping_files(rng)
     await api.table(properties=TARGET)
     files = [build_file(n, *rows) for n, rows in enumerate(zip(ids, letters, strict=True))]
     await append(api, "t", files, snapshot_id=1)
@@ -125,12 +125,12 @@ async def test_values_that_a_layout_does_not_group_have_no_estimate(api: Api) ->
     ids = np.arange(FILES * ROWS).reshape(FILES, ROWS)
     files = [build_file(n, ids[n], np.array([5, 9])) for n in range(FILES)]
     await append(api, "t", files, snapshot_id=1)
-    assert await read_layouts(api, "id = 700") == {}, "the plan is as good"
+    assert await read_layouts(api, "id = 700") == {}, "a layout would not improve the plan"
     assert await read_layouts(api, "id >= 0") == {}, "most files match"
     assert await read_layouts(api, "data IS NOT NULL") == {}
     assert await read_layouts(api, "data <> 'x'") == {}
     assert await read_layouts(api, f"data = '{build_word(7)}' AND data > '{build_word(6)}'") == {}, (
-        "nothing says how often it occurs"
+        "the frequency of the value is unknown"
     )
 
 
@@ -141,7 +141,9 @@ async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> No
     await append(api, "t", files, snapshot_id=1)
     reported_layouts = await read_layouts(api, "id > 0 AND id < 1000000000000000000")
     assert 2 <= reported_layouts["id",] <= 5
-    assert await read_layouts(api, "id IN (1, 2, 3, 9000000000000000000)") == {}, "nothing says how often they occur"
+    assert await read_layouts(api, "id IN (1, 2, 3, 9000000000000000000)") == {}, (
+        "the frequencies of the values are unknown"
+    )
 
 
 @pytest.mark.few_cases(1)
@@ -157,10 +159,10 @@ async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> No
     ],
 )
 async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: float, below: float | None) -> None:
-    """Some doubles are equal. Others have differences that are too small or too large for a double.
+    """Some cases have equal doubles, and others have differences that are too small or too large for a double.
 
     Args:
-        below: An eighth of the values are below this value.
+        below: An eighth of the values are below this value. None if all values are equal or nearly equal.
     """
     field = {"id": 1, "name": "d", "type": "double", "required": False}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": [field]}, properties=TARGET)

@@ -32,8 +32,9 @@ GRANTS = {
 
 
 class TwoNamespaces:
-    """Two namespaces with a table `t` in each: `theirs`, whose table has one file, and `mine`, in which wendy
-    may write.
+    """Two namespaces, `theirs` and `mine`, each with a table `t`.
+
+    The table in `theirs` has one file. wendy may write only in `mine`.
     """
 
     def __init__(self, api: Api, secrets: dict[str, str]) -> None:
@@ -153,7 +154,9 @@ async def test_confined_writer_cannot_commit_files_of_another_table(lake: TwoNam
     attempts = {
         "its manifest list": f"file://{foreign_folder}/metadata/snap.avro",
         "its manifest": write_manifest_list(own_folder / "metadata" / "l1.avro", [foreign]),
-        "its manifest beside own": write_manifest_list(own_folder / "metadata" / "l2.avro", [own_manifest, foreign]),
+        "its manifest with an own manifest": write_manifest_list(
+            own_folder / "metadata" / "l2.avro", [own_manifest, foreign]
+        ),
     }
     for status in (ADDED, EXISTING):
         naming = write_manifest(own_folder / "metadata" / f"n{status}.avro", [secret], 7, status=status)
@@ -185,7 +188,7 @@ async def test_confined_writer_cannot_commit_files_of_another_table(lake: TwoNam
 async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake: TwoNamespaces) -> None:
     """The server rejects it for a writer of the whole catalog and for a writer of one namespace.
 
-    The server does not follow a link either that is created after the commit.
+    If the link is created after the commit, the server does not follow it.
     """
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     (own_folder / "data").mkdir(exist_ok=True)
@@ -229,7 +232,7 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
     assert (await lake.commit("wendy", "mine", 320, listed_manifest_list)).status == 400
 
 
-async def test_confined_writer_can_commit_files_in_the_table(lake: TwoNamespaces) -> None:
+async def test_confined_writer_can_commit_files_in_its_table(lake: TwoNamespaces) -> None:
     own_folder = await lake.find_folder("mine")
     own_manifest = write_manifest(
         own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
@@ -258,7 +261,7 @@ async def test_files_overwritten_after_their_commit_are_checked_when_they_are_pl
     for route in ("files", "partitions", "column-stats"):
         answer = await lake("wendy", "GET", f"/api/v1/tables/mine/t/{route}")
         assert SECRET not in answer.raw.decode(), route
-    assert SECRET in (await lake.plan("rita", "theirs")).raw.decode(), "the rightful table is not hindered"
+    assert SECRET in (await lake.plan("rita", "theirs")).raw.decode(), "the table that owns the file is still planned"
 
 
 async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(lake: TwoNamespaces) -> None:
@@ -312,7 +315,9 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
     ]
     naming = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
     list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [naming])
-    assert (await lake.commit("root", "mine", 7, list_location)).status == 200, "who may write everything may say so"
+    assert (await lake.commit("root", "mine", 7, list_location)).status == 200, (
+        "a writer of the whole catalog may commit it"
+    )
     assert (await lake.plan("wendy", "mine")).error[0] == 403
     allowed = {"seamark.allowed-locations": f"file://{foreign_folder}/data"}
     table = "/v1/namespaces/mine/tables/t"
@@ -326,7 +331,7 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
 async def test_file_of_another_table_whose_path_has_no_scheme_is_not_planned(
     lake: TwoNamespaces, is_mixed: bool
 ) -> None:
-    """Readers open a path without a scheme on their machine, so it names the same file."""
+    """Readers open a path without a scheme as a local file, so it names the file of the other table."""
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     files = [build_data_file(f"{foreign_folder}/data/{SECRET}.parquet", 1, 9)]
     if is_mixed:
@@ -386,7 +391,7 @@ async def test_native_commit_uses_locations_of_the_database_and_not_of_the_metad
     assert await send("wendy", f"{own_location}/data/0.parquet") == 200
 
 
-async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(lake: TwoNamespaces) -> None:
+async def test_rejected_plan_caches_no_view_for_the_table_that_owns_the_files(lake: TwoNamespaces) -> None:
     """The server caches views by the path of the manifest list, and builds them with the specs of the first table."""
     folder = await lake.find_folder("theirs")
     file = build_data_file(f"file://{folder}/data/2.parquet", 1, 9)

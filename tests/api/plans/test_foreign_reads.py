@@ -55,7 +55,7 @@ async def test_change_is_not_compared_with_rows_of_another_table(lake: TwoNamesp
     )
     list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
-    # The test overwrites both after the commit.
+    # The test overwrites the manifest and the manifest list after the commit.
     write_manifest_list(
         own_folder / "metadata" / "l.avro", [write_manifest(own_folder / "metadata" / "own.avro", [secret], 7)]
     )
@@ -63,7 +63,7 @@ async def test_change_is_not_compared_with_rows_of_another_table(lake: TwoNamesp
         assert (await _send_change(lake, value)).error[:2] == (403, "ForbiddenException"), value
 
 
-async def test_change_is_still_compared_with_rows_of_its_own_table(lake: TwoNamespaces) -> None:
+async def test_change_is_compared_with_rows_of_its_own_table(lake: TwoNamespaces) -> None:
     own_folder = await lake.find_folder("mine")
     own_manifest = write_manifest(
         own_folder / "metadata" / "own.avro", [_write_secret_file(own_folder / "data" / "a.parquet")], 7
@@ -154,12 +154,12 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: TwoNamespaces) -
     assert await commit(12, "b", 11, 2, [_write_manifest(own_folder / "m2.avro", merged_entries, 12, 2, 1, 1)]) == 200
     third = _write_manifest(own_folder / "m3.avro", [Entry(ADDED, 13, None, None, c)], 13, 3, 1, 0)
     assert await commit(13, "main", 11, 3, [first, third]) == 200
-    # The test overwrites it after the commit: the list of the current snapshot names the other table's manifest.
+    # After the commit, the test overwrites the list of the current snapshot. It then names the other table's manifest.
     write_manifest_list(own_folder / "l13.avro", [first, third, victim])
     stale = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 2, None, None, n)]
     own_manifest = _write_manifest(own_folder / "n1.avro", stale, 2, 9, 1, 1)
     assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest]) == 400
     assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest], "root") == 409, (
-        "who may write everything rebases none either"
+        "a writer of the whole catalog cannot rebase it either"
     )
     assert not list(own_folder.glob("*-m*.avro")), "the server has written no manifest"

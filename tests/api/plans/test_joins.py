@@ -1,4 +1,4 @@
-"""Tests of joins over HTTP: plan tables and explanations with joins, their answers and all errors."""
+"""Tests of joins over HTTP: plan tables and explanations with joins, and all errors."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ REGIONS = ("AFRICA", "AMERICA", "ASIA", "EUROPE")
 class Star:
     """A star schema.
 
-    `db.fact` has 20 files, and file n has suppliers from 100 n on. `db.supplier` has 2,000 suppliers. Every fourth is
-    of one region, and suppliers are assigned to the 25 nations of `db.nation` in turn.
+    `db.fact` has 20 files, and file n has suppliers from 100 n on. `db.supplier` has 2,000 suppliers. Every fourth
+    supplier is of the same region, and suppliers are assigned to the 25 nations of `db.nation` in turn.
     """
 
     fact: StarTable
@@ -140,7 +140,7 @@ async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
 
 async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads_only_new_files(star: Star) -> None:
     assert (await star.plan(build_supplier_join("s_key >= 1900")))["joins"][0]["keys"] == 100
-    for file in star.supplier.data:  # The columns of the table are in memory now.
+    for file in star.supplier.data:  # The server has the columns of this table in memory.
         Path(file.path.removeprefix("file://")).unlink()
     await star.supplier.commit([star.supplier.make_file([_build_supplier(number) for number in range(1950, 2050)])])
     join_report = (await star.plan(build_supplier_join("s_key >= 1900")))["joins"][0]
@@ -300,7 +300,7 @@ async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, part: 
         assert 7 in await star.find_kept_files(*joins, where="f_key < 9000 AND f_key <> 3")
 
 
-async def test_tables_that_share_files_use_defaults_of_their_own_columns(api: Api) -> None:
+async def test_joined_tables_with_the_same_files_use_the_defaults_of_their_own_columns(api: Api) -> None:
     fact = await StarTable.create(api, "fact", [Col(1, "f_key", "int")])
     await fact.commit([fact.make_file([{"f_key": 7}]), fact.make_file([{"f_key": 8}])])
     lake = await StarTable.create(api, "one", [Col(1, "id", "int")], version=3)

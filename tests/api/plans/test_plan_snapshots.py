@@ -1,4 +1,4 @@
-"""Tests of plans as snapshots, which only requests with `X-Seamark-Plans` see: their lifetime, and their removal."""
+"""Tests of plan snapshots, which only requests with `X-Seamark-Plans` see: their lifetime, and their removal."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ async def test_catalog_with_the_header_resolves_no_plan_names(plan_api: PlanApi)
 
 
 async def test_plan_made_as_a_snapshot_has_no_usable_name(plan_api: PlanApi, tmp_path: Path) -> None:
-    """A reader can compute the name under which the database stores the plan. The server must not accept it."""
+    """A reader can compute the name under which the database stores the plan, but the server must not accept
+    this name.
+    """
     await make_plan(plan_api)
     store = plan_api.server.components.store
     digests = {plan.name[:32] for plan in list_plan_files(tmp_path)}
@@ -117,7 +119,7 @@ async def test_plan_made_as_a_snapshot_has_no_usable_name(plan_api: PlanApi, tmp
             assert (await plan_api("POST", f"{OWN_TABLES}/{name}/lease", {}, headers=headers)).status == 404
 
 
-async def test_plans_are_shown_until_they_are_withdrawn_or_their_lease_ends(plan_api: PlanApi) -> None:
+async def test_plan_snapshots_are_shown_until_withdrawal_or_the_end_of_their_lease(plan_api: PlanApi) -> None:
     first, second = [(await make_plan(plan_api, f"id = {one}"))["plan-snapshot-id"] for one in (5, 15)]
     assert (await request_lease(plan_api, [first, 77], 0)).json == {"found": 1}
     assert set(await load_snapshots(plan_api)) == {1, second}
@@ -162,7 +164,9 @@ async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) ->
 
 
 async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(plan_api: PlanApi) -> None:
-    """Spark's expire_snapshots commits this through a catalog with the header, and then deletes the plan's files."""
+    """Spark's expire_snapshots commits this removal through a catalog with the header, and then deletes the plan's
+    files.
+    """
     plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
     await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
     updates = [{"action": "remove-snapshots", "snapshot-ids": [1, plan_id]}]

@@ -25,7 +25,7 @@ LEASE_S, GRACE_S = 100, 50
 
 
 class UserApi(Api):
-    """A user with a login."""
+    """An API client that sends the token of one user."""
 
     def __init__(self, server: RunningServer, secret: str) -> None:
         super().__init__(server)
@@ -38,7 +38,7 @@ class UserApi(Api):
 
 
 class PlanApi(Api):
-    """A server whose clock can be advanced.
+    """An API client of a server whose clock a test can advance.
 
     `db.t` has 30 files in 3 manifests. File n has the ids from 10 n to 10 n + 9.
     """
@@ -135,7 +135,9 @@ async def test_plan_table_lists_the_files_that_the_plan_keeps(
 
 
 async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(plan_api: PlanApi) -> None:
-    """Two columns have swapped their names since, so each name now belongs to the other column."""
+    """Two columns have swapped their names since the reader loaded the table, so each name belongs to the
+    other column.
+    """
     past = {"snapshot-id": 1, "use-snapshot-schema": True}
     assert await plan_api.list_files_of_plan((await plan_api.plan(predicate="id = 5", **past))["name"]) == [0]
     fields = [
@@ -187,7 +189,7 @@ async def test_no_plan_table_is_made_when_the_plan_keeps_more_than_the_requested
         assert (plan["name"] is not None) == (share >= 10 / 30), share
         assert (plan["expires-at-ms"] is None) == (plan["name"] is None)
         assert bool(list_plan_files(tmp_path)) == (expected is not None or share == 0.0)
-    # The answer does not reveal either that the plan exists.
+    # The answer also hides that this plan exists for another request.
     assert (await plan_api.plan(predicate="id < 100", **{"kept-max": 0.2}))["name"] is None
     assert (await plan_api.plan(predicate="id < -5", **{"kept-max": 0.0}))["name"] is not None
 
@@ -207,7 +209,7 @@ async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the
 async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
     tmp_path: Path, limits: dict[str, int]
 ) -> None:
-    """This reader would lose files with rows of its query if it read the plan table.
+    """If this reader read the plan table, it would miss files with rows of its query.
 
     It reads the table itself instead.
     """
@@ -254,21 +256,23 @@ async def test_identical_plans_share_a_name_and_its_files(plan_api: PlanApi, tmp
 
 
 async def test_incomplete_plan_is_not_shared(tmp_path: Path) -> None:
-    """Otherwise later requests would get too many files while any reader renews the plan."""
+    """If an incomplete plan were shared, later requests would get too many files while any reader renews the plan."""
     async with open_plan_api(tmp_path, plan_time_budget_s=0) as plan_api:
         new_plans = [await plan_api.plan(predicate="id = 5") for _ in range(3)]
         assert len({plan["name"] for plan in new_plans}) == 3
         assert [await plan_api.list_files_of_plan(plan["name"]) for plan in new_plans] == [list(range(30))] * 3
 
 
-async def test_only_one_of_concurrent_identical_plans_is_made(plan_api: PlanApi, tmp_path: Path) -> None:
+async def test_concurrent_identical_requests_make_one_plan(plan_api: PlanApi, tmp_path: Path) -> None:
     results = await asyncio.gather(*(plan_api.plan(predicate="id = 5") for _ in range(20)))
     assert len({result["name"] for result in results}) == 1
     assert len(list_plan_files(tmp_path)) == 3
 
 
 async def test_concurrent_requests_for_one_plan_leave_one_set_of_files(plan_api: PlanApi, tmp_path: Path) -> None:
-    """Single flight joins neither requests with different leases nor requests to two processes."""
+    """Requests with different leases, or to two processes, each write the plan's files, because single flight does not
+    join them.
+    """
     results = await asyncio.gather(*(plan_api.plan(predicate="id = 5", **{"lease-s": 100 + each}) for each in range(8)))
     (name,) = {result["name"] for result in results}
     assert len(list_plan_files(tmp_path)) == 3
@@ -377,7 +381,7 @@ async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(plan_api: P
     assert await plan_api.list_files_of_plan(plan["name"]) == [0]
 
 
-async def test_plan_table_name_belongs_to_the_table_it_was_made_for(plan_api: PlanApi) -> None:
+async def test_plan_table_name_is_valid_only_for_the_table_that_was_planned(plan_api: PlanApi) -> None:
     plan = await plan_api.plan(predicate="id = 5")
     path = f"{STANDARD_TABLES}/{plan['name']}"
     assert (await plan_api("DELETE", f"{STANDARD_TABLES}/t")).status == 204
@@ -416,7 +420,7 @@ async def test_plan_table_of_a_mixed_case_table_has_a_lower_case_name(plan_api: 
     assert list_file_numbers(loaded_table.json) == [1]
     await plan_api.table("x" * 250)
     await append(plan_api, "x" * 250, build_ten_id_files(3), snapshot_id=1)
-    assert (await plan_api.plan("x" * 250, predicate="id = 15"))["name"] is None, "there is no room for the name"
+    assert (await plan_api.plan("x" * 250, predicate="id = 15"))["name"] is None, "the name would be too long"
 
 
 async def test_client_with_server_side_planning_can_plan_a_plan_table(plan_api: PlanApi) -> None:

@@ -1,4 +1,4 @@
-"""Tests of plan pages while indexes change: each page is planned separately, and together they lose no
+"""Tests of plan pages while indexes change. Each page is planned separately, and together they lose no
 matching file.
 """
 

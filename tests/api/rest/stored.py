@@ -43,7 +43,7 @@ Row = tuple[Any, ...]
 
 
 class StoredTable(LiveTable):
-    """The table `db.t`.
+    """The table `db.t`, with real data files and delete files.
 
     If it is partitioned, its partition field is the identity of `part`, and each file belongs to one partition.
     """
@@ -78,7 +78,9 @@ class StoredTable(LiveTable):
         """Return a position delete file.
 
         Args:
-            named: The deletes are for one data file, and the bounds of the delete file contain its path.
+            positions: (path, row position) of each deleted row.
+            part: The partition of the delete file.
+            has_path_bounds: The deletes are for one data file, and the bounds of the delete file contain its path.
         """
         listed_positions = sorted(positions)
         path = self.make_path("-deletes.parquet")

@@ -57,7 +57,7 @@ async def _unregister_table(api: Api) -> None:
 
 @dataclass(frozen=True)
 class IdempotentRequest:
-    """A request that succeeds once after `before`, and a request with a final error."""
+    """A request that succeeds once after `before` has run, and the same request with a final error."""
 
     operation: str
     method: str

@@ -1,4 +1,4 @@
-"""Tests of namespaces over HTTP; errors have the standard's form."""
+"""Tests of namespaces over HTTP, including errors in the format of the specification."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_namespace_with_a_table_cannot_be_dropped(api: Api) -> None:
     assert (await api("DELETE", "/v1/namespaces/db")).error[:2] == (409, "NamespaceNotEmptyException")
 
 
-async def test_time_to_remove_many_of_many_properties_is_not_their_product(api: Api) -> None:
+async def test_removal_of_many_properties_takes_no_quadratic_time(api: Api) -> None:
     """The client waits for 30 s. A quadratic removal blocked the event loop for minutes."""
     put = await api("POST", "/v1/namespaces/db/properties", {"updates": {f"k{n}": "" for n in range(60_000)}})
     assert put.status == 200, put.raw

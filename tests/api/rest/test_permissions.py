@@ -26,10 +26,7 @@ GRANTS = (
 
 
 class House:
-    """A server with logins.
-
-    `house("rita", "GET", …)` sends a request as rita.
-    """
+    """A server with logins. `house("rita", "GET", …)` sends a request as rita."""
 
     def __init__(self, api: Api, secrets: dict[str, str]) -> None:
         self.api = api
@@ -74,7 +71,7 @@ async def test_every_request_requires_a_login(house: House) -> None:
         ("nobody", [], None),
     ],
 )
-async def test_listing_hides_what_the_caller_may_not_see(
+async def test_listing_hides_objects_that_the_caller_may_not_see(
     house: House, principal: str, visible_names: list[Any], below: list[Any] | None
 ) -> None:
     assert (await house(principal, "GET", "/v1/namespaces")).json["namespaces"] == visible_names
@@ -175,7 +172,7 @@ async def test_no_location_may_overlap_files_of_others(house: House) -> None:
         answer = await house("wendy", "POST", path, body)
         assert answer.error[:2] == (403, "ForbiddenException"), description
     placed = await house("root", "POST", *attempts["create"])
-    assert placed.error[:2] == (400, "BadRequestException"), "not even an admin"
+    assert placed.error[:2] == (400, "BadRequestException"), "an admin may not use the location either"
 
 
 async def test_dropped_table_hidden_from_the_caller_is_not_found(house: House) -> None:
@@ -203,7 +200,7 @@ async def test_empty_transaction_is_rejected_and_not_recorded(house: House) -> N
     for principal in ("nobody", "rita"):
         key = create_key()
         answer = await house(principal, "POST", "/v1/transactions/commit", {"table-changes": []}, key=key)
-        assert answer.error[:2] == (403, "ForbiddenException"), "rights come before the body"
+        assert answer.error[:2] == (403, "ForbiddenException"), "rights are checked before the body"
         store = house.api.server.components.store
         assert await store.find_idempotency_record(key, 0) is None
 
@@ -248,13 +245,13 @@ async def _read_event_stream(house: House, principal: str, path: str) -> bytes:
     return body
 
 
-async def _await_status_after_grant(ask: Callable[[], Any]) -> int:
+async def _await_status_after_grant(send_request: Callable[[], Any]) -> int:
     """Repeat a request until its status is not 403, and return the status.
 
     The server caches grants for a short time.
     """
     for _ in range(1000):
-        status = (await ask()).status
+        status = (await send_request()).status
         if status != 403:
             return int(status)
         await asyncio.sleep(0.05)

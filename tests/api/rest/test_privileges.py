@@ -1,4 +1,4 @@
-"""Tests of privileges over HTTP: on tables and views, denials, roles of the operator, owners, and plans."""
+"""Tests of privileges over HTTP: on tables and views, denials, roles from the operator, owners, and plans."""
 
 from __future__ import annotations
 
@@ -90,7 +90,9 @@ async def list_names(house: House, principal: str, kind: str = "tables") -> list
 
 async def test_each_operation_needs_its_privilege(house: House) -> None:
     for operation, (method, path, body) in OPERATIONS.items():
-        principals = sorted(ALLOWED, key=lambda name: operation in ALLOWED[name])  # A drop comes last.
+        principals = sorted(
+            ALLOWED, key=lambda name: operation in ALLOWED[name]
+        )  # Sorts principals that may use the operation last, because a drop succeeds only once.
         for principal in principals:
             status = (await house(principal, method, path, body)).status
             is_hidden = principal == "barred" and operation not in ("create", "grant")
@@ -190,14 +192,14 @@ async def test_creator_without_the_right_to_read_cannot_take_over_the_files_of_a
         assert (await house("root" if name == "t" else principal, *drop)).status in (200, 204)
         body = {"name": name, "schema": SCHEMA, "location": location}
         for staged in (False, True):
-            new_body = {**body, "name": f"new_{name}", "stage-create": staged}  # The name t is denied to barred.
+            new_body = {**body, "name": f"new_{name}", "stage-create": staged}  # A grant denies the name t to barred.
             answer = await house(principal, "POST", "/v1/namespaces/db/tables", new_body)
             assert answer.status == 400, answer.raw
             assert "overlaps" in answer.error[2]
         assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
 
 
-async def test_rights_follow_a_table_to_its_new_name_and_back_from_a_drop(house: House) -> None:
+async def test_rights_follow_a_table_through_renames_and_undrops(house: House) -> None:
     rename = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "moved"}}
     for principal in ("dropper", "maker", "guest"):
         assert (await house(principal, "POST", "/v1/tables/rename", rename)).status == 403
@@ -212,7 +214,7 @@ async def test_rights_follow_a_table_to_its_new_name_and_back_from_a_drop(house:
     assert (await house("root", "POST", f"/api/v1/dropped/{dropped}/undrop", {"name": "back"})).status == 200
     assert (await house("guest", "GET", "/v1/namespaces/db/tables/back")).status == 200
     assert (await house("barred", "GET", "/v1/namespaces/db/tables/back")).status == 404
-    for name in ("t", "moved"):  # A denial also counts for later tables of the name.
+    for name in ("t", "moved"):  # A denial also applies to later tables with this name.
         body = {"name": name, "schema": SCHEMA}
         assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
         assert (await house("barred", "GET", f"/v1/namespaces/db/tables/{name}")).status == 404
@@ -221,10 +223,10 @@ async def test_rights_follow_a_table_to_its_new_name_and_back_from_a_drop(house:
 
 async def test_only_an_admin_of_the_server_changes_the_members_of_a_role(house: House) -> None:
     member = {"principal": "guest", "role": "role:analysts"}
-    whole = {"principal": "steward", "privilege": "manage-grants"}
-    assert (await house("root", "PUT", "/api/v1/grants", whole)).status == 204
+    catalog_grant = {"principal": "steward", "privilege": "manage-grants"}
+    assert (await house("root", "PUT", "/api/v1/grants", catalog_grant)).status == 204
     assert (await house("steward", "PUT", "/api/v1/grants", member)).status == 403
-    assert (await house("steward", "PUT", "/api/v1/grants", {**whole, "server": True})).status == 403
+    assert (await house("steward", "PUT", "/api/v1/grants", {**catalog_grant, "server": True})).status == 403
     assert (await house("root", "PUT", "/api/v1/grants", member)).status == 204
     assert (await house("root", "DELETE", "/api/v1/grants?principal=analyst&role=role:analysts")).status == 204
     assert (await house("analyst", "GET", TABLE)).status == 403
@@ -238,8 +240,8 @@ async def test_only_an_admin_of_the_server_changes_the_members_of_a_role(house: 
 
 
 async def test_manager_of_the_grants_of_the_catalog_cannot_become_an_admin_of_the_server(house: House) -> None:
-    whole = {"principal": "steward", "privilege": "manage-grants"}
-    assert (await house("root", "PUT", "/api/v1/grants", whole)).status == 204
+    catalog_grant = {"principal": "steward", "privilege": "manage-grants"}
+    assert (await house("root", "PUT", "/api/v1/grants", catalog_grant)).status == 204
     admin = {"principal": "steward", "role": "admin"}
     assert (await house("steward", "PUT", "/api/v1/grants", admin)).status == 403
     assert (await house("steward", "DELETE", "/api/v1/grants?principal=root&role=admin")).status == 403
@@ -247,7 +249,10 @@ async def test_manager_of_the_grants_of_the_catalog_cannot_become_an_admin_of_th
     assert (await house("steward", "PUT", "/api/v1/grants", {**admin, "role": "owner"})).status == 204
     token = {"name": "other", "grants": [{"role": "admin"}]}
     assert (await house("steward", "POST", "/api/v1/tokens", token)).status == 403
-    for grant in (admin, {**whole, "deny": True}):  # A denial on the catalog also counts for its admin on the server.
+    for grant in (
+        admin,
+        {**catalog_grant, "deny": True},
+    ):  # A denial on the catalog also applies to its admin on the server.
         assert (await house("root", "PUT", "/api/v1/grants", grant)).status == 204
     assert (await house("steward", "POST", "/api/v1/tokens", token)).status == 403
 
@@ -262,7 +267,9 @@ async def test_manager_of_one_object_takes_no_rights_of_the_admins_above_it(hous
         for privilege in ("write", "manage-grants")
     ]
     for denial in denials:
-        assert (await house("maker", "PUT", "/api/v1/grants", denial)).error[0] == 403, "the owner of the table only"
+        assert (await house("maker", "PUT", "/api/v1/grants", denial)).error[0] == 403, (
+            "only the owner of the table may deny a privilege on it"
+        )
         assert (await house("steward", "PUT", "/api/v1/grants", denial)).status == 204
     own = {"principal": "maker", "privilege": "drop", "namespace": ["db"], "table": "m", "deny": True}
     assert (await house("maker", "PUT", "/api/v1/grants", own)).status == 204
@@ -280,7 +287,7 @@ async def test_manager_of_one_object_takes_no_rights_of_the_admins_above_it(hous
     assert (await house("root", "POST", table, set_properties(x="1"))).status == 200
 
 
-async def test_rights_on_a_dropped_namespace_do_not_count_for_the_next_of_its_name(house: House) -> None:
+async def test_rights_on_a_dropped_namespace_do_not_apply_to_a_new_namespace_with_its_name(house: House) -> None:
     assert (await house("maker", "POST", "/v1/namespaces", {"namespace": ["db", "fin"]})).status == 200
     admin = {"principal": "maker", "role": "admin", "namespace": ["db", "fin"]}
     for grant in (admin, {**admin, "principal": "guest"}):
@@ -333,7 +340,7 @@ async def test_name_that_is_denied_cannot_be_given_whether_it_exists_or_not(hous
     commit = {"requirements": [{"type": "assert-create"}], "updates": []}
     ends = {"source": {"namespace": ["db"], "name": "u"}}
     view = {"schema": SCHEMA, "view-version": VIEW_VERSION}
-    for name in ("t", "none", "later"):  # The first exists.
+    for name in ("t", "none", "later"):  # Only the table t exists.
         change = {"identifier": {"namespace": ["db"], "name": name}, **commit}
         requests: list[tuple[str, Any]] = [
             ("/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA}),

@@ -105,7 +105,7 @@ async def test_commit_to_a_missing_table_is_not_found(api: Api) -> None:
     assert (await api("POST", f"{TABLES}/none", set_properties(x="1"))).error[:2] == (404, "NoSuchTableException")
 
 
-async def test_append_sent_twice_gets_its_first_outcome(api: Api) -> None:
+async def test_append_sent_twice_gets_the_first_answer_twice(api: Api) -> None:
     """If a client gets a 409 after a lost answer, it deletes live files (apache/iceberg#13867)."""
     await api.table()
     first = await api("POST", f"{TABLES}/t", append(7))
@@ -175,7 +175,7 @@ async def test_register_does_not_overwrite_with_a_table_that_is_live_under_anoth
         assert "live under another name" in answer.error[2]
     assert (await api("GET", f"{TABLES}/second")).json["metadata"] == second["metadata"]
     assert (await api("HEAD", f"{TABLES}/new")).status == 404
-    # The metadata of this table and of a dropped table may use the name.
+    # A registration may use the metadata of this table or of a dropped table.
     body = {"name": "second", "metadata-location": second["metadata-location"], "overwrite": True}
     assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
     assert (await api("DELETE", f"{TABLES}/first")).status == 204
@@ -190,7 +190,7 @@ async def test_register_of_a_file_outside_the_warehouse_is_rejected(api: Api) ->
     assert "outside the warehouse" in answer.error[2]
 
 
-async def test_table_whose_metadata_file_is_missing_differs_from_a_missing_table(api: Api) -> None:
+async def test_error_for_a_missing_metadata_file_differs_from_the_error_for_a_missing_table(api: Api) -> None:
     location = (await api.table())["metadata-location"]
     etag = (await api("GET", f"{TABLES}/t")).headers["ETag"]
     Path(location.removeprefix("file://")).unlink()
@@ -229,7 +229,7 @@ async def test_number_of_stored_metrics_reports_is_limited(api: Api) -> None:
 
 @pytest.mark.slow
 async def test_page_of_reports_is_small_enough_for_the_largest_reports(api: Api) -> None:
-    """Otherwise the event loop would decode and encode a thousand reports of 128 KiB."""
+    """A large page would make the event loop decode and encode a thousand reports of 128 KiB."""
     await api.table()
     for number in range(40):
         report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": number, "filter": True, "metrics": {}}
@@ -245,7 +245,7 @@ async def test_page_of_reports_is_small_enough_for_the_largest_reports(api: Api)
 
 
 class _PlansOfThread(MemoryCache[int, int | None]):
-    """A dict that only one thread may use.
+    """A cache of plans that only one thread may use.
 
     Another thread could find an entry that the cache removes before it records the use of the entry.
     """
@@ -263,11 +263,11 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
     threads: list[int] = []
     kept_read_of_report = column_reads.read_of_report
 
-    def read_of_report(*args: Any) -> Any:
+    def record_thread(*args: Any) -> Any:
         threads.append(threading.get_ident())
         return kept_read_of_report(*args)
 
-    monkeypatch.setattr(tables, "read_of_report", read_of_report)
+    monkeypatch.setattr(tables, "read_of_report", record_thread)
     await api.table("other")
     await api.table()
     usage = api.server.components.catalog.column_usage

@@ -1,4 +1,4 @@
-"""Tests of overtaken appends of engines: their result, when they are rejected, and that each is applied once."""
+"""Tests of appends that other commits overtook: their result, when they are rejected, and that each is applied once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.wrapper_capture import WrapperCapture
 
 
 @pytest.mark.parametrize("version", [2, 3])
-async def test_overtaken_append_follows_the_appends_that_overtook_it(tmp_path: Path, version: int) -> None:
+async def test_overtaken_append_is_rebased_onto_the_newer_appends(tmp_path: Path, version: int) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, version)
         await append(rig, {"a": 1})
@@ -59,7 +59,7 @@ async def test_overtaken_append_follows_the_appends_that_overtook_it(tmp_path: P
             assert metadata["next-row-id"] == 21
 
 
-async def test_file_rewritten_by_a_rejected_client_is_read_again(tmp_path: Path) -> None:
+async def test_manifest_rewritten_after_a_rejection_is_read_again(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
         await append(rig, {"a": 1})
@@ -121,14 +121,14 @@ ENTRY = {
 KNOBS: dict[str, dict[str, Any]] = {
     "its entries have sequence numbers": {"entry": {"sequence_number": 2, "file_sequence_number": 2}},
     "its entries have file sequence numbers": {"entry": {"file_sequence_number": 2}},
-    "its entries are another snapshot's": {"entry": {"snapshot_id": 4}},
+    "its entries name another snapshot": {"entry": {"snapshot_id": 4}},
     "its files have row ids": {"file": {"first_row_id": 0}},
     "its files are deletes": {"file": {"content": 1}},
     "it deletes a file": {"more": [ENTRY | {"status": DELETED}]},
-    "it adds a file that it says was there": {"more": [ENTRY | {"status": EXISTING}]},
-    "it forgets a file as it merges": {"merge": 1, "forget": "a"},
-    "its manifest is another snapshot's": {"listed": {"added_snapshot_id": 4}},
-    "its manifest is of deletes": {"listed": {"content": 1}},
+    "it adds a file with the status EXISTING": {"more": [ENTRY | {"status": EXISTING}]},
+    "it omits a file in a merge": {"merge": 1, "forget": "a"},
+    "its manifest names another snapshot": {"listed": {"added_snapshot_id": 4}},
+    "its manifest lists deletes": {"listed": {"content": 1}},
     "its manifest has another sequence number": {"listed": {"sequence_number": 1}},
     "its manifest has an unknown spec": {"listed": {"partition_spec_id": 3}},
     "its manifest is encrypted": {"listed": {"key_metadata": b"k"}},
@@ -142,7 +142,7 @@ KNOBS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "spoil", [*REQUESTS, *KNOBS], ids=lambda case: case if isinstance(case, str) else case.__name__[1:]
 )
-async def test_doubtful_append_is_rejected_as_without_rebase_and_changes_nothing(
+async def test_inconsistent_append_is_rejected_and_changes_nothing(
     tmp_path: Path, spoil: str | Callable[[EngineAppender, Commit], None]
 ) -> None:
     async with open_rig(tmp_path) as rig:
@@ -161,7 +161,7 @@ async def test_doubtful_append_is_rejected_as_without_rebase_and_changes_nothing
         assert await load(rig) == metadata
         valid_appender = EngineAppender(metadata | {"refs": {}, "current-snapshot-id": None, "last-sequence-number": 1})
         await commit_table(rig, valid_appender.commit({"late": 1}))
-        assert set(read_snapshot(find_head(await load(rig)))) == {"a", "b", "late"}, "a sound one comes through"
+        assert set(read_snapshot(find_head(await load(rig)))) == {"a", "b", "late"}, "a valid append is committed"
 
 
 async def test_append_to_a_dropped_branch_is_rejected(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> N
         assert find_head(metadata)["timestamp-ms"] == metadata["snapshot-log"][-2]["timestamp-ms"]
 
 
-async def test_append_is_rebased_when_another_branch_took_its_sequence_number(tmp_path: Path) -> None:
+async def test_append_is_rebased_if_another_branch_used_its_sequence_number(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, 3)
         first = await append(rig, {"a": 1})
@@ -294,7 +294,7 @@ async def test_append_is_rebased_when_another_branch_took_its_sequence_number(tm
         assert find_head(metadata, "dev")["sequence-number"] == 3
 
 
-async def test_rebased_branch_keeps_the_retention_set_meanwhile(tmp_path: Path) -> None:
+async def test_rebased_branch_keeps_a_retention_that_another_commit_set(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
         first = await append(rig, {"a": 1})
@@ -332,7 +332,7 @@ async def test_missing_total_is_omitted_and_timestamps_do_not_go_back(tmp_path: 
         }  # fmt: skip
 
 
-async def test_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path) -> None:
+async def test_repeat_of_a_rebased_append_gets_the_first_answer(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
         await append(rig, {"a": 1})
@@ -377,7 +377,7 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
         assert {path: file.sequence_number for path, file in files.items()} == {
             "a": 1, "b": 2, "c": 3, "d": 4, "late": 5
         }  # fmt: skip
-        # Two metadata files; the intruder's manifest and list; our list, and a manifest if a merge was undone.
+        # Two metadata files, the intruder's manifest and list, our list, and one more manifest if a merge was undone.
         assert len(await rig.list_files() - before) == 2 + 2 + 1 + merges
 
 
@@ -398,7 +398,7 @@ class ForgetfulStore:
         return results
 
 
-async def test_rebase_with_an_unknown_outcome_keeps_the_files_that_the_table_may_name(tmp_path: Path) -> None:
+async def test_rebase_with_an_unknown_outcome_keeps_its_files(tmp_path: Path) -> None:
     capture = WrapperCapture(ForgetfulStore)
     async with open_rig(tmp_path, wrap_store=capture) as rig:
         await create(rig)
@@ -416,7 +416,7 @@ async def test_rebase_with_an_unknown_outcome_keeps_the_files_that_the_table_may
 
 
 @pytest.mark.parametrize("apart", [False, True])
-async def test_merge_that_met_another_merge_is_undone_and_its_files_are_added(tmp_path: Path, apart: bool) -> None:
+async def test_merge_overtaken_by_another_merge_is_undone_but_its_files_are_added(tmp_path: Path, apart: bool) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, 3)
         for name in ("a", "b", "c"):

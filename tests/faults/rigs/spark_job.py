@@ -1,11 +1,11 @@
-"""A Spark job that changes a table batch by batch with its tasks in separate executors, as on a cluster.
+"""A Spark job that changes a table batch by batch. Its tasks run in separate executors, as on a cluster.
 
-There are two JVMs beside the driver's, whose tasks and Python workers may be killed or delayed.
+Besides the driver's JVM there are two executor JVMs, whose tasks and Python workers may be killed or delayed.
 
     python -m tests.faults.rigs.spark_job URL TABLE NOTES SEED SCRATCH
 
-`mortal_writer.build_batch` determines the batches. NOTES has the number of finished batches; NOTES.last says that the
-next batch is the last, and SCRATCH has Spark's event log.
+`mortal_writer.build_batch` determines the batches. NOTES has the number of finished batches. If the file NOTES.last
+exists, the next batch is the last one. SCRATCH has Spark's event log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.services.java import SHORT_LIVED
 from tests.services.process import REPO
 
 ROWS_IN = 6
-"""Partitions of a batch"""
+"""The number of partitions of a batch."""
 
 
 def open_session(scratch: Path) -> SparkSession:

@@ -53,7 +53,7 @@ def test_table_on_azure_is_written_planned_and_purged(azurite: Azurite, tmp_path
     )
     server.start()
     try:
-        # The server gives no keys, so the clients have their own.
+        # The server vends no keys, so the clients use their own keys.
         use_keys({"adls.account-key": ACCOUNT_KEY})
         run_table_life(server, warehouse, {"adls.connection-string": azurite.make_connection_string()})
     finally:
@@ -61,7 +61,7 @@ def test_table_on_azure_is_written_planned_and_purged(azurite: Azurite, tmp_path
         server.stop()
 
 
-async def test_errors_of_azure_say_what_to_correct(azurite: Azurite) -> None:
+async def test_errors_from_azure_say_what_to_correct(azurite: Azurite) -> None:
     container = azurite.create_container()
     host = container.partition("@")[2]
     missing, warehouse = f"abfss://nowhere@{host}/lake", f"{container}/lake"
@@ -141,7 +141,7 @@ def test_ambiguous_or_foreign_azure_location_is_refused(location: str) -> None:
         parse_location(location)
 
 
-def test_other_accounts_and_containers_are_outside_the_warehouse() -> None:
+def test_locations_in_foreign_accounts_and_containers_are_outside_the_warehouse() -> None:
     warehouse = Warehouse("abfss://data@account.dfs.core.windows.net/lake")
     assert warehouse.contains("wasbs://data@account.blob.core.windows.net/lake/t")
     for location in (

@@ -1,4 +1,4 @@
-"""Tests of temporary keys of AWS, with a server that records requests and answers as AWS documents."""
+"""Tests of temporary keys of AWS. A server records the requests, and answers as AWS documents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ERROR = """<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Er
 
 
 class Sts(HTTPServer):
-    """A recorded contract of `AssumeRole`. With `error_code`, the answer is this error."""
+    """A server for `AssumeRole`. If `error_code` is set, its answer is this error."""
 
     error_code = ""
 
@@ -110,8 +110,8 @@ async def test_clients_get_keys_of_a_session_that_is_limited_to_the_table(sts: S
 
 def test_wildcards_in_a_location_open_no_other_folder() -> None:
     policy = make_policy("arn:aws-cn:iam::123456789012:role/r", parse_location("s3://lake/wh/t*$"), writable=False)
-    first = json.loads(policy)["Statement"][0]
-    assert first["Resource"] == "arn:aws-cn:s3:::lake/wh/t${*}${$}/*"
+    statement = json.loads(policy)["Statement"][0]
+    assert statement["Resource"] == "arn:aws-cn:s3:::lake/wh/t${*}${$}/*"
     with pytest.raises(StorageError, match=r"too long for a session policy .* s3_client_access = gateway"):
         make_policy(ROLE, parse_location("s3://lake/" + "d" * 1000), writable=True)
 
