@@ -9,13 +9,13 @@ from pathlib import Path
 
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import InstantFilter
-from tests.api.bad_inputs import BAD_INPUTS, BODY_LIMIT_BYTES, PAGE, ask, format_page, prepare
+from tests.api.bad_inputs import BAD_INPUTS, BODY_LIMIT_BYTES, PAGE, collect_answers, format_page, prepare_server
 from tests.api.client import Api
 from tests.server.rig import run_server
 
 
 async def test_inputs_are_rejected_as_the_table_and_the_reference_page_say(tmp_path: Path) -> None:
-    answers, warehouse = await ask(tmp_path)
+    answers, warehouse = await collect_answers(tmp_path)
     wrong_cases = [
         (bad.group, bad.case, answer.status, answer.raw[:300])
         for bad, answer in answers
@@ -27,7 +27,7 @@ async def test_inputs_are_rejected_as_the_table_and_the_reference_page_say(tmp_p
 
 async def test_rejected_inputs_leave_no_trace(tmp_path: Path) -> None:
     async with run_server(tmp_path, body_limit_bytes=BODY_LIMIT_BYTES) as server:
-        inputs = await prepare(Api(server))
+        inputs = await prepare_server(Api(server))
         store = server.components.store
 
         async def read_state() -> object:
@@ -44,7 +44,7 @@ async def test_rejected_inputs_leave_no_trace(tmp_path: Path) -> None:
 
 
 async def test_errors_reveal_nothing_about_the_server(tmp_path: Path) -> None:
-    answers, _ = await ask(tmp_path)
+    answers, _ = await collect_answers(tmp_path)
     for bad, answer in answers:
         for secret in (b"Traceback", b".py", b"sqlite", b"SELECT ", b"secret"):
             assert secret not in answer.raw, (bad.case, secret)

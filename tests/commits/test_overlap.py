@@ -199,7 +199,7 @@ def _build_two_partitions(
 
 
 @pytest.mark.parametrize(
-    ("first", "other", "are_disjoint"),
+    ("first", "second", "are_disjoint"),
     [
         (("bucket[8]", 3), ("bucket[16]", 11), False),
         (("bucket[8]", 3), ("bucket[16]", 4), True),

@@ -12,7 +12,7 @@ from playwright.async_api import expect
 
 from tests.connector.lake import append, create, spread
 from tests.console.browser import RecordedPage, open_browser, open_page
-from tests.console.test_console import check, wait_for_text
+from tests.console.test_console import check_no_errors_and_hosts, wait_for_text
 from tests.server.rig import run_server
 
 LONG_STATEMENT = "SELECT count(*) FROM " + ", ".join(f"db.t t{n}" for n in range(12))
@@ -88,7 +88,7 @@ async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -
         await recorded_page.settle()
         assert await past_statements.count() == 0
         recorded_page.errors.clear()
-        check(recorded_page, server)
+        check_no_errors_and_hosts(recorded_page, server)
 
 
 @pytest.mark.slow
@@ -102,4 +102,4 @@ async def test_page_of_a_server_without_sql_says_how_to_enable_it(tmp_path: Path
         await wait_for_text(recorded_page, "an operator switches it on with the setting sql = on")
         assert await recorded_page.page.get_by_label("Statement", exact=True).count() == 0
         assert await recorded_page.find_violations() == []
-        check(recorded_page, server)
+        check_no_errors_and_hosts(recorded_page, server)

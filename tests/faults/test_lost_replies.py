@@ -138,7 +138,7 @@ def _find_expected_rows(proxy: LossyProxy, name: str) -> int:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("seed", [21, pytest.param(22, marks=pytest.mark.slow)])
-def test_rows_of_pyiceberg_appends_exist_once(server: Seamark, proxy: LossyProxy, seed: int) -> None:
+def test_pyiceberg_appends_are_applied_once_and_can_be_read(server: Seamark, proxy: LossyProxy, seed: int) -> None:
     name = f"py{seed}"
     rows = pa.table({"id": pa.array([1], pa.int64())})
     certain = unknown = 0
@@ -164,7 +164,9 @@ def test_rows_of_pyiceberg_appends_exist_once(server: Seamark, proxy: LossyProxy
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("seed", [31])
-def test_rows_of_spark_inserts_exist_once(spark: SparkSession, server: Seamark, proxy: LossyProxy, seed: int) -> None:
+def test_spark_inserts_are_applied_once_and_can_be_read(
+    spark: SparkSession, server: Seamark, proxy: LossyProxy, seed: int
+) -> None:
     name = f"spark{seed}"
     catalog = new_catalog(spark, proxy.base_url)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.db")

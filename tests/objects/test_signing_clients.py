@@ -1,4 +1,4 @@
-"""Tests of clients of remote signing: Iceberg's S3FileIO and PyIceberg's signer, without keys, on a real store."""
+"""Tests of clients that use remote signing without keys on a real store: Iceberg's S3FileIO and PyIceberg's signer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIGN_PATH = "v1/namespaces/n/tables/t/sign"
 
 @dataclass
 class Signer:
-    """An endpoint that only signs; `refused` are the messages of rejected requests."""
+    """An endpoint that only signs requests. `refused` has the messages of rejected requests."""
 
     uri: str
     settings: Settings
@@ -125,7 +125,9 @@ async def test_pyicebergs_signer_can_access_only_its_table(signer: Signer, s3_bu
 
 
 def _build_client_with_signer(signer: Signer, bucket: str) -> None:
-    """Use botocore without keys, with the signer called before each request, as in PyIceberg's fsspec FileIO."""
+    """Return a botocore client without keys that calls the signer before each request, as PyIceberg's fsspec FileIO
+    does.
+    """
     properties = signer.build_client_properties()
     client = botocore.session.Session().create_client(
         "s3",

@@ -1,4 +1,5 @@
-"""Campaigns: replicas are killed, paused and cut off, and their disk caches damaged and filled, while clients plan.
+"""Campaigns of faults: replicas are killed, paused and cut off, and their disk caches damaged and filled, while clients
+plan.
 
 No answer is wrong, and no request to a running replica fails while the storage is available.
 """
@@ -39,8 +40,8 @@ def test_no_fault_of_a_replica_causes_a_wrong_answer_or_a_failed_read_of_another
 
 @pytest.mark.slow
 def test_replicas_that_lose_their_network_cause_no_wrong_answer(tmp_path: Path, postgres: Postgres, s3: S3) -> None:
-    """Each replica has its own network namespace, so that its packets are lost, and connections are neither refused
-    nor ended.
+    """Each replica has its own network namespace, so its packets are lost, and its connections are neither refused nor
+    ended.
     """
     rng = random.Random(first_seed())
     first = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}

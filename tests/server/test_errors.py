@@ -1,4 +1,4 @@
-"""Tests of errors as clients see them: always the ErrorModel with a request id, and no internal details."""
+"""Tests of the errors that clients receive: always an ErrorModel with a request id, and no internal details."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_compressed_body_is_measured_after_decompression(server: RunningSe
         assert answer.status == 413
 
 
-async def test_no_broken_path_causes_a_server_error(server: RunningServer) -> None:
+async def test_malformed_paths_cause_no_server_error(server: RunningServer) -> None:
     cases: list[str] = [
         "/v1/namespaces/%",
         "/v1/namespaces/%zz",
@@ -121,7 +121,7 @@ async def test_no_broken_path_causes_a_server_error(server: RunningServer) -> No
                     check_model(await answer.json(), answer.status)
 
 
-async def test_no_broken_bytes_cause_a_server_error(server: RunningServer) -> None:
+async def test_malformed_requests_cause_no_server_error(server: RunningServer) -> None:
     url = URL(server.url)
     cases: list[bytes] = [
         b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: y\r\n\r\n",
@@ -197,13 +197,13 @@ async def test_requests_over_the_limit_are_rejected_at_once(tmp_path: Path, monk
             assert int(answer.headers["Retry-After"]) >= 1
             assert check_model(await answer.json(), 503) == "ServiceUnavailableException"
         status, _ = await server.get("/healthz")
-        assert status == 200  # Health probes are answered although the limit is reached.
+        assert status == 200  # The server answers health probes even if the limit is reached.
         go.set()
         assert [status for status, _ in await asyncio.gather(*held_tasks)] == [404, 404]
 
 
 def list_all_errors(base: type[SeamarkError] = SeamarkError) -> list[type[SeamarkError]]:
-    return [base, *(found for child in base.__subclasses__() for found in list_all_errors(child))]
+    return [base, *(error for child in base.__subclasses__() for error in list_all_errors(child))]
 
 
 @pytest.mark.parametrize("kind", list_all_errors())

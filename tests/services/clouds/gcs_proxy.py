@@ -21,7 +21,7 @@ _NO_SUCH_BUCKET = (
     "<Message>The specified bucket does not exist.</Message></Error>"
 )
 _uploads: dict[str, tuple[Mapping[str, str], dict[int, bytes]]] = {}
-"""The headers and the parts of each upload, by its id."""
+"""The headers and the parts of each multipart upload, by its id."""
 _PASSED_ON = ("content-type", "authorization")
 
 
@@ -61,7 +61,7 @@ async def _forward(session: aiohttp.ClientSession, upstream: str, request: web.B
 
 
 async def _copy_object(session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest) -> web.StreamResponse:
-    """Answer a copy of the XML API by a copy of the JSON API."""
+    """Answer a copy request of the XML API with a copy through the JSON API."""
     source_bucket, _, source = unquote(request.headers["x-goog-copy-source"]).removeprefix("/").partition("/")
     bucket, _, name = request.path.removeprefix("/").partition("/")
     path = f"b/{source_bucket}/o/{quote(source, safe='')}/rewriteTo/b/{bucket}/o/{quote(name, safe='')}"
@@ -72,7 +72,7 @@ async def _copy_object(session: aiohttp.ClientSession, upstream: str, request: w
 async def _upload_in_parts(
     session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest, body: bytes
 ) -> web.StreamResponse:
-    """Answer a request for an upload in parts, whose parts are in memory until it is completed."""
+    """Answer a request of a multipart upload. The parts stay in memory until the upload is completed."""
     if "uploads" in request.query:
         upload_id = f"upload-{len(_uploads)}"
         _uploads[upload_id] = (request.headers, {})
@@ -94,7 +94,7 @@ async def _upload_in_parts(
 async def _upload(
     session: aiohttp.ClientSession, upstream: str, path: str, received: Mapping[str, str], body: bytes
 ) -> web.StreamResponse:
-    """Answer an upload of the XML API by an upload of the JSON API."""
+    """Answer an upload of the XML API with an upload through the JSON API."""
     bucket, _, name = path.removeprefix("/").partition("/")
     query = {"uploadType": "media", "name": name}
     if "x-goog-if-generation-match" in received:

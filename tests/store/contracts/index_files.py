@@ -45,7 +45,9 @@ def make_file(name: str, **fields: Any) -> RegisteredIndexFile:
 
 
 def make_replacement(add: str, remove: str = "", **fields: Any) -> ReplaceIndexFiles:
-    """Return a replacement of files whose names are single letters."""
+    """Return a replacement of index files whose names are single letters. `add` and `remove` are texts of
+    such letters.
+    """
     options: dict[str, Any] = {"uuid": UUID, "definition": "d", "now_ms": 9} | fields
     files = tuple(make_file(name, uuid=options["uuid"], definition=options["definition"]) for name in add)
     return ReplaceIndexFiles(add=files, remove=tuple(f"file:///w/{name}" for name in remove), **options)
@@ -74,7 +76,9 @@ class IndexFilesContract(StorePair):
         assert await store_with_table.index_files(UUID) == [second, first]
         assert await store_with_table.index_files("another") == []
 
-    async def test_more_files_than_fit_one_statement_are_added_at_once(self, store_with_table: GeneratorStore) -> None:
+    async def test_more_files_than_fit_into_one_statement_are_added_in_one_transaction(
+        self, store_with_table: GeneratorStore
+    ) -> None:
         files = tuple(make_file(f"{number:03}") for number in range(201))
         await store_with_table.transact([ReplaceIndexFiles(UUID, "d", files, (), 1)])
         assert await store_with_table.index_files(UUID) == list(files)
@@ -152,7 +156,7 @@ class IndexFilesContract(StorePair):
         await store_with_table.transact([make_replacement("ab")])
         assert await read_states(store_with_table) == before
 
-    async def test_index_file_belongs_to_one_definition(self, store_with_table: GeneratorStore) -> None:
+    async def test_index_file_can_be_registered_for_only_one_definition(self, store_with_table: GeneratorStore) -> None:
         await store_with_table.transact([make_replacement("a")])
         with pytest.raises(CommitConflict, match="registered for another index: d"):
             await store_with_table.transact([make_replacement("ab", definition="another")])

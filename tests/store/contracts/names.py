@@ -46,7 +46,7 @@ from tests.store.store_pair import StorePair
 
 
 class NamesContract(StorePair):
-    # Namespaces
+    # Tests of namespaces
 
     async def test_namespace_is_read_with_its_properties(self, store: GeneratorStore) -> None:
         properties = {"owner": "ann", "empty": "", "odd ' \" key": "värde\n\U0001f600"}
@@ -105,7 +105,7 @@ class NamesContract(StorePair):
         with pytest.raises(NoSuchNamespace):
             await store.transact([DropNamespace(NS)])
 
-    # Entries
+    # Tests of entries
 
     async def test_stored_entry_equals_the_written_entry(self, store: GeneratorStore) -> None:
         entry = make_entry("t", previous_location="file:///w/p", version=3, created_ms=5, updated_ms=2**53)
@@ -144,7 +144,7 @@ class NamesContract(StorePair):
         assert listed_ids == sorted(names)
         assert [entry.name for entry in await store.list_entries(VIEW, NS, None, 9)] == ["view"]
 
-    async def test_swap_moves_the_pointer_once(self, store: GeneratorStore) -> None:
+    async def test_swap_from_an_old_location_is_rejected(self, store: GeneratorStore) -> None:
         before = make_entry("t")
         await store.transact([CreateEntry(before)])
         await store.transact([make_swap("t", before.metadata_location, "file:///1", now_ms=99)])
@@ -228,9 +228,9 @@ class NamesContract(StorePair):
         await other_store.transact([TakePriority(entry.uuid, "fast", 60_000), DropEntry(TABLE, NS, "t")])
         await other_store.transact([CreateEntry(entry), TakePriority(entry.uuid, "slow", 60_000)])
 
-    # Drop and undrop
+    # Tests of drop and undrop
 
-    async def test_drop_without_keep_forgets_the_entry(self, store: GeneratorStore) -> None:
+    async def test_drop_without_retention_deletes_the_entry(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         with pytest.raises(CommitConflict):
             await store.transact([DropEntry(TABLE, NS, "t", "file:///elsewhere")])

@@ -1,4 +1,4 @@
-"""The contract of pointer stores for the records beside the pointers."""
+"""The contract of pointer stores for records that are not pointers: keys, metrics, audit records, tokens, grants."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from tests.store.store_pair import StorePair
 
 
 class RecordsContract(StorePair):
-    # Idempotency
+    # Tests of idempotency keys
 
-    async def test_first_answer_to_a_key_is_kept_and_the_second_is_undone(
+    async def test_first_answer_to_a_key_is_kept_and_a_second_transaction_is_undone(
         self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         record = make_idempotency("k", clock.now_ms() + 100)
@@ -83,7 +83,7 @@ class RecordsContract(StorePair):
         assert record.status == 200 + won.index(True)
         assert [e.name for e in await store.list_entries(TABLE, NS, None, 99)] == [f"t{won.index(True)}"]
 
-    # Metrics, audit, tokens, grants, cursors, leases, secrets
+    # Tests of metrics, audit records, tokens, grants, cursors, leases and secrets
 
     async def test_metrics_reports_are_stored_and_listed(self, store: GeneratorStore) -> None:
         reports = [
