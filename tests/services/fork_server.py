@@ -120,11 +120,10 @@ def enable() -> None:
 def fork(
     argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int, errors: int | None = None
 ) -> ForkedProcess | None:
-    """Return the process of a Python program, or None if a whole process is needed.
+    """Return the forked process of a Python program, or None if the program needs a new interpreter.
 
-    The program is `SCRIPT …` or `PYTHON -m MODULE …`.
-
-    Its output goes to the file `output`, and its errors to `errors` if that is a different file.
+    The program is `SCRIPT …` or `PYTHON -m MODULE …`. Its output goes to the file descriptor `output`, and its errors
+    to `errors` if it is given.
     """
     global _server
     if _environment is None or _list_foreign_variables(env) != _list_foreign_variables(_environment):

@@ -1,4 +1,4 @@
-"""Random transactions compared with a model, on both databases."""
+"""Tests that compare random transactions with a model, on both databases."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from seamark.metaserver.streams.stream_properties import ENABLED
 from seamark.metaserver.streams.stream_table import StreamTable
 from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
-from tests.streams.test_read_stream import list_ids, read
+from tests.streams.test_read_stream import list_ids, read_batches
 from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create, streaming
 from tests.waits import until
 
@@ -24,7 +24,7 @@ LEASE_S = 1.0
 
 
 def make_shared_settings(kafka: Kafka, postgres_url: str, folder: Path) -> dict[str, Any]:
-    """Return the settings that are equal in all servers of a fleet."""
+    """Return the settings that all servers of a fleet share."""
     return {
         "database": postgres_url,
         "warehouse": f"file://{folder / 'warehouse'}",
@@ -82,7 +82,7 @@ async def test_a_continuous_reader_may_change_the_server_at_any_time(fleet: list
         await writer.post({"id": number})
         if number % 4 == 0:
             await writer.flush()
-        batches = await read(reader, from_=position)
+        batches = await read_batches(reader, from_=position)
         position, read_ids = batches[-1].position, [*read_ids, *list_ids(batches)]
         assert read_ids == list(range(number + 1))
 
@@ -101,14 +101,16 @@ async def test_every_server_reports_the_rows_that_wait(fleet: list[StreamServer]
         assert await first.flush() == 1
 
 
-async def test_every_server_has_the_rows_of_a_token_and_obeys_a_pause(fleet: list[StreamServer]) -> None:
+async def test_every_server_returns_the_rows_of_a_token_and_obeys_a_pause(fleet: list[StreamServer]) -> None:
     first, second = fleet
     token = (await first.post({"id": 1}))["token"]
     plan = f"{second.server.url}/v1/namespaces/db/tables/t/plan"
     async with second.server.http.post(plan, json={}, headers={"X-Seamark-After": token}) as answer:
         assert answer.status == 200, await answer.text()
     async with second.server.http.post(f"{second.server.url}/api/v1/tables/db/t/stream/drain") as answer:
-        assert answer.status == 200, await answer.text()  # although the other server may flush the first row now
+        assert answer.status == 200, (
+            await answer.text()
+        )  # The flush succeeds although the other server may flush the first row at the same time.
     status, message = await first.send_refused(b'[{"id": 2}]')
     assert (status, "is paused and takes no rows" in message) == (503, True)
     async with first.server.http.post(f"{first.server.url}/api/v1/tables/db/t/stream/resume") as answer:
@@ -117,7 +119,7 @@ async def test_every_server_has_the_rows_of_a_token_and_obeys_a_pause(fleet: lis
     assert await first.ids() == [1, 2]
 
 
-async def test_a_request_that_is_repeated_at_another_server_adds_nothing(fleet: list[StreamServer]) -> None:
+async def test_request_repeated_at_another_server_adds_no_rows(fleet: list[StreamServer]) -> None:
     first, second = fleet
     answer = await first.post({"id": 1}, query="?producer=p&sequence=0")
     repeated = await second.post({"id": 1}, query="?producer=p&sequence=0")
@@ -129,7 +131,7 @@ async def test_a_request_that_is_repeated_at_another_server_adds_nothing(fleet: 
 
 
 @pytest.mark.slow
-async def test_two_flushes_of_the_same_rows_add_them_once(fleet: list[StreamServer]) -> None:
+async def test_concurrent_flushes_of_two_servers_add_the_rows_once(fleet: list[StreamServer]) -> None:
     for number in range(10):
         await fleet[number % 2].post({"id": number})
     tables = await _list_tables(fleet)
@@ -159,10 +161,10 @@ async def test_a_removal_that_is_repeated_at_another_server_does_not_flush_again
     entry = await first.server.components.catalog.tables.load_entry(("db",), "t")
 
     async def prepare_removal(server: StreamServer, read_snapshot_id: int | None) -> bool:
-        """Return whether a commit that has read a snapshot has flushed the rows that wait."""
-        before = await server.snapshots()
+        """Prepare a commit that has read a snapshot. Return True if it has flushed the waiting rows."""
+        count_before = await server.snapshots()
         await server.server.components.streams.flush_for_removal(entry, read_snapshot_id)
-        return await server.snapshots() > before
+        return await server.snapshots() > count_before
 
     table = await asyncio.to_thread(first.catalog.load_table, "db.t")
     await second.post({"id": 2})
@@ -170,9 +172,9 @@ async def test_a_removal_that_is_repeated_at_another_server_does_not_flush_again
     flushed_id = (await asyncio.to_thread(first.catalog.load_table, "db.t")).metadata.current_snapshot_id
     await first.post({"id": 3})
     assert not await prepare_removal(second, flushed_id)
-    assert await prepare_removal(first, flushed_id)  # Only one commit may leave out the flush.
+    assert await prepare_removal(first, flushed_id)  # Only one commit may omit the flush.
     flushed_id = (await asyncio.to_thread(first.catalog.load_table, "db.t")).metadata.current_snapshot_id
-    assert not await prepare_removal(first, flushed_id)  # No row waits. This is the commit that may leave it out.
+    assert not await prepare_removal(first, flushed_id)  # No row waits, so this commit may omit the flush.
     await first.post({"id": 4})
     assert await prepare_removal(first, flushed_id)
 
@@ -222,7 +224,7 @@ async def test_all_workers_of_a_server_take_and_show_rows(
     catalog.create_table("db.t", SCHEMA, properties={ENABLED: "true"})
     url = f"{server.base_url}/api/v1/tables/db/t/rows"
     for end in (4, 8):
-        for number in range(end - 4, end):  # The operating system assigns each connection to any of the workers.
+        for number in range(end - 4, end):  # The operating system assigns each connection to one of the workers.
             async with aiohttp.ClientSession() as http, http.post(url, json=[{"id": number}]) as answer:
                 assert answer.status == 200, await answer.text()
         scan = await asyncio.to_thread(lambda: catalog.load_table("db.t").scan().to_arrow())

@@ -1,4 +1,4 @@
-"""Tests of fresh snapshots that one server makes, and that requests at another server name."""
+"""Tests of fresh snapshots that one server makes, and that requests to another server name."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ UUID = "00000000-0000-4000-8000-000000000001"
 
 @asynccontextmanager
 async def open_pair(home: Path, **settings: Any) -> AsyncIterator[tuple[StreamServer, StreamServer]]:
-    """Run two servers over one database. The first has the log, and the second has none."""
+    """Run two servers over one database. The first server has the log, and the second has none."""
     async with streaming(home, **settings) as first, streaming(home, **settings) as second:
         yield first, second
 
 
 def read_opened(opened_table: Any, url: str) -> dict[int, str | None]:
-    """Return the names by id of a table that a client has opened, with plans of the server at `url`."""
+    """Return the names by id of a table that a client has opened. The server at `url` makes the plans."""
     read_plan = plan_read(opened_table, ["id", "name"], bind_filter(None, opened_table))
     client = SeamarkClient(url).with_fresh_rows()
     scan = TableScan(
@@ -76,7 +76,7 @@ async def test_fresh_snapshot_of_one_server_is_planned_at_another(tmp_path: Path
 async def test_files_of_a_fresh_snapshot_outlive_the_time_in_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plan at another server may name the snapshot until that time, and its query may run for the retention."""
+    """Until this time, a plan at another server may name the snapshot. Its query may then run for the retention."""
     retention_s = 100
     async with streaming(tmp_path, stream_fresh_retention_s=retention_s) as stream:
         await create(stream)
@@ -96,13 +96,15 @@ async def test_files_of_a_fresh_snapshot_outlive_the_time_in_its_record(
         (table,) = streams.tables.values()
         now_ms, now_s = clock.now_ms(), clock.monotonic()
         first_due_s = min(due_s for due_s, _ in table._unneeded)
-        # The tolerance covers the milliseconds between the readings of the two clocks.
+        # The tolerance covers the milliseconds between the two readings of the clock.
         assert first_due_s - now_s >= (ends_ms[-1] - now_ms) / 1000 + retention_s - 0.1
         assert len(table._unneeded) >= 3
 
 
 def scan_at_two_servers(first_url: str, second_url: str) -> list[int]:
-    """Load the table at the first server by stock PyIceberg, and return the ids that it plans at the second."""
+    """Load the table at the first server with stock PyIceberg. Return the ids that PyIceberg plans at the second
+    server.
+    """
     options = {**FRESH, "rest-scan-planning-enabled": "true"}
     with (
         RestCatalog("first", uri=first_url, **options) as first,
@@ -178,7 +180,7 @@ async def test_record_is_read_only_with_the_signature_for_its_table_until_its_ti
     assert await find(make_process(), uuid="00000000-0000-4000-8000-000000000002") is None
     assert await find(make_process(b"x" * 32)) is None
     ((name, record),) = sealed.items()
-    objects[make_fresh_location(folder, 8)] = objects[location]  # The record of another snapshot.
+    objects[make_fresh_location(folder, 8)] = objects[location]  # This copies the record of another snapshot.
     objects[make_fresh_location(folder, 9)] = write_list({name: record[:-8] + "AAAAAAAA"})
     objects[make_fresh_location(folder, 10)] = write_list({name: "no Base64 \u4e2d"})
     objects[make_fresh_location(folder, 11)] = write_list({})

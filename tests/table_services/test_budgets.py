@@ -1,4 +1,4 @@
-"""Tests of time windows and priorities of jobs, set by table properties."""
+"""Tests of time windows and priorities of jobs, which table properties set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY_S = 86_400
 
 
 def to_milliseconds(text: str) -> int:
-    """Return milliseconds since the epoch of a time on some day."""
+    """Return a time of day, on a fixed day, in milliseconds since the epoch."""
     hour, minute = map(int, text.split(":"))
     return 1000 * (20_000 * DAY_S + 3600 * hour + 60 * minute)
 
@@ -35,7 +35,7 @@ def test_job_waits_until_its_window_begins(windows: str, now: str, wait_minutes:
     assert wait_s(windows, to_milliseconds(now)) == 60 * wait_minutes
 
 
-def test_random_windows_agree_with_a_walk_over_minutes() -> None:
+def test_random_windows_agree_with_a_loop_over_minutes() -> None:
     rng = random.Random(3)
     for _ in range(100):
         first, end = rng.sample(range(0, 1440, 15), 2)

@@ -1,4 +1,6 @@
-"""Tests of events in a topic of Apache Kafka: each instant, in order for each table, through failures of the broker."""
+"""Tests of events in a topic of Apache Kafka. Each instant arrives, in order for each table, despite failures of the
+broker.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def topic(kafka: Kafka) -> str:
-    """The name of an empty topic with some partitions."""
+    """Return the name of an empty topic with some partitions."""
     name = f"{kafka.create_prefix()}.events"
     admin = AdminClient({"bootstrap.servers": kafka.address})
     admin.create_topics([NewTopic(name, PARTITIONS)])[name].result(30)
@@ -40,7 +42,7 @@ def topic(kafka: Kafka) -> str:
 
 
 def read_topic(kafka: Kafka, topic: str, count: int) -> list[dict[str, Any]]:
-    """Wait for `count` different events, and return all records of the topic, those of a partition in their order."""
+    """Wait for `count` different events. Return all records of the topic. The records of a partition are in order."""
     consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": "test", "auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
     records: list[dict[str, Any]] = []
@@ -83,7 +85,7 @@ async def test_topic_receives_the_instants_of_each_table_in_order(tmp_path: Path
 
 
 @pytest.mark.slow
-async def test_events_wait_for_their_topic_and_outlast_a_killed_broker(tmp_path: Path, kafka: Kafka) -> None:
+async def test_events_wait_for_their_topic_and_survive_a_killed_broker(tmp_path: Path, kafka: Kafka) -> None:
     name = f"{kafka.create_prefix()}.late"
     async with run_server(tmp_path, event_kafka=f"kafka://{kafka.address}/{name}") as server:
         await record_names(server, "ab")
@@ -121,12 +123,12 @@ async def test_two_replicas_and_a_restart_deliver_each_event(tmp_path: Path, kaf
 @pytest.mark.parametrize(
     "text", ["kafka://host/topic", "kafka://host:9092", "kafka://host:9092/a/b", "kafka://host:9092/..", "topic"]
 )
-def test_address_of_another_form_is_refused(text: str) -> None:
+def test_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="event_kafka"):
         parse_topic(text, "")
 
 
-def test_properties_of_the_client_cannot_change_what_delivery_depends_on(tmp_path: Path) -> None:
+def test_client_properties_that_would_weaken_delivery_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text("security.protocol=SASL_SSL\n")
     assert parse_topic("kafka://a:1,b:2/t", str(file)).properties == {"security.protocol": "SASL_SSL"}

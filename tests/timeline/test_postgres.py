@@ -1,4 +1,4 @@
-"""The same tests with PostgreSQL, where commits of replicas become visible out of order."""
+"""Tests of the timeline with PostgreSQL, where commits of replicas become visible out of order."""
 
 from __future__ import annotations
 

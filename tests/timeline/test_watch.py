@@ -1,4 +1,4 @@
-"""Tests of waiting for the timeline: woken at once by this replica's commits and soon by others', without loss."""
+"""Tests of watchers of the timeline. Commits of this replica wake them at once, and those of other replicas soon."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def open_replica(stack: AsyncExitStack, settings: Settings) -> Replica:
 
 @pytest.fixture
 async def both_replicas(tmp_path: Path) -> AsyncIterator[tuple[Replica, Replica]]:
-    """Open two replicas over one database; the first polls rarely."""
+    """Open two replicas over one database. The first replica polls rarely."""
     async with AsyncExitStack() as stack:
         first = await open_replica(stack, build_settings(tmp_path, watch_poll_s=0.6, watchers_limit=3))
         second = await open_replica(stack, build_settings(tmp_path, watch_poll_s=0.1))
@@ -102,12 +102,12 @@ async def test_watcher_is_not_woken_by_instants_outside_its_filter(both_replicas
         assert [instant.name for instant in entry_batch] == ["wanted"]
 
 
-async def test_watch_without_news_ends_empty_after_its_time(both_replicas: tuple[Replica, Replica]) -> None:
+async def test_watch_without_new_instants_ends_after_its_time(both_replicas: tuple[Replica, Replica]) -> None:
     first, _ = both_replicas
-    before = CLOCK.monotonic()
+    started_s = CLOCK.monotonic()
     async with asyncio.timeout(60):
         assert await first.timeline.watch(InstantFilter(), 10, 0.3) == []
-    assert CLOCK.monotonic() - before > 0.25
+    assert CLOCK.monotonic() - started_s > 0.25
 
 
 async def test_unannounced_instant_is_found_when_the_watch_ends(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ async def test_store_is_not_polled_without_watchers(both_replicas: tuple[Replica
     await until(lambda: "timeline-poller" not in {task.get_name() for task in asyncio.all_tasks()})
 
 
-async def test_continuing_reader_misses_nothing_while_two_replicas_write(
+async def test_reader_misses_no_instant_while_two_replicas_write(
     both_replicas: tuple[Replica, Replica],
 ) -> None:
     first, second = both_replicas

@@ -1,4 +1,4 @@
-"""PyIceberg uses several warehouses of one server."""
+"""Tests that PyIceberg uses several warehouses of one server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = {"": [1], "sales": [2, 3], "stock": [4, 5, 6]}
 
 
 def use_all_warehouses(url: str) -> dict[str, list[int]]:
-    """Write the same table in each warehouse, and return the rows that each warehouse then has."""
+    """Write the same table in each warehouse. Return the rows that each warehouse then has."""
     catalogs: dict[str, Catalog] = {}
     for name, values in ROWS.items():
         properties: dict[str, Any] = {"warehouse": name} if name else {}

@@ -165,7 +165,7 @@ class RecordsContract(StorePair):
         other_groups = tuple(f"other:{number}" for number in range(GROUPS_MAX - 1))
         assert await store.grants_of_any((*other_groups, "b-group:1")) == grants[2:]
 
-    async def test_grants_on_an_entry_end_with_a_drop_and_denials_stay(self, store: GeneratorStore) -> None:
+    async def test_drop_of_an_entry_removes_its_grants_but_not_its_denials(self, store: GeneratorStore) -> None:
         denial = Grant("ann", "browse", NS, "table", "t", deny=True)
         function = Grant("ann", "read", NS, "function", "t")
         owner = Grant("bob", "owner", NS, "table", "t")
@@ -190,7 +190,7 @@ class RecordsContract(StorePair):
         await store.transact([DropEntry(TABLE, NS, "back")])
         assert {grant for grant in await store.grants(None) if grant.name} == {function, *denials}
 
-    async def test_grants_in_a_namespace_end_with_its_drop_and_denials_stay(self, store: GeneratorStore) -> None:
+    async def test_drop_of_a_namespace_removes_its_grants_but_not_its_denials(self, store: GeneratorStore) -> None:
         neighbor = Grant("ann", "admin", ("fi",))
         denial = Grant("bob", "read", ("fin", "x"), deny=True)
         rights = [Grant("ann", "admin", path) for path in (("fin",), ("fin", "x"), ("fin", "x", "y"))]
@@ -201,7 +201,7 @@ class RecordsContract(StorePair):
         await store.transact([DropNamespace(path=("fin",))])
         assert await store.grants(None) == [neighbor, denial]
 
-    async def test_all_grants_of_a_principal_are_removed_and_its_denials_stay(self, store: GeneratorStore) -> None:
+    async def test_removal_of_all_grants_of_a_principal_keeps_its_denials(self, store: GeneratorStore) -> None:
         denial, other = Grant("ann", "read", NS, deny=True), Grant("bob", "owner", NS, "table", "t")
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
         owned = [Grant("ann", "owner", NS, "table", name) for name in ("t", "u")]

@@ -25,8 +25,6 @@ from tests.store.store_pair import StorePair
 
 
 class TimelineContract(StorePair):
-    # Timeline
-
     async def test_stored_instant_equals_the_written_instant(self, store: GeneratorStore) -> None:
         instant = make_instant(
             "i1",
@@ -148,7 +146,7 @@ class TimelineContract(StorePair):
         assert await other_store.list_instants(InstantFilter(), 99) == instants
         assert len(await other_store.list_instants(InstantFilter(archived=False), 99)) == 5
 
-    async def test_reader_of_the_timeline_misses_nothing_during_concurrent_writes(
+    async def test_reader_of_the_timeline_misses_no_instant_during_concurrent_writes(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         async def write(worker: int) -> None:

@@ -1,4 +1,4 @@
-"""The contract of pointer stores for further warehouses: their records, and the state of a catalog."""
+"""The contract of pointer stores for additional warehouses: their records, and the state of a catalog."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class WarehousesContract(StorePair):
         with pytest.raises(BadRequest, match="warehouses_limit"):
             await store.transact([CreateWarehouse(build_warehouse("new", "s3://d"), LIMIT)])
 
-    async def test_change_needs_the_version_before_it(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
+    async def test_change_of_a_warehouse_requires_its_current_version(
+        self, store: GeneratorStore, other_store: GeneratorStore
+    ) -> None:
         sales = build_warehouse("sales", "s3://b/sales")
         await store.transact([CreateWarehouse(sales, LIMIT)])
         changed = msgspec.structs.replace(sales, settings={}, credentials=None, version=2)
@@ -74,7 +76,9 @@ class WarehousesContract(StorePair):
         with pytest.raises(CommitConflict):
             await other_store.transact([ChangeWarehouse(changed, expected_version=1)])
 
-    async def test_database_belongs_to_one_warehouse(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
+    async def test_database_can_be_claimed_by_only_one_warehouse(
+        self, store: GeneratorStore, other_store: GeneratorStore
+    ) -> None:
         assert await store.load_catalog_id() == ""
         with pytest.raises(CommitConflict, match="has namespaces"):
             await store.transact([NameCatalog("one")])
@@ -90,7 +94,9 @@ class WarehousesContract(StorePair):
         with pytest.raises(CommitConflict):
             await other_store.transact([NameCatalog("two")])
 
-    async def test_closed_catalog_takes_no_namespaces(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
+    async def test_closed_catalog_accepts_no_new_namespaces(
+        self, store: GeneratorStore, other_store: GeneratorStore
+    ) -> None:
         with pytest.raises(NamespaceNotEmpty):
             await store.transact([CloseCatalog()])
         await store.transact([CreateNamespace(("new",), {}), DropNamespace(("new",))])

@@ -1,7 +1,8 @@
-"""A simulated world with a keyed table: later rows replace earlier ones, flushes delete rows, compactions move them.
+"""A simulated world with a keyed table. Later rows replace earlier rows, flushes delete rows, and compactions move
+them.
 
-A row is a line `key=value`, or `-key=value` for a row that deletes. The model is the log: what a reader sees is the
-replay of the log up to the offsets of its plan.
+A row is a line `key=value`, or `-key=value` for a row that deletes. The model is the log: a reader sees the replay of
+the log up to the offsets of its plan.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ NO_FAULTS = FaultProbabilities(lost=0, repeated=0, refused=0, crash=0, power_cut
 
 
 class KeyedSnapshot(NamedTuple):
-    """The files of a table with their deleted rows, at one version."""
+    """The files of a table and their deleted rows, at one version."""
 
     version: int
     files: Mapping[str, frozenset[int]]
@@ -58,7 +59,7 @@ class KeyedSnapshot(NamedTuple):
 @dataclass
 class KeyedTable(SimulatedTable):
     deleted: dict[str, frozenset[int]] = field(default_factory=dict)
-    """The deleted rows by file."""
+    """The positions of the deleted rows, by file."""
     commits: set[Any] = field(default_factory=set)
     """The flushes that were committed."""
 
@@ -69,7 +70,7 @@ class KeyedTable(SimulatedTable):
 
 
 class KeyedCatalog(SimulatedCatalog):
-    """Tables whose commits delete rows. Deletes of another version of the table are refused."""
+    """Tables whose commits delete rows. A commit with deletes for another version of the table is refused."""
 
     key = ("key",)
 
@@ -93,7 +94,7 @@ class KeyedCatalog(SimulatedCatalog):
         if table.is_dropped:
             raise NoSuchTable(f"no table {entry.uuid}")
         commit = (tuple(files), tuple(ranges), tuple(deletes.content_files))
-        if commit in table.commits:  # The same commit arrived before. A conflict would be a wrong answer.
+        if commit in table.commits:  # The same commit arrived earlier, so a conflict would be a wrong answer.
             return
         if self.compares and any(table.flushed[moved_range.shard] != moved_range.start for moved_range in ranges):
             raise CommitConflict("the offsets have moved")
@@ -164,7 +165,7 @@ class KeyedFiles(LineFiles):
 
 
 def replay(lines: Iterable[bytes]) -> dict[bytes, bytes]:
-    """Return the latest row of each key."""
+    """Return the latest row of each key, after all rows are applied."""
     rows: dict[bytes, bytes] = {}
     for line in lines:
         if line.startswith(b"-"):
@@ -189,11 +190,11 @@ class KeyedWorld(SimulationWorld):
         super().__init__(seed, **options)
         self.catalog = KeyedCatalog()
         self.files = KeyedFiles(self.storage)
-        # The model is the log, so nothing is removed from it.
+        # The model is the log, so the log removes no rows.
         self.log_limits, self.kafka_limits = KEEPS_LOG, KEEPS_KAFKA_LOG
         self.compactions = self.replays = 0
         self._offsets: dict[object, Mapping[int, int]] = {}
-        """The last offsets that each reader has seen, by the reader, the process and the table."""
+        """The last offsets that each reader has seen, by (reader, process, table)."""
 
     def create_table(self) -> None:
         super().create_table()
