@@ -66,7 +66,7 @@ class LiveTable:
         body = {
             "name": name,
             "schema": schema,
-            "partition-spec": {"spec-id": 0, "fields": [one.build_json() for one in parts]},
+            "partition-spec": {"spec-id": 0, "fields": [partition_field.build_json() for partition_field in parts]},
             "properties": {"format-version": str(version)},
         }
         answer = await api("POST", "/v1/namespaces/db/tables", body)
@@ -93,13 +93,13 @@ class LiveTable:
         sequence, snapshot_id = metadata["last-sequence-number"] + 1, len(self.snapshots) + 1
         previous = self.snapshots[-1] if self.snapshots else LiveSnapshot(0, [], [])
         removed_paths = set(removed)
-        added_files = [replace(one, sequence=sequence, snapshot_id=snapshot_id) for one in (*data, *deletes)]
-        remaining_files = [one for one in (*previous.data, *previous.deletes) if one.path not in removed_paths]
+        added_files = [replace(file, sequence=sequence, snapshot_id=snapshot_id) for file in (*data, *deletes)]
+        remaining_files = [file for file in (*previous.data, *previous.deletes) if file.path not in removed_paths]
         live = [*remaining_files, *added_files]
         snapshot = LiveSnapshot(
             snapshot_id,
-            [one for one in live if isinstance(one, DataFile)],
-            [one for one in live if isinstance(one, DeleteFile)],
+            [file for file in live if isinstance(file, DataFile)],
+            [file for file in live if isinstance(file, DeleteFile)],
         )
         manifests = [
             self._write_manifest(files, content, snapshot_id, sequence)
@@ -111,7 +111,7 @@ class LiveTable:
         first = self.next_row_id
         listing = [(manifest, first if self.version > 2 and manifest.content == 0 else None) for manifest in manifests]
         path.write_bytes(list_bytes(listing, version=self.version, style=STYLE, header=header))
-        rows = sum(one.record_count for one in snapshot.data)
+        rows = sum(file.record_count for file in snapshot.data)
         self.next_row_id += rows
         body = {
             "snapshot-id": snapshot_id,
@@ -121,7 +121,7 @@ class LiveTable:
             "summary": {
                 "operation": "append",
                 "total-data-files": str(len(snapshot.data)),
-                "total-files-size": str(sum(one.size for one in live)),
+                "total-files-size": str(sum(file.size for file in live)),
             },
             "schema-id": self.schema["schema-id"],
             **({"parent-snapshot-id": previous.id} if previous.id else {}),
@@ -151,7 +151,7 @@ class LiveTable:
             style=STYLE,
             spec_id=0,
             fields=self.parts,
-            kinds={one["id"]: one["type"] for one in self.schema["fields"]},
+            kinds={field_json["id"]: field_json["type"] for field_json in self.schema["fields"]},
             schema=self.schema,
         )
         path = self.folder / "metadata" / f"m-{snapshot_id}-{content}.avro"

@@ -36,11 +36,11 @@ async def test_rejected_inputs_leave_no_trace(tmp_path: Path) -> None:
             namespaces = [await store.load_namespace(path) for path in await store.list_namespaces((), None, 100)]
             return entries, files, namespaces, await store.list_instants(InstantFilter(), 100)
 
-        before = await read_state()
+        state_before = await read_state()
         for bad_input in BAD_INPUTS:
             answer = await inputs.send(bad_input)
             assert answer.status < 500, bad_input
-        assert await read_state() == before
+        assert await read_state() == state_before
 
 
 async def test_errors_reveal_nothing_about_the_server(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ async def read_rows(api: Api, name: str = "t", **options: Any) -> list[Row]:
         with open_catalog(api.server.url) as catalog:
             actual_rows = catalog.load_table(f"db.{name}").scan(**options).to_arrow()
         return sorted(
-            zip(*(actual_rows.column(one).to_pylist() for one in ("id", "part", "value")), strict=True), key=repr
+            zip(*(actual_rows.column(column).to_pylist() for column in ("id", "part", "value")), strict=True), key=repr
         )
 
     return await asyncio.to_thread(scan_rows)

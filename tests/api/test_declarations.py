@@ -42,10 +42,10 @@ async def test_repeated_put_does_not_write_a_namespace(api: Api) -> None:
     store = api.server.components.store
     count_before = await store.load_namespace(("shop",))
     assert (await api("PUT", "/api/v1/namespaces/shop", body)).raw == first.raw
-    after = await store.load_namespace(("shop",))
+    namespace_after = await store.load_namespace(("shop",))
     assert count_before is not None
-    assert after is not None
-    assert after.version == count_before.version
+    assert namespace_after is not None
+    assert namespace_after.version == count_before.version
 
 
 async def test_concurrent_puts_leave_the_properties_of_one_of_them(api: Api) -> None:

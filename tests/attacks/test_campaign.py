@@ -52,12 +52,12 @@ async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path:
         c = AttackCampaign(world, rng, 1)
         c.hand_out(KINDS)
         await fill_cache(world)
-        before = await world.compute_fingerprint()
+        fingerprint_before = await world.compute_fingerprint()
         world.touched.clear()
         await create_table(c, "own")
         for _ in range(examples(25, 6)):
             await reach_through_gateway(c, "own")
-        await compare(c, before)
+        await compare(c, fingerprint_before)
     assert not c.findings, c.format_verdict()
 
 

@@ -80,13 +80,13 @@ async def test_changed_bytes_are_detected(tmp_path: Path) -> None:
     rng = random.Random(5)
     async with open_world(tmp_path, rng) as world:
         c = AttackCampaign(world, rng, 5)
-        before = await world.compute_fingerprint()
+        fingerprint_before = await world.compute_fingerprint()
         world.touched.clear()
-        await compare(c, before)
+        await compare(c, fingerprint_before)
         assert not c.findings
         Path(world.hints["data file"][0].removeprefix("file://")).unlink()
         world.write(f"{world.hints['location'][0]}/data/planted", b"x")
-        await compare(c, before)
+        await compare(c, fingerprint_before)
         assert sorted(finding.rpartition(" ")[2] for finding in c.findings) == ["gone", "new"]
 
 
@@ -94,12 +94,12 @@ async def test_file_that_the_server_writes_and_deletes_at_once_is_detected(tmp_p
     rng = random.Random(5)
     async with open_world(tmp_path, rng) as world:
         c = AttackCampaign(world, rng, 5)
-        before = await world.compute_fingerprint()
+        fingerprint_before = await world.compute_fingerprint()
         world.touched.clear()
         place = f"{world.hints['location'][0]}/metadata/planted"
         await world.server.components.objects.create(place, b"x")
         await world.server.components.objects.delete(place)
-        await compare(c, before)
+        await compare(c, fingerprint_before)
         assert c.findings == [f"the server created or deleted the victim's {place}"] * 2
 
 

@@ -136,7 +136,7 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
             await asyncio.to_thread(create_filled_table, server.url, "mine", "own")
             own_table = max((warehouse / "mine").iterdir(), key=lambda path: path.stat().st_mtime_ns)
             copy_names(own_table, other, fitting)
-            before = compute_digests(warehouse / "theirs")
+            digests_before = compute_digests(warehouse / "theirs")
             with Swapper(own_table, other, seed * 100 + round_number) as swapper:
                 answers = [await send_request(server, warehouse, action) for action in rng.sample(ACTIONS * 2, 8)]
                 answers += [
@@ -144,7 +144,7 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
                     await send_request(server, warehouse, "housekeep"),
                 ]
             swaps += swapper.swaps
-            assert compute_digests(warehouse / "theirs") == before
+            assert compute_digests(warehouse / "theirs") == digests_before
             assert not any(SECRET in answer for answer in answers)
             for path in list_plain_files(own_table):
                 assert SECRET.encode() not in path.read_bytes(), path

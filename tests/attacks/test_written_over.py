@@ -103,14 +103,14 @@ async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
         if target_name == "freely":
             await _register_without_digest(world, "table", "t")
             await _register_without_digest(world, "view", "v")
-        before = await world.compute_fingerprint()
+        fingerprint_before = await world.compute_fingerprint()
         for path in (f"{NAMES}/tables/t", f"{NAMES}/views/v"):
             await _overwrite_metadata_file(world, path, location=world.hints[kind][0])
         world.touched.clear()
         answer = await _send_overwrite(world, way, own_location)
         assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
         assert not world.list_touched_of_victim()
-        assert await world.compute_fingerprint() == before
+        assert await world.compute_fingerprint() == fingerprint_before
 
 
 @pytest.mark.few_cases(2)
@@ -203,7 +203,7 @@ async def test_no_file_is_written_to_a_path_that_another_table_has_claimed(tmp_p
     """The table was moved out of the attacker's namespace, so its path is still below the namespace's folder."""
     async with open_world(tmp_path, random.Random(9)) as world:
         own_location = await _create_attackers_table(world)
-        before = await world.compute_fingerprint()
+        fingerprint_before = await world.compute_fingerprint()
         for place, status in ((world.hints["moved location"][0], 400), (f"{own_location}-more", 200)):
             world.touched.clear()
             method, path, body = MOVES[way]({name: place})
@@ -211,7 +211,7 @@ async def test_no_file_is_written_to_a_path_that_another_table_has_claimed(tmp_p
             answer = await world.ask("mallory", method, path, json.loads(text))
             assert answer.status == status, answer.raw
             assert not world.list_touched_of_victim()
-        assert await world.compute_fingerprint() == before
+        assert await world.compute_fingerprint() == fingerprint_before
 
 
 async def test_no_file_is_written_if_metadata_has_the_uuid_of_another_table(tmp_path: Path) -> None:

@@ -190,11 +190,11 @@ def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> N
         return len(os.listdir("/proc/self/fd")), threading.active_count(), mapping_count
 
     use_tier()
-    before = count_resources()
+    resources_before = count_resources()
     for _ in range(50):
         use_tier()
     # A leak grows in each cycle. Resources of other parts of the process come and go.
-    assert all(now < then + 25 for now, then in zip(count_resources(), before, strict=True))
+    assert all(now < then + 25 for now, then in zip(count_resources(), resources_before, strict=True))
 
 
 def test_concurrent_threads_see_only_complete_values(folder: Path) -> None:

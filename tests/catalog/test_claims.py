@@ -375,12 +375,14 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
                 claim.location for claim in claims if claim.allowed
             }
 
-        before = await list_claimed_locations()
-        assert before[1] == {make_location_key(parse_location(allowed))}
+        claimed_locations_before = await list_claimed_locations()
+        assert claimed_locations_before[1] == {make_location_key(parse_location(allowed))}
         await tables.register(CALLER, *name, first.metadata_location, overwrite=True)
-        assert await list_claimed_locations() == (before[0], set()), "the table keeps the locations of its files"
+        assert await list_claimed_locations() == (claimed_locations_before[0], set()), (
+            "the table keeps the locations of its files"
+        )
         await tables.register(CALLER, *name, second.metadata_location, overwrite=True)
-        assert await list_claimed_locations() == before
+        assert await list_claimed_locations() == claimed_locations_before
         await check_rejected(rig, CALLER, location)
 
 

@@ -123,10 +123,10 @@ async def test_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: 
     async with open_rig(tmp_path) as rig:
         await rig.table()
         await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
-        before = await rig.list_files()
+        files_before = await rig.list_files()
         with pytest.raises(CommitConflict, match="branch main"):
             await rig.commits.commit_table(CALLER, DB, "t", *append(9, None, 1))
-        assert await rig.list_files() == before
+        assert await rig.list_files() == files_before
 
 
 async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path) -> None:
@@ -171,11 +171,11 @@ async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
             requirements=[{"type": "assert-current-schema-id", "current-schema-id": 9}],
             updates=[],
         )
-        before = await rig.list_files()
+        files_before = await rig.list_files()
         with pytest.raises(CommitConflict):
             await rig.commits.commit_transaction(CALLER, [good, bad])
         await rig.publisher.close()
-        assert await rig.list_files() == before
+        assert await rig.list_files() == files_before
         assert "x" not in (await rig.catalog.tables.load(DB, "a")).metadata.properties
         valid_change = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(y="1"))
         await rig.commits.commit_transaction(CALLER, [good, valid_change])
@@ -194,12 +194,12 @@ async def test_transaction_that_names_a_table_twice_is_rejected(tmp_path: Path) 
 async def test_commit_without_changes_writes_nothing(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        before = await rig.list_files()
+        files_before = await rig.list_files()
         loaded_table = await rig.catalog.tables.load(DB, "t")
         same = [{"action": "set-location", "location": loaded_table.metadata.location}]
         table = await rig.commits.commit_table(CALLER, DB, "t", [], same)
         assert table.entry == loaded_table.entry
-        assert await rig.list_files() == before
+        assert await rig.list_files() == files_before
 
 
 async def test_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_path: Path) -> None:
@@ -213,11 +213,11 @@ async def test_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_pat
         assert record is not None
         assert table.entry is not None
         assert (record.status, record.metadata_location) == (200, table.entry.metadata_location)
-        before = await rig.list_files()
+        files_before = await rig.list_files()
         with pytest.raises(IdempotencyTaken):
             await rig.commits.commit_table(keyed, DB, "t", [], build_property_update(x="2"))
         await rig.publisher.close()
-        assert await rig.list_files() == before
+        assert await rig.list_files() == files_before
         assert (await rig.catalog.tables.load(DB, "t")).metadata.properties["x"] == "1"
 
 
@@ -456,7 +456,7 @@ async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknow
     capture = WrapperCapture(LostReplyStore)
     async with open_rig(tmp_path, wrap_store=capture) as rig:
         await rig.table()
-        loaded_table, before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
+        loaded_table, files_before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
         assert loaded_table.entry is not None
         capture.wrapper.loses, capture.wrapper.falls_silent = lost, silent
         try:
@@ -467,7 +467,7 @@ async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknow
         await rig.publisher.close()
         settled = {"request": "commit_conflict", "reply": "published"}[lost]
         assert outcome == ("commit_unknown" if silent else settled)
-        assert len(await rig.list_files() - before) == (0 if outcome == "commit_conflict" else 1)
+        assert len(await rig.list_files() - files_before) == (0 if outcome == "commit_conflict" else 1)
         state = await rig.store.load_producer(loaded_table.entry.uuid, "ann")
         assert (state is not None) == (lost == "reply")
 

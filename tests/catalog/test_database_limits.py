@@ -121,10 +121,10 @@ async def test_writes_of_a_principal_are_limited_each_hour_without_affecting_oth
         assert (await ask("bob", "POST", "/v1/namespaces/b/properties", {"updates": {"n": "x"}})).status == 200
         # Rejected requests write nothing, so they are not recorded one by one.
         await asyncio.sleep(0)
-        before = len(await server.components.store.read_audit_records(None, 10_000))
+        audit_record_count_before = len(await server.components.store.read_audit_records(None, 10_000))
         for _ in range(20):
             assert (await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "x"}})).status == 429
-        assert len(await server.components.store.read_audit_records(None, 10_000)) <= before + 1
+        assert len(await server.components.store.read_audit_records(None, 10_000)) <= audit_record_count_before + 1
         assert (await ask("ann", "DELETE", "/v1/namespaces/a")).status == 204
 
 

@@ -271,9 +271,7 @@ async def test_purge_waits_for_unavailable_storage(tmp_path: Path) -> None:
 
 
 async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Path) -> None:
-    """After a request has looked up the name, and before its transaction, another request replaces the table by a new
-    one.
-    """
+    """After a request has looked up the name, and before its transaction, another request replaces the table."""
 
     class StoreWithIntruder:
         def __init__(self, store: Any) -> None:

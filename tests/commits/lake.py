@@ -139,7 +139,7 @@ class CommitTable:
     ) -> dict[str, Any]:
         listed_positions = sorted(positions)
         path = self._create_path("-deletes.parquet")
-        spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed_positions], pa.string()))}
+        spots = {PATH_ID: ("file_path", pa.array([data_path for data_path, _ in listed_positions], pa.string()))}
         spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed_positions], pa.int64()))}
         write(path, spots)
         low, high = listed_positions[0][0].encode().hex(), listed_positions[-1][0].encode().hex()

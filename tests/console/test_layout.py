@@ -73,7 +73,7 @@ class ExpectedLayout:
         def compute_order(value: Any) -> Any:
             return value.encode() if isinstance(value, str) else value
 
-        values = {compute_order(value) for ranges in snapshots for one in ranges for value in one}
+        values = {compute_order(value) for ranges in snapshots for value_range in ranges for value in value_range}
         self.values = sorted(values)
         self.snapshots = [[(compute_order(low), compute_order(high)) for low, high in ranges] for ranges in snapshots]
         self.by_value = not by_rank and column != "country" and len(self.values) > 1
@@ -100,7 +100,7 @@ class ExpectedLayout:
                 continue
             inside = [value for value in self.values if low <= value <= high]
             for left, right in pairwise(inside):
-                depth = sum(one[0] <= left and one[1] >= right for one in ranges)
+                depth = sum(value_range[0] <= left and value_range[1] >= right for value_range in ranges)
                 total += depth * (self.position[right] - self.position[left]) / width
         return total / len(ranges) if ranges else None
 

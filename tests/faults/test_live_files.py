@@ -48,7 +48,7 @@ class RandomClient:
             (self._register, 2), (self._purge, 1),
         ]  # fmt: skip
         while not stop.is_set():
-            action = self._random.choices([one for one, _ in actions], [weight for _, weight in actions])[0]
+            action = self._random.choices([kind for kind, _ in actions], [weight for _, weight in actions])[0]
             answer = action(self._random.choice(NAMES))
             if answer is None:
                 continue

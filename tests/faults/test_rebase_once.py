@@ -85,11 +85,11 @@ def test_killed_rebase_is_applied_completely_or_not_at_all_and_only_once(tmp_pat
         for number, (version, key) in enumerate(((2, None), (3, create_key()))):
             name = f"t{number}"
             late_appender, request = _commit_overtaken(client, name, version, merge=2)
-            before = _list_files(load_metadata(client, name))
+            files_before = _list_files(load_metadata(client, name))
             server.run_until_death(step, nth, partial(send_commit, client, name, request, key))
             client = server.start()
             happened = step in STEPS_AFTER_COMMIT
-            assert _list_files(load_metadata(client, name)) == before | ({"late-2"} if happened else set())
+            assert _list_files(load_metadata(client, name)) == files_before | ({"late-2"} if happened else set())
             for _ in range(2):
                 status, body = send_commit(client, name, request, key)
                 assert status == 200, body

@@ -158,7 +158,7 @@ def test_objects_are_never_completely_in_memory(rig: GatewayRig, keys: Keys, cli
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
     client.put_object(Bucket=keys.bucket, Key=keys.prefix + "warm", Body=b"x")
-    before, peak, is_over = _read_rss(rig), [0], threading.Event()
+    rss_before, peak, is_over = _read_rss(rig), [0], threading.Event()
 
     def record_peak_memory() -> None:
         while not is_over.wait(0.02):
@@ -178,7 +178,7 @@ def test_objects_are_never_completely_in_memory(rig: GatewayRig, keys: Keys, cli
     finally:
         is_over.set()
         watcher.join()
-    assert peak[0] - before < 64 * MEBIBYTE, f"{(peak[0] - before) / MEBIBYTE:.0f} MiB more"
+    assert peak[0] - rss_before < 64 * MEBIBYTE, f"{(peak[0] - rss_before) / MEBIBYTE:.0f} MiB more"
     client.delete_object(Bucket=keys.bucket, Key=keys.prefix + "large")
     assert "unexpected error" not in rig.seamark.log.read_text()
 

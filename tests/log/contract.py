@@ -91,7 +91,7 @@ class StreamLogContract:
                 for place in range(20)
             ]
 
-        positions = [each for one in await asyncio.gather(*map(write, range(8))) for each in one]
+        positions = [position for positions in await asyncio.gather(*map(write, range(8))) for position in positions]
         records = await read_all(log, A)
         assert {(each.offset, each.end) for each in records} == {(each.offset, each.end) for each in positions}
         assert [each.offset for each in records[1:]] == [each.end for each in records[:-1]]

@@ -289,7 +289,7 @@ async def test_one_principal_cannot_use_the_whole_limit_of_body_bytes(logins: Bo
             if number >= 4:
                 statuses.append((await wire.answer())[0])
             else:
-                await until(lambda taken=number + 1: sum(one.reading.taken for one in living) == taken)
+                await until(lambda taken=number + 1: sum(limits.reading.taken for limits in living) == taken)
         assert statuses == [429] * 4
 
 
@@ -450,7 +450,7 @@ async def test_all_slots_are_released_after_the_other_tests(logins: BodyLogins) 
 
 
 def _list_instances(kind: type[WorkerLimits]) -> list[WorkerLimits]:
-    return [one for one in gc.get_objects() if isinstance(one, kind)]
+    return [instance for instance in gc.get_objects() if isinstance(instance, kind)]
 
 
 @pytest.mark.parametrize("path", [TABLE, "/nowhere"])

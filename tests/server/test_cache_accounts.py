@@ -187,7 +187,7 @@ def write_index_files(folder: Path, kind: str, files: int, keys: int) -> list[Re
                 (DataFile(path, 1000 + file, keys), build_part(definition, [convert_to_keys(pa.array(values), "long")]))
             )
         parts = encode_index_file(
-            metadata.table_uuid, definition, [one for one, _ in entries], [index for _, index in entries]
+            metadata.table_uuid, definition, [data_file for data_file, _ in entries], [index for _, index in entries]
         )
         index_path = folder / f"{kind}-{number}.puffin"
         index_path.write_bytes(b"".join(parts))

@@ -31,10 +31,10 @@ def deflate(data: bytes) -> bytes:
     return packer.compress(data) + packer.flush()
 
 
-def inflate_pieces(coding: str, packed: bytes, *, piece_size: int = 1 << 20, step: int = 1 << 16) -> bytes:
+def inflate_pieces(coding: str, packed: bytes, *, pieces: int = 1 << 20, step: int = 1 << 16) -> bytes:
     inflater, out = Inflater(coding), bytearray()
-    for offset in range(0, len(packed), piece_size):
-        inflater.feed(packed[offset : offset + piece_size])
+    for offset in range(0, len(packed), pieces):
+        inflater.feed(packed[offset : offset + pieces])
         while chunk := inflater.inflate(step):
             assert len(chunk) <= step
             out += chunk
@@ -47,7 +47,7 @@ PACKERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "zlib": ("deflate", zlib.compress),
     "raw deflate": ("deflate", deflate),
 }
-PACKER_CASES = [pytest.param(*one, id=name) for name, one in PACKERS.items()]
+PACKER_CASES = [pytest.param(*packer, id=name) for name, packer in PACKERS.items()]
 
 
 @pytest.mark.parametrize(("coding", "pack"), PACKER_CASES)
@@ -57,15 +57,15 @@ PACKER_CASES = [pytest.param(*one, id=name) for name, one in PACKERS.items()]
     step=st.integers(1, 300),
 )
 def test_compressed_body_is_read_in_pieces_of_any_size(
-    coding: str, pack: Callable[[bytes], bytes], data: bytes, piece_size: int, step: int
+    coding: str, pack: Callable[[bytes], bytes], data: bytes, pieces: int, step: int
 ) -> None:
-    assert inflate_pieces(coding, pack(data), pieces=piece_size, step=step) == data
+    assert inflate_pieces(coding, pack(data), pieces=pieces, step=step) == data
 
 
 @given(members=st.lists(st.binary(max_size=50), min_size=1, max_size=20), pieces=st.integers(1, 200))
-def test_gzip_members_form_one_body(members: list[bytes], piece_size: int) -> None:
+def test_gzip_members_form_one_body(members: list[bytes], pieces: int) -> None:
     packed_body = b"".join(gzip.compress(member) for member in members)
-    assert inflate_pieces("gzip", packed_body, pieces=piece_size, step=7) == b"".join(members)
+    assert inflate_pieces("gzip", packed_body, pieces=pieces, step=7) == b"".join(members)
 
 
 def test_number_of_empty_gzip_members_is_limited() -> None:
@@ -84,9 +84,9 @@ def test_truncated_body_is_rejected(coding: str, pack: Callable[[bytes], bytes])
 
 @pytest.mark.parametrize(("coding", "pack"), PACKER_CASES)
 def test_bytes_after_the_end_of_a_compressed_body_are_rejected(coding: str, pack: Callable[[bytes], bytes]) -> None:
-    for piece_size in (1, 1000):
+    for pieces in (1, 1000):
         with pytest.raises(BadRequest, match=r"continues after its end|is corrupt"):
-            inflate_pieces(coding, pack(b"text") + b"more of it", pieces=piece_size)
+            inflate_pieces(coding, pack(b"text") + b"more of it", pieces=pieces)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])

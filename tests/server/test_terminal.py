@@ -29,7 +29,7 @@ HOSTILE = {
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_control_characters_are_removed_from_shown_text(text: str) -> None:
     escaped = terminal.escape_for_terminal(text)
-    assert all(one.isprintable() for one in escaped), escaped
+    assert all(character.isprintable() for character in escaped), escaped
     assert "\\" in escaped
 
 
@@ -75,7 +75,7 @@ def test_console_tables_and_lines_contain_no_control_characters(text: str) -> No
     console.print(table)
     console.print(text, markup=False)
     console.print(f"Index {text}", highlight=False)
-    assert all(one.isprintable() or one == "\n" for one in out.getvalue()), out.getvalue()
+    assert all(character.isprintable() or character == "\n" for character in out.getvalue()), out.getvalue()
 
 
 async def test_hostile_column_name_is_shown_by_explain_as_an_escape(

@@ -745,7 +745,7 @@ async def test_a_plan_in_pages_keeps_each_fresh_file_after_a_flush(tmp_path: Pat
         for task in plan_tasks:
             async with stream.server.http.post(f"{path}/tasks", json={"plan-task": task}) as answer:
                 page = await answer.json()
-            rows += sum(one["data-file"]["record-count"] for one in page["file-scan-tasks"])
+            rows += sum(scan_task["data-file"]["record-count"] for scan_task in page["file-scan-tasks"])
         assert rows == 9
         assert await stream.ids() == list(range(10))
 

@@ -66,7 +66,7 @@ def to_sql(tree: Tree) -> str:
         if tree.value is None:
             return f"{name} IS {'NOT ' if tree.op == 'not-null' else ''}NULL"
         literal = f"'{tree.value}'" if isinstance(tree.value, str) else f"{tree.value}"
-        return f"{name} {next(one for one, op in SQLS.items() if op == tree.op)} {literal}"
+        return f"{name} {next(sql for sql, op in SQLS.items() if op == tree.op)} {literal}"
     operator, children = tree
     if operator == "not":
         return f"NOT ({to_sql(children[0])})"
@@ -199,16 +199,16 @@ async def test_matching_rows_follow_the_callers_semantics(api: Api, seed: int) -
                 file_report = answer.get(file.path)
                 actual_rows = set() if file_report is None else decode_rows(file_report["rows"])
                 if file_report is None or file_report["exact"]:
-                    assert all(actual_rows == one for one in expected), f"seed {seed}: {body} in {file.path}"
+                    assert all(actual_rows == rows for rows in expected), f"seed {seed}: {body} in {file.path}"
                 else:
-                    assert actual_rows is None or all(actual_rows >= one for one in expected), (
+                    assert actual_rows is None or all(actual_rows >= rows for rows in expected), (
                         f"seed {seed}: {body} in {file.path}"
                     )
                 if file_report is not None:
                     assert file_report["count"] == (None if actual_rows is None else len(actual_rows))
                     assert file_report["record-count"] == len(rows)
                 outcomes["absent" if file_report is None else "exact" if file_report["exact"] else "inexact"] += 1
-    assert min(outcomes[one] for one in ("absent", "exact", "inexact")) > 10, outcomes
+    assert min(outcomes[outcome] for outcome in ("absent", "exact", "inexact")) > 10, outcomes
 
 
 @pytest.mark.few_cases(1)

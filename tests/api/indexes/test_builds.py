@@ -123,12 +123,12 @@ async def test_files_of_branches_and_tags_are_listed_once_after_the_current_file
     assert (index["lag-files"], index["lag-files-of-refs"], index["files-total"]) == (6, 3, 6)
     listing = await list_missing_files(api_with_table, build, limit=limit)
     assert listing[:6] == PATHS
-    assert sorted(listing[6:]) == [one.path for one in branch_files]
+    assert sorted(listing[6:]) == [file.path for file in branch_files]
     await register(api_with_table, build, write(build, "a", build_index_file(build, [*FILES, branch_files[0]])))
     index = await load_index(api_with_table)
     assert (index["health"], index["lag-files"], index["lag-files-of-refs"]) == ("ok", 0, 2)
     assert sorted(await list_missing_files(api_with_table, build, limit=limit)) == [
-        one.path for one in branch_files[1:]
+        file.path for file in branch_files[1:]
     ]
 
 
@@ -224,7 +224,7 @@ async def test_registering_a_file_twice_changes_nothing(api_with_table: Api) -> 
 
 async def test_concurrent_registrations_all_succeed(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
-    files = [write(build, f"{n}", build_index_file(build, [one])) for n, one in enumerate(FILES)]
+    files = [write(build, f"{n}", build_index_file(build, [data])) for n, data in enumerate(FILES)]
     answers = await asyncio.gather(*(register(api_with_table, build, file) for file in files))
     assert [answer.status for answer in answers] == [200] * 6
     assert (await api_with_table("GET", build_url(build))).json["progress"]["files-done"] == 6
@@ -235,10 +235,10 @@ async def test_only_one_of_two_merges_of_the_same_files_is_registered(api_with_t
     build = await begin_build(api_with_table)
     old_files = [write(build, name, build_index_file(build, FILES[:3])) for name in "ab"]
     await register(api_with_table, build, *old_files)
-    replaced = [one["location"] for one in old_files]
+    replaced = [index_file["location"] for index_file in old_files]
     merged_index_files = [write(build, name, build_index_file(build, FILES[:3], level=1)) for name in "xy"]
     answers = await asyncio.gather(
-        *(register(api_with_table, build, one, replaces=replaced) for one in merged_index_files)
+        *(register(api_with_table, build, index_file, replaces=replaced) for index_file in merged_index_files)
     )
     assert sorted(answer.status for answer in answers) == [200, 409]
     assert (await load_index(api_with_table))["levels"] == {"1": 1}
@@ -247,7 +247,7 @@ async def test_only_one_of_two_merges_of_the_same_files_is_registered(api_with_t
 @pytest.mark.slow
 async def test_builds_and_commits_do_not_block_each_other(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
-    files = [write(build, f"{n}", build_index_file(build, [one])) for n, one in enumerate(FILES)]
+    files = [write(build, f"{n}", build_index_file(build, [data_file])) for n, data_file in enumerate(FILES)]
 
     async def commit_files() -> None:
         for number in range(2, 8):

@@ -97,7 +97,7 @@ async def test_rows_by_predicate_are_the_same_by_range(server: RunningServer) ->
     storage.let_go()
     for body, expected_rows in zip(bodies, by_range, strict=True):
         assert await read_pages(api, body) == expected_rows
-    assert sum(one["exact"] for expected_rows in by_range for one in expected_rows) > 20
+    assert sum(row["exact"] for expected_rows in by_range for row in expected_rows) > 20
 
 
 @pytest.mark.few_cases(1)

@@ -69,7 +69,7 @@ async def create_build(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str,
         write(build, str(number), build_valid_index_file(build, group)) for number, group in enumerate(groups)
     ]
     assert (await register(api, build, *registrations)).status == 200
-    return build, [one["location"] for one in registrations]
+    return build, [registration["location"] for registration in registrations]
 
 
 async def find_kept_paths(api: Api, where: str) -> list[str]:
@@ -269,7 +269,9 @@ async def test_only_index_files_of_the_table_are_registered(
     write(build, ".half-written", build_valid_index_file(build, FILES)[:100])
     rebuild_report = (await api_with_table("POST", REBUILD)).json
     assert (rebuild_report["registered"], rebuild_report["left-out-files"]) == ([], len(wrong))
-    reasons = {Path(one["location"]).name: one["reason"] for one in rebuild_report["left-out"]}
+    reasons = {
+        Path(omitted_file["location"]).name: omitted_file["reason"] for omitted_file in rebuild_report["left-out"]
+    }
     assert set(reasons) == set(wrong)
     assert "00000000" in reasons["another table"]
     assert "version 99" in reasons["future"]

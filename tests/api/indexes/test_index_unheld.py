@@ -26,7 +26,7 @@ async def built_index(api: Api) -> tuple[Api, list[str]]:
         write(build, name, build_index_file(build, part)) for name, part in (("a", FILES[:4]), ("b", FILES[4:]))
     ]
     assert (await register(api, build, *registrations)).status == 200
-    return api, [one["location"] for one in registrations]
+    return api, [registration["location"] for registration in registrations]
 
 
 async def find_unheld(api: Api, locations: list[str], name: str = "i") -> Answer:

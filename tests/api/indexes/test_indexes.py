@@ -106,7 +106,7 @@ async def test_repeated_definition_commits_nothing(api_with_table: Api) -> None:
 
 async def test_invalid_index_definition_is_rejected(api_with_table: Api) -> None:
     await define(api_with_table, "there", kind="record", columns=["id"])
-    before = await read_properties(api_with_table)
+    properties_before = await read_properties(api_with_table)
     cases: list[tuple[str, dict[str, Any], int, str]] = [
         ("i", {"kind": "btree", "columns": ["id"]}, 400, "btree"),
         ("i", {"kind": "bitmap", "columns": ["nope"]}, 400, "no such column"),
@@ -129,7 +129,7 @@ async def test_invalid_index_definition_is_rejected(api_with_table: Api) -> None
         answer = await api_with_table("PUT", f"{INDEXES}/{name}", body)
         assert answer.error[0] == status, (expected, answer.raw)
         assert expected in answer.error[2], expected
-        assert await read_properties(api_with_table) == before, expected
+        assert await read_properties(api_with_table) == properties_before, expected
 
 
 async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(api_with_table: Api) -> None:
@@ -213,7 +213,7 @@ async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_repl
     assert "no such column" in indexes[1]["problem"]
     valid_index = await define(api_with_table, "sound", kind="bitmap", columns=["id"])
     assert set(indexes[0]) == set(valid_index) - {"index-files"}
-    assert {one for one, value in indexes[0].items() if value is not None} == {"name", "health", "problem"}
+    assert {key for key, value in indexes[0].items() if value is not None} == {"name", "health", "problem"}
     assert (await api_with_table("DELETE", f"{INDEXES}/sound")).status == 204
     assert (await load_index(api_with_table, "bad")) == indexes[1]
     assert "no such column" in (await api_with_table("PUT", f"{INDEXES}/bad", {"state": "paused"})).error[2]

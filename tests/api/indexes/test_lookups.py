@@ -144,7 +144,7 @@ async def test_lookups_equal_scans_in_every_snapshot(
             expected = find_expected_rows(table, snapshot, keys, ids)
             assert decode_found_rows(answer) == expected, f"seed {seed}"
             assert answer["complete"]
-            assert answer["missing"] == [n for n in range(len(keys)) if n not in {one[0] for one in expected}]
+            assert answer["missing"] == [n for n in range(len(keys)) if n not in {location[0] for location in expected}]
         assert (await api("DELETE", "/v1/namespaces/db/tables/t")).status == 204
 
 
@@ -160,7 +160,7 @@ async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> No
     stored_table = await create_table_with_deletes(api, rng)
     await stored_table.index("keys", "record", ["name", "id"], stored_table.snapshots[-1].data)
     keys = [draw_row(rng, 1)[:2] for _ in range(1000)]
-    table = pa.table({"id": pa.array([one for one, _ in keys], pa.int32()), "name": [two for _, two in keys]})
+    table = pa.table({"id": pa.array([id_ for id_, _ in keys], pa.int32()), "name": [name for _, name in keys]})
     for query in ("index=keys", "partitions=true"):
         arrow = await look_up_arrow(api, table, query)
         expected = find_expected_rows(stored_table, stored_table.snapshots[-1], keys, (1, 2))
@@ -174,7 +174,7 @@ async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> No
             "1000",
             "true",
         )
-        assert schema_metadata["missing"] == str(len(keys) - len({one[0] for one in expected}))
+        assert schema_metadata["missing"] == str(len(keys) - len({location[0] for location in expected}))
     assert set(arrow.column("partition").to_pylist()) == {"{}"}
 
 
@@ -276,7 +276,7 @@ async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, dam
     doubtful = {(row["key"], row.get("undecided", False)) for row in answer["rows"]}
     assert doubtful == {(0, True), (1, True), (2, kind == "equality")}
     assert answer["problems"][0]["file-path"] == vectors[0].path
-    assert answer["undecided"] == len([one for one in doubtful if one[1]])
+    assert answer["undecided"] == len([entry for entry in doubtful if entry[1]])
 
 
 async def test_rows_of_an_unreadable_data_file_are_undecided(api: Api) -> None:

@@ -58,9 +58,9 @@ async def append(
     metadata = (await api("GET", f"/v1/namespaces/db/tables/{table}")).json["metadata"]
     sequence = metadata["last-sequence-number"] + 1
     folder = Path(metadata["location"].removeprefix("file://")) / "metadata"
-    lists = [one["manifest-list"] for one in metadata["snapshots"] if one["snapshot-id"] == parent]
+    lists = [item["manifest-list"] for item in metadata["snapshots"] if item["snapshot-id"] == parent]
     listed: list[tuple[Manifest, int | None]] = (
-        [(one, None) for one in _MANIFESTS_BY_LIST.get(lists[0], [])] if lists else []
+        [(manifest, None) for manifest in _MANIFESTS_BY_LIST.get(lists[0], [])] if lists else []
     )
     size = -(-len(files) // manifests)
     for number in range(manifests):

@@ -200,7 +200,7 @@ async def test_table_that_is_read_completely_has_reasons(star: Star) -> None:
     ]
     for query, table, reasons in cases:
         answer = await request_explanation(star, query.format("db"))
-        plan = next(one["plan"] for one in answer.json["tables"] if one["table"][-1] == table)
+        plan = next(explanation["plan"] for explanation in answer.json["tables"] if explanation["table"][-1] == table)
         assert len(plan["unpruned-reasons"]) == len(reasons), plan["unpruned-reasons"]
         assert all(map(str.startswith, plan["unpruned-reasons"], reasons)), plan["unpruned-reasons"]
         assert (plan["files"] == plan["stages"][0]["files-in"]) == bool(reasons), query

@@ -118,7 +118,7 @@ def write_manifest(
 
 def write_manifest_list(path: Path, manifests: list[Manifest]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    listing = [(one, None) for one in manifests]
+    listing = [(manifest, None) for manifest in manifests]
     path.write_bytes(list_bytes(listing, version=2, style=STYLE, header={"format-version": "2"}))
     return f"file://{path}"
 
@@ -404,12 +404,12 @@ async def test_rejected_plan_caches_no_view_for_the_table_that_owns_the_files(la
     path.write_text(
         json.dumps({**foreign_metadata, **{name: own_metadata_path[name] for name in ("table-uuid", "location")}})
     )
-    before = lake.planner.read_stats().views
+    views_before = lake.planner.read_stats().views
     answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {})
     assert answer.error[0] == 403
-    assert lake.planner.read_stats().views == before
+    assert lake.planner.read_stats().views == views_before
     assert "/data/2.parquet" in (await lake.plan("rita", "theirs")).raw.decode()
-    assert lake.planner.read_stats().views == before + 1
+    assert lake.planner.read_stats().views == views_before + 1
 
 
 @pytest.mark.parametrize("many", [1, 100])
@@ -464,14 +464,14 @@ async def test_expiration_neither_deletes_nor_reads_files_of_another_table(
         own_manifest = build_data_file(f"file://{own_folder}/data/7.parquet", 1, 9)
         listing = [write_manifest(metadata / "m7.avro", [own_manifest, build_data_file(location, 1, 9)], 7)]
         write_manifest_list(metadata / "l7.avro", listing)
-    before = {path for path in foreign_folder.rglob("*") if path.is_file()}
+    paths_before = {path for path in foreign_folder.rglob("*") if path.is_file()}
     route = "/api/v1/tables/mine/t/expire-snapshots"
     body = {"older-than-ms": 1 << 60, "retain-last": 1}
     assert (await lake("rita", "POST", route, body)).status == 403
     assert (await lake("wendy", "POST", "/api/v1/tables/theirs/t/expire-snapshots", body)).status == 403
     answer = await lake("wendy", "POST", route, body)
     assert SECRET not in answer.raw.decode()
-    assert {path for path in foreign_folder.rglob("*") if path.is_file()} == before
+    assert {path for path in foreign_folder.rglob("*") if path.is_file()} == paths_before
     if overwritten == "manifest list":
         assert answer.status == 403
         assert (own_folder / "data" / "7.parquet").exists()
@@ -556,14 +556,14 @@ async def test_manifest_rewrite_reads_no_file_of_another_table(lake: TwoNamespac
         write_manifest(foreign_folder / "metadata" / f"m{number}.avro", [secret], number) for number in (1, 2, 3)
     ]
     write_manifest_list(own_folder / "metadata" / "l8.avro", foreign)
-    before = {path for path in (*foreign_folder.rglob("*"), *own_folder.rglob("*")) if path.is_file()}
+    paths_before = {path for path in (*foreign_folder.rglob("*"), *own_folder.rglob("*")) if path.is_file()}
     route, body = "/api/v1/tables/mine/t/rewrite-manifests", {"min-count": 2}
     assert (await lake("rita", "POST", route, body)).status == 403
     assert (await lake("wendy", "POST", "/api/v1/tables/theirs/t/rewrite-manifests", body)).status == 403
     answer = await lake("wendy", "POST", route, body)
     assert answer.status == 403, answer.raw
     assert SECRET not in answer.raw.decode()
-    assert {path for path in (*foreign_folder.rglob("*"), *own_folder.rglob("*")) if path.is_file()} == before
+    assert {path for path in (*foreign_folder.rglob("*"), *own_folder.rglob("*")) if path.is_file()} == paths_before
 
 
 @pytest.mark.parametrize("folder", ["of nobody", "of another table"])

@@ -63,8 +63,8 @@ class Star:
         assert (await self.plan(*joins, **{{"where": "predicate"}.get(name, name): body[name] for name in body}))[
             "files"
         ] == answer.json["files"]
-        paths = {one.path: number for number, one in enumerate(self.fact.data)}
-        return sorted(paths[one["file-path"]] for one in answer.json["kept"])
+        paths = {file.path: number for number, file in enumerate(self.fact.data)}
+        return sorted(paths[file["file-path"]] for file in answer.json["kept"])
 
 
 async def create_star(api: Api) -> Star:

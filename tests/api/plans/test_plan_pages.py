@@ -222,7 +222,7 @@ async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer
         answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=headers)
         assert list_planned_numbers(answer) == list(range(30))
         residuals = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
-        assert {one and one["type"] for one in residuals} == {residual}
+        assert {actual and actual["type"] for actual in residuals} == {residual}
     # A client that needs complete residuals does not get this cached answer.
     second_answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
     assert "plan-tasks" in second_answer.json
@@ -257,7 +257,7 @@ async def test_filter_too_long_for_plan_tasks_and_exact_residuals_is_rejected_wi
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
     refusal = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
     assert refusal.error[:2] == (400, "BadRequestException")
-    assert all(one in refusal.error[2] for one in ("X-Seamark-Residuals: short", "scan-planning-mode=client"))
+    assert all(advice in refusal.error[2] for advice in ("X-Seamark-Residuals: short", "scan-planning-mode=client"))
     assert list_planned_numbers(
         await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers={**JAVA, **SHORT_RESIDUALS})
     ) == list(range(30))

@@ -120,7 +120,7 @@ async def test_plan_made_as_a_snapshot_has_no_usable_name(plan_api: PlanApi, tmp
 
 
 async def test_plan_snapshots_are_shown_until_withdrawal_or_the_end_of_their_lease(plan_api: PlanApi) -> None:
-    first, second = [(await make_plan(plan_api, f"id = {one}"))["plan-snapshot-id"] for one in (5, 15)]
+    first, second = [(await make_plan(plan_api, f"id = {id_}"))["plan-snapshot-id"] for id_ in (5, 15)]
     assert (await request_lease(plan_api, [first, 77], 0)).json == {"found": 1}
     assert set(await load_snapshots(plan_api)) == {1, second}
     assert (await make_plan(plan_api))["plan-snapshot-id"] == first
@@ -135,7 +135,7 @@ async def test_plan_snapshots_are_shown_until_withdrawal_or_the_end_of_their_lea
 
 
 async def test_plan_withdrawn_by_one_holder_stays_for_another(plan_api: PlanApi) -> None:
-    first, second = [(await make_plan(plan_api, holder=one))["plan-snapshot-id"] for one in ("a", "b")]
+    first, second = [(await make_plan(plan_api, holder=holder))["plan-snapshot-id"] for holder in ("a", "b")]
     assert first != second
     assert (await make_plan(plan_api, holder="a"))["plan-snapshot-id"] == first
     await request_lease(plan_api, [first], 0)
@@ -214,7 +214,7 @@ async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(plan_api: P
     answer = await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [expected], "updates": []}, headers=PLANS)
     assert answer.error[:2] == (409, "CommitFailedException")
     await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
-    assert {one["snapshot-id"] for one in (await plan_api.load("t"))["metadata"]["snapshots"]} == {1, 2}
+    assert {item["snapshot-id"] for item in (await plan_api.load("t"))["metadata"]["snapshots"]} == {1, 2}
 
 
 async def test_number_of_shown_plans_is_limited(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -
         plans = [
             (await api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": f"id = {n}"})).json for n in (5, 15, 25, 5)
         ]
-        assert [one["name"] is not None for one in plans] == [True, True, False, True]
+        assert [plan["name"] is not None for plan in plans] == [True, True, False, True]
         assert plans[2]["files"] == 1
         assert plans[3] == plans[0]
 

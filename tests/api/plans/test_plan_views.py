@@ -54,9 +54,9 @@ async def make_plan_view(api: Api, **options: Any) -> str:
 
 
 def read_text(loaded_view: dict[str, Any]) -> str:
-    ((only,),) = [one["representations"] for one in loaded_view["metadata"]["versions"]]
-    assert only["dialect"] == "trino"
-    return str(only["sql"])
+    ((representation,),) = [version["representations"] for version in loaded_view["metadata"]["versions"]]
+    assert representation["dialect"] == "trino"
+    return str(representation["sql"])
 
 
 async def test_plan_view_differs_from_the_view_only_in_its_text(plan_api: PlanApi) -> None:
@@ -253,9 +253,9 @@ async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(plan_api
 async def test_leases_and_files_of_plan_views_equal_those_of_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:
     await plan_api.view(**{"view-version": build_version()})
     name = await make_plan_view(plan_api)
-    before = len(list_plan_files(tmp_path))
+    plan_file_count_before = len(list_plan_files(tmp_path))
     assert await make_plan_view(plan_api) == name, "an equal request shares the plan view"
-    assert len(list_plan_files(tmp_path)) == before
+    assert len(list_plan_files(tmp_path)) == plan_file_count_before
     plan_api.clock.ahead_ms += LEASE_S * 900
     answer = await plan_api("POST", f"/api/v1/tables/db/{name}/lease", {})
     assert answer.status == 200, answer.raw

@@ -54,7 +54,7 @@ async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
         await define(api, kind="bitmap", columns=["id"])
         build = await begin_build(api)
         term = Term(1, "id", "identity", "long", "long")
-        listed_files = [ListedFile(one.path, one.size, one.record_count) for one in build_ten_id_files(FILES)]
+        listed_files = [ListedFile(file.path, file.size, file.record_count) for file in build_ten_id_files(FILES)]
         bitmaps = [bitmap.build(convert_to_keys(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)]
         data = b"".join(
             encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, bitmaps)

@@ -84,7 +84,7 @@ class StoredTable(LiveTable):
         """
         listed_positions = sorted(positions)
         path = self.make_path("-deletes.parquet")
-        spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed_positions], pa.string()))}
+        spots = {PATH_ID: ("file_path", pa.array([data_path for data_path, _ in listed_positions], pa.string()))}
         spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed_positions], pa.int64()))}
         write(path, spots)
         referenced = listed_positions[0][0] if has_path_bounds else None
@@ -142,7 +142,9 @@ class StoredTable(LiveTable):
         definition = parse_definition(build["definition-id"], schema)
         task = IndexTask(build["table-uuid"], definition, Projection(schema), build["folder"])
         for number in range(parts):
-            indexed_files = [Indexed(one.path, one.size, one.record_count) for one in files[number::parts]]
+            indexed_files = [
+                Indexed(data_file.path, data_file.size, data_file.record_count) for data_file in files[number::parts]
+            ]
             if not indexed_files:
                 continue
             written = index_data_files(task, indexed_files)

@@ -274,7 +274,7 @@ async def test_arrow_pages_have_their_token(api_with_table: Api) -> None:
 
 async def test_statistics_are_requested_by_column_name(api_with_table: Api) -> None:
     stats = (await api_with_table("GET", f"{T}/stats/data?snapshot-id=1&limit=1")).json["stats"]
-    assert [omit_keys(one, "column-size") for one in stats] == [
+    assert [omit_keys(item, "column-size") for item in stats] == [
         {
             "file-path": "file:///t/0.parquet",
             "lower-bound": "a",
@@ -325,12 +325,12 @@ async def test_missing_tables_and_snapshots_are_not_found(api: Api) -> None:
 
 
 async def test_large_listings_are_read_off_the_event_loop(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = await asyncio.gather(
+    answers_before = await asyncio.gather(
         *(api_with_table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id"))
     )
     for name in ("IN_LOOP_ITEMS_MAX", "IN_THREAD_FILES"):
         monkeypatch.setattr(routes, name, 0)
-    after = await asyncio.gather(
+    answers_after = await asyncio.gather(
         *(api_with_table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id"))
     )
-    assert [one.json for one in after] == [one.json for one in before]
+    assert [answer.json for answer in answers_after] == [answer.json for answer in answers_before]

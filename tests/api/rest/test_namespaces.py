@@ -119,7 +119,7 @@ async def test_levels_of_a_namespace_are_limited(api: Api) -> None:
 async def test_namespaces_too_long_for_a_url_are_rejected(api: Api) -> None:
     long = ["é" * 255] * 3
     plans = [await api("POST", "/v1/namespaces", {"namespace": long[:count]}) for count in (1, 2, 3)]
-    assert [one.status for one in plans] == [200, 200, 200]
+    assert [plan.status for plan in plans] == [200, 200, 200]
     assert (await api("GET", "/v1/namespaces/" + quote("\x1f".join(long)))).status == 200
     refusal = await api("POST", "/v1/namespaces", {"namespace": ["é" * 255] * 4})
     assert refusal.error[:2] == (400, "BadRequestException")

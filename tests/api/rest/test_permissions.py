@@ -115,7 +115,9 @@ async def test_rename_and_transaction_require_rights_on_every_namespace_they_tou
     ):
         body = {"source": source, "destination": destination}
         assert (await house("wendy", "POST", "/v1/tables/rename", body)).status == 403
-    changes = [{"identifier": one, **set_properties(x="1")} for one in (identifier, other_identifier)]
+    changes = [
+        {"identifier": each_identifier, **set_properties(x="1")} for each_identifier in (identifier, other_identifier)
+    ]
     assert (await house("wendy", "POST", "/v1/transactions/commit", {"table-changes": changes})).status == 403
     answer = await house("root", "GET", "/v1/namespaces/db/tables/t")
     assert "x" not in answer.json["metadata"]["properties"]

@@ -119,7 +119,7 @@ async def test_repeated_commit_is_recognised_under_other_spellings_of_actions_an
     append_request = append(7)
     for kind, name in [
         *((requirement, "type") for requirement in append_request["requirements"]),
-        *((one, "action") for one in append_request["updates"]),
+        *((update, "action") for update in append_request["updates"]),
     ]:
         kind[name] = kind[name].upper()
     answers = [await api("POST", f"{TABLES}/t", body) for body in (append_request, append_request, append(7))]
@@ -147,7 +147,11 @@ async def test_drop_with_purge_is_recorded(api: Api) -> None:
         await api.table(name)
         assert (await api("DELETE", f"{TABLES}/{name}?{flag}")).status == 204
     dropped = await api.server.components.store.list_dropped(("db",), None, 10)
-    assert {one.entry.name: one.purge for one in dropped} == {"a": True, "b": True, "c": False}
+    assert {dropped_entry.entry.name: dropped_entry.purge for dropped_entry in dropped} == {
+        "a": True,
+        "b": True,
+        "c": False,
+    }
     assert (await api("DELETE", f"{TABLES}/x?purgeRequested=perhaps")).error[0] == 400
 
 
@@ -237,7 +241,7 @@ async def test_page_of_reports_is_small_enough_for_the_largest_reports(api: Api)
     listing, token, sizes = [], "", []
     while token is not None:
         page = (await api("GET", f"/api/v1/tables/db/t/metrics?pageSize=1000{token and '&pageToken=' + token}")).json
-        listing += [one["report"]["snapshot-id"] for one in page["reports"]]
+        listing += [item["report"]["snapshot-id"] for item in page["reports"]]
         sizes.append(len(page["reports"]))
         token = page["next-page-token"]
     assert listing == list(range(40))
@@ -289,7 +293,7 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
     for name, columns in (("other", {1, NAMED_COLUMNS}), ("t", {1, 2, NAMED_COLUMNS, UNKNOWN_COLUMNS})):
         entry = (await api.server.components.catalog.tables.load(("db",), name)).entry
         assert entry is not None
-        assert {one.column_id for one in await usage.list_table_reads(entry.uuid)} == columns, name
+        assert {table_read.column_id for table_read in await usage.list_table_reads(entry.uuid)} == columns, name
 
 
 async def test_timeline_keeps_the_beginning_of_a_long_summary(api: Api) -> None:

@@ -70,7 +70,7 @@ async def test_answer_has_the_groups_and_the_number_of_files_that_the_cube_cover
     assert answer.status == 200, answer.raw
     ids = range(63)
     expected = [
-        [f"c{n}", sum(one % 11 for one in ids if one % 7 == n), sum(1 for one in ids if one % 7 == n)] for n in (6, 5)
+        [f"c{n}", sum(id_ % 11 for id_ in ids if id_ % 7 == n), sum(1 for id_ in ids if id_ % 7 == n)] for n in (6, 5)
     ]
     assert answer.json["rows"] == expected
     assert [column["name"] for column in answer.json["columns"]] == ["country", "sum(discount)", "count(*)"]
@@ -90,7 +90,7 @@ async def test_conditions_snapshots_and_arrow_work_as_in_sql(site: Site) -> None
     first = (
         await site.api("GET", "/v1/namespaces/db/tables/t", headers={"Authorization": f"Bearer {site.tokens['rita']}"})
     ).json
-    snapshots = [one["snapshot-id"] for one in first["metadata"]["snapshots"]]
+    snapshots = [snapshot["snapshot-id"] for snapshot in first["metadata"]["snapshots"]]
     for number, snapshot_id in enumerate(snapshots):
         old = await request_groups(site, {**total, "snapshot-id": snapshot_id})
         assert old.json["rows"] == [[min(63, 20 * (number + 1))]]

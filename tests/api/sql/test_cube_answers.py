@@ -83,7 +83,7 @@ class RandomRequests:
 
     def request(self, dimensions: list[str], measures: list[str]) -> dict[str, Any]:
         rng = self._rng
-        offered = sorted({one for dimension in dimensions for one in DIMENSIONS[dimension]})
+        offered = sorted({text for dimension in dimensions for text in DIMENSIONS[dimension]})
         chosen_measures = rng.sample(offered, rng.randint(0, min(3, len(offered))))
         values = rng.sample(measures, rng.randint(1, min(4, len(measures))))
         body: dict[str, Any] = {"dimensions": chosen_measures, "measures": values, "cubes": rng.choice((ON, ON, EXACT))}

@@ -60,7 +60,7 @@ class Site:
 def list_workers() -> list[psutil.Process]:
     """Return the processes that run statements now: the children of the workers' parent."""
     parents = [child for child in psutil.Process().children() if STATEMENT_WORKER in _read_arguments(child)]
-    return [child for one in parents for child in one.children() if _is_running(child)]
+    return [child for parent in parents for child in parent.children() if _is_running(child)]
 
 
 def _is_running(process: psutil.Process) -> bool:

@@ -153,11 +153,11 @@ async def test_inconsistent_append_is_rejected_and_changes_nothing(
         if not isinstance(spoil, str):
             spoil(client, request)
         await append(rig, {"b": 2})
-        metadata, before = await load(rig), await rig.list_files()
+        metadata, files_before = await load(rig), await rig.list_files()
         with pytest.raises(CommitConflict):
             await commit_table(rig, request)
         await rig.publisher.close()
-        assert await rig.list_files() == before
+        assert await rig.list_files() == files_before
         assert await load(rig) == metadata
         valid_appender = EngineAppender(metadata | {"refs": {}, "current-snapshot-id": None, "last-sequence-number": 1})
         await commit_table(rig, valid_appender.commit({"late": 1}))
@@ -344,12 +344,12 @@ async def test_repeat_of_a_rebased_append_gets_the_first_answer(tmp_path: Path) 
         second_commit = await commit_table(rig, request)
         assert second_commit.metadata == committed_table.metadata
         await commit_table(rig, ([], [{"action": "remove-snapshots", "snapshot-ids": [appender.snapshot_id]}]))
-        before = await rig.list_files()
+        files_before = await rig.list_files()
         second_commit = await commit_table(rig, request)
         assert committed_table.entry is not None
         assert second_commit.entry is not None
         assert second_commit.entry.metadata_location == committed_table.entry.metadata_location
-        assert await rig.list_files() == before
+        assert await rig.list_files() == files_before
         files = read_snapshot(find_head(await load(rig)))
         assert set(files) == {"a", "b", "c", "late"}
 
@@ -364,7 +364,7 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
         appender = EngineAppender(await load(rig), merge=2 if merges else 0)
         request = appender.commit({"late": 1})
         await append(rig, {"c": 3}, merge=1)
-        before = await rig.list_files()
+        files_before = await rig.list_files()
 
         async def intrude() -> None:
             await append(other, {"d": 4})
@@ -378,7 +378,7 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
             "a": 1, "b": 2, "c": 3, "d": 4, "late": 5
         }  # fmt: skip
         # Two metadata files, the intruder's manifest and list, our list, and one more manifest if a merge was undone.
-        assert len(await rig.list_files() - before) == 2 + 2 + 1 + merges
+        assert len(await rig.list_files() - files_before) == 2 + 2 + 1 + merges
 
 
 class ForgetfulStore:

@@ -218,8 +218,8 @@ async def test_undone_replacement_is_removed_from_the_history(tmp_path: Path) ->
     """
     async with open_services_table(tmp_path, 2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
-        before = await table.load()
-        pending_append = EngineAppender(before).commit({}, ["a"])
+        table_before = await table.load()
+        pending_append = EngineAppender(table_before).commit({}, ["a"])
         history = ServiceHistory(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
         await history.replace()
         replaced = await table.load()
@@ -227,8 +227,12 @@ async def test_undone_replacement_is_removed_from_the_history(tmp_path: Path) ->
         await table.commit(pending_append)
         undone = await table.load()
         assert find_head(undone)["summary"][REPLACEMENTS_UNDONE] == str(replaced["current-snapshot-id"])
-        assert find_head(undone)["parent-snapshot-id"] == before["current-snapshot-id"]
-        deletes = {"content": "position-deletes", "file-path": f"{before['location']}/data/d.parquet", "spec-id": 0}
+        assert find_head(undone)["parent-snapshot-id"] == table_before["current-snapshot-id"]
+        deletes = {
+            "content": "position-deletes",
+            "file-path": f"{table_before['location']}/data/d.parquet",
+            "spec-id": 0,
+        }
         deletes |= {"file-format": "parquet", "partition": [], "file-size-in-bytes": 9, "record-count": 1}
         body = {
             "operation": "delete",
@@ -301,16 +305,16 @@ async def test_append_is_not_rebased_over_a_replacement_that_adds_rows(tmp_path:
     """
     async with open_services_table(tmp_path, 2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1}))
-        before = await table.load()
-        pending = EngineAppender(before).commit({"late": 5})
+        table_before = await table.load()
+        pending = EngineAppender(table_before).commit({"late": 5})
         wrong_replacement = EngineAppender(await table.load()).commit({"b": 3}, ["a"])
         wrong_replacement[1][0]["snapshot"]["summary"]["operation"] = "replace"
         await table.commit(wrong_replacement)
         with pytest.raises(CommitConflict):
             await table.commit(pending)
-        file = {"content": "data", "file-path": f"{before['location']}/data/c.parquet", "file-format": "parquet"}
+        file = {"content": "data", "file-path": f"{table_before['location']}/data/c.parquet", "file-format": "parquet"}
         request = {  # The committing client has read all rows.
-            "read-snapshot-id": before["current-snapshot-id"],
+            "read-snapshot-id": table_before["current-snapshot-id"],
             "scope": {"filter": True},
             "add": [{**file, "spec-id": 0, "partition": [], "file-size-in-bytes": 100, "record-count": 1}],
         }

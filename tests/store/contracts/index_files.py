@@ -151,10 +151,10 @@ class IndexFilesContract(StorePair):
     async def test_repeated_replacement_changes_nothing(self, store_with_table: GeneratorStore) -> None:
         await store_with_table.transact([make_replacement("ab")])
         await store_with_table.transact([make_replacement("c", "ab")])
-        before = await read_states(store_with_table)
+        states_before = await read_states(store_with_table)
         await store_with_table.transact([make_replacement("c", "ab")])
         await store_with_table.transact([make_replacement("ab")])
-        assert await read_states(store_with_table) == before
+        assert await read_states(store_with_table) == states_before
 
     async def test_index_file_can_be_registered_for_only_one_definition(self, store_with_table: GeneratorStore) -> None:
         await store_with_table.transact([make_replacement("a")])
@@ -241,11 +241,13 @@ class IndexFilesContract(StorePair):
         await store_with_table.transact([CreateEntry(make_entry("twin", uuid=UUID)), make_replacement("a")])
         await store_with_table.transact([DropEntry(TABLE, NS, "t")])
         assert await read_states(store_with_table) == {"a": LIVE}
-        before = await read_index_version(store_with_table, "twin")
+        index_version_before = await read_index_version(store_with_table, "twin")
         await store_with_table.transact([DropEntry(TABLE, NS, "twin")])
         assert await read_states(store_with_table) == {}
-        await store_with_table.transact([CreateEntry(make_entry("t")), make_replacement("b", now_ms=before + 1)])
-        assert await read_index_version(store_with_table) > before
+        await store_with_table.transact(
+            [CreateEntry(make_entry("t")), make_replacement("b", now_ms=index_version_before + 1)]
+        )
+        assert await read_index_version(store_with_table) > index_version_before
 
     async def test_concurrent_drop_and_registration_leave_no_index_file_without_a_table(
         self, store_with_table: GeneratorStore, other_store: GeneratorStore

@@ -145,22 +145,22 @@ class NamesContract(StorePair):
         assert [entry.name for entry in await store.list_entries(VIEW, NS, None, 9)] == ["view"]
 
     async def test_swap_from_an_old_location_is_rejected(self, store: GeneratorStore) -> None:
-        before = make_entry("t")
-        await store.transact([CreateEntry(before)])
-        await store.transact([make_swap("t", before.metadata_location, "file:///1", now_ms=99)])
-        after = await store.load_entry(TABLE, NS, "t")
-        assert after == make_entry(
+        entry_before = make_entry("t")
+        await store.transact([CreateEntry(entry_before)])
+        await store.transact([make_swap("t", entry_before.metadata_location, "file:///1", now_ms=99)])
+        entry_after = await store.load_entry(TABLE, NS, "t")
+        assert entry_after == make_entry(
             "t",
             metadata_location="file:///1",
-            previous_location=before.metadata_location,
+            previous_location=entry_before.metadata_location,
             version=2,
             updated_ms=99,
         )
         with pytest.raises(CommitConflict):
-            await store.transact([make_swap("t", before.metadata_location, "file:///2")])
+            await store.transact([make_swap("t", entry_before.metadata_location, "file:///2")])
         with pytest.raises(CommitConflict, match="created again"):
             await store.transact([make_swap("t", "file:///1", "file:///2", uuid="of another")])
-        assert await store.load_entry(TABLE, NS, "t") == after
+        assert await store.load_entry(TABLE, NS, "t") == entry_after
 
     async def test_missing_object_is_named_by_its_kind(self, store: GeneratorStore) -> None:
         for kind, error, title in [
@@ -220,11 +220,11 @@ class NamesContract(StorePair):
             await other_store.transact([TakePriority(entry.uuid, "fast", 60_000)])
         await other_store.transact([EndPriority(entry.uuid, "fast")])
         await store.transact([TakePriority(entry.uuid, "slow", 60_000), msgspec.structs.replace(swap, holder="slow")])
-        after = make_swap("t", "file:///2", "file:///3", uuid=entry.uuid, holder="fast")
+        swap_after = make_swap("t", "file:///2", "file:///3", uuid=entry.uuid, holder="fast")
         with pytest.raises(LostRace):
-            await other_store.transact([after])
+            await other_store.transact([swap_after])
         await store.transact([EndPriority(entry.uuid, "slow")])
-        await other_store.transact([after])
+        await other_store.transact([swap_after])
         await other_store.transact([TakePriority(entry.uuid, "fast", 60_000), DropEntry(TABLE, NS, "t")])
         await other_store.transact([CreateEntry(entry), TakePriority(entry.uuid, "slow", 60_000)])
 

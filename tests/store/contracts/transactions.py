@@ -98,9 +98,9 @@ class TransactionsContract(StorePair):
             )
         )
         assert sorted(outcomes) == ["commit_conflict"] * 19 + ["won"]
-        after = await store.load_entry(TABLE, NS, "t")
-        assert after is not None
-        assert after.version == 2
+        entry_after = await store.load_entry(TABLE, NS, "t")
+        assert entry_after is not None
+        assert entry_after.version == 2
         assert [n for n in range(20) if await store.load_instant(f"i{n}")] == [outcomes.index("won")]
 
     async def test_namespace_cannot_be_both_dropped_and_filled(
