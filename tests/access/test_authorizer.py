@@ -119,7 +119,9 @@ def test_namespace_is_visible_exactly_if_a_grant_is_on_its_path(
 
 
 @given(grants, st.sampled_from(PATHS))
-def test_visible_children_equal_those_checked_one_by_one(user_grants: list[Grant], namespace: NamespacePath) -> None:
+def test_visible_children_equal_the_children_that_pass_a_separate_check(
+    user_grants: list[Grant], namespace: NamespacePath
+) -> None:
     for parent in (namespace, namespace[:-1], ()):
         names = decisions.list_visible_children(user_grants, parent)
         for name in {"a", "b", "c", "no-grant", *(path[len(parent)] for path in PATHS if len(path) > len(parent))}:

@@ -71,7 +71,7 @@ async def test_server_with_a_stolen_database_and_no_key_file_cannot_sign(
                 pass
 
 
-async def test_replicas_with_one_key_verify_each_others_signatures(
+async def test_replicas_with_the_same_key_accept_signatures_of_each_other(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     key = make_key(clock)
@@ -83,7 +83,7 @@ async def test_replicas_with_one_key_verify_each_others_signatures(
     assert not any((settings.home / KEY_FILE_NAME).exists() for settings in homes)
 
 
-async def test_new_key_is_published_before_it_signs_and_the_old_one_outlives_its_tokens(
+async def test_new_key_is_published_before_it_signs_and_the_old_key_outlives_its_tokens(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     settings = build_settings(tmp_path, signing_key_rotation_s=7 * DAY_S)
@@ -155,7 +155,7 @@ def key_file(tmp_path: Path, clock: SimulatedClock) -> Path:
     return path
 
 
-async def test_key_file_that_others_can_read_is_rejected(
+async def test_key_file_readable_by_other_accounts_is_rejected(
     tmp_path: Path, key_file: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     key_file.chmod(0o644)

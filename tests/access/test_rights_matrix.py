@@ -245,7 +245,9 @@ def test_locations_of_a_writer_are_in_namespaces_that_the_model_lets_it_write() 
         if holds_everywhere(grants, CREATE | WRITE):
             assert needed <= model.held[CATALOG], rights
             is_manager = "manage-grants" in model.held[CATALOG]
-            assert is_manager or all(needed <= held for place, held in model.held.items() if place != SERVER), rights
+            assert is_manager or all(
+                needed <= privileges for place, privileges in model.held.items() if place != SERVER
+            ), rights
     assert list_namespaces_with([Grant("p", "writer", ("a",)), Grant("p", "read")], CREATE | WRITE) == [("a",)]
 
 
@@ -280,12 +282,12 @@ def test_each_narrowing_of_a_statements_grants_removes_rights_in_one_namespace_o
         for removed, denials in narrow_read_grants(grants):
             narrowed = [grant for grant in grants if grant not in removed] + denials
             assert len(narrowed) < len(grants)
-            lost = []
+            lost_namespaces = []
             for securable in OBJECTS:
                 was_allowed, is_allowed = (decide(each, "readRows", securable) for each in (grants, narrowed))
                 assert was_allowed or not is_allowed, (rights, narrowed, securable)
-                lost += [securable.namespace[:1]] if was_allowed and not is_allowed else []
-            assert len(set(lost)) <= 1, (rights, narrowed)
+                lost_namespaces += [securable.namespace[:1]] if was_allowed and not is_allowed else []
+            assert len(set(lost_namespaces)) <= 1, (rights, narrowed)
             grants = narrowed
 
 
@@ -332,8 +334,8 @@ def test_statement_of_a_caller_with_two_thousand_grants_signs_few_tokens(
     token = tokens.issue(caller, 60)
     assert len(signed) <= 3
     assert 5000 < len(token) <= worker_tokens.STATEMENT_CHARACTERS_MAX
-    read = {(grant.namespace, grant.name) for grant in tokens.verify_token(token)[0].grants}
-    assert {(grant.namespace, grant.name) for grant in grants[:wide]} <= read
+    readable_objects = {(grant.namespace, grant.name) for grant in tokens.verify_token(token)[0].grants}
+    assert {(grant.namespace, grant.name) for grant in grants[:wide]} <= readable_objects
 
 
 def test_narrowing_of_grants_equals_a_search_through_all_grants() -> None:
@@ -353,7 +355,7 @@ def test_narrowing_of_grants_equals_a_search_through_all_grants() -> None:
         assert narrow_once(grants) is None
 
 
-def test_denials_in_one_namespace_do_not_prevent_statements_on_others() -> None:
+def test_denials_in_one_namespace_do_not_prevent_statements_on_other_namespaces() -> None:
     tokens = StatementTokens(make_fixed_keyring(), SimulatedClock(1))
     planted = [Grant("p", "read", ("raw", "mine"), "table", f"t{number}", deny=True) for number in range(500)]
     planted += [Grant("p", "read", ("raw", "mine", f"n{number}"), deny=True) for number in range(500)]

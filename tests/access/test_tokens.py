@@ -57,7 +57,7 @@ async def test_only_one_of_many_concurrent_creations_of_a_name_succeeds(
     assert sum(await asyncio.gather(*(attempt() for _ in range(20)))) == 1
 
 
-async def test_new_grants_replace_the_grants_of_the_name_and_an_omitted_list_keeps_them(
+async def test_new_token_replaces_the_grants_of_its_name_only_if_it_states_grants(
     store: PointerStore, clock: SimulatedClock
 ) -> None:
     await store.transact([SaveGrant(Grant("ann", "admin")), SaveGrant(Grant("bob", "admin"))])

@@ -48,7 +48,7 @@ async def test_repeated_put_does_not_write_a_namespace(api: Api) -> None:
     assert namespace_after.version == count_before.version
 
 
-async def test_concurrent_puts_leave_the_properties_of_one_of_them(api: Api) -> None:
+async def test_concurrent_puts_leave_the_properties_of_one_put(api: Api) -> None:
     bodies = [{"properties": {f"p{n}": "x"}} for n in range(8)]
     answers = await asyncio.gather(*(api("PUT", "/api/v1/namespaces/shop", body) for body in bodies))
     assert {answer.status for answer in answers} == {200}
@@ -131,8 +131,8 @@ async def test_put_creates_a_table_and_a_repeat_changes_nothing(api: Api) -> Non
     count_before = await count_instants(api)
     assert (await api("PUT", TABLE, body)).json == created.json
     assert await count_instants(api) == count_before
-    changed = await api("PUT", TABLE, {**body, "properties": {"team": "data"}})
-    assert changed.json["uuid"] == created.json["uuid"]
+    changed_table = await api("PUT", TABLE, {**body, "properties": {"team": "data"}})
+    assert changed_table.json["uuid"] == created.json["uuid"]
     assert {"owner": "ann", "team": "data"}.items() <= (await read_table_properties(api)).items()
 
 
@@ -148,8 +148,8 @@ async def test_put_refuses_another_schema_of_a_table(api: Api) -> None:
         },
     ):
         assert (await api("PUT", TABLE, body)).error[:2] == (409, "AlreadyExistsException")
-    refused = await api("PUT", TABLE, {"schema": SCHEMA, "properties": {"seamark.index.x": "{}"}})
-    assert refused.error[0] == 400
+    refusal = await api("PUT", TABLE, {"schema": SCHEMA, "properties": {"seamark.index.x": "{}"}})
+    assert refusal.error[0] == 400
     assert (await api("PUT", "/api/v1/tables/none/t", {"schema": SCHEMA})).error[0] == 404
 
 

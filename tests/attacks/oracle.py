@@ -99,10 +99,10 @@ def _encode_opaquely(raw: bytes) -> Iterator[bytes]:
     """Yield the bytes in hexadecimal, and in base64 at each of the three possible alignments."""
     yield raw.hex().encode()
     yield raw.hex().upper().encode()
-    for before in range(3):
-        encoded = base64.b64encode(b"\0" * before + raw)
-        start = (0, 2, 3)[before]
-        end = len(encoded) if (before + len(raw)) % 3 == 0 else (before + len(raw)) // 3 * 4
+    for padding in range(3):
+        encoded = base64.b64encode(b"\0" * padding + raw)
+        start = (0, 2, 3)[padding]
+        end = len(encoded) if (padding + len(raw)) % 3 == 0 else (padding + len(raw)) // 3 * 4
         if end - start >= 8:
             yield encoded[start:end]
             yield encoded[start:end].replace(b"+", b"-").replace(b"/", b"_")

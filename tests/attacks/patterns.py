@@ -182,15 +182,15 @@ def _list_characters(tree: Any) -> Iterator[str]:
             yield from _list_characters(inner)
 
 
-def _generate_beginnings(tree: Any, before: str) -> Iterator[str]:
+def _generate_beginnings(tree: Any, beginning: str) -> Iterator[str]:
     """Yield an example of the text before each repetition. `before` is a text for the part before the tree."""
     for node in tree:
         code, argument = node
         if code in _REPEATS:
-            yield before
+            yield beginning
         for inner in _list_inner_trees(code, argument):
-            yield from _generate_beginnings(inner, before)
-        before += _build_example([node])
+            yield from _generate_beginnings(inner, beginning)
+        beginning += _build_example([node])
 
 
 def _list_inner_trees(code: Any, argument: Any) -> list[Any]:

@@ -119,9 +119,9 @@ def _build_call(function: Any, positional: list[str], keyword_arguments: dict[st
 
 def build_hostile_texts(characters: int) -> Iterator[str]:
     """Yield long texts of repeated parts, in an order that does not depend on the length."""
-    for before, after in _AROUND:
+    for prefix, suffix in _AROUND:
         for part in _REPEATED:
-            yield before + part * (characters // len(part)) + after
+            yield prefix + part * (characters // len(part)) + suffix
 
 
 def find_superlinear_texts(place: str, call: Callable[[str], object]) -> Iterator[str]:

@@ -149,7 +149,7 @@ def test_changed_or_deleted_cache_files_never_cause_a_wrong_value(tmp_path: Path
     tier.close()
 
 
-def test_puts_fail_on_a_full_disk_until_there_is_space(tmp_path: Path) -> None:
+def test_puts_fail_on_a_full_disk_until_space_is_freed(tmp_path: Path) -> None:
     with (
         mount_small_disk(tmp_path / "disk", "16m") as disk,
         closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier,

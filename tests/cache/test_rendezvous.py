@@ -24,10 +24,10 @@ def test_joining_node_takes_keys_but_no_key_moves_between_other_nodes(
     nodes.pop(joining_node, None)
     if not nodes:
         return
-    before, after = Rendezvous(nodes), Rendezvous({**nodes, joining_node: weight})
+    old_nodes, new_nodes = Rendezvous(nodes), Rendezvous({**nodes, joining_node: weight})
     for key in KEYS:
-        owner = after.rank(key)[0]
-        assert owner == joining_node or [owner] == before.rank(key, 1)
+        owner = new_nodes.rank(key)[0]
+        assert owner == joining_node or [owner] == old_nodes.rank(key, 1)
 
 
 @given(NODES)

@@ -70,7 +70,7 @@ async def test_error_reaches_every_waiter_and_the_next_call_fetches_again() -> N
         await flights.run("k", fail)
 
 
-async def test_cancelled_waiter_cancels_neither_the_fetch_nor_the_others() -> None:
+async def test_cancelled_waiter_cancels_neither_the_fetch_nor_other_waiters() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
     source = HeldSource()
     first, second = (asyncio.create_task(flights.run("k", source.fetch)) for _ in range(2))
@@ -86,12 +86,12 @@ async def test_cancelled_waiter_cancels_neither_the_fetch_nor_the_others() -> No
 async def test_fetch_is_cancelled_with_its_last_waiter_and_a_new_caller_fetches_again() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
     source = HeldSource()
-    only = asyncio.create_task(flights.run("k", source.fetch))
+    only_waiter = asyncio.create_task(flights.run("k", source.fetch))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    only.cancel()
+    only_waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await only
+        await only_waiter
     source.gate.set()
     assert await flights.run("k", source.fetch) == "fetch 2"
     assert source.cancelled == 1
@@ -108,12 +108,12 @@ async def test_failure_without_waiters_causes_no_warning() -> None:
         await gate.wait()
         raise LookupError
 
-    only = asyncio.create_task(flights.run("k", fail))
+    only_waiter = asyncio.create_task(flights.run("k", fail))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     gate.set()
-    only.cancel()
-    await asyncio.gather(only, return_exceptions=True)
+    only_waiter.cancel()
+    await asyncio.gather(only_waiter, return_exceptions=True)
     await asyncio.sleep(0)
     gc.collect()
     assert complaints == []

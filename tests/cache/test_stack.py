@@ -117,7 +117,7 @@ async def test_memory_holds_the_mapped_copy_once_the_disk_has_the_value(
     assert any(str(get_path(tmp_path, "k")) in line for line in lines)
 
 
-async def test_value_over_a_mapped_file_has_the_size_that_it_uses_there(tmp_path: Path) -> None:
+async def test_value_over_a_mapped_file_is_counted_with_its_size_in_memory(tmp_path: Path) -> None:
     stack = Stack(
         MemoryCache(1 << 20),
         DiskTier(tmp_path, 32 << 20),

@@ -258,7 +258,7 @@ class EngineAppender:
         return row | self.listed
 
     def _request(self, files: dict[str, int], removed: list[int], added_rows: int, *, is_append: bool) -> Commit:
-        before = {} if self.parent is None else self.parent["summary"]
+        parent_summary = {} if self.parent is None else self.parent["summary"]
         counts = {"data-files": len(files), "records": sum(files.values()), "files-size": 100 * len(files)}
         fewer = {"data-files": len(removed), "records": sum(removed), "files-size": 100 * len(removed)}
         summary = {"operation": "append" if is_append else "delete", "engine-name": "appender"}
@@ -266,7 +266,7 @@ class EngineAppender:
             summary[f"added-{kind}"] = str(count)
             if fewer[kind]:
                 summary[f"{'removed' if kind == 'files-size' else 'deleted'}-{kind}"] = str(fewer[kind])
-            summary[f"total-{kind}"] = str(int(before.get(f"total-{kind}", 0)) + count - fewer[kind])
+            summary[f"total-{kind}"] = str(int(parent_summary.get(f"total-{kind}", 0)) + count - fewer[kind])
         snapshot = {
             "snapshot-id": self.snapshot_id,
             "sequence-number": self.sequence,

@@ -146,8 +146,12 @@ async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: 
         await move_table(rig)
         place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/race"
         staged = [
-            (await rig.catalog.tables.stage(CALLER, ("a",), CreateTable(name=f"r{n}", schema=SCHEMA, location=where)))
-            for n, where in enumerate((place, f"{place}/in", place, f"{place}/in/ner"))
+            (
+                await rig.catalog.tables.stage(
+                    CALLER, ("a",), CreateTable(name=f"r{n}", schema=SCHEMA, location=location)
+                )
+            )
+            for n, location in enumerate((place, f"{place}/in", place, f"{place}/in/ner"))
         ]
         changes = [
             TableChange(
@@ -204,11 +208,13 @@ async def test_claim_belongs_to_the_path_and_not_to_the_target_of_a_link(tmp_pat
     """If a folder becomes a link after its table was created, the table claims nothing in the target."""
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
-        before = await rig.catalog.context.store.claims((await rig.catalog.tables.load_entry(("b",), "moved")).uuid)
+        claims_before = await rig.catalog.context.store.claims(
+            (await rig.catalog.tables.load_entry(("b",), "moved")).uuid
+        )
         folder = Path(parse_location(location).file_path)
         folder.rename(f"{folder}-away")
         folder.symlink_to(parse_location(rig.catalog.warehouse.make_namespace_location(("b",))).file_path)
-        assert [rig.catalog.warehouse.make_key(parse_location(location))] == [before[0].location]
+        assert [rig.catalog.warehouse.make_key(parse_location(location))] == [claims_before[0].location]
         await rig.catalog.tables.create(CALLER, ("b",), CreateTable(name="free", schema=SCHEMA))
 
 

@@ -119,7 +119,7 @@ async def test_repeat_reports_success_after_its_table_has_lost_the_name(api: Api
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("how", ["renamed", "replaced"])
-async def test_change_that_another_server_commits_meanwhile_is_not_rejected_later(api: Api, how: str) -> None:
+async def test_change_that_another_server_has_committed_is_not_rejected(api: Api, how: str) -> None:
     lake = await CommitTable.create(api)
     uuid = (await lake.read_metadata())["table-uuid"]
     async with api.server.components.engine_commits.publisher.lock(("db",), "t"):

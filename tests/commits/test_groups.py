@@ -175,7 +175,7 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
         assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == [0, 2]
 
 
-async def test_rejected_change_does_not_block_others(tmp_path: Path) -> None:
+async def test_rejected_change_does_not_block_other_changes(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         victim = lake.write_data_file([(0, 0, "v")])

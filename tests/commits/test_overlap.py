@@ -240,7 +240,7 @@ def test_bucket_is_contained_in_a_bucket_of_half_as_many_buckets() -> None:
         ("day", 0, -1, True),
     ],
 )
-def test_dates_before_1970_may_be_one_too_high_as_old_java_wrote_them(
+def test_partition_dates_before_1970_may_be_one_day_too_high_as_in_old_java_versions(
     transform: str, stored_value: int, value: int, are_disjoint: bool
 ) -> None:
     partitions, a, b = _build_two_partitions((transform, stored_value), ("identity", value), source=3)

@@ -12,7 +12,7 @@ from tests.server.rig import run_server
 CHANGES = 6
 
 
-async def test_consecutive_turns_delay_others_no_longer_than_one_turn(tmp_path: Path) -> None:
+async def test_consecutive_turns_delay_other_changes_no_longer_than_one_turn(tmp_path: Path) -> None:
     async with run_server(tmp_path, commit_turn_after=1, commit_turn_s=1.0) as server:
         lake = await CommitTable.create(Api(server))
         victim = lake.write_data_file([(0, 0, "v")])

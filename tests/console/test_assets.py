@@ -66,7 +66,7 @@ def test_each_stage_of_a_plan_has_a_title() -> None:
     assert set(re.findall(r"(\w+):", titles[1])) == names
 
 
-def test_vendored_libraries_equal_those_of_npm() -> None:
+def test_vendored_libraries_equal_the_npm_packages() -> None:
     spec = importlib.util.spec_from_file_location("vendor", REPO / "deploy" / "console" / "vendor.py")
     assert spec is not None
     assert spec.loader is not None

@@ -217,7 +217,7 @@ async def test_names_and_texts_of_other_users_are_shown_as_text(tmp_path: Path) 
 
 
 @pytest.mark.slow
-async def test_advisor_page_shows_the_proposals_and_a_picture_of_the_applied_ones(tmp_path: Path) -> None:
+async def test_advisor_page_shows_proposals_and_a_chart_of_applied_proposals(tmp_path: Path) -> None:
     async with (
         run_server(tmp_path) as server,
         open_browser() as browser,

@@ -107,8 +107,8 @@ def test_s3_clients_write_read_list_and_delete_objects(rig: GatewayRig) -> None:
     assert client.get_object(Bucket=bucket, Key=f"{keys.prefix}e")["Body"].read() == b"new"
 
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=keys.prefix, MaxKeys=2)
-    listed = [entry["Key"].removeprefix(keys.prefix) for page in pages for entry in page.get("Contents", [])]
-    assert sorted(name for name in listed if not name.startswith("metadata/")) == sorted([*names, "d", "e"])
+    listed_keys = [entry["Key"].removeprefix(keys.prefix) for page in pages for entry in page.get("Contents", [])]
+    assert sorted(name for name in listed_keys if not name.startswith("metadata/")) == sorted([*names, "d", "e"])
     grouped = client.list_objects_v2(Bucket=bucket, Prefix=keys.prefix, Delimiter="/")
     assert {"Prefix": f"{keys.prefix}a/"} in grouped["CommonPrefixes"]
     assert [entry["Key"].removeprefix(keys.prefix) for entry in grouped["Contents"]] == ["b ü+%20", "c", "d", "e"]
@@ -168,21 +168,21 @@ def test_large_body_that_differs_from_the_signed_body_is_not_stored(rig: Gateway
 
 
 def test_keys_of_one_table_open_no_object_of_another_table(rig: GatewayRig) -> None:
-    own, other = rig.create_table("own"), rig.create_table("other")
-    other.make_client().put_object(Bucket=other.bucket, Key=f"{other.prefix}secret", Body=b"secret")
-    client, foreign = own.make_client(), {"Bucket": other.bucket, "Key": f"{other.prefix}secret"}
-    source = {"Bucket": other.bucket, "Key": f"{other.prefix}secret"}
+    own_keys, other_keys = rig.create_table("own"), rig.create_table("other")
+    other_keys.make_client().put_object(Bucket=other_keys.bucket, Key=f"{other_keys.prefix}secret", Body=b"secret")
+    client, foreign = own_keys.make_client(), {"Bucket": other_keys.bucket, "Key": f"{other_keys.prefix}secret"}
+    source = {"Bucket": other_keys.bucket, "Key": f"{other_keys.prefix}secret"}
     for call, arguments in (
         (client.get_object, foreign),
         (client.put_object, {**foreign, "Body": b"x"}),
         (client.delete_object, foreign),
-        (client.list_objects_v2, {"Bucket": other.bucket, "Prefix": other.prefix}),
-        (client.list_objects_v2, {"Bucket": other.bucket, "Prefix": ".seamark-uploads/"}),
-        (client.copy_object, {"Bucket": own.bucket, "Key": f"{own.prefix}copy", "CopySource": source}),
+        (client.list_objects_v2, {"Bucket": other_keys.bucket, "Prefix": other_keys.prefix}),
+        (client.list_objects_v2, {"Bucket": other_keys.bucket, "Prefix": ".seamark-uploads/"}),
+        (client.copy_object, {"Bucket": own_keys.bucket, "Key": f"{own_keys.prefix}copy", "CopySource": source}),
     ):
         with pytest.raises(ClientError, match="AccessDenied"):
             call(**arguments)
-    assert other.make_client().get_object(**foreign)["Body"].read() == b"secret"
+    assert other_keys.make_client().get_object(**foreign)["Body"].read() == b"secret"
 
 
 class _WaitingBody(Body):
@@ -238,7 +238,7 @@ async def test_folder_is_listed_in_pages_outside_of_the_event_loop(monkeypatch: 
     monkeypatch.setattr(CloudBackend, "_open_bucket", lambda backend, bucket: store)
     backend = CloudBackend(Settings(s3_backend="gs://"), SystemClock())
     query = {"list-type": "2", "prefix": "wh/t/", "delimiter": "/", "max-keys": "2"}
-    listed, token = [], ""
+    listed_keys, token = [], ""
     for _ in names:
         address = Address("bucket", "", {**query, **({"continuation-token": token} if token else {})})
         request = make_mocked_request("GET", "/bucket")
@@ -246,12 +246,12 @@ async def test_folder_is_listed_in_pages_outside_of_the_event_loop(monkeypatch: 
         assert isinstance(answer, web.Response)
         assert isinstance(answer.body, bytes)
         page = answer.body.decode()
-        listed += re.findall("<(?:Key|Prefix)>wh/t/([^<]+)<", page)
+        listed_keys += re.findall("<(?:Key|Prefix)>wh/t/([^<]+)<", page)
         token = "".join(re.findall("<NextContinuationToken>(.*)</NextContinuationToken>", page))
         if not token:
             break
     await backend.close()
-    assert sorted(listed) == ["a/", "b", "b/", "z", "ä"]
+    assert sorted(listed_keys) == ["a/", "b", "b/", "z", "ä"]
     assert len(threads) > 0
     assert threading.get_ident() not in threads
 

@@ -31,7 +31,7 @@ def test_helm_finds_no_fault_in_the_chart(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_committed_manifests_are_those_that_helm_renders(case: str) -> None:
+def test_committed_manifests_equal_the_manifests_that_helm_renders(case: str) -> None:
     assert (RENDERED_FOLDER / f"{case}.yaml").read_text() == render(HELM, case)
 
 

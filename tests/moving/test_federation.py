@@ -136,7 +136,7 @@ def test_each_read_sees_the_commits_renames_and_drops_of_the_other_catalog(feder
         shown.load_table("shop.sales")
 
 
-def test_views_are_shown_except_those_with_the_rights_of_a_user(federation: Federation) -> None:
+def test_views_are_shown_unless_they_run_with_the_rights_of_a_user(federation: Federation) -> None:
     origin, shown = federation.origin, federation.shown
     for name, properties in (("plain", {}), ("owned", {"trino.run-as-owner": "ann"})):
         body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": properties}
@@ -164,8 +164,8 @@ def test_indexes_are_stored_next_to_the_tables_and_cover_their_commits(federatio
     assert [index.name for index in shown.indexes("shop.orders")] == ["by_id"]
     rename_table(origin, "shop.orders", "shop.sales")
     assert [index.name for index in shown.indexes("shop.sales")] == ["by_id"]
-    written = {path for path in list_files(lake) - files if "_seamark" in path}
-    assert written == set()
+    index_paths = {path for path in list_files(lake) - files if "_seamark" in path}
+    assert index_paths == set()
     assert b"by_id" not in metadata + origin.load_table("shop.sales", history=True).metadata
 
 
@@ -245,15 +245,15 @@ def test_login_of_a_catalog_is_not_sent_to_another_catalog(tmp_path: Path, lake:
         return 200, {"namespaces": []}
 
     with (
-        serve_catalog(respond) as former,
+        serve_catalog(respond) as first_catalog,
         serve_catalog(respond) as new,
-        serve_federated_catalog(tmp_path, former.url, lake, new.url) as (server, shown),
+        serve_federated_catalog(tmp_path, first_catalog.url, lake, new.url) as (server, shown),
     ):
-        settings = {"federation_uri": former.url, "federation_fresh_s": 0}
+        settings = {"federation_uri": first_catalog.url, "federation_fresh_s": 0}
         change_warehouse(server, "other", settings, {"federation_token": "token-of-the-former"})
         with pytest.raises(InvalidRequest, match="send the credentials of the new catalog"):
             change_warehouse(server, "other", {**settings, "federation_uri": new.url}, None)
-        change_warehouse(server, "other", {**settings, "federation_uri": f"{former.url}/"}, None)
+        change_warehouse(server, "other", {**settings, "federation_uri": f"{first_catalog.url}/"}, None)
         change_warehouse(server, "other", {**settings, "federation_uri": new.url}, {"federation_token": "new-token"})
         assert list(shown.namespaces()) == []
         assert {headers["Authorization"] for headers in new.received} == {"Bearer new-token"}

@@ -95,7 +95,7 @@ def _find_lake(client: IndexClient) -> str:
 
 
 @pytest.mark.slow
-def test_import_takes_selected_names_and_places_them_below_a_namespace(shop: IndexClient, target: IndexClient) -> None:
+def test_import_takes_selected_names_and_moves_them_below_a_namespace(shop: IndexClient, target: IndexClient) -> None:
     outcomes = import_all(target, shop.url, "--namespace", "shop.eu", "--table", "shop.none", "--into", "old.lake")
     assert outcomes == {
         "old": "imported",
@@ -107,7 +107,7 @@ def test_import_takes_selected_names_and_places_them_below_a_namespace(shop: Ind
     }
 
 
-def test_import_takes_views_and_refuses_those_with_the_rights_of_a_user(shop: IndexClient, target: IndexClient) -> None:
+def test_import_takes_views_unless_they_run_with_the_rights_of_a_user(shop: IndexClient, target: IndexClient) -> None:
     for name, properties in (("plain", {}), ("owned", {"trino.run-as-owner": "ann"})):
         body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": properties}
         shop._request_json("POST", "/v1/namespaces/shop/views", body=body)

@@ -231,7 +231,7 @@ async def test_symbolic_link_does_not_lead_out_of_the_warehouse(store: ObjectSto
     assert [info async for info in store.list(f"file://{tmp_path}/warehouse")] == []
 
 
-async def test_warehouse_may_be_a_link_and_links_below_it_are_rejected(tmp_path: Path) -> None:
+async def test_warehouse_may_be_a_link_but_links_inside_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "alias").symlink_to("real")
     settings = Settings(warehouse=f"file://{tmp_path}/alias")
@@ -288,11 +288,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a separate file system of one megabyte."""
     mounted = tmp_path / "disk"
     mounted.mkdir()
-    tried = subprocess.run(
+    completed = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mounted)], capture_output=True, check=False
     )
-    if tried.returncode:
-        pytest.skip(f"mounting is not permitted here: {tried.stderr.decode().strip()}")
+    if completed.returncode:
+        pytest.skip(f"mounting is not permitted here: {completed.stderr.decode().strip()}")
     try:
         yield mounted
     finally:

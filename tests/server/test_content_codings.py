@@ -183,7 +183,7 @@ async def test_compressed_bodies_are_read_or_rejected_in_the_standards_form(
             assert json.loads(answer)["error"]["type"] == KINDS_OF_REFUSALS[status]
 
 
-async def test_error_of_an_unsupported_coding_lists_the_supported_ones(tmp_path: Path) -> None:
+async def test_error_of_an_unsupported_coding_lists_the_supported_codings(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         headers = {"Content-Encoding": "br"}
         async with server.http.post(server.url + "/v1/namespaces", data=NAMESPACE, headers=headers) as answer:

@@ -100,7 +100,7 @@ def list_workers(server: Seamark) -> list[psutil.Process]:
     return serving
 
 
-def test_crashed_worker_is_replaced_while_the_others_continue(start_seamark: Start) -> None:
+def test_crashed_worker_is_replaced_while_other_workers_continue(start_seamark: Start) -> None:
     # With a prefix, the fork server does not start the server. So it spawns its workers, as a user's server does.
     server = start_seamark(flags=("--workers", "2"), prefix=("env",))
     wait_until(lambda: len(list_workers(server)) == 2 and server.log.read_text().count('"event":"serving"') == 2)

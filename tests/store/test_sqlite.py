@@ -50,7 +50,7 @@ async def _list_names(store: PointerStore) -> list[str]:
     return [entry.name for entry in await store.list_entries(TABLE, NS, None, 999)]
 
 
-async def test_full_queue_rejects_new_transactions_at_once_and_keeps_accepted_ones(
+async def test_full_queue_rejects_new_transactions_at_once_but_executes_accepted_transactions(
     path: Path, clock: SimulatedClock
 ) -> None:
     async with open_sqlite(path, clock=clock, queue_limit=4) as store:
@@ -68,7 +68,9 @@ async def test_full_queue_rejects_new_transactions_at_once_and_keeps_accepted_on
         assert await _list_names(store) == ["later", "t0", "t1", "t2", "t3"]
 
 
-async def test_failed_transaction_does_not_affect_others_of_its_group(path: Path, clock: SimulatedClock) -> None:
+async def test_failed_transaction_does_not_affect_other_transactions_of_its_group(
+    path: Path, clock: SimulatedClock
+) -> None:
     async with open_sqlite(path, clock=clock) as store:
         await store.transact([CreateNamespace(NS, {})])
         blocker = sqlite3.connect(path, isolation_level=None)

@@ -57,7 +57,7 @@ async def _list_tables(fleet: list[StreamServer]) -> list[StreamTable]:
     return tables
 
 
-async def test_rows_that_one_server_acknowledged_are_read_through_the_other(fleet: list[StreamServer]) -> None:
+async def test_rows_acknowledged_by_one_server_are_read_through_another_server(fleet: list[StreamServer]) -> None:
     first, second = fleet
     await first.post({"id": 1})
     assert await second.ids() == [1]

@@ -143,12 +143,12 @@ async def test_key_with_a_nested_column_is_refused_before_its_values_are_read(
 
 
 async def test_gets_of_one_principal_cannot_use_all_threads() -> None:
-    running, most = Counter[str](), Counter[str]()
+    running, running_max = Counter[str](), Counter[str]()
     may_end = threading.Event()
 
     def get_rows(keys: str, *_: Any) -> tuple[pa.Table, list[int]]:
         running[keys] += 1
-        most[keys] = max(most[keys], running[keys])
+        running_max[keys] = max(running_max[keys], running[keys])
         may_end.wait(60)
         running[keys] -= 1
         return pa.table({}), []
@@ -164,7 +164,7 @@ async def test_gets_of_one_principal_cannot_use_all_threads() -> None:
     assert running == {"ann": 2, "bob": 1}
     may_end.set()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert most == {"ann": 2, "bob": 1}
+    assert running_max == {"ann": 2, "bob": 1}
     gets.close()
 
 

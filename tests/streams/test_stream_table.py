@@ -71,8 +71,10 @@ async def test_readers_get_all_rows_after_some_of_several_fresh_files_were_not_s
                     refused_count += 1
                     table.check_invariants()
             await table.clean()
-            named = {file.location for file in table.list_fresh_files()}
-            assert named == {location for location in world.objects if location.startswith("fresh/")}, refused_count
+            listed_locations = {file.location for file in table.list_fresh_files()}
+            assert listed_locations == {location for location in world.objects if location.startswith("fresh/")}, (
+                refused_count
+            )
 
 
 async def test_a_pointer_from_before_a_flush_is_refused() -> None:
@@ -290,15 +292,15 @@ def test_name_of_the_table_producer_is_the_same_as_in_earlier_versions() -> None
 def write_parts(parts: FreshParts, end: int, cut: int | None = None) -> list[int]:
     """Write the parts up to an offset. Return the number of rows of each part."""
     ranges = parts.choose_ranges(0, end, cut)
-    written = [
+    part_sizes = [
         FreshPart(
             0, each.start, each.end, (EncodedFile(f"{each.start}-{each.end}", b"", b"{}", each.end - each.start),)
         )
         for each in ranges
     ]
-    parts.replace(written)
+    parts.replace(part_sizes)
     parts.check_invariants()
-    return [part.end - part.start for part in written]
+    return [part.end - part.start for part in part_sizes]
 
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged_number=5)))

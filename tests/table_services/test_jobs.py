@@ -227,9 +227,9 @@ async def test_random_histories_lose_no_proposal_and_run_no_job_concurrently_wit
                     unseen.discard(job.table)
         elif running_jobs:
             name = rng.choice(sorted(running_jobs))
-            failed = rng.random() < 0.3
-            queue.finish(running_jobs.pop(name), failed=failed)
-            if failed:
+            has_failed = rng.random() < 0.3
+            queue.finish(running_jobs.pop(name), failed=has_failed)
+            if has_failed:
                 unseen.add(name)
         queue.check_invariants()
     for job in running_jobs.values():

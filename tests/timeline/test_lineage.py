@@ -97,14 +97,14 @@ async def test_jobs_are_sent_as_valid_runs_with_datasets_and_facets(tmp_path: Pa
         finished_job = await server.record(
             "t", "maintenance", uuid=uuid, summary={"service": "clustering", "totals": {"files": 3}}
         )
-        failed = await server.record(
+        failed_job = await server.record(
             "t",
             "maintenance",
             uuid=uuid,
             state=InstantState.ROLLED_BACK,
             summary={"service": "expire", "error": "no space"},
         )
-        begun = await server.record(
+        running_job = await server.record(
             "t", "indexing", uuid=uuid, state=InstantState.INFLIGHT, completed_ms=None, summary={"index": "by_id"}
         )
         instant_of_dropped_table = await server.record("gone", "maintenance", summary={"service": "expire"})
@@ -112,12 +112,12 @@ async def test_jobs_are_sent_as_valid_runs_with_datasets_and_facets(tmp_path: Pa
     assert receiver.headers[0]["Authorization"] == "Bearer k"
     for event in receiver.events:
         validate_event(event)
-    refused, *events = receiver.events
-    assert refused["eventType"] == "COMPLETE"  # The receiver refused the START event, which is not sent again.
+    refused_event, *events = receiver.events
+    assert refused_event["eventType"] == "COMPLETE"  # The receiver refused the START event, which is not sent again.
     runs = [(event["run"]["runId"], event["eventType"]) for event in events]
     assert runs == [
-        (finished_job.id, "START"), (finished_job.id, "COMPLETE"), (failed.id, "START"), (failed.id, "FAIL"),
-        (begun.id, "START"),
+        (finished_job.id, "START"), (finished_job.id, "COMPLETE"), (failed_job.id, "START"), (failed_job.id, "FAIL"),
+        (running_job.id, "START"),
         (instant_of_dropped_table.id, "START"), (instant_of_dropped_table.id, "COMPLETE"),
     ]  # fmt: skip
     complete, fail, index, lost = events[1], events[3], events[4], events[6]

@@ -29,7 +29,7 @@ def use_all_warehouses(url: str) -> dict[str, list[int]]:
     }
 
 
-async def test_pyiceberg_reads_in_each_warehouse_the_rows_written_there(tmp_path: Path) -> None:
+async def test_pyiceberg_reads_in_each_warehouse_the_rows_of_this_warehouse(tmp_path: Path) -> None:
     async with run_server_with_warehouses(tmp_path, "sales", "stock") as world:
         assert await asyncio.to_thread(use_all_warehouses, world.url) == ROWS
         for name in ("sales", "stock"):

@@ -27,11 +27,11 @@ async def test_admin_lists_changes_and_drops_warehouses(tmp_path: Path) -> None:
     async with run_server_with_warehouses(tmp_path, "stock", "sales") as world:
         _, page = await world.send("GET", "/api/v1/warehouses")
         assert [warehouse["name"] for warehouse in page["warehouses"]] == ["sales", "stock"]
-        status, changed = await world.send(
+        status, changed_warehouse = await world.send(
             "PUT", "/api/v1/warehouses/sales", {"settings": {"drop_retention_s": 0, "namespace_entries_limit": 2}}
         )
-        assert (status, changed["settings"]) == (200, {"drop_retention_s": 0, "namespace_entries_limit": 2})
-        assert await world.send("GET", "/api/v1/warehouses/sales") == (200, changed)
+        assert (status, changed_warehouse["settings"]) == (200, {"drop_retention_s": 0, "namespace_entries_limit": 2})
+        assert await world.send("GET", "/api/v1/warehouses/sales") == (200, changed_warehouse)
 
         # The changed quota and the changed default apply to the next request.
         await world.create_table("/v1/sales", "db", "t")

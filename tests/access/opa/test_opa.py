@@ -231,7 +231,7 @@ class SlowPolicy(PolicyServer):
         return web.json_response({"result": True})
 
 
-async def test_listing_of_one_principal_does_not_delay_the_requests_of_others() -> None:
+async def test_listing_of_one_principal_does_not_delay_requests_of_other_principals() -> None:
     bob = Principal("oidc:bob", (Grant("oidc:bob", "reader"),))
     policy = SlowPolicy()
     async with (

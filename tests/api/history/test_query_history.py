@@ -174,7 +174,7 @@ async def create_table_as(login: dict[str, str], server: RunningServer) -> Api:
     return api
 
 
-async def test_many_shapes_of_one_principal_leave_room_for_others(tmp_path: Path) -> None:
+async def test_one_principal_cannot_use_the_whole_limit_of_shapes(tmp_path: Path) -> None:
     names = {"root": "admin", "mallory": "reader", "rita": "reader"}
     root, mallory, rita = await create_logins(tmp_path, *(Grant(name, role) for name, role in names.items()))
     async with run_server(tmp_path, auth="token", query_history_shapes=8) as server:
@@ -205,7 +205,7 @@ async def test_reader_sees_only_the_history_of_tables_that_he_may_read(tmp_path:
         assert (await api("GET", "/api/v1/history", headers=bob)).json["tables"] == []
 
 
-async def test_failure_of_one_table_does_not_lose_the_statements_of_others(
+async def test_failure_of_one_table_does_not_lose_statements_of_other_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_server(tmp_path) as server:
@@ -354,7 +354,7 @@ async def test_times_of_engines_add_up_for_statements_that_the_history_has(api_w
         assert (await api_with_files("POST", times, report | wrong)).status == 400
 
 
-async def test_times_of_one_principal_leave_room_for_others(tmp_path: Path) -> None:
+async def test_one_principal_cannot_use_the_whole_limit_of_times(tmp_path: Path) -> None:
     async with run_server(tmp_path, query_history_waiting=4) as server:
         history, time = server.components.history, StatementTime(1.0, 1, 1)
         for number in range(9):

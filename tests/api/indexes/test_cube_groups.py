@@ -55,7 +55,7 @@ def test_reading_stops_at_the_maximum_of_bytes(monkeypatch: pytest.MonkeyPatch) 
     assert table.schema.metadata[b"covered"] == b"Aw=="
 
 
-def test_groups_with_an_overflowing_sum_are_not_returned_so_the_engine_computes_them() -> None:
+def test_groups_with_an_overflowing_sum_are_left_to_the_engine() -> None:
     reading = GroupReading(SCHEMA, FUNCTIONS, 2)
     for number in (0, 1):
         reading.enqueue(aggregate_file(number, "a", count=2**62))

@@ -127,9 +127,9 @@ async def test_pages_of_an_incremental_scan_work_after_its_start_expired(paging_
     """The start snapshot is exclusive. After it expires, scans from this snapshot and their pages continue to work."""
     await append(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
     between = {"start-snapshot-id": 1, "end-snapshot-id": 2}
-    before = await paging_api("POST", f"{T}/plan", between)
+    plan_before = await paging_api("POST", f"{T}/plan", between)
     await expire_snapshots(paging_api, 1)
-    assert await read_all_pages(paging_api, before) == list(range(30, 60))
+    assert await read_all_pages(paging_api, plan_before) == list(range(30, 60))
     assert await read_all_pages(paging_api, await paging_api("POST", f"{T}/plan", between)) == list(range(30, 60))
 
 

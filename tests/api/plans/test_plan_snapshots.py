@@ -144,7 +144,7 @@ async def test_plan_withdrawn_by_one_holder_stays_for_another(plan_api: PlanApi)
 
 async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) -> None:
     """Under a later schema, `id` may be another column."""
-    before = (await make_plan(plan_api))["plan-snapshot-id"]
+    old_plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
     renamed_snapshot = {
         "type": "struct",
         "schema-id": 1,
@@ -158,9 +158,9 @@ async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) ->
         {"action": "set-current-schema", "schema-id": -1},
     ]
     assert (await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [], "updates": updates})).status == 200
-    after = (await make_plan(plan_api, "old = 5"))["plan-snapshot-id"]
+    new_plan_id = (await make_plan(plan_api, "old = 5"))["plan-snapshot-id"]
     snapshots = await load_snapshots(plan_api)
-    assert (snapshots[before]["schema-id"], snapshots[after]["schema-id"]) == (0, 1)
+    assert (snapshots[old_plan_id]["schema-id"], snapshots[new_plan_id]["schema-id"]) == (0, 1)
 
 
 async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(plan_api: PlanApi) -> None:

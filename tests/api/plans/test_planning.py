@@ -536,10 +536,10 @@ async def test_change_of_planning_mode_is_not_hidden_by_client_caches(tmp_path: 
     async with run_server(tmp_path) as server:
         api = Api(server)
         await api.table()
-        before = (await api("GET", T)).headers["ETag"]
-        assert (await api("GET", T, headers={"If-None-Match": before})).status == 304
+        etag_before = (await api("GET", T)).headers["ETag"]
+        assert (await api("GET", T, headers={"If-None-Match": etag_before})).status == 304
         await api("POST", T, set_properties(**{"seamark.scan-planning-mode": "client"}))
-        answer = await api("GET", T, headers={"If-None-Match": before})
+        answer = await api("GET", T, headers={"If-None-Match": etag_before})
         assert answer.json["config"]["scan-planning-mode"] == "client"
     async with run_server(tmp_path, scan_planning_mode="server") as server:
         assert (await Api(server)("GET", T, headers={"If-None-Match": answer.headers["ETag"]})).status == 200

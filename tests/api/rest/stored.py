@@ -147,10 +147,10 @@ class StoredTable(LiveTable):
             ]
             if not indexed_files:
                 continue
-            written = index_data_files(task, indexed_files)
-            assert written.location is not None
-            assert not written.skipped
-            file = {"location": written.location, "size-in-bytes": written.size_bytes}
+            index_files = index_data_files(task, indexed_files)
+            assert index_files.location is not None
+            assert not index_files.skipped
+            file = {"location": index_files.location, "size-in-bytes": index_files.size_bytes}
             assert (await register(self.api, build, file)).status == 200
         finish = f"{INDEXES}/{name}/builds/{build['build-id']}/finish"
         assert (await self.api("POST", finish, {"outcome": "completed"})).status == 200

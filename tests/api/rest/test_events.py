@@ -335,7 +335,7 @@ async def test_caller_receives_only_events_of_objects_that_it_may_browse(tmp_pat
         store, clock = server.components.store, server.components.clock
         root = await create_token(store, clock, "root", None, [Grant("root", "admin")])
         token_of_one = await create_token(store, clock, "one", None, [])
-        most = await create_token(store, clock, "most", None, [Grant("most", "browse", ("db",))])
+        reader_token = await create_token(store, clock, "most", None, [Grant("most", "browse", ("db",))])
         nothing = await create_token(store, clock, "nothing", None, [])
         await send_request(server, "POST", "/v1/namespaces", {"namespace": ["hidden"]}, root)
         await create_table(server, "t", root)
@@ -361,7 +361,7 @@ async def test_caller_receives_only_events_of_objects_that_it_may_browse(tmp_pat
         ]  # fmt: skip
         # The first table of this name was dropped. Only readers of the namespace may see its schema.
         assert summarize(await read_all(server, token_of_one)) == [("create-table", "db.t")]
-        assert summarize(await read_all(server, most)) == everything[:3]
+        assert summarize(await read_all(server, reader_token)) == everything[:3]
         async with server.http.post(
             f"{server.url}/v1/events", json={}, headers={"Authorization": f"Bearer {nothing}"}
         ) as answer:

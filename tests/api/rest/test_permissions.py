@@ -151,7 +151,7 @@ async def test_writer_chooses_locations_below_its_own_namespace(house: House, wh
     assert (await house("wendy", "POST", "/v1/namespaces", inner)).status == 200
 
 
-async def test_no_location_may_overlap_files_of_others(house: House) -> None:
+async def test_no_location_may_overlap_files_of_other_tables(house: House) -> None:
     other_location = (await house("root", "GET", "/v1/namespaces/other/tables/t")).json["metadata"]["location"]
     move = {"requirements": [], "updates": [{"action": "set-location", "location": other_location}]}
     view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "location": other_location}

@@ -96,12 +96,12 @@ async def test_each_operation_needs_its_privilege(house: House) -> None:
         for principal in principals:
             status = (await house(principal, method, path, body)).status
             is_hidden = principal == "barred" and operation not in ("create", "grant")
-            refused = 404 if is_hidden else 403
+            refused_status = 404 if is_hidden else 403
             cell = (principal, operation, status)
             if operation in ALLOWED[principal]:
                 assert status in (200, 204, 409), cell
             else:
-                assert status == refused, cell
+                assert status == refused_status, cell
 
 
 async def test_hidden_table_is_left_out_of_listings_and_is_not_found(house: House) -> None:
@@ -208,8 +208,11 @@ async def test_rights_follow_a_table_through_renames_and_undrops(house: House) -
     assert (await house("guest", "GET", TABLE)).status == 404
     assert (await house("barred", "GET", "/v1/namespaces/db/tables/moved")).status == 404
     assert (await house("root", "DELETE", "/v1/namespaces/db/tables/moved")).status == 204
-    stored = await house.api.server.components.store.grants(None)
-    assert {(grant.principal, grant.name) for grant in stored if grant.name} == {("barred", "t"), ("barred", "moved")}
+    stored_grants = await house.api.server.components.store.grants(None)
+    assert {(grant.principal, grant.name) for grant in stored_grants if grant.name} == {
+        ("barred", "t"),
+        ("barred", "moved"),
+    }
     dropped = (await house("root", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
     assert (await house("root", "POST", f"/api/v1/dropped/{dropped}/undrop", {"name": "back"})).status == 200
     assert (await house("guest", "GET", "/v1/namespaces/db/tables/back")).status == 200
@@ -257,7 +260,7 @@ async def test_manager_of_the_grants_of_the_catalog_cannot_become_an_admin_of_th
     assert (await house("steward", "POST", "/api/v1/tokens", token)).status == 403
 
 
-async def test_manager_of_one_object_takes_no_rights_of_the_admins_above_it(house: House) -> None:
+async def test_manager_of_grants_on_one_object_cannot_remove_rights_of_admins_above_the_object(house: House) -> None:
     assert (await house("maker", "POST", "/v1/namespaces/db/tables", {"name": "m", "schema": SCHEMA})).status == 200
     location = (await house("root", "GET", TABLE)).json["metadata-location"]
     assert (await house("root", "POST", f"{TABLE}/unregister", {})).status == 200
@@ -310,23 +313,23 @@ async def test_manager_of_one_namespace_adds_a_limited_number_of_grants_on_exist
     allowed = {"principal": "nobody", "privilege": "read", "namespace": ["db"], "table": "u"}
     for _ in range(2):
         assert (await house("steward", "PUT", "/api/v1/grants", allowed)).status == 204
-    refused = await house("steward", "PUT", "/api/v1/grants", {**allowed, "privilege": "plan"})
-    assert refused.error[0] == 400
-    assert "500 grants of nobody in namespace db" in refused.error[2]
+    refusal = await house("steward", "PUT", "/api/v1/grants", {**allowed, "privilege": "plan"})
+    assert refusal.error[0] == 400
+    assert "500 grants of nobody in namespace db" in refusal.error[2]
     assert (await house("root", "PUT", "/api/v1/grants", {**allowed, "privilege": "plan"})).status == 204
     assert (await house("root", "PUT", "/api/v1/grants", missing)).status == 204
-    listed: list[Any] = []
+    listed_grants: list[Any] = []
     for principal in ("root", "nobody"):
-        listed, token = [], ""
+        listed_grants, token = [], ""
         while token is not None:
             page = (await house(principal, "GET", f"/api/v1/grants?pageSize=400&pageToken={token}")).json
-            listed += page["grants"]
+            listed_grants += page["grants"]
             token = page["next-page-token"]
             assert len(page["grants"]) <= 400
-        stored = [grant for grant in await store.grants(None) if principal in ("root", grant.principal)]
-        assert len(listed) == len(stored)
-        assert {(grant["principal"], grant.get("table", "")) for grant in listed} == {
-            (grant.principal, grant.name if grant.kind == "table" else "") for grant in stored
+        stored_grants = [grant for grant in await store.grants(None) if principal in ("root", grant.principal)]
+        assert len(listed_grants) == len(stored_grants)
+        assert {(grant["principal"], grant.get("table", "")) for grant in listed_grants} == {
+            (grant.principal, grant.name if grant.kind == "table" else "") for grant in stored_grants
         }
 
 
@@ -386,7 +389,7 @@ async def test_registration_over_a_table_needs_the_right_to_drop_it(house: House
     assert (await house("nobody", "POST", "/v1/namespaces/db/register", other)).status == 200
 
 
-async def test_denial_in_one_namespace_confines_registrations_in_others(house: House) -> None:
+async def test_denial_in_one_namespace_confines_registrations_in_other_namespaces(house: House) -> None:
     store = house.api.server.components.store
     await store.transact([SaveGrant(Grant("writer", "writer"))])
     metadata = {}

@@ -75,13 +75,16 @@ async def test_staged_table_does_not_exist_until_it_is_committed(api: Api) -> No
 
 
 async def test_commit_returns_the_new_metadata_and_its_location(api: Api) -> None:
-    before = await api.table()
+    created_table = await api.table()
     answer = (await api("POST", f"{TABLES}/t", set_properties(x="1"))).json
     assert set(answer) == {"metadata-location", "metadata"}
     assert answer["metadata"]["properties"]["x"] == "1"
-    assert answer["metadata-location"] != before["metadata-location"]
-    after = (await api("GET", f"{TABLES}/t")).json
-    assert (after["metadata-location"], after["metadata"]) == (answer["metadata-location"], answer["metadata"])
+    assert answer["metadata-location"] != created_table["metadata-location"]
+    loaded_table = (await api("GET", f"{TABLES}/t")).json
+    assert (loaded_table["metadata-location"], loaded_table["metadata"]) == (
+        answer["metadata-location"],
+        answer["metadata"],
+    )
 
 
 async def test_failed_requirement_is_a_conflict_that_may_be_retried(api: Api) -> None:

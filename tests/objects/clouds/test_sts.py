@@ -101,8 +101,8 @@ async def test_clients_get_keys_of_a_session_that_is_limited_to_the_table(sts: S
     await storage.grant_client_access(settings, TABLE, delegation="vended-credentials", sign_path="s")
     assert len(sts.requests) == 1
     await storage.grant_client_access(settings, TABLE, delegation=None, sign_path="s", may_write=lambda: True)
-    written = json.loads(sts.requests[-1]["Policy"])["Statement"][0]["Action"]
-    assert {"s3:GetObject", "s3:PutObject", "s3:DeleteObject"} < set(written)
+    allowed_actions = json.loads(sts.requests[-1]["Policy"])["Statement"][0]["Action"]
+    assert {"s3:GetObject", "s3:PutObject", "s3:DeleteObject"} < set(allowed_actions)
     config, credentials = await storage.grant_client_access(settings, TABLE, delegation="remote-signing", sign_path="s")
     assert not credentials
     assert "s3.access-key-id" not in config

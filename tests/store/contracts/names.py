@@ -263,11 +263,11 @@ class NamesContract(StorePair):
         assert await store.list_dropped(None, None, 9) == [dropped_entry]
         assert await store.list_dropped(NS, None, 9) == [dropped_entry]
         assert await store.list_dropped(("other",), None, 9) == []
-        counts = [await store.count_names(entry.uuid, namespace=where) for where in (None, NS, ("other",))]
-        live = [await store.count_names(entry.uuid, dropped=False, namespace=where) for where in (None, NS)]
+        counts = [await store.count_names(entry.uuid, namespace=path) for path in (None, NS, ("other",))]
+        live = [await store.count_names(entry.uuid, dropped=False, namespace=path) for path in (None, NS)]
         assert (counts, live) == ([1, 1, 0], [0, 0])
         await store.transact([RestoreEntry("d1", NS, "t")])
-        live = [await store.count_names(entry.uuid, dropped=False, namespace=where) for where in (None, NS, ("other",))]
+        live = [await store.count_names(entry.uuid, dropped=False, namespace=path) for path in (None, NS, ("other",))]
         assert live == [1, 1, 0]
         assert await store.load_entry(TABLE, NS, "t") == entry
         assert await store.find_dropped("d1") is None

@@ -18,7 +18,7 @@ def build_replica(address: str, **fields: int | str) -> Replica:
 
 
 class ReplicasContract(StorePair):
-    async def test_every_replica_sees_the_others_while_their_leases_last(
+    async def test_every_replica_sees_all_replicas_with_a_live_lease(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         assert await store.replicas() == []

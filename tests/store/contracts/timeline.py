@@ -69,7 +69,7 @@ class TimelineContract(StorePair):
                 RecordInstant(make_instant("f", state=InstantState.INFLIGHT, completed_ms=None)),
             ]
         )
-        for where, expected in [
+        for conditions, expected in [
             (InstantFilter(uuid="other"), ["b"]),
             (InstantFilter(namespace=("n", "s")), ["c"]),
             (InstantFilter(name="u", namespace=NS), ["d"]),
@@ -78,7 +78,7 @@ class TimelineContract(StorePair):
             (InstantFilter(state=InstantState.COMPLETED, name="t"), ["a", "b", "c", "e"]),
             (InstantFilter(action="drop", uuid="other"), []),
         ]:
-            assert list_ids(await store.list_instants(where, 9)) == expected, where
+            assert list_ids(await store.list_instants(conditions, 9)) == expected, conditions
 
     async def test_instant_changes_only_from_the_expected_state_and_gets_a_new_position(
         self, store: GeneratorStore

@@ -70,11 +70,11 @@ class WarehousesContract(StorePair):
     ) -> None:
         sales = build_warehouse("sales", "s3://b/sales")
         await store.transact([CreateWarehouse(sales, LIMIT)])
-        changed = msgspec.structs.replace(sales, settings={}, credentials=None, version=2)
-        await store.transact([ChangeWarehouse(changed, expected_version=1)])
-        assert await other_store.load_warehouse("sales") == changed
+        changed_sales = msgspec.structs.replace(sales, settings={}, credentials=None, version=2)
+        await store.transact([ChangeWarehouse(changed_sales, expected_version=1)])
+        assert await other_store.load_warehouse("sales") == changed_sales
         with pytest.raises(CommitConflict):
-            await other_store.transact([ChangeWarehouse(changed, expected_version=1)])
+            await other_store.transact([ChangeWarehouse(changed_sales, expected_version=1)])
 
     async def test_database_can_be_claimed_by_only_one_warehouse(
         self, store: GeneratorStore, other_store: GeneratorStore

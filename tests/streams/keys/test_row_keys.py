@@ -156,7 +156,7 @@ def choose_row(rng: Random, number: int) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(30, judged_number=10)))
-def test_rows_replace_others_by_the_key_at_their_arrival(seed: int) -> None:
+def test_rows_replace_other_rows_by_the_key_at_their_arrival(seed: int) -> None:
     rng = Random(seed)
     keys = ("a-b", "a_x2Db", "a b", "1x", "price", "day", "a-b,a_x2Db", "1x, a b", "")
     metadata = create_table(rng.choice(keys))

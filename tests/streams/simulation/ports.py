@@ -306,15 +306,15 @@ class RemoteBroker:
     def write_journal(self, value: bytes) -> Awaitable[None]:
         """Write a record after all earlier records of this server, as an idempotent producer does."""
         previous, loop = self._last, asyncio.get_running_loop()
-        stored: asyncio.Future[None] = loop.create_future()
-        self._last = stored
+        stored_event: asyncio.Future[None] = loop.create_future()
+        self._last = stored_event
 
         async def receive() -> None:
             if previous is not None:
                 await asyncio.wait([previous])
-            if not stored.done():  # The broker recognises a repeated message.
+            if not stored_event.done():  # The broker recognises a repeated message.
                 self._cluster.journal.append(value)
-                stored.set_result(None)
+                stored_event.set_result(None)
 
         async def send() -> None:
             try:
@@ -322,8 +322,8 @@ class RemoteBroker:
             except NoAnswer:
                 raise CommitUnknown("the cluster does not answer") from None
             finally:
-                if not stored.done():  # The message was lost, so later messages do not wait for it.
-                    stored.set_result(None)
+                if not stored_event.done():  # The message was lost, so later messages do not wait for it.
+                    stored_event.set_result(None)
 
         return loop.create_task(send())
 
