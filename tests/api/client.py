@@ -38,6 +38,7 @@ def create_key() -> str:
 
 
 def build_function_document() -> dict[str, Any]:
+    """Return the metadata of a valid function of one parameter, as a client sends it."""
     return {
         "function-uuid": str(uuid.uuid4()),
         "format-version": 1,
@@ -59,6 +60,8 @@ def build_function_document() -> dict[str, Any]:
 
 @dataclass
 class Answer:
+    """The answer of the server to one request."""
+
     status: int
     headers: Mapping[str, str]
     raw: bytes
@@ -77,6 +80,8 @@ class Answer:
 
 
 class Api:
+    """A client that sends raw requests to one server and does not interpret the answers."""
+
     def __init__(self, server: RunningServer) -> None:
         self.server = server
 

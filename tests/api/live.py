@@ -138,6 +138,7 @@ class LiveTable:
         assert answer.status == 200, answer.raw
 
     def _write_manifest(self, files: Sequence[Any], content: int, snapshot_id: int, sequence: int) -> Manifest:
+        """Write a manifest with these files. Files of another sequence number are listed as existing."""
         entries = [
             Entry(
                 ADDED if file.sequence == sequence else EXISTING, file.snapshot_id, file.sequence, file.sequence, file

@@ -85,6 +85,11 @@ class FuzzTarget:
             self.http.post(self._views, json={"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION})
 
     def check(self, case: schemathesis.Case[Any], *, conform: bool) -> None:
+        """Send the case, and check the form of the answer.
+
+        Args:
+            conform: Check a successful answer against the schema of the specification too.
+        """
         try:
             response = case.call(base_url=self.server.base_url, session=self.http, timeout=60)
         except (requests.exceptions.InvalidHeader, requests.exceptions.InvalidURL, UnicodeEncodeError):
@@ -119,6 +124,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzTarget]:
 def _run_campaign(
     operation: APIOperation[Any, Any, Any, Any], target: FuzzTarget, examples: int, *, conform: bool
 ) -> None:
+    """Send random requests of one operation, valid and invalid, to tables that exist."""
+
     @settings(
         max_examples=examples,
         database=None,

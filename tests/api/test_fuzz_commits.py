@@ -215,6 +215,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
 
 
 def _run_campaign(server: Seamark, examples: int) -> None:
+    """Send random commits to new tables, and check that each table can be read after each answer."""
     base = f"{server.base_url}/v1/namespaces/db/tables"
     requests.post(f"{server.base_url}/v1/namespaces", json={"namespace": ["db"]}, timeout=60)
     outcomes: dict[int, int] = {}

@@ -19,6 +19,8 @@ from tests.attacks.world import KINDS, AttackWorld
 
 @dataclass
 class AttackCampaign:
+    """One sequence of requests by attackers, with the leaks and server faults that it found."""
+
     world: AttackWorld
     rng: random.Random
     seed: int

@@ -249,6 +249,7 @@ async def commit_natively(c: AttackCampaign) -> None:
 
 
 async def commit_foreign_statistics(c: AttackCampaign) -> None:
+    """Commit statistics that lie in the victim's file, read the table, and purge it."""
     name, location = await create_own_table(c, "statistics")
     manifest = write_manifest(
         c, f"{location}/metadata/m0.avro", [write_own_parquet(c, f"{location}/data/0.parquet", [1, 2])]

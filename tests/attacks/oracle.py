@@ -46,6 +46,8 @@ class Secret:
 
 @dataclass
 class Secrets:
+    """All planted secrets, and the search for those that the attacker has not been given."""
+
     planted: list[Secret] = field(default_factory=list)
     known_secrets: set[Secret] = field(default_factory=set)
     """Handles that the attacker has been given."""
@@ -119,6 +121,7 @@ def unpack(blob: bytes, depth: int = 0) -> Iterator[bytes]:
 
 
 def _unpack_blob(blob: bytes) -> Iterator[bytes]:
+    """Yield the decompressed or decoded forms of a blob, including forms of base64 and hexadecimal parts in it."""
     if blob[:2] == b"\x1f\x8b":
         yield _read_or_return_nothing(lambda: gzip.decompress(blob))
     elif blob[:1] == b"\x78":

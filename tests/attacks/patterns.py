@@ -73,6 +73,11 @@ def find_uses() -> Iterator[PatternUse]:
 
 
 def _find_uses_in(file: str, tree: ast.Module) -> Iterator[PatternUse]:
+    """Yield each regular expression that the module compiles or passes to a function of `re`.
+
+    Raises:
+        LookupError: The expression has a variable that has no example.
+    """
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_call_of_re(node)]
     if not calls:
         return

@@ -89,6 +89,7 @@ class _Names:
         self.rng = c.rng
 
     def draw_value(self, variable: str) -> str:
+        """Return a random value for a variable of the path, often a handle of the victim."""
         c, rng = self.c, self.rng
         match variable:
             case "namespace":

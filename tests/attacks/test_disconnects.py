@@ -58,6 +58,7 @@ def build_random_request(rng: random.Random, secrets: dict[str, str]) -> bytes:
 
 
 async def send_and_disconnect(server: RunningServer, secrets: dict[str, str], seed: int) -> None:
+    """Send a random request, and disconnect during the request, the work, the answer, or a second request."""
     rng = random.Random(seed)
     data = build_random_request(rng, secrets)
     async with await RawConnection.open(server) as wire:

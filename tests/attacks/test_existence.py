@@ -76,6 +76,7 @@ def _build_attackers(world: AttackWorld, fakes: _Fakes, seed: int) -> tuple[_Twi
 
 
 async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
+    """Return a line for each request whose answer tells an existing object of the victim from an absent one."""
     fakes, results = _Fakes(random.Random(1)), []
     c = AttackCampaign(world, random.Random(1), 1)
     c.hand_out(KINDS)
@@ -86,18 +87,23 @@ async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
             real, fake = _build_attackers(world, fakes, seed)
             await routes.attack_route(real, operation, method, template)
             await routes.attack_route(fake, operation, method, template)
-            (principal, method_, path, body, headers), other = real.request, fake.request
-            if (path, body) == (other[2], other[3]):
+            (principal, method_, path, body, headers), fake_request = real.request, fake.request
+            if (path, body) == (fake_request[2], fake_request[3]):
                 continue  # The request has no handle.
             if operation in _OWN_STATE and f"/{EVIL}/" in path:
                 continue
             if headers:
                 headers = {name: text for name, text in headers.items() if name != "Idempotency-Key"}
-            first = await world.ask(principal, method_, path, body, headers=headers or {})
-            second = await world.ask(other[0], method_, other[2], other[3], headers=headers or {})
-            pair = [(first.status, _remove_identifiers(first.raw)), (second.status, _remove_identifiers(second.raw))]
+            real_answer = await world.ask(principal, method_, path, body, headers=headers or {})
+            fake_answer = await world.ask(
+                fake_request[0], method_, fake_request[2], fake_request[3], headers=headers or {}
+            )
+            pair = [
+                (real_answer.status, _remove_identifiers(real_answer.raw)),
+                (fake_answer.status, _remove_identifiers(fake_answer.raw)),
+            ]
             is_created = (
-                first.status < 300 and second.status < 300
+                real_answer.status < 300 and fake_answer.status < 300
             )  # The requests created two objects of the attacker, which have different ids.
             if pair[0] != pair[1] and not is_created:
                 context = f"{principal or 'stranger'} {operation} {path} {body}"

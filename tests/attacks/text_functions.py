@@ -96,6 +96,7 @@ def _list_types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | Non
 
 
 def _build_call(function: Any, positional: list[str], keyword_arguments: dict[str, str]) -> Callable[[str], object]:
+    """Return a function that passes its text to the measured function, and ignores exceptions."""
     plain = inspect.unwrap(function)  # Without the cache, because it would answer the second measurement.
 
     def choose_value(kind: str, text: str) -> Any:

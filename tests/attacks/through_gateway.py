@@ -56,6 +56,7 @@ async def send(
     data: bytes | None = None,
     **headers: str,
 ) -> tuple[int, bytes, dict[str, str]]:
+    """Send a request to the gateway, signed with the keys or, without keys, with invalid ones."""
     signed_headers = sign_headers(
         RequestTarget(method, path, query, {"host": urlsplit(world.gateway).netloc, **headers}),
         access_key_id=keys.get("s3.access-key-id", "SMKAAAAAAAAAAAAAAAAA"),

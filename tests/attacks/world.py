@@ -52,6 +52,8 @@ HOSTILE = ("mallory", "morgan", "riley", "nobody", "")
 
 @dataclass
 class AttackWorld:
+    """A server with the victim's tables, the tokens of all principals, and the secrets that must not leak."""
+
     server: RunningServer
     api: Api
     secrets: Secrets
@@ -331,6 +333,7 @@ class _Planting:
         return pa.table([numbers[:count], texts, [part] * count, numbers[count:]], schema=schema)
 
     async def _plant_handles(self, name: str) -> None:
+        """Register the identifiers and locations of the victim's table as secrets and possible hints."""
         world = self.world
         answer = await world.ask_successfully("root", "GET", f"/v1/namespaces/{world.victim}/tables/{name}")
         metadata = answer["metadata"]

@@ -16,6 +16,8 @@ from tests.seeds import examples
 
 
 class TierContract:
+    """The tests that each cache tier passes. A subclass opens the tier."""
+
     BUDGET_BYTES = 8 << 20
 
     def open(self, budget_bytes: int) -> Tier:

@@ -54,6 +54,7 @@ def make_stack(
     executor: ThreadPoolExecutor | None = None,
     disk: bool = True,
 ) -> Stack[memoryview]:
+    """Return a cache of a memory tier and, if `disk` is true, a disk tier of 32 MiB."""
     return Stack(
         MemoryCache(memory_bytes),
         DiskTier(folder, 32 << 20) if disk else None,

@@ -23,6 +23,7 @@ def choose_size(key: str) -> int:
 
 
 def main(folder: Path, seed: int, steps: int) -> None:
+    """Read, write and discard random values until the process is killed or `steps` are done. 0 steps mean no end."""
     source = random.Random(seed)
     values = {key: make_payload(key, choose_size(key)) for key in (f"k{number}" for number in range(KEYS))}
     tier = DiskTier(folder, BUDGET_BYTES, mapped_max=4)

@@ -31,6 +31,7 @@ _NUMBERS = itertools.count(1)
 
 
 def _list_schema(version: int) -> Row:
+    """Return the Avro schema of a manifest list of this format version."""
     fields: list[tuple[str, int, Any]] = [
         ("manifest_path", 500, "string"),
         ("manifest_length", 501, "long"),
@@ -229,6 +230,7 @@ class EngineAppender:
         return own_entries | (self.entry if old_entry is None else {})
 
     def _build_manifest_row(self, entries: list[Row]) -> Row:
+        """Write a manifest, and return its row of the manifest list."""
         place = f"{self.folder}/{self.snapshot_id}-m{len(self.manifests)}.avro"
         entries = [*entries, *self.more]
         self.manifests.append(place)
@@ -258,6 +260,7 @@ class EngineAppender:
         return row | self.listed
 
     def _request(self, files: dict[str, int], removed: list[int], added_rows: int, *, is_append: bool) -> Commit:
+        """Return the commit of the manifest list, with the summary and requirements of an engine."""
         parent_summary = {} if self.parent is None else self.parent["summary"]
         counts = {"data-files": len(files), "records": sum(files.values()), "files-size": 100 * len(files)}
         fewer = {"data-files": len(removed), "records": sum(removed), "files-size": 100 * len(removed)}

@@ -170,6 +170,7 @@ async def open_rig(
     wrap_objects: Any = None,
     **settings: Any,
 ) -> AsyncIterator[CatalogRig]:
+    """Open a catalog over a database and a warehouse in `home`. `wrap_store` and `wrap_objects` can inject faults."""
     clock = clock or SystemClock()
     chosen_settings = Settings(home=home, **settings)
     home.mkdir(exist_ok=True, parents=True)

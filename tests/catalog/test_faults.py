@@ -49,6 +49,7 @@ async def _append_rounds(rig: CatalogRig, number: int, rounds: int, outcomes: di
 
 
 async def _run_campaign(home: Path, seed: int, rate: float, writers: int, rounds: int) -> dict[int, str]:
+    """Commit from several writers while calls fail at this rate, and check the history after a restart."""
     faults = RandomFaults(seed, 0)
     outcomes: dict[int, str] = {}
     async with open_rig(

@@ -113,6 +113,7 @@ class CommitTable:
         return [part] if self.spec else []
 
     def write_data_file(self, rows: Sequence[Row], *, metrics: bool = True, path: Path | None = None) -> dict[str, Any]:
+        """Write a Parquet file of rows of one partition, and return its entry of a commit request."""
         path = path or self._create_path(".parquet")
         columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
         write(
@@ -137,6 +138,7 @@ class CommitTable:
     def write_position_deletes(
         self, positions: Iterable[tuple[str, int]], part: int | None = None, *, has_path_bounds: bool = False
     ) -> dict[str, Any]:
+        """Write a file that deletes rows at (path, position), and return its entry of a commit request."""
         listed_positions = sorted(positions)
         path = self._create_path("-deletes.parquet")
         spots = {PATH_ID: ("file_path", pa.array([data_path for data_path, _ in listed_positions], pa.string()))}

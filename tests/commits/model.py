@@ -107,6 +107,7 @@ class ConcurrentChanges:
 
     @staticmethod
     async def make(api: Any, seed: int, name: str) -> ConcurrentChanges:
+        """Create a table with random rows and deletes, and two changes that usually overlap."""
         rng = random.Random(seed)
         version = rng.choice([2, 3])
         lake = await CommitTable.create(api, name, version=version, spec=BY_PART)

@@ -120,6 +120,7 @@ def read_snapshot_rows(snapshot: dict[str, Any] | None) -> list[Row]:
 
 
 def _find_deleted(delete: PlannedFile, file: PlannedFile, file_rows: list[Row], has_vector: bool) -> set[int]:
+    """Return the positions of the rows in `file` that the delete file applies to, by the Iceberg specification."""
     same = (delete.spec_id, delete.partition) == (file.spec_id, file.partition)
     path = to_local_path(delete.path)
     if delete.offset is not None:

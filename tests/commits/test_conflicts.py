@@ -18,6 +18,7 @@ SEED = first_seed("COMMIT_SEED")
 
 
 async def _commit_pair(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
+    """Commit two changes of one snapshot, and check the rows or the refusal against the model."""
     case = await ConcurrentChanges.make(api, seed, name)
     label = f"COMMIT_SEED={seed} {case.first} {case.second}"
     bodies = [case.build_body(case.first), case.build_body(case.second)]

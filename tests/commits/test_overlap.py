@@ -39,6 +39,7 @@ POOLS: dict[int, list[Any]] = {
 
 
 def _build_table(specs: list[PartitionSpec]) -> TableMetadata:
+    """Return metadata of a table with one column of each tested type."""
     fields = tuple(Field(number, f"c{number}", False, kind) for number, kind in KINDS.items())
     return TableMetadata(
         format_version=2,

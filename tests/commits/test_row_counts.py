@@ -32,6 +32,8 @@ class CountedFile:
 
 @dataclass
 class RowCountModel:
+    """A table under random commits, and the row count of each of its files."""
+
     table: ClaimedTable
     version: int
     rng: random.Random

@@ -87,6 +87,7 @@ async def open_browser() -> AsyncIterator[Browser]:
 
 @asynccontextmanager
 async def open_page(browser: Browser, url: str, theme: str = "light") -> AsyncIterator[RecordedPage]:
+    """Open a page that records its errors and the hosts of its requests."""
     context = await browser.new_context(
         viewport={"width": 1360, "height": 900}, color_scheme="dark" if theme == "dark" else "light"
     )

@@ -45,6 +45,7 @@ def sort_values(column: str, values: tuple[Any, Any]) -> Range:
 
 
 def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Range]]]:
+    """Return random data files, and the bounds of the columns of each file. A file may lack bounds of a column."""
     bounds = []
     for _ in range(count):
         own_files = {}
@@ -111,6 +112,7 @@ class ExpectedLayout:
 def check_layout(
     answer: dict[str, Any], column: str, expected: ExpectedLayout, files: list[int], bars: int, points: int
 ) -> None:
+    """Check an answer of the layout route against the expected depths, marks and scale."""
     assert answer["scale"] == ("value" if expected.by_value else "rank")
     for mark in answer["marks"]:
         assert expected.list_values_at(mark["position"]), mark
@@ -163,6 +165,7 @@ def check_sizes(layout: dict[str, Any], files: list[dict[str, Any]]) -> None:
 
 
 async def check_table(server: RunningServer, name: str, rng: random.Random) -> None:
+    """Create a table with two commits, and check the layout of each column at both snapshots."""
     location = await create_table(server, name)
     empty = (await ask(server, "GET", f"/api/v1/tables/db/{name}/layout/id"))["snapshots"][0]
     assert (empty["snapshot-id"], empty["files"], empty["depth-mean"], empty["bars"]) == (None, 0, None, [])

@@ -47,6 +47,7 @@ def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], 
 
 
 def _run_race(base_urls: list[str], processes: int, commits: int) -> None:
+    """Commit from many processes at once, and check the chain of snapshots for lost or repeated commits."""
     HttpClient(base_urls[0]).create_table()
     _FORKS.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(processes, mp_context=_FORKS) as pool:

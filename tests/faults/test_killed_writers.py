@@ -41,6 +41,7 @@ def list_model_rows(model: Model) -> list[tuple[int, int]]:
 
 
 def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, is_indexed: bool) -> None:
+    """Kill the writer job `kills` times, let it finish, and check the rows of each snapshot."""
     context = f"FAULT_SEED={seed} version={version} is_indexed={is_indexed}"
     source = random.Random(seed)
     notes = home / "notes"
@@ -74,6 +75,7 @@ def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: in
 
 
 def check_whole_batches(client: IndexClient, seed: int, batches: int, message: str) -> None:
+    """Check that each snapshot has the rows of all batches up to its sequence number, and no part of another."""
     loaded_table = client.load_table("db.t", history=True)
     model: Model = {}
     number = 0

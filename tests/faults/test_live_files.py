@@ -176,6 +176,7 @@ def _find_missing_files(server: Seamark, registered: set[str]) -> list[str]:
 
 
 def _run_campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
+    """Run random clients for some rounds, and check after each round that no live file is missing."""
     print(f"live files: FAULT_SEED={seed}")
     clients = [RandomClient(server.base_url, seed, number) for number in range(1, 5)]
     HttpClient(server.base_url).call("POST", "/v1/namespaces", {"namespace": ["db"]})

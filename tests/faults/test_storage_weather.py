@@ -64,6 +64,7 @@ async def _change_faults(misbehaviour: Misbehaviour, source: random.Random, seco
 
 
 async def _run_campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
+    """Write while the proxy before the storage misbehaves, and check that commits resume and no file is missing."""
     print(f"storage weather: seed {seed}")
     async with _start_behind_proxy(s3, home) as (server, misbehaviour):
         client = HttpClient(server.base_url)

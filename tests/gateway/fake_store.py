@@ -59,6 +59,7 @@ class FakeStore:
         yield StoreAnswer(status, result, self._yield_pieces(data if method == "GET" else b""))
 
     def _find(self, location: str, headers: Mapping[str, str], method: str) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and data of a conditional or ranged read."""
         stored_object = self.objects.get(location)
         if stored_object is None:
             return 404, {}, b"<Error/>"

@@ -117,6 +117,8 @@ class Keys:
 
 @dataclass(frozen=True)
 class GatewayRig:
+    """A server, its objects gateway, and direct access to the objects behind the gateway."""
+
     seamark: Seamark
     gateway: str
     direct: S3 | None

@@ -77,6 +77,7 @@ class Worker:
 async def open_worker(
     store: FakeStore, folder: Path, clock: SimulatedClock, *, principal: str = "me", **changes: object
 ) -> AsyncIterator[Worker]:
+    """Serve a gateway worker with a cache over the store. Each second request tries the synchronous path first."""
     tiers = await open_tiers(build_settings(folder, **changes), clock, store)
     backend = CachingBackend(store, tiers, clock)
 
@@ -376,6 +377,7 @@ class _Model:
 
 
 async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
+    """Read and write random objects through several workers, and check each answer against the history."""
     rng, clock = random.Random(seed), SimulatedClock(seed)
     store, model = FakeStore(rng), _Model()
     paths = [draw_name(rng, rng.choice(("parquet", "avro", "puffin"))) for _ in range(8)] + [f"{PREFIX}plain.parquet"]

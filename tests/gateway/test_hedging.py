@@ -35,6 +35,8 @@ class ScriptedAnswer:
 
 
 class ScriptedStore:
+    """A store that gives the scripted answers in order, and records how each of them ended."""
+
     def __init__(self, *turns: ScriptedAnswer) -> None:
         self.turns = list(turns)
         self.sent = 0

@@ -280,6 +280,8 @@ async def test_credentials_contain_the_pinned_property_of_their_table(tmp_path: 
 
 
 class _Claims:
+    """The store's claims of tables, given by the test."""
+
     def __init__(self, claims: dict[str, list[str]]) -> None:
         self.by_uuid, self.calls = claims, 0
         self.dropped: set[str] = set()

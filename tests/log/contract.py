@@ -54,6 +54,8 @@ async def read_texts(log: StreamLog, shard: Shard) -> list[str]:
 
 
 class StreamLogContract:
+    """The tests that each stream log passes. A subclass has the fixture `log`."""
+
     async def test_an_appended_batch_is_read_back(self, log: StreamLog) -> None:
         stored_batch = Batch(3, b"\0payload\xff" * 1000, bytes((0, 1, 2)))
         answer = await log.append({A: stored_batch}, StreamProducer("p", 0))

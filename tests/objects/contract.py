@@ -15,6 +15,8 @@ from seamark.metaserver.objects.port import ObjectStore
 
 
 class ObjectStoreContract:
+    """The tests that each object store passes. A subclass has the fixtures `store` and `base`."""
+
     async def test_created_object_can_be_read(self, store: ObjectStore, base: str) -> None:
         data = SystemClock().draw_bytes(100_000)
         await store.create(f"{base}/a/b/c.bin", data)

@@ -55,6 +55,7 @@ async def run_misbehaving_proxy(upstream: str, port: int) -> AsyncIterator[Misbe
 async def _forward(
     mode: Misbehaviour, session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest
 ) -> web.StreamResponse:
+    """Pass the request to the S3 server, with the faults that are switched on."""
     body = await request.read()
     put = request.method == "PUT"
     if mode.delay_s:

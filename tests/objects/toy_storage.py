@@ -66,6 +66,8 @@ class ToyObjects(ForwardingObjects):
 
 
 class ToyStorage(ServerStorage):
+    """A storage of scheme `toy` in a local folder, as a plugin would add it."""
+
     rules = Toy()
 
     def __init__(self, folder: Path) -> None:

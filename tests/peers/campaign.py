@@ -52,6 +52,7 @@ class PlanReaders:
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def read(self, seed: int) -> None:
+        """Plan random tables until the end, and record each failure of a replica that had no fault."""
         rng = random.Random(seed)
         while not self._stopped.is_set():
             number = rng.randrange(len(self.fleet.replicas))

@@ -66,6 +66,7 @@ class FaultProxy:
             self._serving.discard(task)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Connect to the upstream server, and copy bytes in both directions until one side ends."""
         await self._wait_until_passable()
         try:
             if self._connect is None:

@@ -32,6 +32,8 @@ ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 
 @dataclass
 class Fleet:
+    """Replicas of one database and storage, with proxies before the storage and each peer port."""
+
     replicas: list[Seamark]
     storage: FaultProxy
     """The proxy between the replicas and the S3 server. Clients of the tests use the server directly."""

@@ -88,6 +88,7 @@ class BalancedLoad:
             ]
 
     def send(self, seed: int) -> None:
+        """Plan and commit through ready replicas until the end. Each answer except success and conflict is an error."""
         rng = random.Random(seed)
         while not self._stopped.is_set():
             if not (ready := list(self._ready)):

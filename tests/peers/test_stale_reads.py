@@ -22,6 +22,8 @@ KEY = ("token", "digest")
 
 
 class Database:
+    """A database of one value, which can fail or wait, and counts its reads."""
+
     def __init__(self) -> None:
         self.value: str | None = "live"
         self.error: Exception | None = None

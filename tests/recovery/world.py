@@ -84,6 +84,7 @@ class RandomCatalog:
         self.created[uuid] = (kind, ".".join((*path, name)))
 
     def commit(self) -> None:
+        """Commit a change of properties, an append or a new branch to a random table."""
         if not self.tables:
             return
         path, name = self._rng.choice(list(self.tables.values()))

@@ -50,6 +50,8 @@ vars(app)[add_endpoints.__name__] = _share_endpoints
 
 @dataclass
 class RunningServer:
+    """A server in this process, with its components."""
+
     url: str
     components: ServerComponents
     http: aiohttp.ClientSession

@@ -153,6 +153,7 @@ async def fill_written_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]
 
 @register_case("delete-files")
 async def open_delete_files(folder: Path) -> AsyncIterator[Fill]:
+    """Yield a function that fills a new cache with decoded position delete files."""
     paths = [f"{folder.as_uri()}/data/{number:06d}.parquet" for number in range(100)]
     rows = pa.table({"file_path": pa.array(paths * 50).sort(), "pos": pa.array([*range(50)] * 100, pa.int64())})
     files = []
@@ -174,6 +175,7 @@ async def open_delete_files(folder: Path) -> AsyncIterator[Fill]:
 
 
 def write_index_files(folder: Path, kind: str, files: int, keys: int) -> list[RegisteredIndexFile]:
+    """Write six index files of `files` data files with `keys` random keys each, and return their registrations."""
     metadata = decode_table(build_table_json(5, 1), "t")
     metadata = msgspec.structs.replace(metadata, properties={"seamark.index.i": f"{kind}(column_1)"})
     (definition,) = read_definitions(metadata).enabled
@@ -209,6 +211,8 @@ def write_index_files(folder: Path, kind: str, files: int, keys: int) -> list[Re
 
 
 def fill_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[Path], AsyncIterator[Fill]]:
+    """Return an opener that yields a function that fills the cache of local or remote indexes."""
+
     async def make(folder: Path) -> AsyncIterator[Fill]:
         encoded_files = write_index_files(folder, kind, files, keys)
         settings = Settings(home=folder / "home", warehouse=folder.as_uri(), index_disk_bytes=0)
@@ -292,6 +296,7 @@ async def open_index_registry(folder: Path) -> AsyncIterator[Fill]:
 
 @register_case("gateway-records")
 async def open_gateway_records(folder: Path) -> AsyncIterator[Fill]:
+    """Yield a function that fills a new cache with 1,000 object records of the gateway."""
     versions = WriteVersions(folder / "versions", SystemClock())
     with ThreadPoolExecutor(1) as executor:
 
@@ -369,6 +374,7 @@ async def test_cache_accounts_the_memory_of_its_entries(
 
 
 async def _measure_charged_and_held(cache: str, filled_cache: AbstractAsyncContextManager[Fill]) -> tuple[int, int]:
+    """Return the bytes that the cache accounts for, and the bytes that it allocates, for equal contents."""
     async with filled_cache as fill_cache:
         cached_values = await fill_cache()  # The first call imports modules and creates objects that all entries share.
         del cached_values

@@ -35,6 +35,8 @@ def authority(tmp_path: Path) -> Authority:
 
 
 class TlsServer:
+    """A server with TLS in its own process, and its log."""
+
     def __init__(self, port: int, process: ManagedProcess, log: Path, workers: int) -> None:
         self.port, self.process, self.log, self.workers = port, process, log, workers
         self.url = f"https://127.0.0.1:{port}"

@@ -112,6 +112,7 @@ class Authority:
         end: datetime.datetime | None = None,
         usage: x509.ObjectIdentifier | None = None,
     ) -> x509.Certificate:
+        """Return a certificate signed by this authority. It ends after `_DAYS_VALID` days unless `end` is given."""
         now = datetime.datetime.now(datetime.UTC)
         builder = (
             x509.CertificateBuilder()

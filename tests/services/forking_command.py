@@ -75,6 +75,7 @@ def _accept(listener: socket.socket, process_ids: set[int]) -> None:
 
 
 def _serve_request(requested_socket: socket.socket, process_ids: set[int]) -> None:
+    """Start the requested process, and send its id and later its exit code. End it if the caller ends."""
     with requested_socket:
         message, outputs, _, _ = socket.recv_fds(requested_socket, _MESSAGE_BYTES, 2)
         request = json.loads(message)

@@ -124,6 +124,7 @@ def _build_versitygw(binary: str, root: Path, port: int, settings: dict[str, str
 
 
 def _build_s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -> ManagedProcess:
+    """Return an S3Proxy server over the folder `root`, not yet started."""
     jars = CACHE / "s3proxy"
     if not any(jars.glob("s3proxy-*.jar")):
         raise ServiceFailed("no S3 server: neither versitygw nor .cache/s3proxy exists; run `make services`")

@@ -14,6 +14,8 @@ from tests.services.process import ManagedProcess, free_port, is_http_ok, is_por
 
 @dataclass
 class TrinoProxy:
+    """The process of Seamark's proxy for Trino."""
+
     port: int
     process: ManagedProcess
 

@@ -198,6 +198,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(self._compare())
 
     async def _compare(self) -> None:
+        """Compare all that the store can list with the model, by pages and by single reads."""
         store, model = self.store, self.model
         await store.check_invariants()
         for parent in [(), *model.namespaces]:

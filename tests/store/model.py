@@ -22,6 +22,8 @@ class ModelError(Exception):
 
 @dataclass
 class Model:
+    """The expected state of a store, changed by the same operations."""
+
     now_ms: int
     namespaces: dict[NamespacePath, tuple[dict[str, str], int]] = field(default_factory=dict)
     relations: dict[tuple[NamespacePath, str], Entry] = field(default_factory=dict)

@@ -16,6 +16,8 @@ from tests.store.samples import (
 
 
 class StorePair:
+    """The fixtures of two stores over one database. A subclass has the fixture `url`."""
+
     @pytest.fixture
     def url(self) -> str:
         raise NotImplementedError

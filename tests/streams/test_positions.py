@@ -183,6 +183,7 @@ class TokenReader:
 
 
 def start_reader(model: PositionModel) -> TokenReader | None:
+    """Return a reader at a random kind of start position, or None if the position is gone."""
     table = model.table()
     match model.rng.choice(("earliest", "latest", "snapshot", "time")):
         case "earliest":

@@ -101,6 +101,7 @@ class StreamWorld:
         ranges: Sequence[FlushedRange],
         index_files: Sequence[EncodedIndexFile] = (),
     ) -> Entry:
+        """Record the files and ranges unless the next scripted outcome is a refusal or a loss."""
         outcome = self.fails.pop() if self.fails else ""
         if outcome == "refused" or any(self.flushed[moved.shard] != moved.start for moved in ranges):
             raise CommitConflict("another flush has moved the offsets")

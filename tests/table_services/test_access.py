@@ -157,6 +157,7 @@ async def test_statement_with_a_join_accepts_the_certificate_of_its_server(tmp_p
     own_leaves = Certificate(authority.certificate, authority.key).leaves()
 
     def join_files(url: str) -> tuple[tuple[str, int], ...]:
+        """Create two tables, and return the joins that the plan of a query over both of them used."""
         fields = [
             {"id": 1, "name": "id", "required": False, "type": "long"},
             {"id": 2, "name": "name", "required": False, "type": "string"},

@@ -70,6 +70,7 @@ class ScriptedLauncher:
     states: list[tuple[bool, bool]] = field(default_factory=list)
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
+        """Record the job, wait, and then fail, ask for a recheck or succeed as scripted."""
         self.ran.append(job.table)
         self.services.append(job.service)
         self.at_work += 1
@@ -122,6 +123,7 @@ async def run_scheduler(
     launchers: int = 1,
     rights: StandingRights | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
+    """Run a scheduler with its own lease on the server's tables, and cancel it at the end."""
     parts = server.components
     lease = Lease(parts.store, parts.clock, "services", make_holder_name(parts.clock), lasts_s=lasts_s)
     tables = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)

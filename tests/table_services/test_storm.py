@@ -120,6 +120,8 @@ def build_table(rows: Sequence[tuple[int, str]]) -> pa.Table:
 
 
 class Storm:
+    """Writers, readers and table services at work on one table, with the rows that each reader may see."""
+
     def __init__(self, url: str, seed: int, seconds: float) -> None:
         self.url = url
         self.rng = random.Random(seed)
@@ -154,6 +156,7 @@ class Storm:
                 future.result()
 
     def upsert(self, writer: StormWriter, seed: int) -> None:
+        """Upsert and delete random keys of this writer until the end, and record each allowed state."""
         rng, client = random.Random(seed), IndexClient(self.url)
         rows: dict[int, str] = {}
         step = 0
@@ -188,6 +191,7 @@ class Storm:
             time.sleep(0.02)
 
     def append_stock(self, writer: StormAppender) -> None:
+        """Append with PyIceberg until the end, and record each refused commit."""
         step = 0
         with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
             while self.is_running():
@@ -207,6 +211,7 @@ class Storm:
                 time.sleep(0.05)
 
     def evolve(self, pauses_s: float) -> None:
+        """Change the schema and the partitioning four times, then wait until the end."""
         with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
             for number in range(4):
                 if self.stop.wait(pauses_s):
@@ -227,6 +232,7 @@ class Storm:
                 time.sleep(0.1)
 
     def read(self, seed: int) -> None:
+        """Read the current snapshot or a random one until the end. Only an expired snapshot may be unreadable."""
         rng, client = random.Random(seed), IndexClient(self.url)
         with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
             while self.is_running():
@@ -283,6 +289,7 @@ class JobProcesses:
         self.killed = 0
 
     def run(self, seed: int) -> None:
+        """Kill a random job process at random times, and start it again, until the end."""
         rng = random.Random(seed)
         running_jobs: dict[str, BaseProcess] = {kind: self._start(kind) for kind in KINDS}
         try:

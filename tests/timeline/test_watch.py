@@ -23,6 +23,8 @@ CLOCK = SystemClock()
 
 
 class Replica:
+    """A replica's store and timeline."""
+
     def __init__(self, store: PointerStore, timeline: Timeline) -> None:
         self.store, self.timeline = store, timeline
 

@@ -56,6 +56,7 @@ class WarehouseModel:
 
 
 async def take_step(world: WarehouseServer, root: str, model: WarehouseModel, rng: random.Random) -> None:
+    """Carry out a random operation on the server and the model, and compare the outcomes."""
     namespace, name = rng.choice(NAMESPACES), rng.choice(NAMES)
     match rng.randrange(6):
         case 0:

@@ -55,6 +55,9 @@ async def test_tenant_of_a_policy_registers_and_imports_only_what_it_could_creat
 
 
 async def _check_views(house: House) -> None:
+    """Check that a user can register neither a view of another owner nor a view that runs with the rights of another
+    user.
+    """
     body = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION}
     view = (await house("tina", "POST", f"{SHOP}/views", body)).json
     secret = (await house("root", "POST", f"{HR}/views", {**body, "name": "secret"})).json

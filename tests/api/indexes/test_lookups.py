@@ -91,7 +91,10 @@ async def create_table_with_deletes(api: Api, rng: random.Random, **options: Any
 
 
 def write_random_deletes(table: StoredTable, live: Sequence[Any], rng: random.Random) -> list[Any]:
-    equality_deletes: list[Any] = []
+    """Write position and equality deletes for random rows of about half of the live files, and return the
+    delete files.
+    """
+    delete_files: list[Any] = []
     spots = {file.path: {rng.randrange(file.record_count) for _ in range(rng.choice([1, 5]))} for file in live}
     vector_paths = {
         delete.referenced for snapshot in table.snapshots[-1:] for delete in snapshot.deletes if delete.is_vector
@@ -104,25 +107,23 @@ def write_random_deletes(table: StoredTable, live: Sequence[Any], rng: random.Ra
         if table.version > 2:
             new_deletes = {file.path: spots[file.path] for file in chosen_files if file.path not in vector_paths}
             vector_paths |= set(new_deletes)
-            equality_deletes += table.write_vectors(new_deletes, part)
+            delete_files += table.write_vectors(new_deletes, part)
         else:
-            equality_deletes.append(
+            delete_files.append(
                 table.write_position_deletes(
                     [(file.path, at) for file in chosen_files for at in spots[file.path]], part
                 )
             )
             chosen_file = rng.choice(chosen_files)
-            equality_deletes.append(
+            delete_files.append(
                 table.write_position_deletes(
                     [(chosen_file.path, at) for at in spots[chosen_file.path]], part, has_path_bounds=True
                 )
             )
         ids = rng.choice([[1], [1, 2], [2, 3], [1, 2, 3]])
         rows = [draw_row(rng, part) for _ in range(3)]
-        equality_deletes.append(
-            table.write_equality_deletes(ids, [tuple(row[at - 1] for at in ids) for row in rows], part)
-        )
-    return equality_deletes
+        delete_files.append(table.write_equality_deletes(ids, [tuple(row[at - 1] for at in ids) for row in rows], part))
+    return delete_files
 
 
 @pytest.mark.few_cases(2)

@@ -20,6 +20,8 @@ from tests.api.inputs.bad_input import (
 
 
 def list_bad_bodies() -> Iterator[BadInput]:
+    """Yield requests whose body is not the JSON object that the operation requires."""
+
     def post(description: str, body: Any, path: str = N, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Bodies", description, "POST", path, body, status, type_)
 
@@ -58,6 +60,8 @@ def list_bad_bodies() -> Iterator[BadInput]:
 
 
 def list_bad_names() -> Iterator[BadInput]:
+    """Yield requests whose path or name is malformed, too long or leaves its namespace."""
+
     def get(description: str, path: str, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Names and paths", description, "GET", path, None, status, type_)
 
@@ -103,6 +107,7 @@ def list_bad_names() -> Iterator[BadInput]:
 
 
 def list_bad_locations() -> Iterator[BadInput]:
+    """Yield requests that place or move a table outside of its warehouse."""
     for description, location in (
         ("a path outside of the warehouse", "file:///etc/passwd"),
         ("a path above the warehouse, with dots", "{warehouse}/../outside"),
@@ -145,6 +150,7 @@ def list_bad_locations() -> Iterator[BadInput]:
 
 
 def list_bad_queries() -> Iterator[BadInput]:
+    """Yield requests whose query parameters are invalid."""
     for description, query in (
         ("a page token that the server did not issue", "pageToken=%21%21"),
         ("a page token that is not text", "pageToken=_w"),

@@ -121,6 +121,7 @@ def _write_manifest(
     metadata: dict[str, Any],
     kinds: Mapping[int, str],
 ) -> Manifest:
+    """Write a manifest that adds the files, and return its row of the manifest list."""
     entries = [Entry(ADDED, snapshot_id, None, None, file) for file in files]
     data = build_manifest_bytes(
         entries,

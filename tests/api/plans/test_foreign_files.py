@@ -85,6 +85,7 @@ class TwoNamespaces:
     async def commit(
         self, principal: str, namespace: str, snapshot_id: int, manifest_list: str, **options: Any
     ) -> Answer:
+        """Commit a snapshot with this manifest list to the `main` branch of table `t`."""
         metadata = await self.read_metadata(namespace)
         snapshot = {
             "snapshot-id": snapshot_id,
@@ -125,6 +126,7 @@ def write_manifest_list(path: Path, manifests: list[Manifest]) -> str:
 
 @pytest.fixture
 async def lake(tmp_path: Path) -> AsyncIterator[TwoNamespaces]:
+    """Yield a server with two tables. Only one of them has a file with the secret."""
     secrets, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name, grants in GRANTS.items():

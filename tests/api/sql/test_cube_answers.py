@@ -82,6 +82,7 @@ class RandomRequests:
         return rng.sample(list(DIMENSIONS), rng.randint(1, 4)), sorted(measures)
 
     def request(self, dimensions: list[str], measures: list[str]) -> dict[str, Any]:
+        """Draw a query whose order, if it has one, is total."""
         rng = self._rng
         offered = sorted({text for dimension in dimensions for text in DIMENSIONS[dimension]})
         chosen_measures = rng.sample(offered, rng.randint(0, min(3, len(offered))))

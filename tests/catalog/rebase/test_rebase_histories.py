@@ -28,6 +28,7 @@ class BranchModel:
     """The first row id of each file, by (branch, path). It never changes after it is assigned."""
 
     def check(self, metadata: Row, label: str) -> None:
+        """Check the files, totals, sequence numbers and row ids of each branch against the model."""
         for branch, expected in self.branches.items():
             if branch not in metadata["refs"]:
                 assert expected == {}, label

@@ -27,6 +27,8 @@ from tests.server.rig import RunningServer, run_server
 
 
 class ServedTable:
+    """A table of a running server, changed through the server's components."""
+
     def __init__(self, server: RunningServer) -> None:
         self.server, self.components = server, server.components
 
@@ -88,6 +90,7 @@ class ServiceHistory:
     count = rows_version = overtaken = undone = 0
 
     async def begin(self, merge: int | None = None) -> PendingCommit:
+        """Build a random commit on the current head. It stays open while other commits overtake it."""
         source, files = self.source, self.files
         document: dict[str, int] = {}
         for _ in range(source.randint(1, 3)):
@@ -110,6 +113,7 @@ class ServiceHistory:
         )
 
     async def finish(self, pending: PendingCommit) -> None:
+        """Send a pending commit, and check its outcome against the commits that overtook it."""
         if pending.rows_version != self.rows_version:
             with pytest.raises(CommitConflict):
                 await self.table.commit(pending.request)

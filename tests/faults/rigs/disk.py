@@ -14,6 +14,8 @@ import pytest
 
 @dataclass(frozen=True)
 class SmallDisk:
+    """A mounted file system of 24 MiB, unless a test asks for more, which can be filled or made read-only."""
+
     root: Path
 
     def fill(self) -> None:

@@ -74,6 +74,7 @@ class DyingObjects(Wrapper):
 
 
 def main(settings: Settings) -> None:
+    """Serve with wrappers that kill this process at the step in the fuse file."""
     fuse = Fuse(settings.home)
     commit = EngineCommits.commit
 

@@ -21,6 +21,8 @@ class OutcomeUnknown(Exception):
 
 
 class HttpClient:
+    """A blocking client with one connection, which tells a lost answer from a refusal."""
+
     def __init__(self, base_url: str, timeout_s: float = 60) -> None:
         self._host = urlsplit(base_url).netloc
         self._timeout_s = timeout_s

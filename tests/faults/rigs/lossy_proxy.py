@@ -72,6 +72,7 @@ class _Handler(BaseHTTPRequestHandler):
     proxy: LossyProxy
 
     def _forward(self) -> None:
+        """Pass the request on according to the fate that the proxy draws for it."""
         proxy, method, path = self.proxy, self.command, self.path
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}

@@ -46,6 +46,7 @@ def run_killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None 
 
 
 def main(number: int) -> None:
+    """Run one SQL statement, and kill this process at the event with this number."""
     passes_left = number
 
     def pass_event() -> None:

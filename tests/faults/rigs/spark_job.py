@@ -29,6 +29,7 @@ ROWS_IN = 6
 
 
 def open_session(scratch: Path) -> SparkSession:
+    """Open a Spark session with several executor processes, retries and speculative tasks."""
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["SPARK_WORKER_DIR"] = str(scratch / "work")
     os.environ["PYSPARK_PYTHON"] = sys.executable

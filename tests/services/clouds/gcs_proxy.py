@@ -39,6 +39,7 @@ async def serve(upstream: str, port: int) -> None:
 
 
 async def _forward(session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest) -> web.StreamResponse:
+    """Pass the request on. Requests of the XML API that the emulator lacks become requests of the JSON API."""
     body = await request.content.read()  # request.read() has a limit of a megabyte.
     is_xml = not request.path.startswith(("/upload/", "/storage/", "/_"))
     if is_xml and ("uploads" in request.query or "uploadId" in request.query):

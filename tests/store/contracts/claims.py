@@ -37,6 +37,8 @@ async def list_locations(store: GeneratorStore, uuid: str) -> list[str]:
 
 
 class ClaimsContract(StorePair):
+    """The tests of claimed and allowed locations that each store passes."""
+
     async def test_no_two_claims_overlap(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
         await store.transact([build_claim("u", "s3://b/w/t")])
         for key in ("s3://b/w/t", "s3://b/w/t/x", "s3://b/w/t/x/y", "s3://b/w", "s3://b"):

@@ -64,6 +64,8 @@ async def read_index_version(store: GeneratorStore, name: str = "t") -> int:
 
 
 class IndexFilesContract(StorePair):
+    """The tests of registered index files that each store passes."""
+
     @pytest.fixture
     async def store_with_table(self, store: GeneratorStore) -> GeneratorStore:
         await store.transact([CreateEntry(make_entry("t"))])

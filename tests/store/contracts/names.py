@@ -48,6 +48,8 @@ from tests.store.store_pair import StorePair
 class NamesContract(StorePair):
     # Tests of namespaces
 
+    """The tests of namespaces and of names in them that each store passes."""
+
     async def test_namespace_is_read_with_its_properties(self, store: GeneratorStore) -> None:
         properties = {"owner": "ann", "empty": "", "odd ' \" key": "värde\n\U0001f600"}
         assert await store.transact([CreateNamespace(("a",), properties)]) == [None]

@@ -28,6 +28,7 @@ NAME = "t~plan~" + "0" * 32
 def build_plan(
     plan_id: str, name: str | None = NAME, *, expires_ms: int = 100, namespace: NamespacePath = NS
 ) -> StoredPlanTable:
+    """Return a plan table whose text fields have characters that need escapes."""
     return StoredPlanTable(
         id=plan_id,
         namespace=namespace,
@@ -75,6 +76,8 @@ async def retire_plans(store: GeneratorStore, before_ms: int, limit: int = 100) 
 
 
 class PlanTablesContract(StorePair):
+    """The tests of stored plan tables and their leases that each store passes."""
+
     @pytest.mark.parametrize("considered_bytes", [None, 0, 2**50])
     async def test_loaded_plan_table_equals_the_stored_plan_table(
         self, store: GeneratorStore, other_store: GeneratorStore, considered_bytes: int | None

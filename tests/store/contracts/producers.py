@@ -41,6 +41,8 @@ def build_advance(
 
 
 class ProducersContract(StorePair):
+    """The tests of the committed sequences of producers that each store passes."""
+
     @pytest.fixture
     async def store_with_tables(self, store: GeneratorStore) -> GeneratorStore:
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
@@ -163,6 +165,8 @@ async def read_offsets(store: GeneratorStore) -> dict[int, int]:
 
 
 class StreamsContract(StorePair):
+    """The tests of the flushed offsets of stream tables that each store passes."""
+
     async def test_only_a_stream_table_has_flushed_offsets(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:

@@ -39,6 +39,8 @@ UUID = "uuid-of-t"
 
 
 class ColumnReadsContract(StorePair):
+    """The tests of the counted column reads that each store passes."""
+
     async def test_reads_of_a_day_add_up_and_keep_the_oldest_age(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
@@ -89,6 +91,8 @@ def build_add_records(hour: int, *records: tuple[str, str], samples: str = "", s
 
 
 class QueryHistoryContract(StorePair):
+    """The tests of the recorded query shapes that each store passes."""
+
     async def test_statements_of_two_replicas_add_up(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         await store.transact([build_add_records(100, ("a", "x"), ("b", "x"))])

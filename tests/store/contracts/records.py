@@ -42,6 +42,10 @@ from tests.store.store_pair import StorePair
 class RecordsContract(StorePair):
     # Tests of idempotency keys
 
+    """The tests of idempotency keys, reports, audit records, tokens, grants, cursors, leases and secrets that each
+    store passes.
+    """
+
     async def test_first_answer_to_a_key_is_kept_and_a_second_transaction_is_undone(
         self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:

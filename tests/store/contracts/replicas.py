@@ -18,6 +18,8 @@ def build_replica(address: str, **fields: int | str) -> Replica:
 
 
 class ReplicasContract(StorePair):
+    """The tests of the leases of replicas that each store passes."""
+
     async def test_every_replica_sees_all_replicas_with_a_live_lease(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:

@@ -25,6 +25,8 @@ from tests.store.store_pair import StorePair
 
 
 class TimelineContract(StorePair):
+    """The tests of instants and their order that each store passes."""
+
     async def test_stored_instant_equals_the_written_instant(self, store: GeneratorStore) -> None:
         instant = make_instant(
             "i1",

@@ -32,6 +32,8 @@ from tests.store.store_pair import StorePair
 
 
 class TransactionsContract(StorePair):
+    """The tests of the atomicity and order of operations that each store passes."""
+
     async def test_failed_operation_undoes_the_earlier_operations_of_its_transaction(
         self, store: GeneratorStore
     ) -> None:

@@ -37,6 +37,8 @@ def build_warehouse(name: str, path: str, **fields: Any) -> StoredWarehouse:
 
 
 class WarehousesContract(StorePair):
+    """The tests of recorded warehouses that each store passes."""
+
     async def test_recorded_warehouses_are_found_by_name(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:

@@ -95,6 +95,7 @@ class StreamReaders:
             rng.choice(list(self._processes.values())).kill()
 
     def _read_in_process(self, number: int) -> None:
+        """Read with PyIceberg in another process, and start a new one whenever it is killed."""
         context = multiprocessing.get_context("spawn")
         while not self._ending.is_set():
             scan_connection, reader_connection = context.Pipe()
@@ -123,6 +124,7 @@ class StreamReaders:
                 process.join()
 
     def _read(self, name: str, scan: Scan, number: int) -> None:
+        """Scan random tables until the end, and check the rows against the bounds of the model."""
         rng = random.Random(f"{self._seeds[number]}/{time.monotonic()}")
         while not self._ending.is_set():
             table, url = rng.choice("ttk"), rng.choice(self._urls)

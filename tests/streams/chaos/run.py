@@ -31,6 +31,7 @@ _STATEMENTS = {"t": "SELECT producer, number FROM {}.db.t", "k": "SELECT id, val
 
 
 def main() -> None:
+    """Run one campaign with the options of the command line, and print its outcome."""
     parser = argparse.ArgumentParser("tests.streams.chaos.run", description=__doc__)
     parser.add_argument("--log", choices=LOGS, default="files", help="the kind of log")
     parser.add_argument("--minutes", type=float, default=10.0, help="the minutes for which faults occur")

@@ -90,6 +90,7 @@ class KeyedCatalog(SimulatedCatalog):
     def commit_keyed(
         self, entry: Entry, files: Sequence[str], ranges: Sequence[FlushedRange], deletes: EncodedDeletes
     ) -> None:
+        """Apply a commit of new files and deleted rows if the table has not changed since it was read."""
         table = self._get_table(entry.uuid)
         if table.is_dropped:
             raise NoSuchTable(f"no table {entry.uuid}")
@@ -149,6 +150,7 @@ class KeyedFiles(LineFiles):
     def encode_deletes(
         self, parts: Sequence[KeyLines], metadata: KeyedSnapshot, stored: Any, folder: str | None
     ) -> EncodedDeletes:
+        """Return the positions that the keys delete in the stored files and in earlier parts."""
         keys = frozenset().union(*(part.keys for part in parts))
         deleted: dict[str, list[int]] = {}
         for file, deleted_rows in metadata.files.items():

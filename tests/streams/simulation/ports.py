@@ -83,6 +83,7 @@ class SimulatedNetwork:
             raise NoAnswer from None
 
     async def _carry(self, receive: Callable[[], Awaitable[T]], answer: asyncio.Future[T]) -> None:
+        """Deliver a message and its answer, each with a random delay, and lose some of them."""
         await self.delay()
         if self._rng.random() < self.faults.lost:
             return
@@ -188,6 +189,7 @@ class RemoteTables:
         deletes: EncodedDeletes | None = None,
         index_files: Sequence[EncodedIndexFile] = (),
     ) -> Entry:
+        """Send the commit to the catalog over the network. Some commits are refused."""
         is_refused = self._rng.random() < self._network.faults.refused
 
         async def receive() -> None:
