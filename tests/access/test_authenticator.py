@@ -171,12 +171,12 @@ async def test_revoked_token_is_rejected_on_every_replica(
     authenticator = await make_authenticator()
     issued_token, _ = authenticator.issuer.issue((await authenticator.find_login(secret)).token)
     async with (
-        open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as other,
-        open_authenticator(Settings(auth="token"), other, make_fixed_keyring(clock=clock), clock) as replica,
+        open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as other_store,
+        open_authenticator(Settings(auth="token"), other_store, make_fixed_keyring(clock=clock), clock) as replica,
     ):
         for secret_text in (secret, issued_token):
             assert (await replica.authenticate(build_bearer_headers(secret_text), None)).name == "ann"
-        await revoke_token(other, clock, "ann")
+        await revoke_token(other_store, clock, "ann")
     for secret_text in (secret, issued_token):
         await check_rejected(authenticator, secret_text, "ann was revoked")
     await create_token(store, clock, "ann", None, [Grant("ann", "admin")])

@@ -113,8 +113,11 @@ def test_token_of_a_file_is_created_once_and_stays_revoked(tmp_path: Path) -> No
         authenticate_secret(home, secret)
     file.write_text(f"smk_{'b' * 43}")
     assert run_seamark(home, *create).exit_code == 0
-    other = run_seamark(home, "token", "create", "bob", "--from-file", str(file))
-    assert (other.exit_code, "is the token of ann; bob needs another token" in other.stderr) == (1, True)
+    other_process = run_seamark(home, "token", "create", "bob", "--from-file", str(file))
+    assert (other_process.exit_code, "is the token of ann; bob needs another token" in other_process.stderr) == (
+        1,
+        True,
+    )
     file.write_text(secret.replace("a", "c"))
     refusal = run_seamark(home, *create)
     assert (refusal.exit_code, "already" in refusal.stderr) == (1, True)

@@ -65,9 +65,9 @@ async def test_server_with_a_stolen_database_and_no_key_file_cannot_sign(
             async with open_keyring(build_settings(thief), stolen, clock):
                 pass
         assert not (thief / KEY_FILE_NAME).exists()
-        other = build_settings(thief, encryption_key=make_key(clock))
+        other_settings = build_settings(thief, encryption_key=make_key(clock))
         with pytest.raises(ConfigError, match=r"encrypted with the key [0-9a-f]{16}, not with the key of"):
-            async with open_keyring(other, stolen, clock):
+            async with open_keyring(other_settings, stolen, clock):
                 pass
 
 
@@ -88,24 +88,24 @@ async def test_new_key_is_published_before_it_signs_and_the_old_key_outlives_its
 ) -> None:
     settings = build_settings(tmp_path, signing_key_rotation_s=7 * DAY_S)
     async with open_keyring(settings, store, clock) as keyring, open_keyring(settings, store, clock) as second_keyring:
-        first, _ = keyring.find_signing_key("x")
+        first_key_id, _ = keyring.find_signing_key("x")
         clock.advance(7 * DAY_S * 1000)
         await keyring.refresh()
-        assert keyring.find_signing_key("x")[0] == first  # Published, not yet used
+        assert keyring.find_signing_key("x")[0] == first_key_id  # Published, not yet used
         await second_keyring.refresh()
         assert len(second_keyring.keys) == len(keyring.keys) == 2
         clock.advance(int(PUBLISHED_S * 1000))
-        second, key = keyring.find_signing_key("x")
-        assert second != first
-        assert second_keyring.verifying_key("x", second) == key
-        assert keyring.verifying_key("x", first) is not None
+        second_key_id, key = keyring.find_signing_key("x")
+        assert second_key_id != first_key_id
+        assert second_keyring.verifying_key("x", second_key_id) == key
+        assert keyring.verifying_key("x", first_key_id) is not None
         clock.advance((RETIRED_S_MIN - 1) * 1000)
         await keyring.refresh()
-        assert keyring.verifying_key("x", first) is not None
+        assert keyring.verifying_key("x", first_key_id) is not None
         clock.advance(60_000)
         await keyring.refresh()
-        assert keyring.verifying_key("x", first) is None
-        assert keyring.verifying_key("x", second) == key
+        assert keyring.verifying_key("x", first_key_id) is None
+        assert keyring.verifying_key("x", second_key_id) == key
 
 
 async def test_access_token_outlives_the_rotation_of_its_key(

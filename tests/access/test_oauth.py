@@ -96,13 +96,13 @@ async def test_issued_token_expires_with_its_original_token(server: RunningServe
 
 
 async def test_java_clients_refresh_by_token_exchange(server: RunningServer, secrets: dict[str, str]) -> None:
-    _, first = await request_token(server, {"grant_type": "client_credentials", "client_secret": secrets["ann"]})
-    bearer = {"Authorization": f"Bearer {first['access_token']}"}
-    status, second = await request_token(server, make_scoped_exchange(first["access_token"]), bearer)
+    _, first_answer = await request_token(server, {"grant_type": "client_credentials", "client_secret": secrets["ann"]})
+    bearer = {"Authorization": f"Bearer {first_answer['access_token']}"}
+    status, second_answer = await request_token(server, make_scoped_exchange(first_answer["access_token"]), bearer)
     assert status == 200
-    assert second["issued_token_type"] == ACCESS_TOKEN
-    assert second["access_token"] != first["access_token"]
-    assert await find_principal(server, second["access_token"]) == "ann"
+    assert second_answer["issued_token_type"] == ACCESS_TOKEN
+    assert second_answer["access_token"] != first_answer["access_token"]
+    assert await find_principal(server, second_answer["access_token"]) == "ann"
     # A bearer token given as `token` is exchanged unchanged.
     status, third = await request_token(server, make_scoped_exchange(secrets["ann"]))
     assert await find_principal(server, third["access_token"]) == "ann"

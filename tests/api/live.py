@@ -108,8 +108,10 @@ class LiveTable:
         ]
         path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
         header = {"format-version": str(self.version)}
-        first = self.next_row_id
-        listing = [(manifest, first if self.version > 2 and manifest.content == 0 else None) for manifest in manifests]
+        first_row_id = self.next_row_id
+        listing = [
+            (manifest, first_row_id if self.version > 2 and manifest.content == 0 else None) for manifest in manifests
+        ]
         path.write_bytes(list_bytes(listing, version=self.version, style=STYLE, header=header))
         rows = sum(file.record_count for file in snapshot.data)
         self.next_row_id += rows
@@ -125,7 +127,7 @@ class LiveTable:
             },
             "schema-id": self.schema["schema-id"],
             **({"parent-snapshot-id": previous.id} if previous.id else {}),
-            **({"first-row-id": first, "added-rows": rows} if self.version > 2 else {}),
+            **({"first-row-id": first_row_id, "added-rows": rows} if self.version > 2 else {}),
         }
         ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
         await self.update({"action": "add-snapshot", "snapshot": body}, ref)

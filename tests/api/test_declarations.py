@@ -38,10 +38,10 @@ async def test_put_creates_a_namespace_and_then_replaces_its_properties(api: Api
 
 async def test_repeated_put_does_not_write_a_namespace(api: Api) -> None:
     body = {"properties": {"owner": "ann"}}
-    first = await api("PUT", "/api/v1/namespaces/shop", body)
+    first_answer = await api("PUT", "/api/v1/namespaces/shop", body)
     store = api.server.components.store
     count_before = await store.load_namespace(("shop",))
-    assert (await api("PUT", "/api/v1/namespaces/shop", body)).raw == first.raw
+    assert (await api("PUT", "/api/v1/namespaces/shop", body)).raw == first_answer.raw
     namespace_after = await store.load_namespace(("shop",))
     assert count_before is not None
     assert namespace_after is not None
@@ -76,14 +76,14 @@ async def test_put_replaces_the_policy_of_a_table_and_keeps_other_properties(api
     await api(
         "POST", "/v1/namespaces/db/tables/t", set_properties(**{"owner": "ann", "write.parquet.row-group-limit": "9"})
     )
-    first = {"seamark.compaction.enabled": "true", "seamark.services.priority": "high"}
-    answer = await api("PUT", POLICY, {"properties": first})
+    first_policy = {"seamark.compaction.enabled": "true", "seamark.services.priority": "high"}
+    answer = await api("PUT", POLICY, {"properties": first_policy})
     assert answer.status == 200
     sources = {entry["name"]: entry["source"] for entry in answer.json["properties"]}
-    assert {name for name, source in sources.items() if source == "table"} == first.keys()
-    second = {"seamark.compaction.enabled": "false"}
-    assert (await api("PUT", POLICY, {"properties": second})).status == 200
-    expected = {"owner": "ann", "write.parquet.row-group-limit": "9", **second}
+    assert {name for name, source in sources.items() if source == "table"} == first_policy.keys()
+    second_policy = {"seamark.compaction.enabled": "false"}
+    assert (await api("PUT", POLICY, {"properties": second_policy})).status == 200
+    expected = {"owner": "ann", "write.parquet.row-group-limit": "9", **second_policy}
     assert (await read_table_properties(api)).items() >= expected.items()
     assert "seamark.services.priority" not in await read_table_properties(api)
 

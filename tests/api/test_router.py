@@ -82,7 +82,9 @@ async def test_only_short_paths_with_a_route_are_cached(monkeypatch: pytest.Monk
 async def test_two_requests_share_no_path_variables() -> None:
     router = Router()
     _add_routes(router)
-    first, second, third = [await router.resolve(make_mocked_request("GET", "/v1/namespaces/a")) for _ in range(3)]
-    first["namespace"] = second["namespace"] = "b"
+    first_match, second_match, third = [
+        await router.resolve(make_mocked_request("GET", "/v1/namespaces/a")) for _ in range(3)
+    ]
+    first_match["namespace"] = second_match["namespace"] = "b"
     assert dict(third) == {"namespace": "a"}
     assert dict(await router.resolve(make_mocked_request("GET", "/v1/namespaces/a"))) == {"namespace": "a"}

@@ -297,8 +297,8 @@ def measure_excessive_growth(work: Callable[[Any], object], texts: dict[int, Any
         texts: The text by its size, as `generate_by_size` makes it. If the work is slow for the shortest text,
             only that text is measured.
     """
-    first, *_ = sizes = sorted(texts)
-    size = first if measure_cpu_s(lambda: work(texts[first])) > LINEAR_S else sizes[2]
+    first_size, *_ = sizes = sorted(texts)
+    size = first_size if measure_cpu_s(lambda: work(texts[first_size])) > LINEAR_S else sizes[2]
     for rounds in (
         1,
         3,

@@ -159,7 +159,7 @@ def _list_spellings(place: str) -> tuple[str, ...]:
         chr(ord(letter) + 0xFEE0) if letter.isascii() and letter.isalnum() else letter for letter in name
     )
     return (
-        *(f"{other}://{path}" for other in other_schemes),
+        *(f"{other_scheme}://{path}" for other_scheme in other_schemes),
         f"{scheme}:{path}",
         f"{scheme}://{folder}//{name}",
         f"{scheme}://{folder}/{name.upper()}",

@@ -129,15 +129,15 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
         for namespace in ("mine", "theirs"):
             assert (await Api(server)("POST", "/v1/namespaces", {"namespace": [namespace]})).status == 200
         await asyncio.to_thread(create_filled_table, server.url, "theirs", SECRET)
-        (other,) = (warehouse / "theirs").iterdir()
-        fitting = next((other / "data").rglob("*.parquet"))
+        (other_folder,) = (warehouse / "theirs").iterdir()
+        fitting = next((other_folder / "data").rglob("*.parquet"))
         swaps = 0
         for round_number in range(ROUNDS):
             await asyncio.to_thread(create_filled_table, server.url, "mine", "own")
             own_table = max((warehouse / "mine").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-            copy_names(own_table, other, fitting)
+            copy_names(own_table, other_folder, fitting)
             digests_before = compute_digests(warehouse / "theirs")
-            with Swapper(own_table, other, seed * 100 + round_number) as swapper:
+            with Swapper(own_table, other_folder, seed * 100 + round_number) as swapper:
                 answers = [await send_request(server, warehouse, action) for action in rng.sample(ACTIONS * 2, 8)]
                 answers += [
                     await send_request(server, warehouse, "purge"),

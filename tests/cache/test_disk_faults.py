@@ -104,10 +104,10 @@ def test_damaged_file_is_a_counted_miss_and_is_removed(
 def test_two_swapped_files_are_two_misses(tmp_path: Path) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         put_all_sizes(tier)
-        path, other = get_path(tmp_path, "mapped"), get_path(tmp_path, "large")
+        path, other_path = get_path(tmp_path, "mapped"), get_path(tmp_path, "large")
         path.rename(tmp_path / "aside")
-        other.rename(path)
-        (tmp_path / "aside").rename(other)
+        other_path.rename(path)
+        (tmp_path / "aside").rename(other_path)
         assert tier.get("mapped") is None
         assert tier.get("large") is None
         assert tier.read_stats().damaged == 2

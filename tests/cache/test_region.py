@@ -26,8 +26,8 @@ def find_mapped_path(payload: memoryview) -> str:
     address = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
         ends, _, _, _, _, *name = line.split()
-        first, last = (int(end, 16) for end in ends.split("-"))
-        if first <= address < last:
+        start_address, end_address = (int(end, 16) for end in ends.split("-"))
+        if start_address <= address < end_address:
             return name[0] if name else ""
     raise AssertionError("the address of the payload is not mapped")
 
@@ -125,8 +125,8 @@ def read_mapping_flags(payload: memoryview) -> list[str]:
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *values = line.split()
         if "-" in name and not name.endswith(":"):
-            first, last = (int(end, 16) for end in name.split("-"))
-            inside = first <= address < last
+            start_address, end_address = (int(end, 16) for end in name.split("-"))
+            inside = start_address <= address < end_address
         elif inside and name == "VmFlags:":
             return values
     raise AssertionError("the address of the payload is not mapped")

@@ -52,10 +52,13 @@ def test_shares_follow_the_weights() -> None:
 
 def test_order_of_nodes_does_not_matter_and_ranks_have_distinct_nodes() -> None:
     names = [f"10.0.0.{number}:8183" for number in range(9)]
-    rendezvous, other = Rendezvous(dict.fromkeys(names, 1.0)), Rendezvous(dict.fromkeys(reversed(names), 1.0))
+    rendezvous, other_rendezvous = (
+        Rendezvous(dict.fromkeys(names, 1.0)),
+        Rendezvous(dict.fromkeys(reversed(names), 1.0)),
+    )
     for key in KEYS:
         ranks = rendezvous.rank(key, 20)
-        assert ranks == other.rank(key, 20)
+        assert ranks == other_rendezvous.rank(key, 20)
         assert sorted(ranks) == sorted(names)
 
 

@@ -73,13 +73,13 @@ async def test_error_reaches_every_waiter_and_the_next_call_fetches_again() -> N
 async def test_cancelled_waiter_cancels_neither_the_fetch_nor_other_waiters() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
     source = HeldSource()
-    first, second = (asyncio.create_task(flights.run("k", source.fetch)) for _ in range(2))
+    first_task, second_task = (asyncio.create_task(flights.run("k", source.fetch)) for _ in range(2))
     await asyncio.sleep(0)
-    first.cancel()
+    first_task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await first
+        await first_task
     source.gate.set()
-    assert await second == "fetch 1"
+    assert await second_task == "fetch 1"
     assert source.cancelled == 0
 
 

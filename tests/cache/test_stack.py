@@ -84,10 +84,10 @@ async def wait_until_settled(stack: Stack[memoryview]) -> None:
 async def test_value_is_fetched_once_then_read_from_memory_and_after_a_restart_from_the_disk(tmp_path: Path) -> None:
     source = PayloadSource()
     stack = make_stack(tmp_path)
-    first = await stack.get("k", source.make_fetch("k"), return_unchanged)
-    assert first == make_payload("k", SIZE)
-    assert stack.get_cached("k") is first
-    assert await stack.get("k", source.make_fetch("k"), return_unchanged) is first
+    first_value = await stack.get("k", source.make_fetch("k"), return_unchanged)
+    assert first_value == make_payload("k", SIZE)
+    assert stack.get_cached("k") is first_value
+    assert await stack.get("k", source.make_fetch("k"), return_unchanged) is first_value
     await stack.close()
     stack = make_stack(tmp_path)
     assert stack.get_cached("k") is None
@@ -158,20 +158,20 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
         await stack.get(name, source.make_fetch(name), return_unchanged)
         await wait_until_settled(stack)
     await stack.close()
-    damaged_path, other = get_path(tmp_path, put[0]), put[1:]
+    damaged_path, other_keys = get_path(tmp_path, put[0]), put[1:]
     damaged_path.write_bytes(damaged_path.read_bytes()[:-1])
     stack = make_stack(tmp_path)
     in_memory = await stack.get(put[1], source.make_fetch(put[1]), return_unchanged)
     results = dict(zip(names, await stack.get_stored(names, return_unchanged), strict=True))
-    assert {name for name, value in results.items() if value is not None} == set(other)
-    assert all(results[name] == make_payload(name, SIZE) for name in other)
+    assert {name for name, value in results.items() if value is not None} == set(other_keys)
+    assert all(results[name] == make_payload(name, SIZE) for name in other_keys)
     assert results[put[1]] is in_memory
     assert all(stack.get_cached(name) is results[name] for name in names)
     assert source.fetched == put
     assert not damaged_path.exists()
     stats = stack.read_stats().disk
     assert stats is not None
-    assert (stats.hits, stats.misses, stats.damaged) == (len(other), 1, 1)
+    assert (stats.hits, stats.misses, stats.damaged) == (len(other_keys), 1, 1)
     await stack.close()
     assert await stack.get_stored([put[1], "k0"], return_unchanged) == [in_memory, None]
 
@@ -383,15 +383,15 @@ async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_pat
 
 
 async def test_computed_value_is_found_in_memory_and_after_a_restart_on_the_disk(tmp_path: Path) -> None:
-    first = make_stack(tmp_path)
+    first_stack = make_stack(tmp_path)
     value = memoryview(make_payload("k", SIZE))
-    assert not first.may_have("k")
-    first.put("k", value, value, return_unchanged)
-    assert first.get_cached("k") is value
-    await first.close()
-    second = make_stack(tmp_path)
-    assert second.may_have("k")
-    assert not second.may_have("other")
-    assert await second.get_stored(["k", "other"], return_unchanged) == [value, None]
-    await second.close()
-    assert not second.may_have("other")
+    assert not first_stack.may_have("k")
+    first_stack.put("k", value, value, return_unchanged)
+    assert first_stack.get_cached("k") is value
+    await first_stack.close()
+    second_stack = make_stack(tmp_path)
+    assert second_stack.may_have("k")
+    assert not second_stack.may_have("other")
+    assert await second_stack.get_stored(["k", "other"], return_unchanged) == [value, None]
+    await second_stack.close()
+    assert not second_stack.may_have("other")

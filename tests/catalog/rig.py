@@ -139,8 +139,8 @@ class RacingStore:
 async def open_racing_rigs(home: Path) -> AsyncIterator[tuple[CatalogRig, CatalogRig, RacingStore]]:
     """Yield a rig, a second rig over the same database, and the store of the first rig, which can run an intruder."""
     capture = WrapperCapture(RacingStore)
-    async with open_rig(home, wrap_store=capture) as rig, open_rig(home) as other:
-        yield rig, other, capture.wrapper
+    async with open_rig(home, wrap_store=capture) as rig, open_rig(home) as other_rig:
+        yield rig, other_rig, capture.wrapper
 
 
 @dataclass(frozen=True)

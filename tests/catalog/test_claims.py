@@ -318,21 +318,21 @@ async def test_dropped_entry_can_be_recreated_only_with_its_name_and_location(tm
         def create_table(name: str, location: str = place, caller: Caller = CONFINED_CALLER) -> Any:
             return tables.create(caller, ("a",), CreateTable(name=name, schema=SCHEMA, location=location))
 
-        first = (await create_table("again")).entry
+        first_entry = (await create_table("again")).entry
         await tables.drop(CONFINED_CALLER, ("a",), "again", purge=True)
         for name, location in (("other", place), ("again", f"{place}/in")):
             with pytest.raises(BadRequest, match="overlaps"):
                 await create_table(name, location)
-        second = (await create_table("again")).entry
+        second_entry = (await create_table("again")).entry
         (row,) = (await dropped.list(("a",), None, None)).items
         with pytest.raises(CommitConflict, match="since it was dropped"):
             await dropped.restore(CONFINED_CALLER, row.id, None, "back")
         await dropped.purge(CALLER, row.id)
-        assert await rig.objects.exists(second.metadata_location)
-        assert await rig.objects.exists(first.metadata_location), (
+        assert await rig.objects.exists(second_entry.metadata_location)
+        assert await rig.objects.exists(first_entry.metadata_location), (
             "the file is in a location that another table has claimed"
         )
-        assert (await tables.load(("a",), "again")).entry == second
+        assert (await tables.load(("a",), "again")).entry == second_entry
 
 
 async def test_dropped_entry_cannot_be_registered_over_the_current_owner_of_its_location(tmp_path: Path) -> None:
@@ -341,17 +341,17 @@ async def test_dropped_entry_cannot_be_registered_over_the_current_owner_of_its_
         tables, views = rig.catalog.tables, rig.catalog.views
         place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/again"
         table = CreateTable(name="again", schema=SCHEMA, location=place)
-        first = (await tables.create(CALLER, ("a",), table)).entry
+        first_entry = (await tables.create(CALLER, ("a",), table)).entry
         await tables.drop(CALLER, ("a",), "again", purge=False)
-        second = (await tables.create(CALLER, ("a",), table)).entry
-        assert first is not None
-        assert second is not None
+        second_entry = (await tables.create(CALLER, ("a",), table)).entry
+        assert first_entry is not None
+        assert second_entry is not None
         for overwrite in (False, True):
             with pytest.raises(CommitConflict, match="since it was dropped"):
-                await tables.register(CALLER, ("a",), "old", first.metadata_location, overwrite=overwrite)
-        assert (await tables.load(("a",), "again")).entry == second
+                await tables.register(CALLER, ("a",), "old", first_entry.metadata_location, overwrite=overwrite)
+        assert (await tables.load(("a",), "again")).entry == second_entry
         # The first entry may replace the second entry, and then the second may replace the first.
-        for entry in (first, second):
+        for entry in (first_entry, second_entry):
             name = "again"
             await tables.register(CALLER, ("a",), name, entry.metadata_location, overwrite=True)
             assert (await tables.load(("a",), name)).metadata.table_uuid == entry.uuid
@@ -367,27 +367,27 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
         tables, name = rig.catalog.tables, (("b",), "moved")
-        first = (await tables.load(*name)).entry
-        assert first is not None
+        first_entry = (await tables.load(*name)).entry
+        assert first_entry is not None
         elsewhere, allowed = f"{rig.settings.make_warehouse_uri()}/later", f"{rig.settings.make_warehouse_uri()}/lent"
         updates = {"seamark.allowed-locations": allowed, "write.data.path": elsewhere}
         await rig.commits.commit_table(CALLER, *name, [], [{"action": "set-properties", "updates": updates}])
-        second = (await tables.load(*name)).entry
-        assert second is not None
+        second_entry = (await tables.load(*name)).entry
+        assert second_entry is not None
 
         async def list_claimed_locations() -> tuple[set[str], set[str]]:
-            claims = await rig.store.claims(first.uuid)
+            claims = await rig.store.claims(first_entry.uuid)
             return {claim.location for claim in claims if not claim.allowed}, {
                 claim.location for claim in claims if claim.allowed
             }
 
         claimed_locations_before = await list_claimed_locations()
         assert claimed_locations_before[1] == {make_location_key(parse_location(allowed))}
-        await tables.register(CALLER, *name, first.metadata_location, overwrite=True)
+        await tables.register(CALLER, *name, first_entry.metadata_location, overwrite=True)
         assert await list_claimed_locations() == (claimed_locations_before[0], set()), (
             "the table keeps the locations of its files"
         )
-        await tables.register(CALLER, *name, second.metadata_location, overwrite=True)
+        await tables.register(CALLER, *name, second_entry.metadata_location, overwrite=True)
         assert await list_claimed_locations() == claimed_locations_before
         await check_rejected(rig, CALLER, location)
 

@@ -65,12 +65,12 @@ async def test_commit_moves_the_pointer_and_adds_an_instant(tmp_path: Path) -> N
 async def test_repeated_commit_gets_the_first_answer(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        first = await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
+        first_answer = await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
         await rig.commits.commit_table(CALLER, DB, "t", *append(8, 7, 2))
         table = await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
         assert table.entry is not None
-        assert first.entry is not None
-        assert table.entry.metadata_location == first.entry.metadata_location
+        assert first_answer.entry is not None
+        assert table.entry.metadata_location == first_answer.entry.metadata_location
         assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 8
 
 
@@ -113,8 +113,8 @@ async def test_repeated_transaction_gets_the_first_answer_but_a_changed_transact
         entries = [await rig.catalog.tables.load_entry(DB, name) for name in ("a", "b")]
         await rig.commits.commit_transaction(CALLER, list(reversed(changes)))
         assert [await rig.catalog.tables.load_entry(DB, name) for name in ("a", "b")] == entries
-        other = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(x="1"))
-        for invalid_changes in ([changes[0]], [changes[0], other]):
+        other_change = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(x="1"))
+        for invalid_changes in ([changes[0]], [changes[0], other_change]):
             with pytest.raises(CommitConflict):
                 await rig.commits.commit_transaction(CALLER, invalid_changes)
 
@@ -130,11 +130,11 @@ async def test_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: 
 
 
 async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path) -> None:
-    async with open_racing_rigs(tmp_path / "a") as (rig, other, racing_store):
+    async with open_racing_rigs(tmp_path / "a") as (rig, other_rig, racing_store):
         await rig.table()
 
         async def intrude() -> None:
-            await other.commits.commit_table(CALLER, DB, "t", [], build_property_update(theirs="1"))
+            await other_rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(theirs="1"))
 
         racing_store.intruder = intrude
         table = await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(ours="1"))
@@ -148,11 +148,11 @@ async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path)
 
 
 async def test_lost_swap_whose_requirement_no_longer_holds_is_a_conflict(tmp_path: Path) -> None:
-    async with open_racing_rigs(tmp_path / "a") as (rig, other, racing_store):
+    async with open_racing_rigs(tmp_path / "a") as (rig, other_rig, racing_store):
         await rig.table()
 
         async def intrude() -> None:
-            await other.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
+            await other_rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
 
         racing_store.intruder = intrude
         with pytest.raises(CommitConflict):

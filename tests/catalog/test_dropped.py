@@ -288,12 +288,12 @@ async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Pa
             return await self._store.transact(operations)
 
     capture = WrapperCapture(StoreWithIntruder)
-    async with open_rig(tmp_path / "a", wrap_store=capture) as rig, open_rig(tmp_path / "a") as other:
+    async with open_rig(tmp_path / "a", wrap_store=capture) as rig, open_rig(tmp_path / "a") as other_rig:
         await rig.table()
 
         async def intrude() -> None:
-            await other.catalog.tables.drop(CALLER, DB, "t", purge=False)
-            await other.table()
+            await other_rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
+            await other_rig.table()
 
         tables = rig.catalog.tables
         for attempt in (
@@ -303,7 +303,7 @@ async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Pa
             capture.wrapper.intruder = intrude
             with pytest.raises(CommitConflict):
                 await attempt()
-            assert await other.catalog.tables.exists(DB, "t")
+            assert await other_rig.catalog.tables.exists(DB, "t")
 
 
 @pytest.mark.parametrize("jump_ms", [86_400_000, 365 * 86_400_000, -365 * 86_400_000])

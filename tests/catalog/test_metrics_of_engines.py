@@ -185,9 +185,13 @@ async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path
         await create(rig, 2)
         client = EngineAppender(await load(rig), file=WRONG_METRICS[0][0])
         request = client.commit({"file:///data/a": 3})
-        first = await commit_table(rig, request)
+        first_answer = await commit_table(rig, request)
         second_commit = await commit_table(rig, request)
-        assert first.metadata.current_snapshot_id == second_commit.metadata.current_snapshot_id == client.snapshot_id
+        assert (
+            first_answer.metadata.current_snapshot_id
+            == second_commit.metadata.current_snapshot_id
+            == client.snapshot_id
+        )
         assert len((await load(rig))["snapshots"]) == 1
 
 

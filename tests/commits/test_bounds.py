@@ -35,18 +35,18 @@ async def test_change_holds_at_most_the_limit_of_decoded_manifests(
 ) -> None:
     async with run_server(tmp_path) as server:
         table = await ClaimedTable.create(Api(server), {"a": "long"})
-        first = await table.commit(add=[table.build_data_file("first")])
+        first_answer = await table.commit(add=[table.build_data_file("first")])
         for number in range(4):
             await table.commit(add=[table.build_data_file(f"f{number}")])
         scope = {"filter": {"type": "eq", "term": "a", "value": 5}}
         body: dict[str, Any] = {
             "add": [table.build_data_file("new")],
-            "read_snapshot_id": first["snapshot-id"],
+            "read_snapshot_id": first_answer["snapshot-id"],
             "scope": scope,
         }
         if needs == "the files to remove":
             removed_files = [{"file-path": table.build_data_file(name)["file-path"]} for name in ("first", "f0")]
-            body = {"read_snapshot_id": first["snapshot-id"], "remove": removed_files}
+            body = {"read_snapshot_id": first_answer["snapshot-id"], "remove": removed_files}
         assert (await table.send(**body)).status == 409
         monkeypatch.setattr(change_application, "DECODED_BYTES_MAX", 1000)
         response = await table.send(**body)
@@ -81,8 +81,8 @@ async def test_entries_of_large_manifests_are_compared_off_the_event_loop(
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         files = [lake.write_data_file([(number, 0, "a")]) for number in range(3)]
-        first = await lake.commit({"add": files})
-        body = {"read-snapshot-id": first["snapshot-id"], "remove": [{"file-path": files[1]["file-path"]}]}
+        first_answer = await lake.commit({"add": files})
+        body = {"read-snapshot-id": first_answer["snapshot-id"], "remove": [{"file-path": files[1]["file-path"]}]}
         assert (await lake.commit(body))["summary"]["total-data-files"] == "2"
         paths = {live_file.path for live_file in list_live_files(find_snapshot(await lake.read_metadata()))}
         assert paths == {files[0]["file-path"], files[2]["file-path"]}
@@ -138,21 +138,21 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
         lake = await CommitTable.create(Api(server))
         files = [lake.write_data_file([(number, 0, "a"), (number, 1, "b")]) for number in range(4)]
         places = [file["file-path"] for file in files]
-        first = (await lake.commit({"add": files}))["snapshot-id"]
+        first_snapshot_id = (await lake.commit({"add": files}))["snapshot-id"]
         deletes = [lake.write_position_deletes([(place, 0)], has_path_bounds=True) for place in places[:2]]
-        second = (await lake.commit({"add": deletes, "read-snapshot-id": first}))["snapshot-id"]
+        second_snapshot_id = (await lake.commit({"add": deletes, "read-snapshot-id": first_snapshot_id}))["snapshot-id"]
         small_file = lake.write_data_file([(0, 1, "b")])
         answer = await lake.commit(
             {
                 "add": [small_file],
                 "remove": [{"file-path": places[0]}],
                 "operation": "replace",
-                "read-snapshot-id": second,
+                "read-snapshot-id": second_snapshot_id,
             }
         )
         await lake.commit({"undo-snapshot-id": answer["snapshot-id"]})
         narrow = {"type": "in", "term": "id", "values": [0, 1]}
-        await lake.commit({"add": [lake.write_equality_deletes([7])], "read-snapshot-id": second})
+        await lake.commit({"add": [lake.write_equality_deletes([7])], "read-snapshot-id": second_snapshot_id})
         wide_filter = {"type": "lt", "term": "id", "value": 100}
         star_table = {"add": [lake.write_data_file([(5, 5, "c")])]}
         head = (await lake.commit(star_table))["snapshot-id"]
@@ -173,7 +173,7 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
             (star_table, 409),
             (removal, 409),
         ):
-            answer = await lake.send({"read-snapshot-id": first, **body})
+            answer = await lake.send({"read-snapshot-id": first_snapshot_id, **body})
             assert answer.status == status, (body, answer.raw)
     for name, thread in threads.items():
         assert thread, name

@@ -22,19 +22,19 @@ async def _commit_pair(api: Api, seed: int, name: str, outcomes: Counter[str]) -
     case = await ConcurrentChanges.make(api, seed, name)
     label = f"COMMIT_SEED={seed} {case.first} {case.second}"
     bodies = [case.build_body(case.first), case.build_body(case.second)]
-    first = await case.lake.send(bodies[0])
-    assert first.status == 200, (label, first.raw)
-    second = await case.lake.send(bodies[1])
+    first_answer = await case.lake.send(bodies[0])
+    assert first_answer.status == 200, (label, first_answer.raw)
+    second_answer = await case.lake.send(bodies[1])
     metadata = await case.lake.read_metadata()
     check(metadata)
     counts = Counter(read_snapshot_rows(find_snapshot(metadata)))
-    if second.status == 200:
+    if second_answer.status == 200:
         assert counts in case.list_allowed_results(), (label, counts, case.list_allowed_results())
     else:
-        assert second.error[:2] == (409, "CommitFailedException"), (label, second.raw)
-        assert not case.must_commit(), (label, second.error)
+        assert second_answer.error[:2] == (409, "CommitFailedException"), (label, second_answer.raw)
+        assert not case.must_commit(), (label, second_answer.error)
         assert counts == Counter(case.first.apply(case.list_rows())), label
-    outcomes[f"{case.second.kind} {'committed' if second.status == 200 else 'refused'}"] += 1
+    outcomes[f"{case.second.kind} {'committed' if second_answer.status == 200 else 'refused'}"] += 1
 
 
 async def _run_campaign(api: Api, count: int) -> Counter[str]:

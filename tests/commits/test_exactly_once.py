@@ -60,8 +60,8 @@ async def test_sequence_is_committed_once_and_repeats_get_the_first_answer(api: 
         assert second_answer == {**answer, "duplicate": True, "metadata-location": answers[-1]["metadata-location"]}
     never = await lake.commit(make_numbered_change(lake, 7))
     assert (never["duplicate"], never["snapshot-id"]) == (True, None)
-    other = await lake.commit(make_numbered_change(lake, 1, "q"))
-    assert not other["duplicate"]
+    other_answer = await lake.commit(make_numbered_change(lake, 1, "q"))
+    assert not other_answer["duplicate"]
     assert len(await read_rows(lake)) == 4
 
 

@@ -68,14 +68,14 @@ async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Pa
 async def test_racing_replicas_lose_no_append(tmp_path: Path, postgres_url: str) -> None:
     warehouse = (tmp_path / "lake").as_uri()
     async with (
-        run_server(tmp_path / "a", database=postgres_url, warehouse=warehouse) as first,
-        run_server(tmp_path / "b", database=postgres_url, warehouse=warehouse) as second,
+        run_server(tmp_path / "a", database=postgres_url, warehouse=warehouse) as first_server,
+        run_server(tmp_path / "b", database=postgres_url, warehouse=warehouse) as second_server,
     ):
-        lake = await CommitTable.create(Api(first))
-        other = CommitTable(
-            Api(second), lake.folder, lake.name, lake.version, lake.spec, _file_numbers=lake._file_numbers
+        lake = await CommitTable.create(Api(first_server))
+        other_table = CommitTable(
+            Api(second_server), lake.folder, lake.name, lake.version, lake.spec, _file_numbers=lake._file_numbers
         )
-        await asyncio.gather(*(append_repeatedly((lake, other)[n % 2], n) for n in range(8)))
+        await asyncio.gather(*(append_repeatedly((lake, other_table)[n % 2], n) for n in range(8)))
         metadata = await lake.read_metadata()
         check(metadata)
         expected = sorted(writer * 100 + turn for writer in range(8) for turn in range(TURNS))

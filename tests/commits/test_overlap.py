@@ -99,9 +99,9 @@ def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
         if round_number >= 60 and proved > 500:
             break
         assert round_number < 600, (seed, proved)
-        spec, second = _draw_spec(rng, 0), _draw_spec(rng, 1)
-        partitions = PartitionOverlap(_build_table([spec, second]))
-        pairs = [(_compute_partition(spec, row), _compute_partition(second, row)) for row in rows]
+        spec, second_spec = _draw_spec(rng, 0), _draw_spec(rng, 1)
+        partitions = PartitionOverlap(_build_table([spec, second_spec]))
+        pairs = [(_compute_partition(spec, row), _compute_partition(second_spec, row)) for row in rows]
         together = set(pairs)
         lefts, rights = sorted({left for left, _ in pairs}, key=repr), sorted({right for _, right in pairs}, key=repr)
         for left, right in itertools.product(rng.sample(lefts, min(8, len(lefts))), rights[:12]):
@@ -109,11 +109,17 @@ def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
             meets = (left, right) in together
             if not b.overlap(a):
                 proved += 1
-                assert not meets, (seed, spec, left, second, right)
+                assert not meets, (seed, spec, left, second_spec, right)
                 assert not Targets(partitions, [(0, left)]).overlap(partitions.partition(1, right))
             if b.contain(a):
                 proved += 1
-                assert all(theirs == right for mine, theirs in pairs if mine == left), (seed, spec, left, second, right)
+                assert all(theirs == right for mine, theirs in pairs if mine == left), (
+                    seed,
+                    spec,
+                    left,
+                    second_spec,
+                    right,
+                )
     assert proved > 500
 
 

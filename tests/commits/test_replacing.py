@@ -60,8 +60,8 @@ async def test_overwrite_conflicts_with_concurrent_changes_of_the_replaced_rows(
     api: Api, operation: str | None, scoped: bool
 ) -> None:
     table = await ClaimedTable.create(api, {"x": "long", "p": "int"}, [("p", "identity")])
-    first = table.build_data_file("base", 1, **_build_metrics_of_value(5))
-    read_snapshot = (await table.commit(add=[first, table.build_data_file("other", 2)]))["snapshot-id"]
+    first_file = table.build_data_file("base", 1, **_build_metrics_of_value(5))
+    read_snapshot = (await table.commit(add=[first_file, table.build_data_file("other", 2)]))["snapshot-id"]
     await table.commit(add=[table.build_data_file("theirs", 1, **_build_metrics_of_value(100))])
     body: dict[str, Any] = {
         "read_snapshot_id": read_snapshot,
@@ -71,7 +71,7 @@ async def test_overwrite_conflicts_with_concurrent_changes_of_the_replaced_rows(
     if scoped:
         body["scope"] = {"filter": {"type": "eq", "term": "x", "value": 5}}
     if operation is not None:
-        body |= {"operation": operation, "remove": [{"file-path": first["file-path"]}]}
+        body |= {"operation": operation, "remove": [{"file-path": first_file["file-path"]}]}
     response = await table.send(**body)
     assert response.error[:2] == (409, "CommitFailedException")
     assert "theirs" in response.error[2]

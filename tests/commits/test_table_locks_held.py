@@ -22,11 +22,11 @@ async def test_consecutive_turns_delay_other_changes_no_longer_than_one_turn(tmp
         async with server.components.engine_commits.publisher.lock(
             ("db",), "t"
         ):  # All changes that arrive in this time form one group.
-            first = asyncio.create_task(lake.append([(1, 0, "a")]))
+            first_task = asyncio.create_task(lake.append([(1, 0, "a")]))
             await lake.wait_for_changes(1)
             tasks = [asyncio.create_task(lake.send({**remove, "change-id": f"c{n}"})) for n in range(CHANGES)]
             await lake.wait_for_changes(1 + CHANGES)
-        await first
+        await first_task
         assert {result.status for result in await asyncio.gather(*tasks)} == {409}
 
         lock_count = 0

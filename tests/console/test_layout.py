@@ -51,9 +51,9 @@ def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict
         own_files = {}
         for column in COLUMNS:
             if rng.random() < 0.9:
-                first = draw_value(column, rng)
+                first_value = draw_value(column, rng)
                 own_files[column] = sort_values(
-                    column, (first, first if rng.random() < 0.2 else draw_value(column, rng))
+                    column, (first_value, first_value if rng.random() < 0.2 else draw_value(column, rng))
                 )
         bounds.append(own_files)
     sizes = [rng.choice((0, 1, 2, 1023, 1024, rng.randrange(1 << 34))) for _ in bounds]
@@ -80,8 +80,11 @@ class ExpectedLayout:
         self.by_value = not by_rank and column != "country" and len(self.values) > 1
         span = len(self.values) - 1
         if self.by_value:
-            first, last = float(self.values[0]), float(self.values[-1])
-            self.position = {value: (float(value) / 2 - first / 2) / (last / 2 - first / 2) for value in self.values}
+            least_value, greatest_value = float(self.values[0]), float(self.values[-1])
+            self.position = {
+                value: (float(value) / 2 - least_value / 2) / (greatest_value / 2 - least_value / 2)
+                for value in self.values
+            }
         else:
             self.position = {value: number / span if span else 0.0 for number, value in enumerate(self.values)}
 
@@ -169,9 +172,9 @@ async def check_table(server: RunningServer, name: str, rng: random.Random) -> N
     location = await create_table(server, name)
     empty = (await ask(server, "GET", f"/api/v1/tables/db/{name}/layout/id"))["snapshots"][0]
     assert (empty["snapshot-id"], empty["files"], empty["depth-mean"], empty["bars"]) == (None, 0, None, [])
-    first, first_bounds = draw_files(location, rng.randrange(1, 40), rng)
-    second, second_bounds = draw_files(location, rng.randrange(1, 40), rng)
-    ids = [await commit_change(server, name, first), await commit_change(server, name, second)]
+    first_files, first_bounds = draw_files(location, rng.randrange(1, 40), rng)
+    second_files, second_bounds = draw_files(location, rng.randrange(1, 40), rng)
+    ids = [await commit_change(server, name, first_files), await commit_change(server, name, second_files)]
     for column in COLUMNS:
         bars, points, by_rank = rng.choice((1, 3, 500)), rng.choice((1, 4, 400)), rng.random() < 0.3
         later_bounds, earlier = [*first_bounds, *second_bounds], first_bounds
@@ -184,7 +187,7 @@ async def check_table(server: RunningServer, name: str, rng: random.Random) -> N
         expected = ExpectedLayout(column, ranges if has_comparison else ranges[:1], by_rank)
         files = [len(later_bounds), len(earlier)]
         check_layout(answer, column, expected, files, bars, points)
-        check_sizes(answer["snapshots"][0], [*first, *second])
+        check_sizes(answer["snapshots"][0], [*first_files, *second_files])
         assert [snapshot["snapshot-id"] for snapshot in answer["snapshots"]] == (
             ids[::-1] if has_comparison else [ids[1]]
         )

@@ -131,8 +131,8 @@ async def test_failed_part_of_housekeeping_does_not_stop_the_other_parts(
     async with run_server(tmp_path) as server:
         parts = server.components.housekeeping._tasks
         result_before = await server.components.housekeeping.round()
-        for first in list(parts)[:-1]:
-            monkeypatch.setitem(parts, first, raise_zero_division)
+        for failing_part in list(parts)[:-1]:
+            monkeypatch.setitem(parts, failing_part, raise_zero_division)
         assert (await server.components.housekeeping.round()).keys() == {list(result_before)[-1]}
 
 

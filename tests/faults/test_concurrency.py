@@ -80,9 +80,9 @@ def test_eight_processes_of_two_hundred_commits_each_make_a_linearisable_history
         _run_race([start_seamark(flags=flags).base_url], processes=8, commits=200)
         return
     url = postgres.create_database()
-    first = start_seamark("a", database=url)
-    second = start_seamark("b", database=url, warehouse=first.warehouse)
-    _run_race([first.base_url, second.base_url], processes=8, commits=200)
+    first_server = start_seamark("a", database=url)
+    second_server = start_seamark("b", database=url, warehouse=first_server.warehouse)
+    _run_race([first_server.base_url, second_server.base_url], processes=8, commits=200)
 
 
 @pytest.mark.few_cases(1)

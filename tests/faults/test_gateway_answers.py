@@ -66,8 +66,8 @@ class BrokenStore:
 
     async def _answer(self, request: str, writer: asyncio.StreamWriter) -> bool:
         """Answer a request, and return whether the connection stays open."""
-        first, *lines = request.split("\r\n")
-        method, path, _ = first.split(" ")
+        request_line, *lines = request.split("\r\n")
+        method, path, _ = request_line.split(" ")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         data = self.objects[path]
         etag = compute_etag(data)

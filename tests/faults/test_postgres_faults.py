@@ -42,10 +42,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPair]:
         url = postgres.create_database()
         warehouse = f"file://{home / 'lake'}"
         with (
-            Seamark(home / "a", database=url, warehouse=warehouse) as first,
-            Seamark(home / "b", database=url, warehouse=warehouse) as second,
+            Seamark(home / "a", database=url, warehouse=warehouse) as first_server,
+            Seamark(home / "b", database=url, warehouse=warehouse) as second_server,
         ):
-            yield ServerPair(postgres, (first, second))
+            yield ServerPair(postgres, (first_server, second_server))
 
 
 def _is_answering(postgres: Postgres) -> bool:

@@ -27,15 +27,15 @@ def test_replicas_killed_at_random_moments_lose_no_acknowledged_commit(
     seed = first_seed("FAULT_SEED")
     print(f"random kills: FAULT_SEED={seed} FAULT_ROUNDS={ROUNDS}")
     source = random.Random(seed)
-    first = start_seamark("a", database=postgres_url)
-    second = start_seamark("b", database=postgres_url, warehouse=first.warehouse)
-    base_urls = [first.base_url, second.base_url]
-    assert HttpClient(first.base_url).create_table()[0] == 200
+    first_server = start_seamark("a", database=postgres_url)
+    second_server = start_seamark("b", database=postgres_url, warehouse=first_server.warehouse)
+    base_urls = [first_server.base_url, second_server.base_url]
+    assert HttpClient(first_server.base_url).create_table()[0] == 200
     with run_writers(base_urls, "t", seed) as notes:
         for round_ in range(ROUNDS):
             assert wait_for_commits(notes, 5, 60), (seed, round_, notes.unexplained)
             time.sleep(source.random() * 0.3)
-            victim = source.choice((first, second))
+            victim = source.choice((first_server, second_server))
             victim.kill9()
             time.sleep(source.random() * 0.2)
             victim.start(60)

@@ -103,10 +103,10 @@ async def test_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_pat
 async def test_files_removed_from_the_log_are_deleted_once_no_other_name_shares_them(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table(properties=_KEEP_LITTLE)
-        first = (await rig.catalog.tables.load_entry(DB, "t")).metadata_location
+        first_location = (await rig.catalog.tables.load_entry(DB, "t")).metadata_location
         for sequence in range(1, 5):
             await rig.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1 or None, sequence))
         await rig.publisher.close()
-        assert first not in await rig.list_files()
+        assert first_location not in await rig.list_files()
         with pytest.raises(NotFound):
-            await rig.catalog.documents.read_raw(first)
+            await rig.catalog.documents.read_raw(first_location)

@@ -126,13 +126,13 @@ async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_pat
         await asyncio.to_thread(check_progress)
         misbehaviour.hang_all = True
         first_key, *keys = [create_key() for _ in range(5)]
-        first = asyncio.create_task(asyncio.to_thread(commit_append, first_key))
+        first_task = asyncio.create_task(asyncio.to_thread(commit_append, first_key))
         await until(lambda: "PUT hung" in misbehaviour.requests)
         later_commits = [asyncio.create_task(asyncio.to_thread(commit_append, key)) for key in keys]
         await asyncio.to_thread(check_other_requests)
-        assert not first.done()
+        assert not first_task.done()
         assert not await asyncio.to_thread(is_http_ok, f"{server.base_url}/readyz")
-        results = await asyncio.gather(first, *later_commits)
+        results = await asyncio.gather(first_task, *later_commits)
         assert {status for status, _ in results} == {503}
         # A commit that waits behind a hanging commit is rejected, because the waits would add up.
         assert any("waited in the table's queue" in answer["error"]["message"] for _, answer in results), results

@@ -100,9 +100,11 @@ def test_immediate_answer_equals_that_of_the_requests_task(cached_rig: CachedObj
         for start, end in ((0, 1), (5, 300_000), (SIZE - 10, SIZE + 100), (SIZE, SIZE + 1)):
             connection.sendall(cached_rig.request(start, end, method=method))
             response = receive(connection, has_body=method == "GET")
-            with socket.create_connection(cached_rig.address) as other:
-                other.sendall(cached_rig.request(start, end, method=method, extra_headers="Connection: close\r\n"))
-                expected = receive(other, has_body=method == "GET")
+            with socket.create_connection(cached_rig.address) as other_socket:
+                other_socket.sendall(
+                    cached_rig.request(start, end, method=method, extra_headers="Connection: close\r\n")
+                )
+                expected = receive(other_socket, has_body=method == "GET")
             for _, headers, _ in (response, expected):
                 assert len(headers.pop("x-amz-request-id")) == 32
                 headers.pop("date"), headers.pop("connection", None)

@@ -212,13 +212,13 @@ async def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> 
     data = rng.randbytes(3 * BLOCK)
     store.put(to_location(path), data)
     other_names = [draw_name(rng) for _ in range(60)]
-    for other in other_names:
-        store.put(to_location(other), rng.randbytes(2 * BLOCK))
+    for other_name in other_names:
+        store.put(to_location(other_name), rng.randbytes(2 * BLOCK))
     async with open_worker(store, tmp_path, SimulatedClock(1)) as first_worker:
         assert await first_worker.get(path, Range="bytes=0-9") == data[:10]
         assert await first_worker.get(path) == data
-        for other in other_names:
-            await first_worker.get(other)
+        for other_name in other_names:
+            await first_worker.get(other_name)
         count = len(store.requests)
         assert await first_worker.get(path) == data
         assert len(store.requests) == count

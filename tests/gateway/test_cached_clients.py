@@ -115,11 +115,11 @@ def test_obstore_and_s3fs_share_the_cache(keys: Keys) -> None:
         assert files.cat_file(path) == data
         assert files.cat_file(path, start=-100) == data[-100:]
         assert bytes(obstore.get(store, name).bytes()) == data
-    other = _create_name("orc")
-    obstore.rename(store, name, other)
+    other_name = _create_name("orc")
+    obstore.rename(store, name, other_name)
     with pytest.raises(FileNotFoundError):
         files.cat_file(path)
-    assert files.cat_file(f"{keys.bucket}/{keys.prefix}{other}") == data
-    files.rm(f"{keys.bucket}/{keys.prefix}{other}")
+    assert files.cat_file(f"{keys.bucket}/{keys.prefix}{other_name}") == data
+    files.rm(f"{keys.bucket}/{keys.prefix}{other_name}")
     with pytest.raises(FileNotFoundError):
-        obstore.get(store, other)
+        obstore.get(store, other_name)

@@ -135,9 +135,9 @@ def test_object_in_parts_appears_when_its_upload_is_completed(rig: GatewayRig) -
     assert [(part["PartNumber"], part["Size"]) for part in listed] == [(1, PART_BYTES), (2, 1000)]
     with pytest.raises(ClientError, match="404"):
         client.head_object(**address)
-    other = {"Bucket": keys.bucket, "Key": f"{keys.prefix}other"}
+    other_address = {"Bucket": keys.bucket, "Key": f"{keys.prefix}other"}
     with pytest.raises(ClientError, match="NoSuchUpload"):
-        client.upload_part(**other, UploadId=upload, PartNumber=1, Body=b"x")
+        client.upload_part(**other_address, UploadId=upload, PartNumber=1, Body=b"x")
     parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
     with pytest.raises(ClientError, match="InvalidPart"):
         client.complete_multipart_upload(

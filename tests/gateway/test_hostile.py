@@ -205,19 +205,19 @@ def test_folder_replaced_by_a_link_at_any_moment_reveals_nothing(folder_rig: Gat
     """During requests, a program with access to one table's folder replaces it by a link to another table's folder."""
     keys = folder_rig.create_table(f"swaps{next(_numbers)}")
     prefix_folder = folder_rig.folder / keys.bucket / keys.prefix
-    other = tmp_path / "other"
-    other.mkdir()
+    other_folder = tmp_path / "other"
+    other_folder.mkdir()
     with closing(keys.make_client()) as client:
         for number in range(4):
             client.put_object(Bucket=keys.bucket, Key=f"{keys.prefix}data/{number}", Body=b"own")
-            (other / str(number)).write_bytes(b"secret")
-        (other / "only-here").write_bytes(b"secret")
-        files_before = {path.name: (path.read_bytes(), path.stat().st_ino) for path in other.iterdir()}
+            (other_folder / str(number)).write_bytes(b"secret")
+        (other_folder / "only-here").write_bytes(b"secret")
+        files_before = {path.name: (path.read_bytes(), path.stat().st_ino) for path in other_folder.iterdir()}
         ended = threading.Event()
 
         def swap_repeatedly() -> None:
             while not ended.wait(0.0005):
-                (prefix_folder / "data-link").symlink_to(other)
+                (prefix_folder / "data-link").symlink_to(other_folder)
                 (prefix_folder / "data").rename(prefix_folder / "data-away")
                 try:
                     (prefix_folder / "data-link").rename(prefix_folder / "data")
@@ -250,7 +250,7 @@ def test_folder_replaced_by_a_link_at_any_moment_reveals_nothing(folder_rig: Gat
             ended.set()
             thread.join()
     assert answers <= {b"own"}
-    assert {path.name: (path.read_bytes(), path.stat().st_ino) for path in other.iterdir()} == files_before
+    assert {path.name: (path.read_bytes(), path.stat().st_ino) for path in other_folder.iterdir()} == files_before
 
 
 def test_listing_follows_no_symbolic_link(folder_rig: GatewayRig, tmp_path: Path) -> None:

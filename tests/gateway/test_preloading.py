@@ -97,9 +97,9 @@ def test_files_outside_the_tables_location_are_not_preloaded(counting_rig: Gatew
     """The metadata names files of another table, as after Spark's `add_files`."""
     catalog = open_catalog(counting_rig)
     schema = Schema(NestedField(1, "id", LongType()))
-    other = catalog.create_table("pre.other", schema)
-    other.append(pa.table({"id": range(10)}))
-    (path,) = [task.file.file_path for task in other.scan().plan_files()]
+    other_table = catalog.create_table("pre.other", schema)
+    other_table.append(pa.table({"id": range(10)}))
+    (path,) = [task.file.file_path for task in other_table.scan().plan_files()]
     preloaded_before = count_events(counting_rig, "preloaded_file")
     table = catalog.create_table("pre.thief", schema, properties={"seamark.cache.preload": "files"})
     table.io = load_file_io(

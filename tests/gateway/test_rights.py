@@ -203,8 +203,8 @@ async def _run_without_polling(tmp_path: Path) -> AsyncIterator[Callable[..., Aw
 async def test_credentials_of_a_dropped_table_are_rejected_at_once(tmp_path: Path) -> None:
     async with _run_without_polling(tmp_path) as send:
         keys = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
-        other = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "u", "schema": SCHEMA}))
-        for item in (keys, other):
+        other_keys = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "u", "schema": SCHEMA}))
+        for item in (keys, other_keys):
             assert set((await asyncio.to_thread(_collect_codes, item)).values()) == {"OK"}
         await send("DELETE", "/v1/namespaces/db/tables/t")
 
@@ -214,7 +214,7 @@ async def test_credentials_of_a_dropped_table_are_rejected_at_once(tmp_path: Pat
         async with asyncio.timeout(60):
             while not await is_refused():
                 await asyncio.sleep(0.02)
-        assert set((await asyncio.to_thread(_collect_codes, other)).values()) == {"OK"}
+        assert set((await asyncio.to_thread(_collect_codes, other_keys)).values()) == {"OK"}
 
 
 async def test_credentials_of_a_table_moved_to_another_namespace_are_rejected_at_once(tmp_path: Path) -> None:
@@ -300,10 +300,10 @@ class _Claims:
 
     async def find_overlapping_claims(self, keys: list[str], uuid: str, limit: int) -> list[Claim]:
         return [
-            Claim(uuid=other, location=location, shared=False)
-            for other, locations in self.by_uuid.items()
+            Claim(uuid=other_uuid, location=location, shared=False)
+            for other_uuid, locations in self.by_uuid.items()
             for location in locations
-            if other != uuid and any(_do_overlap(location, key) for key in keys)
+            if other_uuid != uuid and any(_do_overlap(location, key) for key in keys)
         ]
 
 

@@ -117,10 +117,10 @@ class StreamLogContract:
         assert all(second == 2 * first for first, second in sequences), sequences
 
     async def test_a_repeated_append_gets_the_first_answer_and_is_stored_once(self, log: StreamLog) -> None:
-        first = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
-        second = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
-        assert second.duplicate
-        assert second.positions == first.positions
+        first_answer = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
+        second_answer = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
+        assert second_answer.duplicate
+        assert second_answer.positions == first_answer.positions
         for sequence in range(1, 30):
             await log.append({A: build_batch(str(sequence))}, StreamProducer("p", sequence))
         assert (await log.append({A: build_batch("x", 4)}, StreamProducer("p", 0))).duplicate
@@ -261,10 +261,10 @@ class DurableLogContract:
 
     async def test_a_repetition_after_a_restart_is_stored_once(self, opener: Opener) -> None:
         async with opener() as log:
-            first = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
+            first_answer = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
         async with opener() as log:
-            second = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
-            assert (second.duplicate, second.positions) == (True, first.positions)
+            second_answer = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
+            assert (second_answer.duplicate, second_answer.positions) == (True, first_answer.positions)
             with pytest.raises(SequenceGap, match="send append 1 first"):
                 await log.append({A: build_batch("z")}, StreamProducer("p", 2))
             await log.append({A: build_batch("z")}, StreamProducer("p", 1))

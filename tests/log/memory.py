@@ -115,10 +115,10 @@ class MemoryLog:
         """Remove all released rows."""
         for shard, records in self._records.items():
             summary = self._state.shards[shard]
-            first = bisect.bisect_right(records, summary.released, key=lambda each: each.end)
-            summary.start = records[first].offset if first < len(records) else summary.watermark
-            summary.size_bytes = sum(each.batch.size_bytes for each in records[first:])
-            del records[:first]
+            first_place = bisect.bisect_right(records, summary.released, key=lambda each: each.end)
+            summary.start = records[first_place].offset if first_place < len(records) else summary.watermark
+            summary.size_bytes = sum(each.batch.size_bytes for each in records[first_place:])
+            del records[:first_place]
 
     def _begin_group(self) -> Group:
         now_ms = self._clock.now_ms()

@@ -116,8 +116,8 @@ async def test_log_in_kafka_stores_each_append_once_if_connections_fail(tmp_path
     with open_proxied_kafka(tmp_path / "broker") as (kafka, proxy):
         address = KafkaAddress(servers=proxy.address, prefix=kafka.create_prefix())
         async with (
-            open_kafka_log(address, SystemClock(), KafkaLimits()) as first,
-            open_kafka_log(address, SystemClock(), KafkaLimits()) as second,
+            open_kafka_log(address, SystemClock(), KafkaLimits()) as first_log,
+            open_kafka_log(address, SystemClock(), KafkaLimits()) as second_log,
         ):
             until_s = time.monotonic() + SECONDS
 
@@ -126,12 +126,12 @@ async def test_log_in_kafka_stores_each_append_once_if_connections_fail(tmp_path
 
             faults, *models = await asyncio.gather(
                 cause_faults(proxy, random.Random(seed), is_done),
-                *(append_until_done([first, second], f"w{number}", seed, is_done) for number in range(WRITERS)),
+                *(append_until_done([first_log, second_log], f"w{number}", seed, is_done) for number in range(WRITERS)),
             )
             async with open_kafka_log(address, SystemClock(), KafkaLimits()) as third:
                 for shard in SHARDS:
                     expected = {f"w{number}": model[shard] for number, model in enumerate(models) if model[shard]}
-                    for log in (first, second, third):
+                    for log in (first_log, second_log, third):
                         assert await read_appends(log, shard) == expected, (seed, faults)
 
 

@@ -154,8 +154,8 @@ async def test_missing_segment_is_detected() -> None:
 async def test_copied_or_renamed_segment_is_refused() -> None:
     """The checksums of a segment file are valid only under its own name."""
     disk, _ = await write_records(60, SegmentLimits(segment_bytes=1500, trim_interval_s=3600))
-    first, second, *_ = (name for name in disk.files if name.endswith(".segment"))
-    disk.files[second].visible[:] = disk.files[first].visible
+    first_segment, second_segment, *_ = (name for name in disk.files if name.endswith(".segment"))
+    disk.files[second_segment].visible[:] = disk.files[first_segment].visible
     for name in [name for name in disk.files if name.endswith(".index")]:
         del disk.files[name]
     with pytest.raises(Corrupt, match="damaged record at byte 0"):
@@ -176,8 +176,8 @@ async def test_log_on_a_full_disk_refuses_appends_until_space_is_free() -> None:
         with pytest.raises(LogFull, match="make room"):
             await log.append({A: build_batch("x" * 500)}, StreamProducer("p", acknowledged_rows))
         assert log.read_watermarks([A]) == {A: acknowledged_rows}
-        async with open_log(copy_disk(disk)) as other:
-            assert other.read_watermarks([A]) == {A: acknowledged_rows}
+        async with open_log(copy_disk(disk)) as other_log:
+            assert other_log.read_watermarks([A]) == {A: acknowledged_rows}
         disk.free_bytes = 1 << 30
         await log.append({A: build_batch("y")}, StreamProducer("p", acknowledged_rows))
         assert (await read_texts(log, A))[-2:] == ["x" * 500, "y"]
@@ -200,8 +200,8 @@ async def test_a_write_that_fills_the_disk_leaves_no_partial_record() -> None:
             with pytest.raises(LogFull):
                 await log.append({A: build_batch("second" * 100), B: build_batch("z")})
             disk.before = lambda work: None
-            async with open_log(copy_disk(disk)) as other:
-                assert other.read_watermarks([A, B]) == {A: 1, B: 0}
+            async with open_log(copy_disk(disk)) as other_log:
+                assert other_log.read_watermarks([A, B]) == {A: 1, B: 0}
         await log.append({A: build_batch("third")})
         assert await read_texts(log, A) == ["first", "third"]
 

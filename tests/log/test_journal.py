@@ -59,19 +59,19 @@ def apply_records(records: list[tuple[int, JournalRecord]], start: int) -> Journ
 def test_replica_that_starts_at_a_head_ends_in_the_same_state(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "HEAD_PIECE_BYTES", 50)
     rng = random.Random(seed)
-    first = JournalReader(0)
+    first_reader = JournalReader(0)
     records: list[tuple[int, JournalRecord]] = []
     heads: list[int] = []
     kafka = 0
 
     def write(data: bytes) -> None:
         record = decode_record(data)
-        first.read(len(records), record)
+        first_reader.read(len(records), record)
         records.append((len(records), record))
 
     for step in range(60):
         now_ms, shard = step * HOUR_MS, Shard(rng.choice("st"), rng.randrange(2))
-        watermark = first.journal.state.read_watermark(shard)
+        watermark = first_reader.journal.state.read_watermark(shard)
         kind = rng.random()
         if kind < 0.6:
             kafka += 1
@@ -85,13 +85,15 @@ def test_replica_that_starts_at_a_head_ends_in_the_same_state(seed: int, monkeyp
         elif kind < 0.87:
             request = RemoveRequest("s")
         else:
-            starts = first.journal.choose_starts(oldest_ms=now_ms - 9 * HOUR_MS, batches_max=8, bytes_max=1 << 30)
+            starts = first_reader.journal.choose_starts(
+                oldest_ms=now_ms - 9 * HOUR_MS, batches_max=8, bytes_max=1 << 30
+            )
             request = TrimRequest(tuple(starts), 20 * HOUR_MS)
         write(encode_group(build_group(request, time_ms=now_ms)))
-        first.journal.check_invariants()
+        first_reader.journal.check_invariants()
         if rng.random() < 0.1:
-            after = first.journal.applied
-            for piece in encode_head(first.journal.summarize(), f"head {step}", after):
+            after = first_reader.journal.applied
+            for piece in encode_head(first_reader.journal.summarize(), f"head {step}", after):
                 if rng.random() < 0.3:  # Another replica writes at the same time.
                     kafka += 1
                     write(encode_group(build_group(build_append(kafka), time_ms=now_ms)))
@@ -101,28 +103,37 @@ def test_replica_that_starts_at_a_head_ends_in_the_same_state(seed: int, monkeyp
         later_records = apply_records(records, after)
         assert later_records.is_recovered
         assert later_records.journal.applied == len(records)
-        assert encode_state(later_records.journal) == encode_state(first.journal)
+        assert encode_state(later_records.journal) == encode_state(first_reader.journal)
         later_records.journal.check_invariants()
 
 
 def test_producers_of_an_input_topic_stay_until_a_later_topic_has_replaced_it() -> None:
     state = JournalState()
-    first, second = (make_topic_producer_name("t", topic_id, 0) for topic_id in ("first-id", "second-id"))
-    other = make_topic_producer_name("u", "third", 0)
+    first_producer, second_producer = (
+        make_topic_producer_name("t", topic_id, 0) for topic_id in ("first-id", "second-id")
+    )
+    other_producer = make_topic_producer_name("u", "third", 0)
 
     def list_producers(hour: int) -> list[str]:
         state.apply(build_group(TrimRequest((), 10 * HOUR_MS), time_ms=hour * HOUR_MS))
         state.check_invariants()
         return list(state.state.producers)
 
-    state.apply(build_group(FenceRequest(first), FenceRequest(other), time_ms=0))
-    assert list_producers(hour=100) == [first, other]  # The topics are idle, and no later topic has replaced them.
-    state.apply(build_group(FenceRequest(first), time_ms=101 * HOUR_MS))
-    state.apply(build_group(FenceRequest(second), time_ms=102 * HOUR_MS))
-    assert list_producers(hour=200) == [first, other, second]  # A paused server may still read the first topic.
-    state.apply(build_group(FenceRequest(second), time_ms=201 * HOUR_MS))
-    assert list_producers(hour=202) == [other, second]
-    assert list_producers(hour=900) == [other, second]
+    state.apply(build_group(FenceRequest(first_producer), FenceRequest(other_producer), time_ms=0))
+    assert list_producers(hour=100) == [
+        first_producer,
+        other_producer,
+    ]  # The topics are idle, and no later topic has replaced them.
+    state.apply(build_group(FenceRequest(first_producer), time_ms=101 * HOUR_MS))
+    state.apply(build_group(FenceRequest(second_producer), time_ms=102 * HOUR_MS))
+    assert list_producers(hour=200) == [
+        first_producer,
+        other_producer,
+        second_producer,
+    ]  # A paused server may still read the first topic.
+    state.apply(build_group(FenceRequest(second_producer), time_ms=201 * HOUR_MS))
+    assert list_producers(hour=202) == [other_producer, second_producer]
+    assert list_producers(hour=900) == [other_producer, second_producer]
 
 
 def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:

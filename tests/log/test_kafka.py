@@ -55,31 +55,31 @@ async def two_logs(kafka: Kafka) -> AsyncIterator[tuple[KafkaLog, KafkaLog]]:
     """Open the same log twice, as two processes do."""
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with (
-        open_kafka_log(address, SystemClock(), KafkaLimits()) as first,
-        open_kafka_log(address, SystemClock(), KafkaLimits()) as second,
+        open_kafka_log(address, SystemClock(), KafkaLimits()) as first_log,
+        open_kafka_log(address, SystemClock(), KafkaLimits()) as second_log,
     ):
-        yield first, second
+        yield first_log, second_log
 
 
 async def test_two_processes_see_the_same_order_of_rows_and_producers(two_logs: tuple[KafkaLog, KafkaLog]) -> None:
-    first, second = two_logs
-    assert first.identity == second.identity
+    first_log, second_log = two_logs
+    assert first_log.identity == second_log.identity
     appends = []
     for number in range(20):
-        for name, log in (("a", first), ("b", second)):
+        for name, log in (("a", first_log), ("b", second_log)):
             text = build_batch(f"{name}{number}")
             appends.append(log.append({A: text, OTHER: text}))
     await asyncio.gather(*appends)
-    await first.append({A: build_batch("p0")}, StreamProducer("p", 0))
-    assert (await second.append({A: build_batch("p0")}, StreamProducer("p", 0))).duplicate
-    await second.append({A: build_batch("p1")}, StreamProducer("p", 1))
+    await first_log.append({A: build_batch("p0")}, StreamProducer("p", 0))
+    assert (await second_log.append({A: build_batch("p0")}, StreamProducer("p", 0))).duplicate
+    await second_log.append({A: build_batch("p1")}, StreamProducer("p", 1))
     with pytest.raises(SequenceGap):
-        await first.append({A: build_batch("p3")}, StreamProducer("p", 3))
-    await first.catch_up()
-    assert first.read_watermarks([A, OTHER]) == {A: 42, OTHER: 40}
-    assert await read_texts(first, OTHER) == (await read_texts(first, A))[:40]
+        await first_log.append({A: build_batch("p3")}, StreamProducer("p", 3))
+    await first_log.catch_up()
+    assert first_log.read_watermarks([A, OTHER]) == {A: 42, OTHER: 40}
+    assert await read_texts(first_log, OTHER) == (await read_texts(first_log, A))[:40]
     for shard in (A, OTHER):
-        assert await read_all(first, shard) == await read_all(second, shard)
+        assert await read_all(first_log, shard) == await read_all(second_log, shard)
 
 
 async def test_released_rows_are_deleted_and_a_head_replaces_old_journal_records(kafka: Kafka) -> None:
@@ -150,8 +150,8 @@ async def test_rows_are_written_again_if_kafka_does_not_report_their_offsets(
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
         await log.append({A: large, B: build_batch("small")})
         await log.append({A: build_batch("next")})
-        first, second = await log.read(A, 0, limit_bytes=LIMIT_BYTES)
-        assert (first.batch, second.batch.payload) == (large, b"next")
+        first_record, second_record = await log.read(A, 0, limit_bytes=LIMIT_BYTES)
+        assert (first_record.batch, second_record.batch.payload) == (large, b"next")
         assert log.read_watermarks([A, B]) == {A: 4, B: 1}
 
 

@@ -100,12 +100,12 @@ async def test_append_without_an_answer_to_its_record_has_an_unknown_outcome(stu
 async def test_append_that_waits_too_long_for_its_turn_is_refused() -> None:
     async with open_stuck_log(replace(LIMITS, groups_max=1, request_timeout_s=0.2)) as (broker, log):
         broker.stuck = "write"
-        first = asyncio.create_task(log.append({A: build_batch("first")}))
+        first_task = asyncio.create_task(log.append({A: build_batch("first")}))
         await asyncio.sleep(0.01)
         with pytest.raises(LogUnavailable, match="nothing of the request is stored"):
             await log.append({A: build_batch("second")})
         with pytest.raises(CommitUnknown):
-            await first
+            await first_task
 
 
 async def test_appends_end_when_the_log_is_closed_before_their_group_begins() -> None:

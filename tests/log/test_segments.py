@@ -201,9 +201,9 @@ async def test_unreleased_rows_are_kept_beyond_every_limit() -> None:
         states = log.list_shards()
         await log.store_indexes()
         for left in (copy_disk(disk), copy_without_indexes(disk)):
-            async with open_log(left, clock, retention_bytes=1, trim_interval_s=3600) as other:
-                assert {**other.list_shards(), A: states[A]} == {**states, B: other.list_shards()[B]}
-                assert [each.batch.payload for each in await read_all(other, B)] == [b"y"] * 20
+            async with open_log(left, clock, retention_bytes=1, trim_interval_s=3600) as other_log:
+                assert {**other_log.list_shards(), A: states[A]} == {**states, B: other_log.list_shards()[B]}
+                assert [each.batch.payload for each in await read_all(other_log, B)] == [b"y"] * 20
         await log.release({B: 10})
         assert await log.trim() > 0
         assert 0 < log.list_shards()[B].start <= 10

@@ -66,7 +66,7 @@ def test_import_refuses_folders_whose_current_version_is_uncertain(warehouse: Pa
     metadata = warehouse / "shop" / "orders" / "metadata"
     current = metadata / "v1.metadata.json"
     hint = metadata / "version-hint.text"
-    other = metadata / "00001-a.metadata.json"
+    other_file = metadata / "00001-a.metadata.json"
     for hint_text, has_other_file, reason in (
         ("9", False, "The version 9 of version-hint.text has no metadata file"),
         ("one", False, "and not the number of a version"),
@@ -74,7 +74,7 @@ def test_import_refuses_folders_whose_current_version_is_uncertain(warehouse: Pa
     ):
         hint.write_text(hint_text)
         if has_other_file:
-            other.write_bytes(current.read_bytes())
+            other_file.write_bytes(current.read_bytes())
         result = run_import(target, str(warehouse), "--table", "shop.orders")
         assert (result.exit_code, reason in result.output) == (1, True), result.output
     hint.unlink()

@@ -50,9 +50,9 @@ class ObjectStoreContract:
 
     async def test_create_never_overwrites(self, store: ObjectStore, base: str) -> None:
         await store.create(f"{base}/once", b"first")
-        for second in (b"second", b"first"):
+        for second_data in (b"second", b"first"):
             with pytest.raises(ObjectExists, match="once"):
-                await store.create(f"{base}/once", second)
+                await store.create(f"{base}/once", second_data)
         assert await store.read(f"{base}/once") == b"first"
 
     async def test_only_one_of_many_creators_succeeds_and_its_bytes_are_stored(

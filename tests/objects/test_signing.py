@@ -121,9 +121,9 @@ async def test_client_without_keys_writes_reads_lists_and_deletes(client: Signin
 async def test_signature_of_a_read_is_valid_for_every_range(client: SigningClient) -> None:
     await client.call("PUT", "/wh/t1-abc/x", b"0123456789")
     answer = client.sign("GET", client.base + "/wh/t1-abc/x", {"Range": "bytes=0-1"})
-    for first in (0, 4, 8):
-        status, part = await client.send("GET", answer, extra={"Range": f"bytes={first}-{first + 1}"})
-        assert (status, part) == (206, b"0123456789"[first : first + 2])
+    for first_byte in (0, 4, 8):
+        status, part = await client.send("GET", answer, extra={"Range": f"bytes={first_byte}-{first_byte + 1}"})
+        assert (status, part) == (206, b"0123456789"[first_byte : first_byte + 2])
 
 
 async def test_multipart_uploads_are_signed_step_by_step(client: SigningClient) -> None:

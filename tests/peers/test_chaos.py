@@ -27,10 +27,10 @@ def test_no_fault_of_a_replica_causes_a_wrong_answer_or_a_failed_read_of_another
     tmp_path: Path, postgres: Postgres, s3: S3
 ) -> None:
     rng = random.Random(first_seed())
-    first = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
+    first_settings = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
     with (
         mount_small_disk(tmp_path / "disk") as disk,
-        open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first) as fleet,
+        open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first_settings) as fleet,
     ):
         readers = PlanReaders(fleet, write_tables(fleet))
         faults = FleetFaults(readers, rng, disk)
@@ -44,11 +44,11 @@ def test_replicas_that_lose_their_network_cause_no_wrong_answer(tmp_path: Path, 
     ended.
     """
     rng = random.Random(first_seed())
-    first = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
+    first_settings = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
     with (
         open_network(3) as hosts,
         mount_small_disk(tmp_path / "disk") as disk,
-        open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first, network=hosts) as fleet,
+        open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first_settings, network=hosts) as fleet,
     ):
         readers = PlanReaders(fleet, write_tables(fleet))
         faults = FleetFaults(readers, rng, disk, hosts)

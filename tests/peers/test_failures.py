@@ -69,8 +69,8 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_i
         with closing(socket.socket()) as taken_socket:
             taken_socket.bind(("127.0.0.1", 0))  # The socket is bound but does not listen, so connections are refused.
             removed_replica = build_replica(f"127.0.0.1:{taken_socket.getsockname()[1]}")
-            for node, other in ((a, b), (b, a)):
-                add_peers(node, other.peers.membership.replica, removed_replica)
+            for node, other_node in ((a, b), (b, a)):
+                add_peers(node, other_node.peers.membership.replica, removed_replica)
                 set_long_timeouts(node)
             files = await create_files([a], 60, 100)
             files_of_removed = select_owned(a, removed_replica.address, files)

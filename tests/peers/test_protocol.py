@@ -78,12 +78,12 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
 
     ticket = headers[TICKET_HEADER]
     raw = base64.urlsafe_b64decode(ticket)
-    other = rig.location.replace("/t/", "/u/")
+    other_location = rig.location.replace("/t/", "/u/")
     forged_tickets = PeerTickets(make_fixed_keyring(b"x"), SystemClock(), NeverUsed(), leeway_s=30)
     for bad in (
         {},
         {LOCATION_HEADER: headers[LOCATION_HEADER]},
-        {**headers, LOCATION_HEADER: other},
+        {**headers, LOCATION_HEADER: other_location},
         {**headers, TICKET_HEADER: ""},
         {**headers, TICKET_HEADER: "x" * 100_000 if len(ticket) < 8000 else ""},
         {**headers, TICKET_HEADER: ticket[:-1] + "!"},
@@ -113,9 +113,9 @@ async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> N
             repeated.append(headers)
         reads = node.stored.reads.total()
         with closing(UsedTickets(node.settings.home / USED_TICKETS_NAME, SystemClock().now_ms())) as worker:
-            other = PeerTickets(rig.tickets._keyring, SystemClock(), worker, leeway_s=30)
+            other_tickets = PeerTickets(rig.tickets._keyring, SystemClock(), worker, leeway_s=30)
             with pytest.raises(Unauthenticated, match="was sent before"):
-                other.open(node.address, headers[LOCATION_HEADER], headers[TICKET_HEADER])
+                other_tickets.open(node.address, headers[LOCATION_HEADER], headers[TICKET_HEADER])
         assert await asyncio.gather(*(rig.ask(headers) for headers in repeated)) == [(401, b"")] * 20
         assert node.stored.reads.total() == reads
         address = node.address
@@ -201,9 +201,9 @@ async def test_replicas_with_a_certificate_use_https_and_verify_each_other(
             return counts.hits + counts.fetched, counts.failed
 
     assert (await read_through(authority.file))[0] > 0
-    other = tmp_path / "other"
-    other.mkdir()
-    stranger = Authority(other).file.rename(other / "stranger.pem")
+    other_folder = tmp_path / "other"
+    other_folder.mkdir()
+    stranger = Authority(other_folder).file.rename(other_folder / "stranger.pem")
     answers, failures = await read_through(stranger)
     assert answers == 0
     assert failures > 0

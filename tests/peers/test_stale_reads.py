@@ -139,14 +139,14 @@ async def test_other_errors_and_missing_values_of_the_database_are_returned(read
 async def test_value_changed_by_this_server_is_not_used_again(reads: StaleReads) -> None:
     database = Database()
     table = make_entry_key(EntryKind.TABLE, ("db",), "t")
-    other = make_entry_key(EntryKind.TABLE, ("db",), "u")
-    keys = (KEY, ("grants", "ann"), table, other)
+    other_key = make_entry_key(EntryKind.TABLE, ("db",), "u")
+    keys = (KEY, ("grants", "ann"), table, other_key)
     swap = SwapPointer(EntryKind.TABLE, ("db",), "t", "uuid", "a", "b", 0)
     for operation, forgotten in (
         (RevokeToken("ann", 0), {KEY, ("grants", "ann")}),
         (RemoveGrant(Grant("bob", "reader")), {KEY, ("grants", "ann")}),
         (swap, {table}),
-        (DropEntry(EntryKind.TABLE, ("db",), "u"), {other, ("grants", "ann")}),
+        (DropEntry(EntryKind.TABLE, ("db",), "u"), {other_key, ("grants", "ann")}),
     ):
         database.error = None
         for key in keys:

@@ -27,8 +27,8 @@ def has_folder_of_its_uuid(file: FoundFile) -> bool:
 
 
 def do_overlap(first_file: FoundFile, second_file: FoundFile) -> bool:
-    first, second = f"{first_file.table_location}/", f"{second_file.table_location}/"
-    return first.startswith(second) or second.startswith(first)
+    first_folder, second_folder = f"{first_file.table_location}/", f"{second_file.table_location}/"
+    return first_folder.startswith(second_folder) or second_folder.startswith(first_folder)
 
 
 @pytest.mark.parametrize("round_", range(examples(100, 8)))
@@ -46,22 +46,28 @@ def test_selected_locations_never_overlap_and_folders_with_their_own_uuid_are_pr
         files.append(make_file(location, table_uuid))
     selected = [candidate.file for candidate in select(files, WAREHOUSE, {}).candidates]
     for file in selected:
-        assert not any(do_overlap(file, other) for other in selected if other is not file), (file, selected)
+        assert not any(do_overlap(file, other_file) for other_file in selected if other_file is not file), (
+            file,
+            selected,
+        )
     for file in files:
-        rivals = [other for other in files if other is not file and do_overlap(file, other)]
+        rivals = [other_file for other_file in files if other_file is not file and do_overlap(file, other_file)]
         if not rivals:
             assert file in selected
         if has_folder_of_its_uuid(file) and not any(
-            has_folder_of_its_uuid(other) and file.table_location.startswith(other.table_location) for other in rivals
+            has_folder_of_its_uuid(other_file) and file.table_location.startswith(other_file.table_location)
+            for other_file in rivals
         ):
             assert file in selected, "the folder with its own UUID is not inside another such folder"
 
 
 def test_chosen_file_is_selected_although_the_rules_exclude_it() -> None:
-    first, second = (make_file("file:///lake/a/t", str(uuid.UUID(int=number))) for number in (1, 2))
-    assert select([first, second], WAREHOUSE, {}).candidates == ()
-    (candidate,) = select([first, second], WAREHOUSE, {second.location: FoundName(("b",), "u")}).candidates
-    assert (candidate.file, str(candidate.name)) == (second, "b.u")
+    first_file, second_file = (make_file("file:///lake/a/t", str(uuid.UUID(int=number))) for number in (1, 2))
+    assert select([first_file, second_file], WAREHOUSE, {}).candidates == ()
+    (candidate,) = select(
+        [first_file, second_file], WAREHOUSE, {second_file.location: FoundName(("b",), "u")}
+    ).candidates
+    assert (candidate.file, str(candidate.name)) == (second_file, "b.u")
 
 
 @pytest.mark.parametrize(

@@ -143,14 +143,14 @@ async def test_database_of_each_version_is_upgraded_with_its_content(tmp_path: P
 @pytest.mark.few_cases(3)
 @pytest.mark.parametrize("version", range(1, NEWEST + 1))
 async def test_backup_of_each_version_is_restored_and_upgraded(tmp_path: Path, version: int) -> None:
-    path, file, other = tmp_path / "old.db", tmp_path / "backup", tmp_path / "new" / "new.db"
+    path, file, new_path = tmp_path / "old.db", tmp_path / "backup", tmp_path / "new" / "new.db"
     create_old_database(path, version)
     columns, content_before = list_columns(path), read_sqlite_content(path)
     await back_up(f"sqlite://{path}", file)
     assert read_sqlite_content(file) == content_before
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    await restore_database(file, f"sqlite://{other}")
-    content_after = read_sqlite_content(other, columns)
+    await restore_database(file, f"sqlite://{new_path}")
+    content_after = read_sqlite_content(new_path, columns)
     if version <= PLAIN_SECRETS_VERSION:
         content_before["secrets"] = []
     assert content_after == {name: rows for name, rows in content_before.items() if name in columns}
@@ -168,10 +168,15 @@ async def test_upgrade_moves_the_sums_of_the_query_history(tmp_path: Path) -> No
                     connection.execute(f"INSERT INTO query_counts VALUES ({', '.join('?' * len(values))})", values)
     async with open_store(f"sqlite://{path}", clock=SimulatedClock(seed=1)) as store:
         for uuid in ("u", "v"):
-            other, shape = await store.query_shapes(uuid, 0, 10)
-            assert (other.fingerprint, shape.fingerprint, shape.shape, shape.samples) == ("", "a", "shape", "samples")
+            other_shape, shape = await store.query_shapes(uuid, 0, 10)
+            assert (other_shape.fingerprint, shape.fingerprint, shape.shape, shape.samples) == (
+                "",
+                "a",
+                "shape",
+                "samples",
+            )
             assert (shape.first_hour, shape.last_hour) == (5, 6)
-            assert other.sums == shape.sums == QuerySums(2, 4, 6, 8, 10, 12, 14)
+            assert other_shape.sums == shape.sums == QuerySums(2, 4, 6, 8, 10, 12, 14)
 
 
 async def test_copy_to_postgres_and_back_keeps_all_rows(tmp_path: Path, postgres_url: str) -> None:
@@ -199,9 +204,9 @@ async def test_upgrade_in_postgres_keeps_the_content_of_the_first_schema(tmp_pat
 
 async def test_timeline_continues_after_each_move(tmp_path: Path, postgres_url: str) -> None:
     clock = SimulatedClock(seed=1)
-    first, last = f"sqlite://{tmp_path / 'a.db'}", f"sqlite://{tmp_path / 'b.db'}"
+    first_url, last_url = f"sqlite://{tmp_path / 'a.db'}", f"sqlite://{tmp_path / 'b.db'}"
     ids, positions = [], []
-    for number, (url, source) in enumerate(((first, None), (postgres_url, first), (last, postgres_url))):
+    for number, (url, source) in enumerate(((first_url, None), (postgres_url, first_url), (last_url, postgres_url))):
         if source is not None:
             await move_database(source, url)
         async with open_store(url, clock=clock) as store:

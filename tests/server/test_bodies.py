@@ -211,16 +211,16 @@ async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
 
     remaining_tasks = [asyncio.create_task(turns.run("eve", return_one)) for _ in range(3)]
     assert await asyncio.to_thread(has_started.wait, 60)
-    other = asyncio.create_task(turns.run("ann", return_one))
+    other_task = asyncio.create_task(turns.run("ann", return_one))
     await asyncio.sleep(0)
     for task in remaining_tasks:
         task.cancel()
     assert await asyncio.gather(*remaining_tasks, return_exceptions=True) == [ANY] * 3
     assert all(task.cancelled() for task in remaining_tasks)
-    assert not other.done()
+    assert not other_task.done()
     assert not turns.is_free
     ended.set()
-    assert await other == 1
+    assert await other_task == 1
     assert running == [0, 1]
     assert turns.is_free
     with pytest.raises(ZeroDivisionError):

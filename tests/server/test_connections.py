@@ -144,8 +144,8 @@ async def test_address_has_a_connection_limit_and_its_idle_connections_are_close
         run_server(tmp_path, connections_limit=100, connections_per_address=3) as server,
         AsyncExitStack() as stack,
     ):
-        other = await stack.enter_async_context(await RawConnection.open(server, "127.0.0.2"))
-        assert await other.is_healthy()
+        other_connection = await stack.enter_async_context(await RawConnection.open(server, "127.0.0.2"))
+        assert await other_connection.is_healthy()
         wires = [await stack.enter_async_context(await RawConnection.open(server)) for _ in range(3)]
         for wire in wires:
             assert await wire.is_healthy()
@@ -153,7 +153,7 @@ async def test_address_has_a_connection_limit_and_its_idle_connections_are_close
         assert await fourth.is_healthy()
         assert await wires[0].read_rest() == b""
         assert await wires[2].is_healthy()
-        assert await other.is_healthy()
+        assert await other_connection.is_healthy()
 
 
 async def test_accepting_a_connection_does_not_scan_all_idle_connections() -> None:

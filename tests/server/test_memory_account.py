@@ -71,11 +71,11 @@ def test_every_cache_is_reported_and_documented() -> None:
 @pytest.mark.slow
 def test_sizes_of_existing_caches_with_the_same_name_are_added() -> None:
     cache: MemoryCache[int, bytes] = MemoryCache(10_000, "tried here")
-    other: MemoryCache[int, bytes] = MemoryCache(10_000, "tried here")
+    other_cache: MemoryCache[int, bytes] = MemoryCache(10_000, "tried here")
     cache.put(1, b"", 100)
-    other.put(1, b"", 1000)
+    other_cache.put(1, b"", 1000)
     assert measure_named_caches()["tried here"] == 1100 + 2 * ENTRY_OVERHEAD_BYTES
-    del other
+    del other_cache
     gc.collect()
     assert measure_named_caches()["tried here"] == 100 + ENTRY_OVERHEAD_BYTES
 

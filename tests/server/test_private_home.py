@@ -193,14 +193,14 @@ def test_world_readable_configuration_file_with_secrets_causes_a_warning(tmp_pat
 def test_second_server_on_a_home_is_rejected_and_does_not_change_the_file_of_the_first(
     start_seamark: Start, workers: str
 ) -> None:
-    first = start_seamark(flags=("--workers", workers))
-    state_before = (first.home / "server.json").read_bytes()
-    refusal = run_seamark("serve", "--home", str(first.home), "--port", "0")
+    first_server = start_seamark(flags=("--workers", workers))
+    state_before = (first_server.home / "server.json").read_bytes()
+    refusal = run_seamark("serve", "--home", str(first_server.home), "--port", "0")
     assert refusal.returncode == 2
     assert f"process {json.loads(state_before)['pid']}" in refusal.stderr
-    assert first.base_url in refusal.stderr
-    assert (first.home / "server.json").read_bytes() == state_before
-    assert requests.get(f"{first.base_url}/readyz", timeout=30).ok
+    assert first_server.base_url in refusal.stderr
+    assert (first_server.home / "server.json").read_bytes() == state_before
+    assert requests.get(f"{first_server.base_url}/readyz", timeout=30).ok
 
 
 def test_killed_server_leaves_no_lock(start_seamark: Start) -> None:

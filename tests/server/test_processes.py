@@ -104,17 +104,17 @@ def test_crashed_worker_is_replaced_while_other_workers_continue(start_seamark: 
     # With a prefix, the fork server does not start the server. So it spawns its workers, as a user's server does.
     server = start_seamark(flags=("--workers", "2"), prefix=("env",))
     wait_until(lambda: len(list_workers(server)) == 2 and server.log.read_text().count('"event":"serving"') == 2)
-    victim, other = list_workers(server)
+    victim, other_worker = list_workers(server)
     victim.kill()
     wait_until(
         lambda: len(list_workers(server)) == 2 and victim.pid not in {worker.pid for worker in list_workers(server)}
     )
     wait_until(lambda: server.log.read_text().count('"event":"serving"') == 3)
-    assert other.is_running()
+    assert other_worker.is_running()
     for _ in range(20):
         assert is_http_ok(f"{server.base_url}/v1/namespaces")
     assert server.terminate(60) == 0
-    wait_until(lambda: not psutil.pid_exists(other.pid))
+    wait_until(lambda: not psutil.pid_exists(other_worker.pid))
 
 
 def test_workers_share_one_port_and_one_page_of_metrics(start_seamark: Start) -> None:
@@ -146,7 +146,7 @@ def test_workers_do_not_outlive_a_killed_supervisor(start_seamark: Start) -> Non
 @pytest.mark.slow
 def test_second_server_on_the_port_of_workers_is_rejected(start_seamark: Start, tmp_path: Path) -> None:
     server = start_seamark(flags=("--workers", "2"))
-    second = Seamark(tmp_path / "second", port=server.port)
-    second_process = second._process
+    second_server = Seamark(tmp_path / "second", port=server.port)
+    second_process = second_server._process
     with pytest.raises(Exception, match="Cannot bind"):
         second_process.start(lambda: False, timeout_s=90)

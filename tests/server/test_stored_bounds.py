@@ -44,14 +44,14 @@ async def test_only_the_newest_reports_of_a_table_are_kept(tmp_path: Path) -> No
     clock = OffsetClock()
     async with run_server(tmp_path, clock=clock, metrics_reports_limit=5) as server:
         api = Api(server)
-        uuid, other = [(await api.table(name))["metadata"]["table-uuid"] for name in ("t", "u")]
+        uuid, other_uuid = [(await api.table(name))["metadata"]["table-uuid"] for name in ("t", "u")]
         assert (await api("POST", "/v1/namespaces/db/tables/u/metrics", REPORT)).status == 204
         for number in range(20):
             clock.ahead_ms += 1  # Two reports with the same time have no order.
             assert (await api("POST", f"{TABLE}/metrics", {**REPORT, "snapshot-id": number})).status == 204
         reports = await server.components.store.list_metrics_reports(uuid, None, 100)
         assert [metrics_report.snapshot_id for metrics_report in reports] == [15, 16, 17, 18, 19]
-        assert len(await server.components.store.list_metrics_reports(other, None, 100)) == 1
+        assert len(await server.components.store.list_metrics_reports(other_uuid, None, 100)) == 1
 
 
 async def test_bytes_of_reports_are_limited_for_each_reader_and_minute(tmp_path: Path) -> None:
@@ -169,10 +169,10 @@ async def test_one_principal_holds_at_most_half_of_the_watches(tmp_path: Path) -
         await send_request(server, secrets["root"], "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
         requests = [asyncio.create_task(send_request(server, secrets["rita"], "GET", path, None)) for _ in range(4)]
         await until(lambda: timeline.watchers == sum(task.done() for task in requests) == 2)
-        other = asyncio.create_task(send_request(server, secrets["ron"], "GET", path, None))
+        other_task = asyncio.create_task(send_request(server, secrets["ron"], "GET", path, None))
         await until(lambda: timeline.watchers == 3)
         timeline.drain()
-        assert (await other)[0] == 200
+        assert (await other_task)[0] == 200
         assert sorted(status for status, *_ in await asyncio.gather(*requests)) == [200, 200, 429, 429]
 
 

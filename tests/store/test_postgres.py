@@ -135,8 +135,8 @@ async def test_reader_never_misses_a_slow_transaction(
     async with _connect(postgres_url) as slow:
         await slow.execute("BEGIN")
         # Before the quick transaction begins, the slow transaction has an id, because it has written.
-        first = RecordInstant(make_instant("slow")) if recorded_first else CreateNamespace(("slow",), {})
-        await execute_operations(slow, first)
+        first_operation = RecordInstant(make_instant("slow")) if recorded_first else CreateNamespace(("slow",), {})
+        await execute_operations(slow, first_operation)
         await store.transact([RecordInstant(make_instant("quick"))])
         instants = await store.list_instants(InstantFilter(), 9)
         assert await store.list_instants(InstantFilter(newest_first=True), 9) == instants[::-1]

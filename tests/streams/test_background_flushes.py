@@ -132,10 +132,10 @@ async def test_an_opening_that_never_succeeds_is_repeated_every_half_minute(
 
 async def test_only_the_owner_opens_a_table_that_it_flushes(log: MemoryLog, clock: SimulatedClock) -> None:
     owner = OpeningProcess(log, clock, join_fleet(clock, as_owner=True))
-    other = OpeningProcess(log, clock, join_fleet(clock, as_owner=False))
+    other_process = OpeningProcess(log, clock, join_fleet(clock, as_owner=False))
     assert await owner.look()
     for number in range(3, 20):
-        assert not await other.look()
+        assert not await other_process.look()
         clock.advance(int(1000 * FLUSH_INTERVAL_S))
         await log.append({Shard(UUID, 0): build_batch(number)})
         await log.release({Shard(UUID, 0): number - 1})
@@ -144,12 +144,12 @@ async def test_only_the_owner_opens_a_table_that_it_flushes(log: MemoryLog, cloc
 async def test_another_process_opens_a_table_whose_owner_does_not_flush_it(
     log: MemoryLog, clock: SimulatedClock
 ) -> None:
-    other = OpeningProcess(log, clock, join_fleet(clock, as_owner=False))
-    assert not await other.look()
+    other_process = OpeningProcess(log, clock, join_fleet(clock, as_owner=False))
+    assert not await other_process.look()
     clock.advance(int(1000 * (FLUSH_INTERVAL_S + LEASE_S)) - 1)
-    assert not await other.look()
+    assert not await other_process.look()
     clock.advance(1)
-    assert await other.look()
+    assert await other_process.look()
 
 
 async def test_a_process_that_only_reads_opens_no_table(log: MemoryLog, clock: SimulatedClock) -> None:

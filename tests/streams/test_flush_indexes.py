@@ -45,8 +45,8 @@ async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
 
 
 async def test_plans_use_the_indexes_of_a_flush_at_once(stream: StreamServer) -> None:
-    for first in (0, 10, 20):
-        await stream.post(*({"id": 3 * number + first % 7, "name": f"n{first}"} for number in range(5)))
+    for first_id in (0, 10, 20):
+        await stream.post(*({"id": 3 * number + first_id % 7, "name": f"n{first_id}"} for number in range(5)))
         await stream.flush()
     assert await read_coverage(stream) == dict.fromkeys(INDEXES, (3, 3))
 

@@ -327,16 +327,16 @@ def test_flushes_before_a_rebuild_are_read_as_appends() -> None:
     model.rebuild()
     model.log[0] += [3, 4, 5]
     model.flush(1.0)
-    first, second = model.history.by_id
+    first_snapshot_id, second_snapshot_id = model.history.by_id
     start = find_position_after_snapshot(UUID, model.table(), None)
     step = choose_next_step(parse_position(start.encode(), UUID), model.table())
     assert isinstance(step, Files)
-    assert (step.snapshot_id, step.position.offsets) == (first, (0,))
+    assert (step.snapshot_id, step.position.offsets) == (first_snapshot_id, (0,))
     step = choose_next_step(step.position, model.table())
     assert isinstance(step, LogRows)
     assert step.ranges == {0: (0, 3)}
     after = step.position.advance({0: 3})
-    assert choose_next_step(after, model.table()) == End(msgspec.structs.replace(after, snapshot_id=second))
+    assert choose_next_step(after, model.table()) == End(msgspec.structs.replace(after, snapshot_id=second_snapshot_id))
     with pytest.raises(BadRequest, match="offsets of another log"):
         choose_next_step(old, model.table())
 

@@ -196,7 +196,7 @@ async def test_rows_that_the_log_has_removed_are_read_from_the_files_of_their_fl
         await create(stream)
         await stream.post({"id": 1}, {"id": 2})
         await stream.flush()
-        first = await read_current_snapshot_id(stream)
+        first_snapshot_id = await read_current_snapshot_id(stream)
         await stream.post({"id": 3})
         await stream.flush()
         await stream.post({"id": 4})
@@ -204,8 +204,8 @@ async def test_rows_that_the_log_has_removed_are_read_from_the_files_of_their_fl
         log = await stream.server.components.streams.open_log(*(await table._tables.load(table.uuid)))
         log._state.shards[Shard(table.uuid, 0)].start = 3  # type: ignore[attr-defined]  # The retention removes rows in this way.
         assert sorted(list_ids(await read_batches(stream, from_=0))) == [1, 2, 3, 4]
-        assert sorted(list_ids(await read_batches(stream, from_=first))) == [3, 4]
-        with pytest.raises(NoSuchResource, match=f"begin at snapshot:{first}"):
+        assert sorted(list_ids(await read_batches(stream, from_=first_snapshot_id))) == [3, 4]
+        with pytest.raises(NoSuchResource, match=f"begin at snapshot:{first_snapshot_id}"):
             await read_batches(stream, from_=f"1.{table.uuid}.none.1.after")
 
 
@@ -216,10 +216,10 @@ async def test_read_from_a_position_within_a_file_continues_with_the_next_row(tm
         count = BATCH_ROWS + 10
         await append_batch(stream, *range(count))
         await append_batch(stream, -1)
-        first, *_ = await read_batches(stream)
-        assert "~" in first.position
-        later_rows = await read_batches(stream, from_=first.position)
-        assert Counter(list_ids([first, *later_rows])) == Counter([*range(count), -1])
+        first_batch, *_ = await read_batches(stream)
+        assert "~" in first_batch.position
+        later_rows = await read_batches(stream, from_=first_batch.position)
+        assert Counter(list_ids([first_batch, *later_rows])) == Counter([*range(count), -1])
 
 
 async def test_rows_keep_their_values_after_a_schema_change(stream: StreamServer) -> None:

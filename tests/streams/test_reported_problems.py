@@ -226,8 +226,8 @@ async def test_tables_whose_storage_hangs_delay_no_other_table(
     await wait_for_snapshots(stream, "t", 1)
     await stream.post({"id": 2})
     assert await stream.ids() == [1, 2]
-    (other,) = stream.server.components.streams.tables.keys() - slow
-    assert await stream.server.components.streams.flush(other) == 1
+    (other_uuid,) = stream.server.components.streams.tables.keys() - slow
+    assert await stream.server.components.streams.flush(other_uuid) == 1
     is_released.set()
     await wait_for_snapshots(stream, names[-1], 1)
 

@@ -207,9 +207,9 @@ async def test_rows_of_a_partitioned_table_are_pruned_by_partition(tmp_path: Pat
 
 
 async def test_a_repeated_request_of_a_producer_adds_no_row(stream: StreamServer) -> None:
-    first = await stream.post({"id": 1}, query="?producer=p&sequence=0")
+    first_answer = await stream.post({"id": 1}, query="?producer=p&sequence=0")
     second_answer = await stream.post({"id": 1}, query="?producer=p&sequence=0")
-    assert not first["duplicate"]
+    assert not first_answer["duplicate"]
     assert second_answer["duplicate"]
     await stream.post({"id": 2}, query="?producer=p&sequence=1")
     await stream.post({"id": 3}, query="?producer=other&sequence=0")
@@ -442,8 +442,8 @@ async def test_unflushed_table_cannot_use_the_memory_of_other_tables(tmp_path: P
         for _ in range(8):
             async with stream.server.http.post(url, data=row, headers={"Content-Type": "application/json"}) as answer:
                 assert answer.status == 200, await answer.text()
-            (other,) = streams.tables.keys() - {uuid}
-            await streams.flush(other)
+            (other_uuid,) = streams.tables.keys() - {uuid}
+            await streams.flush(other_uuid)
 
 
 async def test_large_bodies_are_refused_by_their_decoded_size_during_pauses_and_by_full_queues(

@@ -39,8 +39,8 @@ UUID = "00000000-0000-4000-8000-000000000001"
 @asynccontextmanager
 async def open_pair(home: Path, **settings: Any) -> AsyncIterator[tuple[StreamServer, StreamServer]]:
     """Run two servers over one database. The first server has the log, and the second has none."""
-    async with streaming(home, **settings) as first, streaming(home, **settings) as second:
-        yield first, second
+    async with streaming(home, **settings) as first_server, streaming(home, **settings) as second_server:
+        yield first_server, second_server
 
 
 def read_opened(opened_table: Any, url: str) -> dict[int, str | None]:
@@ -56,19 +56,24 @@ def read_opened(opened_table: Any, url: str) -> dict[int, str | None]:
 
 
 async def test_fresh_snapshot_of_one_server_is_planned_at_another(tmp_path: Path) -> None:
-    async with open_pair(tmp_path) as (first, second):
-        await create(first)
-        await first.post({"id": 1, "name": "a"})
-        await first.flush()
-        await first.post({"id": 2, "name": "b"}, {"id": 3, "name": "c"})
-        client = SeamarkClient(first.server.url).with_fresh_rows()
+    async with open_pair(tmp_path) as (first_server, second_server):
+        await create(first_server)
+        await first_server.post({"id": 1, "name": "a"})
+        await first_server.flush()
+        await first_server.post({"id": 2, "name": "b"}, {"id": 3, "name": "c"})
+        client = SeamarkClient(first_server.server.url).with_fresh_rows()
         opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
-        await first.post({"id": 4, "name": "d"})
-        assert await asyncio.to_thread(read_opened, opened_table, second.server.url) == {1: "a", 2: "b", 3: "c"}
-        assert await asyncio.to_thread(scan_at_two_servers, first.server.url, second.server.url) == [1, 2, 3, 4]
-        url = f"{second.server.url}/v1/namespaces/db/tables/t/plan"
+        await first_server.post({"id": 4, "name": "d"})
+        assert await asyncio.to_thread(read_opened, opened_table, second_server.server.url) == {1: "a", 2: "b", 3: "c"}
+        assert await asyncio.to_thread(scan_at_two_servers, first_server.server.url, second_server.server.url) == [
+            1,
+            2,
+            3,
+            4,
+        ]
+        url = f"{second_server.server.url}/v1/namespaces/db/tables/t/plan"
         unknown = {"snapshot-id": opened_table.snapshot_id + 1}
-        async with second.server.http.post(url, json=unknown, headers={"X-Seamark-Fresh": "true"}) as answer:
+        async with second_server.server.http.post(url, json=unknown, headers={"X-Seamark-Fresh": "true"}) as answer:
             message = (await answer.json())["error"]["message"]
         assert (answer.status, f"Cannot find snapshot {opened_table.snapshot_id + 1}" in message) == (400, True)
 
@@ -107,11 +112,11 @@ def scan_at_two_servers(first_url: str, second_url: str) -> list[int]:
     """
     options = {**FRESH, "rest-scan-planning-enabled": "true"}
     with (
-        RestCatalog("first", uri=first_url, **options) as first,
-        RestCatalog("second", uri=second_url, **options) as second,
+        RestCatalog("first", uri=first_url, **options) as first_catalog,
+        RestCatalog("second", uri=second_url, **options) as second_catalog,
     ):
-        table = first.load_table("db.t")
-        table.catalog = second
+        table = first_catalog.load_table("db.t")
+        table.catalog = second_catalog
         snapshot_id = table.metadata.current_snapshot_id
         return sorted(table.scan(snapshot_id=snapshot_id).to_arrow().column("id").to_pylist())
 
@@ -120,19 +125,19 @@ def scan_at_two_servers(first_url: str, second_url: str) -> list[int]:
 async def test_tables_opened_at_one_server_have_the_rows_of_the_model_at_another(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     properties = {"format-version": rng.choice(["2", "3"])} | ({KEY: "id"} if rng.random() < 0.5 else {})
-    async with open_pair(tmp_path) as (first, second):
-        await create(first, properties=properties)
-        client = SeamarkClient(first.server.url).with_fresh_rows()
+    async with open_pair(tmp_path) as (first_server, second_server):
+        await create(first_server, properties=properties)
+        client = SeamarkClient(first_server.server.url).with_fresh_rows()
         rows: dict[int, str | None] = {}
         opened_tables: list[tuple[Any, dict[int, str | None]]] = []
         for number in range(25):
             action = rng.choice(["post", "post", "post", "flush", "delete", "open", "read"])
             if action == "post" or not rows:
                 id_ = rng.choice([*rows, number]) if KEY in properties else number
-                await first.post({"id": id_, "name": f"n{number}"})
+                await first_server.post({"id": id_, "name": f"n{number}"})
                 rows[id_] = f"n{number}"
             elif action == "flush":
-                await first.flush()
+                await first_server.flush()
             elif action == "delete":
                 last_id = rng.choice(list(rows))
                 await asyncio.to_thread(seamark.delete, client, TABLE, where=f"id = {last_id}")
@@ -141,9 +146,9 @@ async def test_tables_opened_at_one_server_have_the_rows_of_the_model_at_another
                 opened_tables.append((await asyncio.to_thread(open_table, client, TABLE, At()), dict(rows)))
             elif opened_tables:
                 table, expected = rng.choice(opened_tables)
-                assert await asyncio.to_thread(read_opened, table, second.server.url) == expected
+                assert await asyncio.to_thread(read_opened, table, second_server.server.url) == expected
         for table, expected in opened_tables:
-            assert await asyncio.to_thread(read_opened, table, second.server.url) == expected
+            assert await asyncio.to_thread(read_opened, table, second_server.server.url) == expected
 
 
 class StoredLists(dict[str, bytes]):

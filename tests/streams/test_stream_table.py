@@ -89,13 +89,13 @@ async def test_a_pointer_from_before_a_flush_is_refused() -> None:
 
 async def test_the_flush_of_a_second_owner_adds_no_row_twice() -> None:
     async with open_world() as world:
-        first, second = world.open(), world.open()
-        await first.append({0: build_batch(1, 2)})
-        await second.append({0: build_batch(3)})
-        results = await asyncio.gather(first.flush(), second.flush(), return_exceptions=True)
+        first_table, second_table = world.open(), world.open()
+        await first_table.append({0: build_batch(1, 2)})
+        await second_table.append({0: build_batch(3)})
+        results = await asyncio.gather(first_table.flush(), second_table.flush(), return_exceptions=True)
         assert sum(result for result in results if isinstance(result, int)) == 3
         assert world.rows_of(world.files) == [1, 2, 3]
-        for owner in (first, second):
+        for owner in (first_table, second_table):
             assert await world.read(owner) == [1, 2, 3]
             owner.check_invariants()
 
@@ -202,31 +202,31 @@ async def test_reader_sees_all_rows_of_an_append_after_half_of_its_fresh_files_f
             await store(location, data)
 
         world.create = fail_at_second_shard  # type: ignore[method-assign]
-        first = asyncio.create_task(world.read(table))
+        first_task = asyncio.create_task(world.read(table))
         await asyncio.sleep(0)
-        second = asyncio.create_task(world.read(table))  # The second reader waits for the first reader.
+        second_task = asyncio.create_task(world.read(table))  # The second reader waits for the first reader.
         await asyncio.sleep(0)
         await table.append({0: build_batch(4), 1: build_batch(5)})
         with pytest.raises(RetryLater):
-            await first
-        assert sorted(await second) == [1, 2, 3, 4, 5]
+            await first_task
+        assert sorted(await second_task) == [1, 2, 3, 4, 5]
 
 
 async def test_reader_sees_all_rows_of_an_append_after_a_flush_that_crosses_a_fresh_file() -> None:
     async with open_world(shards=2) as world:
-        table, other = world.open(interval_s=0.05), world.open()
+        table, other_table = world.open(interval_s=0.05), world.open()
         await table.append({0: build_batch(*range(10))})
         assert await world.read(table) == [*range(10)]
-        await other.append({1: build_batch(10)})
-        first = asyncio.create_task(table.get_fresh_rows(dict(world.flushed)))
+        await other_table.append({1: build_batch(10)})
+        first_task = asyncio.create_task(table.get_fresh_rows(dict(world.flushed)))
         await asyncio.sleep(0)
-        await other.flush()
+        await other_table.flush()
         # The second reader has the pointer of the flush, and waits for the first reader.
-        second = asyncio.create_task(world.read(table))
+        second_task = asyncio.create_task(world.read(table))
         await asyncio.sleep(0)
-        await other.append({0: build_batch(11), 1: build_batch(12)})
-        await first
-        assert sorted(await second) == [*range(13)]
+        await other_table.append({0: build_batch(11), 1: build_batch(12)})
+        await first_task
+        assert sorted(await second_task) == [*range(13)]
 
 
 async def test_readers_that_wait_for_a_write_that_fails_late_share_its_error(monkeypatch: pytest.MonkeyPatch) -> None:

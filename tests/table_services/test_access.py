@@ -141,8 +141,8 @@ async def test_worker_accepts_only_the_certificate_of_its_server(tmp_path: Path)
         authority.issue("another")
         text = authority.certificate.read_text()
         await asyncio.to_thread(SeamarkClient(server.url, certificates=own_leaves).ping)
-        for other in (text, ""):
-            client = SeamarkClient(server.url, certificates=other, retries=0)
+        for other_text in (text, ""):
+            client = SeamarkClient(server.url, certificates=other_text, retries=0)
             with pytest.raises(Unreachable, match=r"issuer certificate|self-signed"):
                 await asyncio.to_thread(client.ping)
         with pytest.raises(ValueError, match="cannot be read"):

@@ -38,9 +38,9 @@ def test_job_waits_until_its_window_begins(windows: str, now: str, wait_minutes:
 def test_random_windows_agree_with_a_loop_over_minutes() -> None:
     rng = random.Random(3)
     for _ in range(100):
-        first, end = rng.sample(range(0, 1440, 15), 2)
-        text = f"{first // 60:02}:{first % 60:02}-{end // 60:02}:{end % 60:02}"
-        is_open = {minute % 1440 for minute in range(first, end if end > first else end + 1440)}
+        start, end = rng.sample(range(0, 1440, 15), 2)
+        text = f"{start // 60:02}:{start % 60:02}-{end // 60:02}:{end % 60:02}"
+        is_open = {minute % 1440 for minute in range(start, end if end > start else end + 1440)}
         now = rng.randrange(1440)
         steps = next(step for step in range(1441) if (now + step) % 1440 in is_open)
         assert wait_s(text, 60_000 * now) == 60 * steps

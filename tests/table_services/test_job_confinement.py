@@ -124,8 +124,8 @@ def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: P
         closing(socket.create_server(("127.0.0.1", 0))) as server,
         closing(socket.create_server(("127.0.0.1", 0))) as listener,
     ):
-        url, other = f"http://127.0.0.1:{server.getsockname()[1]}", str(listener.getsockname()[1])
-        argv = [sys.executable, "-P", "-c", SCRIPT, str(tmp_path), url, other, service]
+        url, other_port = f"http://127.0.0.1:{server.getsockname()[1]}", str(listener.getsockname()[1])
+        argv = [sys.executable, "-P", "-c", SCRIPT, str(tmp_path), url, other_port, service]
         completed = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
     document = json.loads(completed.stdout)

@@ -267,15 +267,15 @@ async def test_services_that_rewrite_files_of_a_table_take_turns(
 async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         await create_tables(server, "a", "t")
-        first, second = ScriptedLauncher(takes_s=100), ScriptedLauncher()
-        async with run_scheduler(server, first, lasts_s=4.0):
-            await until(lambda: first.ran)
-            async with run_scheduler(server, second, lasts_s=4.0):
+        first_launcher, second_launcher = ScriptedLauncher(takes_s=100), ScriptedLauncher()
+        async with run_scheduler(server, first_launcher, lasts_s=4.0):
+            await until(lambda: first_launcher.ran)
+            async with run_scheduler(server, second_launcher, lasts_s=4.0):
                 await asyncio.sleep(4.5)  # The lease is short, but even a busy machine renews it in time.
-                assert (first.ran, second.ran) == (["t"], [])
-        assert first.stopped == 1
-        async with run_scheduler(server, second, lasts_s=2.0):
-            await until(lambda: second.ran == ["t"])
+                assert (first_launcher.ran, second_launcher.ran) == (["t"], [])
+        assert first_launcher.stopped == 1
+        async with run_scheduler(server, second_launcher, lasts_s=2.0):
+            await until(lambda: second_launcher.ran == ["t"])
 
 
 async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

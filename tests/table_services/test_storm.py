@@ -350,7 +350,7 @@ def test_services_never_change_rows_or_stop_a_writer(
     )  # Version 2 has no buckets, because PyIceberg cannot append to them.
     catalog.create_table("db.t", SCHEMA, partition_spec=spec, properties=properties)
     storm = Storm(server.base_url, seed, seconds)
-    first, second, appender, stock = storm.writers
+    first_writer, second_writer, appender, stock = storm.writers
     assert isinstance(appender, StormAppender)
     assert isinstance(stock, StormAppender)
     # The short storm checks only rows. Its jobs compete for all files, and lose more of their work.
@@ -374,8 +374,8 @@ def test_services_never_change_rows_or_stop_a_writer(
 
     storm.goals = check_goals
     storm.run(
-        lambda: storm.upsert(first, seed),
-        lambda: storm.upsert(second, seed + 1),
+        lambda: storm.upsert(first_writer, seed),
+        lambda: storm.upsert(second_writer, seed + 1),
         lambda: storm.append(appender),
         lambda: storm.append_stock(stock) if version < 3 else storm.append(stock),  # PyIceberg cannot write version 3.
         lambda: storm.evolve(seconds / 6),

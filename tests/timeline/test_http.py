@@ -105,11 +105,11 @@ async def test_error_names_an_invalid_parameter(server: RunningServer) -> None:
 
 
 async def test_long_poll_returns_a_commit_of_another_replica(server: RunningServer, tmp_path: Path) -> None:
-    async with run_server(tmp_path) as other:
+    async with run_server(tmp_path) as other_server:
         first_id = await server.record("a")
-        _, page = await other.get("/api/v1/timeline")
-        poll = asyncio.create_task(other.get(f"/api/v1/timeline?since={page['next-since']}&wait=60"))
-        await until(lambda: other.components.timeline.watchers == 1)
+        _, page = await other_server.get("/api/v1/timeline")
+        poll = asyncio.create_task(other_server.get(f"/api/v1/timeline?since={page['next-since']}&wait=60"))
+        await until(lambda: other_server.components.timeline.watchers == 1)
         assert not poll.done()
         second_id = await server.record("b")
         async with asyncio.timeout(60):
@@ -143,20 +143,20 @@ async def read_events(answer: aiohttp.ClientResponse, count: int) -> list[tuple[
 async def test_event_stream_continues_after_the_last_event_of_the_client(server: RunningServer, tmp_path: Path) -> None:
     headers = {"Accept": "text/event-stream"}
     ids = [(await server.record(name)).id for name in "ab"]
-    async with run_server(tmp_path) as other:
-        async with other.http.get(f"{other.url}/api/v1/timeline", headers=headers) as stream:
+    async with run_server(tmp_path) as other_server:
+        async with other_server.http.get(f"{other_server.url}/api/v1/timeline", headers=headers) as stream:
             assert stream.status == 200
             assert stream.headers["Content-Type"].startswith("text/event-stream")
             assert "X-Request-Id" in stream.headers
             events = await read_events(stream, 2)
             ids.append((await server.record("c")).id)  # This instant comes from the other replica.
             events += await read_events(stream, 1)
-            ids.append((await other.record("d")).id)
+            ids.append((await other_server.record("d")).id)
             events += await read_events(stream, 1)
         assert [data["id"] for _, data in events] == ids
         assert all(event_id == data["position"] for event_id, data in events)
         headers["Last-Event-ID"] = events[1][0]
-        async with other.http.get(f"{other.url}/api/v1/tables/db/c/timeline", headers=headers) as stream:
+        async with other_server.http.get(f"{other_server.url}/api/v1/tables/db/c/timeline", headers=headers) as stream:
             ((_, data),) = await read_events(stream, 1)
             assert data["name"] == "c"
 

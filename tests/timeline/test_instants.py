@@ -49,11 +49,11 @@ def test_filter_matches_only_if_every_condition_matches() -> None:
     instant = build_instant(SimulatedClock(1), "t", "commit")
     assert matches(InstantFilter(), instant)
     assert matches(InstantFilter(namespace=("db",), name="t", action="commit", state=C, uuid=instant.uuid), instant)
-    for other in (
+    for other_filter in (
         InstantFilter(namespace=("d",)),
         InstantFilter(name="u"),
         InstantFilter(action="drop"),
         InstantFilter(state=B),
         InstantFilter(uuid="x"),
     ):
-        assert not matches(other, instant)
+        assert not matches(other_filter, instant)

@@ -106,8 +106,8 @@ async def test_events_wait_for_their_topic_and_survive_a_killed_broker(tmp_path:
 async def test_two_replicas_and_a_restart_deliver_each_event(tmp_path: Path, kafka: Kafka, topic: str) -> None:
     setting = f"kafka://{kafka.address}/{topic}"
     async with run_server(tmp_path, event_kafka=setting) as survivor:
-        async with run_server(tmp_path, event_kafka=setting) as other:
-            await record_names(other, "ab")
+        async with run_server(tmp_path, event_kafka=setting) as other_server:
+            await record_names(other_server, "ab")
             await record_names(survivor, "ab")
             await asyncio.to_thread(read_topic, kafka, topic, 4)
         await record_names(survivor, "ab")

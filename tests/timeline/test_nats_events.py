@@ -73,13 +73,13 @@ async def test_stream_receives_each_instant_in_order_as_a_cloud_event(tmp_path: 
         await server.record("v", action="create")
         messages = await stream.read(3)
     assert list_names(messages) == ["a", "b", "v"]
-    first, last = messages[0], messages[-1]
-    assert first["subject"] == f"{stream.subject}.table.commit"
-    assert last["subject"] == f"{stream.subject}.table.create"
-    assert first["event"]["specversion"] == "1.0"
-    assert first["event"]["type"] == "io.seamark.table.commit.completed"
-    assert first["headers"]["Content-Type"].startswith("application/cloudevents+json")
-    assert first["headers"]["Nats-Msg-Id"] == first["event"]["id"]
+    first_message, last_message = messages[0], messages[-1]
+    assert first_message["subject"] == f"{stream.subject}.table.commit"
+    assert last_message["subject"] == f"{stream.subject}.table.create"
+    assert first_message["event"]["specversion"] == "1.0"
+    assert first_message["event"]["type"] == "io.seamark.table.commit.completed"
+    assert first_message["headers"]["Content-Type"].startswith("application/cloudevents+json")
+    assert first_message["headers"]["Nats-Msg-Id"] == first_message["event"]["id"]
 
 
 async def test_events_wait_until_a_stream_has_their_subject(tmp_path: Path, stream: EventStream) -> None:

@@ -175,8 +175,8 @@ async def test_stopped_server_releases_its_target_at_once(
 
 async def test_two_replicas_deliver_each_event_once_even_if_one_takes_over(tmp_path: Path, receiver: Receiver) -> None:
     async with run_server(tmp_path, webhook_urls=(receiver.url,)) as survivor:
-        async with run_server(tmp_path, webhook_urls=(receiver.url,)) as other:
-            await record_names(other, "ab")
+        async with run_server(tmp_path, webhook_urls=(receiver.url,)) as other_server:
+            await record_names(other_server, "ab")
             await record_names(survivor, "cd")
             assert await receiver.wait_for_events(4) == ["a", "b", "c", "d"]
         await record_names(survivor, "ef")

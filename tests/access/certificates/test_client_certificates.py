@@ -261,7 +261,7 @@ async def test_token_without_the_required_certificate_is_refused(tmp_path: Path,
 
 async def test_oidc_token_bound_to_a_certificate_is_refused_without_it(tmp_path: Path, authority: Authority) -> None:
     clock = SystemClock()
-    own, other = authority.issue_client("own"), authority.issue_client("other")
+    own, other_certificate = authority.issue_client("own"), authority.issue_client("other")
     leaf = x509.load_pem_x509_certificate(own.certificate.read_bytes())
     digest = to_base64url(leaf.fingerprint(hashes.SHA256()))
     async with run_issuer(clock) as issuer:
@@ -272,7 +272,11 @@ async def test_oidc_token_bound_to_a_certificate_is_refused_without_it(tmp_path:
             bound = f"Bearer {issuer.make_token(get_rsa_key(), cnf={'x5t#S256': digest})}"
             unbound = f"Bearer {issuer.make_token(get_rsa_key())}"
             broken = f"Bearer {issuer.make_token(get_rsa_key(), cnf={'x5t#S256': 'AAAA'})}"
-            for files, statuses in ((own, (200, 200, 401)), (other, (401, 200, 401)), (None, (401, 200, 401))):
+            for files, statuses in (
+                (own, (200, 200, 401)),
+                (other_certificate, (401, 200, 401)),
+                (None, (401, 200, 401)),
+            ):
                 async with connect(authority, files) as http:
                     for bearer, status in zip((bound, unbound, broken), statuses, strict=True):
                         assert (await send_request(http, server, Authorization=bearer))[0] == status
@@ -409,8 +413,8 @@ async def test_outdated_or_missing_revocation_list_ends_logins_in_open_and_resum
             lists.write_text(authority.build_revocation_list(valid_s=7200))
             await certificate.reload()
             assert await ask_both() == [200, 200]
-            other = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "another authority")])
-            lists.write_text(authority.build_revocation_list(issuer=other))
+            other_issuer_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "another authority")])
+            lists.write_text(authority.build_revocation_list(issuer=other_issuer_name))
             await certificate.reload()
             assert await ask_both() == [401, 401]
 

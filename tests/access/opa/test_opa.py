@@ -176,8 +176,8 @@ async def test_cached_decision_expires_and_applies_to_one_question() -> None:
         assert await authorizer.allows(ANN, "planTableScan", ORDERS)
         assert len(server.requests) == 6, "the cache has two entries"
         server.answer = web.json_response({"result": False})
-        other = Principal("oidc:ann", ANN.grants, "oidc", ("oidc-group:other",))
-        assert not await authorizer.allows(other, "planTableScan", ORDERS)
+        other_principal = Principal("oidc:ann", ANN.grants, "oidc", ("oidc-group:other",))
+        assert not await authorizer.allows(other_principal, "planTableScan", ORDERS)
 
 
 async def test_listing_without_a_rule_for_lists_asks_about_each_object() -> None:

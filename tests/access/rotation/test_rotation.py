@@ -119,9 +119,9 @@ async def test_replaced_tokens_signing_keys_and_issuer_keys_fail_no_request(tmp_
                 clock.ahead_ms += 601_000
                 await clients.wait()
                 # An operator creates a second token, the clients take it, and the operator revokes the first token.
-                second = await create_token(store, clock, "nightly-2", None, None)
-                logins["bearer"] = second
-                await switch_login(logins, "access", lambda: exchange_for_access_token(server, second))
+                second_token = await create_token(store, clock, "nightly-2", None, None)
+                logins["bearer"] = second_token
+                await switch_login(logins, "access", lambda: exchange_for_access_token(server, second_token))
                 await clients.wait()
                 await revoke_token(store, clock, "nightly")
                 await clients.wait()

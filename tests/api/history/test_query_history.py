@@ -53,12 +53,12 @@ async def test_statements_that_differ_in_literals_share_a_shape(api_with_files: 
         }
         assert (await api_with_files("POST", f"{T}/plan", body, headers=PYICEBERG)).status == 200
     await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, headers=PYICEBERG)
-    most_frequent, second = await load_shapes(api_with_files)
+    most_frequent, second_shape = await load_shapes(api_with_files)
     assert most_frequent["conditions"] == ["id = ?", "data starts with ?"]
     assert (most_frequent["engine"], most_frequent["columns"]) == ("pyiceberg", ["data"])
     assert most_frequent["sums"]["statements"] == 3
-    assert (most_frequent["sums"]["files-before"], second["sums"]["files-before"]) == (90, 30)
-    assert second["sums"]["files-after"] == 1
+    assert (most_frequent["sums"]["files-before"], second_shape["sums"]["files-before"]) == (90, 30)
+    assert second_shape["sums"]["files-after"] == 1
 
 
 async def test_order_of_conditions_and_negations_do_not_change_the_shape(api_with_files: Api) -> None:
@@ -114,10 +114,10 @@ async def test_scan_report_with_sanitised_literals_has_the_shape_of_the_plan(api
     assert (await api_with_files("POST", f"{T}/metrics", hostile)).status == 204
     unknown = report | {"snapshot-id": 99}
     assert (await api_with_files("POST", f"{T}/metrics", unknown)).status == 204
-    first, second = sorted(await load_shapes(api_with_files), key=lambda shape: shape["engine"] == "other")
-    assert (first["engine"], first["conditions"], first["columns"]) == ("spark", ["id = ?"], ["id"])
-    assert first["sums"]["files-after"] == 4
-    assert (second["engine"], second["conditions"]) == ("other", [])
+    first_shape, second_shape = sorted(await load_shapes(api_with_files), key=lambda shape: shape["engine"] == "other")
+    assert (first_shape["engine"], first_shape["conditions"], first_shape["columns"]) == ("spark", ["id = ?"], ["id"])
+    assert first_shape["sums"]["files-after"] == 4
+    assert (second_shape["engine"], second_shape["conditions"]) == ("other", [])
 
 
 async def test_no_literal_reaches_the_database_unless_a_setting_keeps_it(tmp_path: Path) -> None:

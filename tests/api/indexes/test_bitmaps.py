@@ -424,8 +424,8 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
     for body, minimum in (({}, 0), ({"where": "id >= 10"}, 10)):
         actual = {page["file-path"]: page for page in await read_pages(api, {**body, "deletes": True, "limit": 2})}
         for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):
-            first = minimum if number < 3 else 0  # The other files have no index: any of their rows may match.
-            expected = set(range(first, rows)) - removed_rows[file.path]
+            first_id = minimum if number < 3 else 0  # The other files have no index: any of their rows may match.
+            expected = set(range(first_id, rows)) - removed_rows[file.path]
             assert decode_rows(actual[file.path]["rows"]) == expected
             assert actual[file.path]["count"] == len(expected)
 
@@ -455,12 +455,14 @@ async def test_page_token_is_valid_only_for_its_request_and_snapshot(api: Api) -
     table = await StoredTable.create(api)
     files = [table.write_data_file([(n, "a", 1.5, 1)]) for n in range(3)]
     await table.commit(files)
-    first = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1})).json
+    first_page = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1})).json
     await table.commit([table.write_data_file([(9, "a", 1.5, 1)])], removed=[files[2].path])
-    other = await api("POST", BITMAP, {"where": "id >= 1", "limit": 1, "page-token": first["next-page-token"]})
-    assert "start again" in other.error[2]
-    actual_files = list(first["files"])
-    token = first["next-page-token"]
+    other_answer = await api(
+        "POST", BITMAP, {"where": "id >= 1", "limit": 1, "page-token": first_page["next-page-token"]}
+    )
+    assert "start again" in other_answer.error[2]
+    actual_files = list(first_page["files"])
+    token = first_page["next-page-token"]
     while token:
         page = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1, "page-token": token})).json
         assert page["snapshot-id"] == 1

@@ -98,10 +98,12 @@ async def test_missing_files_are_listed_page_by_page_with_what_a_reader_needs(ap
 
 async def test_listing_skips_no_file_while_files_become_covered(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
-    first = (await api_with_table("GET", build_url(build, "/files?limit=2"))).json
+    first_page = (await api_with_table("GET", build_url(build, "/files?limit=2"))).json
     await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:2])))
     await append(api_with_table, "t", [build_data_file("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
-    next_page = (await api_with_table("GET", build_url(build, f"/files?page-token={first['next-page-token']}"))).json
+    next_page = (
+        await api_with_table("GET", build_url(build, f"/files?page-token={first_page['next-page-token']}"))
+    ).json
     assert (next_page["snapshot-id"], [file["file-path"] for file in next_page["files"]]) == (1, PATHS[2:])
     # A restarted build lists the current files.
     assert sorted(await list_missing_files(api_with_table, build, limit=2)) == sorted(
@@ -189,12 +191,12 @@ async def test_exclusive_build_yields_to_a_live_build_of_its_index(
     async def start_exclusive_build(name: str = "i") -> Any:
         return await api_with_table("POST", f"{INDEXES}/{name}/builds", {"exclusive": True})
 
-    first = (await start_exclusive_build()).json
+    first_build = (await start_exclusive_build()).json
     assert (await start_exclusive_build()).error[:2] == (409, "CommitFailedException")
     assert (await api_with_table("POST", f"{INDEXES}/i/builds", {"exclusive": 1})).error[0] == 400
     await define(api_with_table, "other", kind="bitmap", columns=["data"])
     assert (await start_exclusive_build("other")).status == 200
-    await api_with_table("POST", build_url(first, "/finish"))
+    await api_with_table("POST", build_url(first_build, "/finish"))
     assert (await start_exclusive_build()).status == 200
     monkeypatch.setattr(build_state, "EXCLUSIVE_MS", -1)
     assert (await start_exclusive_build()).status == 200
@@ -309,15 +311,15 @@ async def test_index_file_of_a_newer_version_is_rejected(api_with_table: Api, mo
 
 
 async def test_only_files_in_the_builds_folder_are_registered(api_with_table: Api) -> None:
-    build, other = await begin_build(api_with_table), await begin_build(api_with_table)
+    build, other_build = await begin_build(api_with_table), await begin_build(api_with_table)
     data = build_index_file(build, FILES)
-    elsewhere = write(other, "a", data)
+    elsewhere = write(other_build, "a", data)
     folder = build["folder"]
     for location in (
         elsewhere["location"],
         folder,
         f"{folder}/",
-        f"{folder}/../{other['build-id']}/a",
+        f"{folder}/../{other_build['build-id']}/a",
         f"{folder}x/a",
         "a",
         "",
@@ -376,9 +378,9 @@ async def test_build_of_a_redefined_index_cannot_continue(api_with_table: Api) -
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("token", ["x", "", "!!", "W10"])
 async def test_invented_page_token_is_rejected(api_with_table: Api, token: str) -> None:
-    build, other = await begin_build(api_with_table), await begin_build(api_with_table)
+    build, other_build = await begin_build(api_with_table), await begin_build(api_with_table)
     assert (await api_with_table("GET", build_url(build, f"/files?page-token={token}"))).error[0] == 400
-    foreign = (await api_with_table("GET", build_url(other, "/files?limit=1"))).json["next-page-token"]
+    foreign = (await api_with_table("GET", build_url(other_build, "/files?limit=1"))).json["next-page-token"]
     assert (await api_with_table("GET", build_url(build, f"/files?page-token={foreign}"))).error[0] == 400
     assert (await api_with_table("GET", build_url(build, "/files?limit=0"))).error[0] == 400
 
@@ -400,10 +402,10 @@ async def test_build_continues_on_another_server(api_with_table: Api, tmp_path: 
     build = await begin_build(api_with_table)
     await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:2])))
     async with run_server(tmp_path) as server:
-        other = Api(server)
-        assert await list_missing_files(other, build) == PATHS[2:]
-        await register(other, build, write(build, "b", build_index_file(build, FILES[2:])))
-        assert (await other("POST", build_url(build, "/finish"))).json["progress"]["files-done"] == 6
+        other_api = Api(server)
+        assert await list_missing_files(other_api, build) == PATHS[2:]
+        await register(other_api, build, write(build, "b", build_index_file(build, FILES[2:])))
+        assert (await other_api("POST", build_url(build, "/finish"))).json["progress"]["files-done"] == 6
     assert (await api_with_table("GET", build_url(build))).json["state"] == "completed"
 
 

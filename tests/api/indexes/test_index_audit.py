@@ -98,16 +98,16 @@ def flip_bit(location: str, position: int) -> None:
 
 
 async def test_quarantined_index_file_is_unused_and_built_again(api_with_table: Api) -> None:
-    build, (first, second) = await create_build(api_with_table, FILES[:3], FILES[3:])
+    build, (first_file, second_file) = await create_build(api_with_table, FILES[:3], FILES[3:])
     assert await find_kept_paths(api_with_table, "id = 102") == [FILES[1].path]
-    answer = await quarantine_file(api_with_table, first)
-    assert (answer.status, answer.json) == (200, {"location": first, "state": "quarantined", "reason": "it lies"})
+    answer = await quarantine_file(api_with_table, first_file)
+    assert (answer.status, answer.json) == (200, {"location": first_file, "state": "quarantined", "reason": "it lies"})
     assert await find_kept_paths(api_with_table, "id = 102") == [file.path for file in FILES[:3]]
     index = await load_index(api_with_table)
     assert (index["health"], index["files"], index["quarantined"]) == ("damaged", 3, 1)
     assert {index_file["location"]: index_file["state"] for index_file in index["index-files"]} == {
-        first: "quarantined",
-        second: "live",
+        first_file: "quarantined",
+        second_file: "live",
     }
     assert await list_missing_files(api_with_table, build) == [file.path for file in FILES[:3]]
     await register(api_with_table, build, write(build, "again", build_valid_index_file(build, FILES[:3])))
@@ -116,46 +116,46 @@ async def test_quarantined_index_file_is_unused_and_built_again(api_with_table: 
 
 
 async def test_quarantine_is_idempotent_and_a_superseded_file_stays_superseded(api_with_table: Api) -> None:
-    build, (first, second) = await create_build(api_with_table, FILES[:3], FILES[3:])
+    build, (first_file, second_file) = await create_build(api_with_table, FILES[:3], FILES[3:])
     merged_index_file = write(build, "merged", build_valid_index_file(build, FILES[3:], level=1))
-    await register(api_with_table, build, merged_index_file, replaces=[second])
-    await quarantine_file(api_with_table, first)
-    assert (await quarantine_file(api_with_table, first, "another reason")).json["reason"] == "it lies"
-    assert (await quarantine_file(api_with_table, second)).json["state"] == "superseded"
-    assert (await quarantine_file(api_with_table, second, check=True)).json["state"] == "superseded"
+    await register(api_with_table, build, merged_index_file, replaces=[second_file])
+    await quarantine_file(api_with_table, first_file)
+    assert (await quarantine_file(api_with_table, first_file, "another reason")).json["reason"] == "it lies"
+    assert (await quarantine_file(api_with_table, second_file)).json["state"] == "superseded"
+    assert (await quarantine_file(api_with_table, second_file, check=True)).json["state"] == "superseded"
 
 
 async def test_checked_index_file_is_quarantined_only_if_it_is_damaged(api_with_table: Api) -> None:
-    _, (first, second) = await create_build(api_with_table, FILES[:3], FILES[3:])
-    assert (await quarantine_file(api_with_table, first, check=True)).json == {
-        "location": first,
+    _, (first_file, second_file) = await create_build(api_with_table, FILES[:3], FILES[3:])
+    assert (await quarantine_file(api_with_table, first_file, check=True)).json == {
+        "location": first_file,
         "state": "live",
         "reason": None,
     }
-    flip_bit(first, find_blob_position(first))
-    answer = (await quarantine_file(api_with_table, first, "found by night", check=True)).json
+    flip_bit(first_file, find_blob_position(first_file))
+    answer = (await quarantine_file(api_with_table, first_file, "found by night", check=True)).json
     assert answer["state"] == "quarantined"
     assert answer["reason"].startswith("found by night; ")
-    Path(second.removeprefix("file://")).unlink()
-    assert (await quarantine_file(api_with_table, second, check=True)).json["state"] == "quarantined"
+    Path(second_file.removeprefix("file://")).unlink()
+    assert (await quarantine_file(api_with_table, second_file, check=True)).json["state"] == "quarantined"
     assert (await load_index(api_with_table))["files"] == 0
 
 
 async def test_only_registered_index_files_of_the_index_are_quarantined(api_with_table: Api) -> None:
-    build, (first,) = await create_build(api_with_table, FILES)
+    build, (first_file,) = await create_build(api_with_table, FILES)
     await define(api_with_table, "other", kind="bitmap", columns=["data"])
     unlisted = write(build, "unlisted", build_valid_index_file(build, FILES))["location"]
-    for name, location in (("i", unlisted), ("i", "nope"), ("i", ""), ("other", first), ("nope", first)):
+    for name, location in (("i", unlisted), ("i", "nope"), ("i", ""), ("other", first_file), ("nope", first_file)):
         assert (await quarantine_file(api_with_table, location, name=name)).error[0] == 404, (name, location)
-    for body in ({"location": first}, {"location": first, "reason": " "}, {"location": 1, "reason": "x"}, {}):
+    for body in ({"location": first_file}, {"location": first_file, "reason": " "}, {"location": 1, "reason": "x"}, {}):
         assert (await api_with_table("POST", f"{INDEXES}/i/quarantine", body)).error[0] == 400, body
-    assert (await quarantine_file(api_with_table, first, name="bucket:x")).error[0] == 400
+    assert (await quarantine_file(api_with_table, first_file, name="bucket:x")).error[0] == 400
     assert (await load_index(api_with_table))["quarantined"] == 0
 
 
 async def test_long_quarantine_reason_is_truncated(api_with_table: Api) -> None:
-    _, (first,) = await create_build(api_with_table, FILES)
-    assert (await quarantine_file(api_with_table, first, "x" * 5000)).json["reason"] == "x" * 1000
+    _, (first_file,) = await create_build(api_with_table, FILES)
+    assert (await quarantine_file(api_with_table, first_file, "x" * 5000)).json["reason"] == "x" * 1000
 
 
 async def test_rebuilt_registry_gives_the_same_plans_as_the_lost_registry(tmp_path: Path) -> None:
@@ -219,26 +219,26 @@ async def test_rebuild_prefers_merged_and_newer_files_if_the_coverage_is_equal(a
 
 
 async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(api_with_table: Api) -> None:
-    build, (first,) = await create_build(api_with_table, FILES[:3])
-    await quarantine_file(api_with_table, first)
+    build, (first_file,) = await create_build(api_with_table, FILES[:3])
+    await quarantine_file(api_with_table, first_file)
     twin = write(build, "twin", build_valid_index_file(build, FILES[:3]))["location"]
     rebuild_report = (await api_with_table("POST", REBUILD)).json
     assert (rebuild_report["known"], rebuild_report["registered"][0]["index-files"]) == (1, 1)
     states = {
         index_file["location"]: index_file["state"] for index_file in (await load_index(api_with_table))["index-files"]
     }
-    assert states == {first: "quarantined", twin: "live"}
+    assert states == {first_file: "quarantined", twin: "live"}
 
 
 @pytest.mark.slow
 async def test_redundant_index_file_is_registered_only_if_the_registered_file_is_unreadable(
     api_with_table: Api,
 ) -> None:
-    build, (first,) = await create_build(api_with_table, FILES[:3])
+    build, (first_file,) = await create_build(api_with_table, FILES[:3])
     write(build, "twin", build_valid_index_file(build, FILES[:3]))
     rebuild_report = (await api_with_table("POST", REBUILD)).json
     assert (rebuild_report["registered"], rebuild_report["redundant"]) == ([], 1)
-    path = Path(first.removeprefix("file://"))
+    path = Path(first_file.removeprefix("file://"))
     path.write_bytes(path.read_bytes()[:-1])
     async with run_server(
         api_with_table.server.components.settings.home

@@ -92,8 +92,8 @@ async def test_properties_missing_from_the_body_stay_unchanged(api_with_table: A
     )
     answer = await define(api_with_table, "i", columns=["id"])
     assert (answer["definition"], answer["state"]) == ("bloom(id, fpp=0.25)", "paused")
-    other = await define(api_with_table, "i", kind="bitmap", state="enabled")
-    assert (other["definition"], other["state"]) == ("bitmap(id)", "enabled")
+    other_answer = await define(api_with_table, "i", kind="bitmap", state="enabled")
+    assert (other_answer["definition"], other_answer["state"]) == ("bitmap(id)", "enabled")
 
 
 async def test_repeated_definition_commits_nothing(api_with_table: Api) -> None:
@@ -185,12 +185,12 @@ async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_mis
     else:
         write(build, "one", data[:-7] if damage == "truncated" else data[:90] + bytes([data[90] ^ 1]) + data[91:])
     async with run_server(tmp_path) as server:  # A new server has not read the file yet.
-        other = Api(server)
-        assert (await load_index(other))["files"] == 0
-        index = await load_index(other)
+        other_api = Api(server)
+        assert (await load_index(other_api))["files"] == 0
+        index = await load_index(other_api)
         assert (index["health"], index["quarantined"], index["lag-files"]) == ("damaged", 1, 6)
         assert registration["location"] in index["index-files"][0]["reason"]
-        assert len(await list_missing_files(other, build)) == 6
+        assert len(await list_missing_files(other_api, build)) == 6
     assert (await load_index(api_with_table))["files"] == 0
 
 

@@ -108,15 +108,18 @@ async def test_each_reference_to_a_table_has_its_own_plan(star: Star) -> None:
 @pytest.mark.slow
 async def test_table_at_an_earlier_snapshot_is_planned_at_that_snapshot(star: Star) -> None:
     loaded_table = await star("GET", "/v1/namespaces/db/tables/fact")
-    first = loaded_table.json["metadata"]["current-snapshot-id"]
+    first_snapshot_id = loaded_table.json["metadata"]["current-snapshot-id"]
     await star.fact.commit([star.fact.make_file([{"f_key": 1, "f_supplier": 1, "f_rate": 0.5, "f_name": "s"}])])
-    tag = {"action": "set-snapshot-ref", "ref-name": "v1", "type": "tag", "snapshot-id": first}
+    tag = {"action": "set-snapshot-ref", "ref-name": "v1", "type": "tag", "snapshot-id": first_snapshot_id}
     commit_answer = await star("POST", "/v1/namespaces/db/tables/fact", {"requirements": [], "updates": [tag]})
     assert commit_answer.status == 200
-    for version, files in (("", 2), (f" FOR VERSION AS OF {first}", 1), (" FOR VERSION AS OF 'v1'", 1)):
+    for version, files in (("", 2), (f" FOR VERSION AS OF {first_snapshot_id}", 1), (" FOR VERSION AS OF 'v1'", 1)):
         tables = await explain_tables(star, f"SELECT 1 FROM db.fact{version} WHERE f_key < 5")
         assert tables["fact"]["plan"]["files"] == files, version
-    request = {"query": f"SELECT 1 FROM db.fact AS f AT (VERSION => {first}) WHERE f_key < 5", "dialect": "duckdb"}
+    request = {
+        "query": f"SELECT 1 FROM db.fact AS f AT (VERSION => {first_snapshot_id}) WHERE f_key < 5",
+        "dialect": "duckdb",
+    }
     answer = await star("POST", "/api/v1/explain-query", request)
     assert [table["plan"]["files"] for table in answer.json["tables"]] == [1]
 

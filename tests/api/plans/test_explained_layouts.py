@@ -88,13 +88,13 @@ async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: i
             count += 1
             true = count_kept_files(ids.ravel(), (ids, low, low + span))
             assert abs(reported_layouts["id",] - true) <= max(2, 0.3 * true), (low, span)
-        first = int(rng.integers(0, 26**3 - 600))
+        first_number = int(rng.integers(0, 26**3 - 600))
         reported_layouts = await read_layouts(
-            api, f"data >= '{build_word(first)}' AND data < '{build_word(first + 500)}'"
+            api, f"data >= '{build_word(first_number)}' AND data < '{build_word(first_number + 500)}'"
         )
         count += 1
-        true = count_kept_files(letters.ravel(), (letters, first, first + 499))
-        assert abs(reported_layouts["data",] - true) <= max(2, 0.3 * true), first
+        true = count_kept_files(letters.ravel(), (letters, first_number, first_number + 499))
+        assert abs(reported_layouts["data",] - true) <= max(2, 0.3 * true), first_number
     assert count > 15
 
 
@@ -108,16 +108,16 @@ async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api)
     curve = [bytes(key) for key in compute_curve_keys(ranks, 16, HILBERT)]
     keys = np.argsort(np.argsort(np.array(curve)))
     for _ in range(10):
-        low, first = int(rng.integers(0, 50_000)), int(rng.integers(0, 26**3 - 3000))
+        low, first_number = int(rng.integers(0, 50_000)), int(rng.integers(0, 26**3 - 3000))
         reported_layouts = await read_layouts(
             api,
-            f"id BETWEEN {low} AND {low + 9000} AND data >= '{build_word(first)}' AND data <"
-            f" '{build_word(first + 2500)}'",
+            f"id BETWEEN {low} AND {low + 9000} AND data >= '{build_word(first_number)}' AND data <"
+            f" '{build_word(first_number + 2500)}'",
         )
-        true = count_kept_files(keys, (ids, low, low + 9000), (letters, first, first + 2499))
+        true = count_kept_files(keys, (ids, low, low + 9000), (letters, first_number, first_number + 2499))
         shared_files = next(files for columns, files in reported_layouts.items() if len(columns) == 2)
         assert shared_files < min(reported_layouts["id",], reported_layouts["data",])
-        assert true / 2.5 <= shared_files <= 2.5 * true, (low, first)
+        assert true / 2.5 <= shared_files <= 2.5 * true, (low, first_number)
 
 
 async def test_values_that_a_layout_does_not_group_have_no_estimate(api: Api) -> None:

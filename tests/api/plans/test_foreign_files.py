@@ -573,14 +573,16 @@ async def test_orphan_removal_deletes_nothing_in_a_folder_named_only_by_overwrit
     lake: TwoNamespaces, tmp_path: Path, folder: str
 ) -> None:
     path, metadata = await lake.forge_table_of_another_catalog()
-    other = await lake.find_folder("theirs") if folder == "of another table" else tmp_path / "warehouse" / "legacy"
+    other_folder = (
+        await lake.find_folder("theirs") if folder == "of another table" else tmp_path / "warehouse" / "legacy"
+    )
     own_location = Path(metadata["location"].removeprefix("file://"))
-    left, foreign = own_location / "data" / "left.parquet", other / "data" / f"{SECRET}.parquet"
+    left, foreign = own_location / "data" / "left.parquet", other_folder / "data" / f"{SECRET}.parquet"
     for file in (left, foreign):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"rows")
         os.utime(file, (1, 1))
-    path.write_text(json.dumps({**metadata, "properties": {"write.data.path": f"file://{other}"}}))
+    path.write_text(json.dumps({**metadata, "properties": {"write.data.path": f"file://{other_folder}"}}))
     route = "/api/v1/tables/mine/forged/remove-orphan-files"
     assert (await lake("rita", "POST", route)).status == 403
     answer = await lake("wendy", "POST", route)

@@ -79,11 +79,11 @@ async def test_change_reads_no_manifest_or_list_of_another_table(lake: TwoNamesp
     own_manifest = write_manifest(
         mine / "metadata" / "own.avro", [build_data_file(f"file://{mine}/data/a.parquet", 1, 9)], 7
     )
-    second = write_manifest_list(mine / "metadata" / "l8.avro", [own_manifest])
+    second_list = write_manifest_list(mine / "metadata" / "l8.avro", [own_manifest])
     assert (
         await lake.commit("wendy", "mine", 7, write_manifest_list(mine / "metadata" / "l7.avro", [own_manifest]))
     ).status == 200
-    assert (await lake.commit("wendy", "mine", 8, second, **{"parent-snapshot-id": 7})).status == 200
+    assert (await lake.commit("wendy", "mine", 8, second_list, **{"parent-snapshot-id": 7})).status == 200
     foreign = write_manifest(
         foreign_folder / "metadata" / "m.avro", [build_data_file(f"file://{foreign_folder}/x", 1, 9)], 7, write=False
     )
@@ -146,16 +146,16 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: TwoNamespaces) -
     reported_manifest = _write_manifest(theirs / "v.avro", secrets, 2, 9, 1, 1, write=False)
     table = "/v1/namespaces/mine/tables/t"
     assert (await lake("wendy", "POST", table, set_properties(**{"seamark.commit.rebase": "append"}))).status == 200
-    first = _write_manifest(own_folder / "m1.avro", [Entry(ADDED, 11, None, None, a)], 11, 1, 1, 0)
-    assert await commit(11, "main", None, 1, [first]) == 200
+    first_manifest = _write_manifest(own_folder / "m1.avro", [Entry(ADDED, 11, None, None, a)], 11, 1, 1, 0)
+    assert await commit(11, "main", None, 1, [first_manifest]) == 200
     ref = {"action": "set-snapshot-ref", "ref-name": "b", "type": "branch", "snapshot-id": 11}
     assert (await lake("wendy", "POST", table, {"requirements": [], "updates": [ref]})).status == 200
     merged_entries = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 12, None, None, b)]
     assert await commit(12, "b", 11, 2, [_write_manifest(own_folder / "m2.avro", merged_entries, 12, 2, 1, 1)]) == 200
     third = _write_manifest(own_folder / "m3.avro", [Entry(ADDED, 13, None, None, c)], 13, 3, 1, 0)
-    assert await commit(13, "main", 11, 3, [first, third]) == 200
+    assert await commit(13, "main", 11, 3, [first_manifest, third]) == 200
     # After the commit, the test overwrites the list of the current snapshot. It then names the other table's manifest.
-    write_manifest_list(own_folder / "l13.avro", [first, third, victim])
+    write_manifest_list(own_folder / "l13.avro", [first_manifest, third, victim])
     stale = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 2, None, None, n)]
     own_manifest = _write_manifest(own_folder / "n1.avro", stale, 2, 9, 1, 1)
     assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest]) == 400

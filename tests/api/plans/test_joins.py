@@ -127,15 +127,17 @@ async def test_join_columns_ignore_case_and_all_conditions_apply(star: Star) -> 
 
 
 async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
-    first = (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749")))["name"]
-    assert (await star.plan(build_supplier_join("s_key >= 250 AND s_key < 750")))["name"] == first
-    assert (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 748")))["name"] != first
-    assert (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"), predicate="f_key > 0"))["name"] != first
+    first_name = (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749")))["name"]
+    assert (await star.plan(build_supplier_join("s_key >= 250 AND s_key < 750")))["name"] == first_name
+    assert (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 748")))["name"] != first_name
+    assert (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"), predicate="f_key > 0"))[
+        "name"
+    ] != first_name
     selective_plan = (await star.plan(build_supplier_join("s_key = 250")))["name"]
-    assert selective_plan not in (first, (await star.plan())["name"])
+    assert selective_plan not in (first_name, (await star.plan())["name"])
     await star.supplier.commit([star.supplier.make_file([_build_supplier(5000)])])
     second_plan = await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"))
-    assert (second_plan["name"], second_plan["joins"][0]["snapshot-id"]) == (first, 2)
+    assert (second_plan["name"], second_plan["joins"][0]["snapshot-id"]) == (first_name, 2)
 
 
 async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads_only_new_files(star: Star) -> None:
@@ -308,9 +310,9 @@ async def test_joined_tables_with_the_same_files_use_the_defaults_of_their_own_c
     location = (await api("GET", "/v1/namespaces/db/tables/one")).json["metadata-location"]
     body = {"name": "other", "metadata-location": location}
     assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
-    other = dataclasses.replace(lake, name="other")
+    other_lake = dataclasses.replace(lake, name="other")
     await lake.evolve([Col(1, "id", "int"), Col(2, "x", "int")])
-    await other.evolve([Col(1, "id", "int"), Col(2, "x", "int", default=7)])
+    await other_lake.evolve([Col(1, "id", "int"), Col(2, "x", "int", default=7)])
     files = {}
     for name in ("one", "other"):
         joins = [{"table": ["db", name], "on": {"f_key": "x"}}]

@@ -60,8 +60,8 @@ async def test_plan_that_reads_very_much_is_answered_later(
 
 async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = SlowPlanner(monkeypatch, 10_000_000)
-    async with run_server(tmp_path) as first, run_server(tmp_path) as second:
-        first_api, second_api = Api(first), Api(second)
+    async with run_server(tmp_path) as first_server, run_server(tmp_path) as second_server:
+        first_api, second_api = Api(first_server), Api(second_server)
         await first_api.table()
         await append(first_api, "t", build_ten_id_files(3), snapshot_id=1)
         plan_id = (await first_api("POST", f"{T}/plan", {})).json["plan-id"]
@@ -70,8 +70,8 @@ async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: py
             await asyncio.sleep(0.01)
         assert list_planned_numbers(answer) == [0, 1, 2]
         assert (await second_api("DELETE", f"{T}/plan/{plan_id}")).status == 204
-        other = await second_api("GET", f"/v1/namespaces/db/tables/t/plan/{plan_id[:-4]}AAAA")
-        assert other.error[:2] == (404, "NoSuchPlanIdException")
+        other_answer = await second_api("GET", f"/v1/namespaces/db/tables/t/plan/{plan_id[:-4]}AAAA")
+        assert other_answer.error[:2] == (404, "NoSuchPlanIdException")
 
 
 async def test_cancelled_plan_is_not_continued(api_with_files: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,8 +61,8 @@ async def test_later_commits_do_not_change_the_pages_of_a_plan(paging_api: Api) 
     whole_plan = await paging_api("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 100}})
     await append(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
     renamed_schema = {**SCHEMA, "schema-id": 1, "fields": [{**SCHEMA["fields"][0], "name": "key"}, SCHEMA["fields"][1]]}
-    other = {"id": 3, "name": "id", "required": False, "type": "string"}
-    renamed_schema["fields"].append(other)
+    other_field = {"id": 3, "name": "id", "required": False, "type": "string"}
+    renamed_schema["fields"].append(other_field)
     change = {
         "requirements": [],
         "updates": [
@@ -76,8 +76,8 @@ async def test_later_commits_do_not_change_the_pages_of_a_plan(paging_api: Api) 
 
 async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
     settings = {"plan_inline_limit": 2, "plan_page_size": 10}
-    async with run_server(tmp_path, **settings) as first, run_server(tmp_path, **settings) as second:
-        first_api, second_api = Api(first), Api(second)
+    async with run_server(tmp_path, **settings) as first_server, run_server(tmp_path, **settings) as second_server:
+        first_api, second_api = Api(first_server), Api(second_server)
         await first_api.table()
         await append(first_api, "t", build_ten_id_files(30), snapshot_id=1)
         whole_plan = await first_api("POST", f"{T}/plan", {})
@@ -108,8 +108,8 @@ async def test_plan_task_is_valid_for_its_table_while_its_snapshot_exists(paging
     token = (await paging_api("POST", f"{T}/plan", {})).json["plan-tasks"][0]
     await paging_api.table("u")
     await append(paging_api, "u", build_ten_id_files(3), snapshot_id=1)
-    other = await paging_api("POST", "/v1/namespaces/db/tables/u/tasks", {"plan-task": token})
-    assert other.error[:2] == (404, "NoSuchPlanTaskException")
+    other_answer = await paging_api("POST", "/v1/namespaces/db/tables/u/tasks", {"plan-task": token})
+    assert other_answer.error[:2] == (404, "NoSuchPlanTaskException")
     await append(paging_api, "t", build_ten_id_files(3), snapshot_id=2)
     expire_snapshots = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
     assert (await paging_api("POST", T, expire_snapshots)).status == 200

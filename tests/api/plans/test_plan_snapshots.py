@@ -120,26 +120,30 @@ async def test_plan_made_as_a_snapshot_has_no_usable_name(plan_api: PlanApi, tmp
 
 
 async def test_plan_snapshots_are_shown_until_withdrawal_or_the_end_of_their_lease(plan_api: PlanApi) -> None:
-    first, second = [(await make_plan(plan_api, f"id = {id_}"))["plan-snapshot-id"] for id_ in (5, 15)]
-    assert (await request_lease(plan_api, [first, 77], 0)).json == {"found": 1}
-    assert set(await load_snapshots(plan_api)) == {1, second}
-    assert (await make_plan(plan_api))["plan-snapshot-id"] == first
-    assert set(await load_snapshots(plan_api)) == {1, first, second}
+    first_snapshot_id, second_snapshot_id = [
+        (await make_plan(plan_api, f"id = {id_}"))["plan-snapshot-id"] for id_ in (5, 15)
+    ]
+    assert (await request_lease(plan_api, [first_snapshot_id, 77], 0)).json == {"found": 1}
+    assert set(await load_snapshots(plan_api)) == {1, second_snapshot_id}
+    assert (await make_plan(plan_api))["plan-snapshot-id"] == first_snapshot_id
+    assert set(await load_snapshots(plan_api)) == {1, first_snapshot_id, second_snapshot_id}
     plan_api.clock.ahead_ms += LEASE_S * 900
-    assert (await request_lease(plan_api, [second], LEASE_S)).json == {"found": 1}
+    assert (await request_lease(plan_api, [second_snapshot_id], LEASE_S)).json == {"found": 1}
     plan_api.clock.ahead_ms += LEASE_S * 200
-    assert set(await load_snapshots(plan_api)) == {1, second}
-    assert (await request_lease(plan_api, [second], 0, OTHER_HOLDER)).json == {"found": 0}
+    assert set(await load_snapshots(plan_api)) == {1, second_snapshot_id}
+    assert (await request_lease(plan_api, [second_snapshot_id], 0, OTHER_HOLDER)).json == {"found": 0}
     plan_api.clock.ahead_ms += LEASE_S * 1000
     assert set(await load_snapshots(plan_api)) == {1}
 
 
 async def test_plan_withdrawn_by_one_holder_stays_for_another(plan_api: PlanApi) -> None:
-    first, second = [(await make_plan(plan_api, holder=holder))["plan-snapshot-id"] for holder in ("a", "b")]
-    assert first != second
-    assert (await make_plan(plan_api, holder="a"))["plan-snapshot-id"] == first
-    await request_lease(plan_api, [first], 0)
-    assert set(await load_snapshots(plan_api)) == {1, second}
+    first_snapshot_id, second_snapshot_id = [
+        (await make_plan(plan_api, holder=holder))["plan-snapshot-id"] for holder in ("a", "b")
+    ]
+    assert first_snapshot_id != second_snapshot_id
+    assert (await make_plan(plan_api, holder="a"))["plan-snapshot-id"] == first_snapshot_id
+    await request_lease(plan_api, [first_snapshot_id], 0)
+    assert set(await load_snapshots(plan_api)) == {1, second_snapshot_id}
 
 
 async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) -> None:

@@ -244,15 +244,17 @@ async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -
 
 
 async def test_identical_plans_share_a_name_and_its_files(plan_api: PlanApi, tmp_path: Path) -> None:
-    first = await plan_api.plan(predicate="id = 5")
+    first_plan = await plan_api.plan(predicate="id = 5")
     files = list_plan_files(tmp_path)
     assert len(files) == 3
-    assert await plan_api.plan(filter=EQ_5) == first
-    assert await plan_api.plan(predicate="5 = id", **{"snapshot-id": 1}) == first
+    assert await plan_api.plan(filter=EQ_5) == first_plan
+    assert await plan_api.plan(predicate="5 = id", **{"snapshot-id": 1}) == first_plan
     assert list_plan_files(tmp_path) == files
-    assert (await plan_api.plan(predicate="id = 6"))["name"] != first["name"]
+    assert (await plan_api.plan(predicate="id = 6"))["name"] != first_plan["name"]
     await append(plan_api, "t", build_ten_id_files(30)[:1], snapshot_id=2, parent=1)
-    assert (await plan_api.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != first["name"], "other metadata"
+    assert (await plan_api.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != first_plan["name"], (
+        "other metadata"
+    )
 
 
 async def test_incomplete_plan_is_not_shared(tmp_path: Path) -> None:
@@ -348,14 +350,14 @@ async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(
     plan_api: PlanApi, tmp_path: Path
 ) -> None:
     plan = await plan_api.plan(predicate="id = 5")
-    other = await plan_api.plan(predicate="id = 15", **{"lease-s": 1000})
+    other_plan = await plan_api.plan(predicate="id = 15", **{"lease-s": 1000})
     plan_api.clock.ahead_ms += (LEASE_S + GRACE_S - 1) * 1000
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 0
     assert len(list_plan_files(tmp_path)) == 6
     plan_api.clock.ahead_ms += 2000
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert len(list_plan_files(tmp_path)) == 3
-    assert await plan_api.list_files_of_plan(other["name"]) == [1]
+    assert await plan_api.list_files_of_plan(other_plan["name"]) == [1]
     assert await plan_api.server.components.store.list_retired_plan_tables(None, 10) == []
     second_plan = await plan_api.plan(predicate="id = 5")
     assert second_plan["name"] == plan["name"]

@@ -171,14 +171,18 @@ async def test_plan_view_name_is_invalid_after_the_view_changed(plan_api: PlanAp
     assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 404, (
         "the plan view would run with the rights of the former owner"
     )
-    other = await make_plan_view(plan_api)
-    assert other != name
-    assert (await plan_api("GET", f"{VIEWS}/{other}")).json["metadata"]["properties"]["trino.run-as-owner"] == "bert"
+    other_plan = await make_plan_view(plan_api)
+    assert other_plan != name
+    assert (await plan_api("GET", f"{VIEWS}/{other_plan}")).json["metadata"]["properties"][
+        "trino.run-as-owner"
+    ] == "bert"
     assert (await plan_api("DELETE", f"{VIEWS}/v")).status == 204
-    for view_name in (name, other):
+    for view_name in (name, other_plan):
         assert (await plan_api("GET", f"{VIEWS}/{view_name}")).status == 404
     await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
-    assert (await plan_api("GET", f"{VIEWS}/{other}")).status == 404, "the new view has the same name but another UUID"
+    assert (await plan_api("GET", f"{VIEWS}/{other_plan}")).status == 404, (
+        "the new view has the same name but another UUID"
+    )
 
 
 OUTER_VIEW_TEXT = "SELECT id FROM db.\"V\" WHERE data <> 'x' "
@@ -212,15 +216,15 @@ async def test_inner_name_must_be_a_plan_of_the_same_view(plan_api: PlanApi) -> 
     (table,) = body["tables"]
     plan = (await plan_api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
     outer = (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).json["name"]
-    for other in (plan, outer):
+    for other_name in (plan, outer):
         answer = await plan_api(
-            "POST", f"{OWN_VIEWS}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]}
+            "POST", f"{OWN_VIEWS}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other_name]}]}
         )
         assert answer.error[:2] == (400, "BadRequestException")
         assert "are not the name of db." in answer.error[2]
-    for other in ("v", "t", f"v~plan~{'0' * 32}"):
+    for other_name in ("v", "t", f"v~plan~{'0' * 32}"):
         answer = await plan_api(
-            "POST", f"{OWN_VIEWS}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]}
+            "POST", f"{OWN_VIEWS}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other_name]}]}
         )
         assert answer.status == 404, "the name of the view itself is not a plan view"
     assert (await plan_api("DELETE", f"{VIEWS}/v")).status == 204

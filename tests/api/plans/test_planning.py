@@ -263,13 +263,13 @@ async def test_name_reused_with_another_type_is_planned_under_either_schema(
 ) -> None:
     """Each filter is valid for only one of the two types."""
     key = {"id": 1, "name": "id", "required": False, "type": "long"}
-    first = {"id": 2, "name": "f", "required": False, **old_schema}
-    await api.table(schema={"type": "struct", "schema-id": 0, "fields": [key, first]})
+    first_field = {"id": 2, "name": "f", "required": False, **old_schema}
+    await api.table(schema={"type": "struct", "schema-id": 0, "fields": [key, first_field]})
     await append(api, "t", build_ten_id_files(4), snapshot_id=1)
     assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
-    second = {"id": 3, "name": "f", "required": False, **now}
+    second_field = {"id": 3, "name": "f", "required": False, **now}
     updates = [
-        {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": [key, second]}},
+        {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": [key, second_field]}},
         {"action": "set-current-schema", "schema-id": -1},
     ]
     assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
@@ -438,16 +438,18 @@ async def test_idempotency_key_is_accepted_and_a_repeat_gets_an_equal_answer_wit
 ) -> None:
     """Planning changes nothing, and its answers may have megabytes."""
     key = create_key()
-    first, second = [await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, key=key) for _ in range(2)]
-    assert (first.status, first.raw) == (second.status, second.raw)
+    first_answer, second_answer = [
+        await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, key=key) for _ in range(2)
+    ]
+    assert (first_answer.status, first_answer.raw) == (second_answer.status, second_answer.raw)
     store, clock = api_with_files.server.components.store, api_with_files.server.components.clock
     assert await store.find_idempotency_record(key, clock.now_ms()) is None
 
 
 async def test_plan_uses_the_newest_snapshot_of_any_committer(tmp_path: Path) -> None:
     """The cached answer to an equal request must not be used after the commit."""
-    async with run_server(tmp_path) as first, run_server(tmp_path) as second:
-        first_api, second_api = Api(first), Api(second)
+    async with run_server(tmp_path) as first_server, run_server(tmp_path) as second_server:
+        first_api, second_api = Api(first_server), Api(second_server)
         await first_api.table()
         for count in range(1, 5):
             await append(first_api, "t", build_ten_id_files(count), snapshot_id=count)

@@ -84,8 +84,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
 
 def build_random_condition(rng: random.Random, depth: int = 2) -> BooleanExpression:
     if depth and rng.random() < 0.6:
-        first, other = build_random_condition(rng, depth - 1), build_random_condition(rng, depth - 1)
-        return rng.choice([And(first, other), Or(first, other), Not(first)])
+        left_condition, right_condition = build_random_condition(rng, depth - 1), build_random_condition(rng, depth - 1)
+        return rng.choice(
+            [And(left_condition, right_condition), Or(left_condition, right_condition), Not(left_condition)]
+        )
     column = rng.choice(["d", "f"])
     literal = rng.choice([math.inf, -math.inf, math.inf, 1.5, 0.0])
     kind = rng.choice([*COMPARISON_CLASSES, In, NotIn, IsNull])

@@ -170,12 +170,14 @@ async def test_updates_of_events_lead_to_the_metadata_of_the_table(tmp_path: Pat
             apply_updates(TableMetadataUtil.parse_obj(created), groups[1:])
         ) == select_compared_fields(table.metadata)
         # A page that begins in the middle finds the metadata before its first event.
-        first = await query_events(server, page_size=len(events) // 2)
-        token = first["continuation-token"]
-        second = await query_events(server, page_size=100, continuation_token=token)
-        assert [event["event-id"] for event in first["events"] + second["events"]] == [e["event-id"] for e in events]
-        assert [event["operation"] for event in second["events"]] == [
-            e["operation"] for e in events[len(first["events"]) :]
+        first_page = await query_events(server, page_size=len(events) // 2)
+        token = first_page["continuation-token"]
+        second_page = await query_events(server, page_size=100, continuation_token=token)
+        assert [event["event-id"] for event in first_page["events"] + second_page["events"]] == [
+            e["event-id"] for e in events
+        ]
+        assert [event["operation"] for event in second_page["events"]] == [
+            e["operation"] for e in events[len(first_page["events"]) :]
         ]
 
 

@@ -227,12 +227,12 @@ async def test_invalid_parameters_are_rejected_with_the_reason(api_with_table: A
 
 
 async def test_commit_between_two_pages_shifts_no_file(api_with_table: Api) -> None:
-    first = (await api_with_table("GET", f"{T}/files?limit=3")).json
+    first_page = (await api_with_table("GET", f"{T}/files?limit=3")).json
     await append(api_with_table, "t", [build_data_file("file:///t/new.parquet", 0, 1)], snapshot_id=3, parent=2)
-    second = (await api_with_table("GET", f"{T}/files?limit=9&page-token={first['next-page-token']}")).json
-    assert second["snapshot-id"] == first["snapshot-id"] == 2
-    assert len(first["files"]) + len(second["files"]) == 7
-    assert second["next-page-token"] is None
+    second_page = (await api_with_table("GET", f"{T}/files?limit=9&page-token={first_page['next-page-token']}")).json
+    assert second_page["snapshot-id"] == first_page["snapshot-id"] == 2
+    assert len(first_page["files"]) + len(second_page["files"]) == 7
+    assert second_page["next-page-token"] is None
 
 
 async def test_page_token_is_valid_for_its_own_request_only(api_with_table: Api) -> None:
@@ -256,19 +256,19 @@ async def test_page_of_an_expired_snapshot_is_rejected(api_with_table: Api) -> N
 
 
 async def test_arrow_pages_have_their_token(api_with_table: Api) -> None:
-    first = decode_table_answer(
+    first_page = decode_table_answer(
         await api_with_table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound", headers=ARROW)
     )
-    token = first.schema.metadata[b"next-page-token"].decode()
+    token = first_page.schema.metadata[b"next-page-token"].decode()
     remaining_table = decode_table_answer(
         await api_with_table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound&page-token={token}", headers=ARROW)
     )
-    assert first.column_names == ["file", "lower_bound"]
+    assert first_page.column_names == ["file", "lower_bound"]
     all_stats = await list_all_items(api_with_table, f"{T}/stats/id", "stats")
-    assert pa.concat_tables([first, remaining_table]).column("lower_bound").to_pylist() == [
+    assert pa.concat_tables([first_page, remaining_table]).column("lower_bound").to_pylist() == [
         row["lower-bound"] for row in all_stats
     ]
-    assert (first.num_rows, remaining_table.num_rows) == (4, 3)
+    assert (first_page.num_rows, remaining_table.num_rows) == (4, 3)
     assert b"next-page-token" not in remaining_table.schema.metadata
 
 

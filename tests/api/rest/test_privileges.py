@@ -159,8 +159,10 @@ async def test_creator_owns_its_table_until_it_is_dropped(house: House) -> None:
     share = {"principal": "guest", "privilege": "read", "namespace": ["db"], "table": "mine"}
     assert (await house("maker", "PUT", "/api/v1/grants", share)).status == 204
     assert await list_names(house, "guest") == ["mine", "t"]
-    for other in ("t", "u"):
-        assert (await house("maker", "POST", f"/v1/namespaces/db/tables/{other}", set_properties(x="1"))).status == 403
+    for other_name in ("t", "u"):
+        assert (
+            await house("maker", "POST", f"/v1/namespaces/db/tables/{other_name}", set_properties(x="1"))
+        ).status == 403
     assert (await house("maker", "DELETE", mine)).status == 204
     assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
     assert (await house("maker", "POST", mine, set_properties(x="2"))).status == 403
@@ -381,12 +383,12 @@ async def test_registration_over_a_table_needs_the_right_to_drop_it(house: House
     await store.transact([SaveGrant(grant) for grant in grants])
     same = {"name": "old", "metadata-location": metadata["old"], "overwrite": True}
     assert (await house("nobody", "POST", "/v1/namespaces/db/register", same)).status == 200
-    other = {**same, "metadata-location": metadata["src"]}
-    answer = await house("nobody", "POST", "/v1/namespaces/db/register", other)
+    other_body = {**same, "metadata-location": metadata["src"]}
+    answer = await house("nobody", "POST", "/v1/namespaces/db/register", other_body)
     assert answer.error[:2] == (403, "ForbiddenException")
     assert "may not dropTable" in answer.error[2]
     await store.transact([SaveGrant(Grant("nobody", "drop", ("db",), "table", "old"))])
-    assert (await house("nobody", "POST", "/v1/namespaces/db/register", other)).status == 200
+    assert (await house("nobody", "POST", "/v1/namespaces/db/register", other_body)).status == 200
 
 
 async def test_denial_in_one_namespace_confines_registrations_in_other_namespaces(house: House) -> None:

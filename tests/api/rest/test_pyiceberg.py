@@ -48,14 +48,14 @@ def test_every_name_can_be_created_listed_loaded_renamed_and_dropped(catalog: Re
         assert catalog.load_table((name, name)).name() == (name, name)
         assert catalog.table_exists((name, name))
     assert sorted(catalog.list_namespaces()) == sorted((name,) for name in NAMES)
-    first = NAMES[0]
+    first_name = NAMES[0]
     for name in NAMES[1:]:
-        catalog.rename_table((name, name), (first, name))
+        catalog.rename_table((name, name), (first_name, name))
         catalog.drop_namespace((name,))
-    assert sorted(catalog.list_tables((first,))) == sorted((first, name) for name in NAMES)
+    assert sorted(catalog.list_tables((first_name,))) == sorted((first_name, name) for name in NAMES)
     for name in NAMES:
-        catalog.drop_table((first, name))
-    catalog.drop_namespace((first,))
+        catalog.drop_table((first_name, name))
+    catalog.drop_namespace((first_name,))
     assert catalog.list_namespaces() == []
 
 

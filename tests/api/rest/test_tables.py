@@ -111,10 +111,10 @@ async def test_commit_to_a_missing_table_is_not_found(api: Api) -> None:
 async def test_append_sent_twice_gets_the_first_answer_twice(api: Api) -> None:
     """If a client gets a 409 after a lost answer, it deletes live files (apache/iceberg#13867)."""
     await api.table()
-    first = await api("POST", f"{TABLES}/t", append(7))
-    second = await api("POST", f"{TABLES}/t", append(7))
-    assert (first.status, second.status) == (200, 200)
-    assert second.json == first.json
+    first_answer = await api("POST", f"{TABLES}/t", append(7))
+    second_answer = await api("POST", f"{TABLES}/t", append(7))
+    assert (first_answer.status, second_answer.status) == (200, 200)
+    assert second_answer.json == first_answer.json
 
 
 async def test_repeated_commit_is_recognised_under_other_spellings_of_actions_and_types(api: Api) -> None:
@@ -174,21 +174,21 @@ async def test_table_can_be_unregistered_and_registered_again(api: Api) -> None:
 
 
 async def test_register_does_not_overwrite_with_a_table_that_is_live_under_another_name(api: Api) -> None:
-    first, second = await api.table("first"), await api.table("second")
+    first_table, second_table = await api.table("first"), await api.table("second")
     for name in ("second", "new"):
-        body = {"name": name, "metadata-location": first["metadata-location"], "overwrite": True}
+        body = {"name": name, "metadata-location": first_table["metadata-location"], "overwrite": True}
         answer = await api("POST", "/v1/namespaces/db/register", body)
         assert answer.error[:2] == (409, "AlreadyExistsException")
         assert "live under another name" in answer.error[2]
-    assert (await api("GET", f"{TABLES}/second")).json["metadata"] == second["metadata"]
+    assert (await api("GET", f"{TABLES}/second")).json["metadata"] == second_table["metadata"]
     assert (await api("HEAD", f"{TABLES}/new")).status == 404
     # A registration may use the metadata of this table or of a dropped table.
-    body = {"name": "second", "metadata-location": second["metadata-location"], "overwrite": True}
+    body = {"name": "second", "metadata-location": second_table["metadata-location"], "overwrite": True}
     assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
     assert (await api("DELETE", f"{TABLES}/first")).status == 204
-    body["metadata-location"] = first["metadata-location"]
+    body["metadata-location"] = first_table["metadata-location"]
     assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
-    assert (await api("GET", f"{TABLES}/second")).json["metadata"] == first["metadata"]
+    assert (await api("GET", f"{TABLES}/second")).json["metadata"] == first_table["metadata"]
 
 
 async def test_register_of_a_file_outside_the_warehouse_is_rejected(api: Api) -> None:

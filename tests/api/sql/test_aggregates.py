@@ -105,12 +105,12 @@ async def test_column_names_of_a_request_belong_to_the_requested_snapshot(site: 
     body = {"namespace": ["db"], "table": "renamed", "measures": ["sum(discount)", "count(*)"]}
     login = {"Authorization": f"Bearer {site.tokens['rita']}"}
     loaded_table = (await site.api("GET", "/v1/namespaces/db/tables/renamed", headers=login)).json["metadata"]
-    first, second = loaded_table["snapshots"]
-    for version in ({"snapshot-id": first["snapshot-id"]}, {"as-of": second["timestamp-ms"] - 1}):
+    first_snapshot, second_snapshot = loaded_table["snapshots"]
+    for version in ({"snapshot-id": first_snapshot["snapshot-id"]}, {"as-of": second_snapshot["timestamp-ms"] - 1}):
         for name, values in ("id", [0, 1]), ("country", ["c0", "c1"]):
             answer = await request_groups(site, {**body, **version, "dimensions": [name], "order": [{"by": name}]})
             assert answer.json["rows"] == [[values[0], 0, 1], [values[1], 1, 1]], answer.raw
-    for version in ({}, {"ref": "main"}, {"snapshot-id": second["snapshot-id"]}):
+    for version in ({}, {"ref": "main"}, {"snapshot-id": second_snapshot["snapshot-id"]}):
         answer = await request_groups(
             site, {**body, **version, "dimensions": ["country"], "order": [{"by": "country"}]}
         )

@@ -167,8 +167,8 @@ async def test_inconsistent_append_is_rejected_and_changes_nothing(
 async def test_append_to_a_dropped_branch_is_rejected(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
-        first = await append(rig, {"a": 1})
-        dev = {"ref-name": "dev", "type": "branch", "snapshot-id": first.snapshot_id}
+        first_append = await append(rig, {"a": 1})
+        dev = {"ref-name": "dev", "type": "branch", "snapshot-id": first_append.snapshot_id}
         await commit_table(rig, ([], [{"action": "set-snapshot-ref", **dev}]))
         request = EngineAppender(await load(rig), branch="dev").commit({"late": 1})
         await commit_table(rig, ([], [{"action": "remove-snapshot-ref", "ref-name": "dev"}]))
@@ -187,9 +187,9 @@ async def test_existing_snapshot_id_or_manifest_is_not_added_again(tmp_path: Pat
         metadata = await load(rig)
         same_id = EngineAppender(metadata).commit({"other": 1})
         thief = EngineAppender(metadata)
-        first = await append(rig, {"b": 1})
-        same_id[1][0]["snapshot"]["snapshot-id"] = same_id[1][1]["snapshot-id"] = first.snapshot_id
-        thief.listed = {"manifest_path": first.manifests[0]}
+        first_append = await append(rig, {"b": 1})
+        same_id[1][0]["snapshot"]["snapshot-id"] = same_id[1][1]["snapshot-id"] = first_append.snapshot_id
+        thief.listed = {"manifest_path": first_append.manifests[0]}
         loaded_table = await load(rig)
         for request in (same_id, thief.commit({"b": 1})):
             with pytest.raises(CommitConflict):
@@ -259,13 +259,13 @@ async def test_version_2_append_is_rebased_onto_a_table_upgraded_to_version_3(tm
 async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
-        first = await append(rig, {"a": 1})
+        first_append = await append(rig, {"a": 1})
         metadata = await load(rig)
         request = EngineAppender(metadata, snapshot={"timestamp-ms": metadata["last-updated-ms"] - 600_000}).commit(
             {"late": 1}
         )
         await append(rig, {"b": 2})
-        ref = {"ref-name": "main", "type": "branch", "snapshot-id": first.snapshot_id}
+        ref = {"ref-name": "main", "type": "branch", "snapshot-id": first_append.snapshot_id}
         await commit_table(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
         await append(rig, {"c": 1})
         await commit_table(rig, request)
@@ -277,12 +277,12 @@ async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> N
 async def test_append_is_rebased_if_another_branch_used_its_sequence_number(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, 3)
-        first = await append(rig, {"a": 1})
+        first_append = await append(rig, {"a": 1})
         create_dev = {
             "action": "set-snapshot-ref",
             "ref-name": "dev",
             "type": "branch",
-            "snapshot-id": first.snapshot_id,
+            "snapshot-id": first_append.snapshot_id,
         }
         await commit_table(rig, ([], [create_dev]))
         request = EngineAppender(await load(rig), branch="dev").commit({"late": 1})
@@ -297,9 +297,9 @@ async def test_append_is_rebased_if_another_branch_used_its_sequence_number(tmp_
 async def test_rebased_branch_keeps_a_retention_that_another_commit_set(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
-        first = await append(rig, {"a": 1})
+        first_append = await append(rig, {"a": 1})
         request = EngineAppender(await load(rig), retention={"min-snapshots-to-keep": 3}).commit({"late": 1})
-        ref = {"ref-name": "main", "type": "branch", "snapshot-id": first.snapshot_id, "max-ref-age-ms": 77}
+        ref = {"ref-name": "main", "type": "branch", "snapshot-id": first_append.snapshot_id, "max-ref-age-ms": 77}
         await commit_table(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
         await append(rig, {"b": 1}, retention={"max-ref-age-ms": 77})
         committed_table = await commit_table(rig, request)
@@ -315,17 +315,17 @@ async def test_rebased_branch_keeps_a_retention_that_another_commit_set(tmp_path
 async def test_missing_total_is_omitted_and_timestamps_do_not_go_back(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
-        first = EngineAppender(
+        first_appender = EngineAppender(
             await load(rig), snapshot={"timestamp-ms": (await load(rig))["last-updated-ms"] + 50_000}
         )
         late_request = EngineAppender(await load(rig)).commit({"late": 3})
         late_request[1][0]["snapshot"]["summary"] |= {"manifests-kept": "0", "total-equality-deletes": "0"}
-        request = first.commit({"a": 1})
+        request = first_appender.commit({"a": 1})
         del request[1][0]["snapshot"]["summary"]["total-records"]
         await commit_table(rig, request)
         await commit_table(rig, late_request)
         snapshot = find_head(await load(rig))
-        assert snapshot["timestamp-ms"] == first.metadata["last-updated-ms"] + 50_000
+        assert snapshot["timestamp-ms"] == first_appender.metadata["last-updated-ms"] + 50_000
         assert snapshot["summary"] == {
             "operation": "append", "engine-name": "appender", "added-data-files": "1", "added-records": "3",
             "added-files-size": "100", "total-data-files": "2", "total-files-size": "200", "manifests-kept": "1",
@@ -357,7 +357,7 @@ async def test_repeat_of_a_rebased_append_gets_the_first_answer(tmp_path: Path) 
 @pytest.mark.parametrize("merges", [False, True])
 async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_path: Path, merges: bool) -> None:
     capture = WrapperCapture(RacingStore)
-    async with open_rig(tmp_path / "a", wrap_store=capture) as rig, open_rig(tmp_path / "a") as other:
+    async with open_rig(tmp_path / "a", wrap_store=capture) as rig, open_rig(tmp_path / "a") as other_rig:
         await create(rig)
         await append(rig, {"a": 1})
         await append(rig, {"b": 2})
@@ -367,7 +367,7 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
         files_before = await rig.list_files()
 
         async def intrude() -> None:
-            await append(other, {"d": 4})
+            await append(other_rig, {"d": 4})
 
         capture.wrapper.intruder = intrude
         await commit_table(rig, request)
@@ -421,18 +421,20 @@ async def test_merge_overtaken_by_another_merge_is_undone_but_its_files_are_adde
         await create(rig, 3)
         for name in ("a", "b", "c"):
             await append(rig, {name: 1})
-        first, second = [EngineAppender(await load(rig), merge=3, apart=apart) for _ in range(2)]
-        requests = [first.commit({"one": 10}), second.commit({"two": 20})]
+        first_appender, second_appender = [EngineAppender(await load(rig), merge=3, apart=apart) for _ in range(2)]
+        requests = [first_appender.commit({"one": 10}), second_appender.commit({"two": 20})]
         for request in requests:
             await commit_table(rig, request)
         metadata = await load(rig)
         manifests = read_list(find_head(metadata))
         manifest_paths = {row["manifest_path"] for row in manifests}
-        assert set(first.manifests) <= manifest_paths
-        assert manifest_paths & set(second.manifests) == set(second.manifests[:1] if apart else []), (
+        assert set(first_appender.manifests) <= manifest_paths
+        assert manifest_paths & set(second_appender.manifests) == set(second_appender.manifests[:1] if apart else []), (
             "the list omits manifests that add no file"
         )
-        assert [row["added_files_count"] for row in manifests if row["added_snapshot_id"] == second.snapshot_id] == [1]
+        assert [
+            row["added_files_count"] for row in manifests if row["added_snapshot_id"] == second_appender.snapshot_id
+        ] == [1]
         files = read_snapshot(find_head(metadata))
         assert {path: (file.sequence_number, file.status) for path, file in files.items()} == {
             "a": (1, EXISTING), "b": (2, EXISTING), "c": (3, EXISTING), "one": (4, ADDED), "two": (5, ADDED)

@@ -193,9 +193,15 @@ class ServiceHistory:
             assert self.numbers.setdefault(path, numbers) == numbers, f"{label}: {path} was renumbered"
         if metadata["format-version"] > 2:
             firsts = {path: file.first_row_id for path, file in live[0].items()}
-            for path, first in firsts.items():
-                assert self.row_ids.setdefault(path, first) == first, f"{label}: the rows of {path} were renumbered"
-            spans = sorted((first, first + self.files[path]) for path, first in firsts.items() if first is not None)
+            for path, first_row_id in firsts.items():
+                assert self.row_ids.setdefault(path, first_row_id) == first_row_id, (
+                    f"{label}: the rows of {path} were renumbered"
+                )
+            spans = sorted(
+                (first_row_id, first_row_id + self.files[path])
+                for path, first_row_id in firsts.items()
+                if first_row_id is not None
+            )
             assert len(spans) == len(firsts), label
             assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), label
             assert not spans or spans[-1][1] <= metadata["next-row-id"], label

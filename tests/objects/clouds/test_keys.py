@@ -82,8 +82,8 @@ def test_user_delegation_sas_of_azure_is_signed_with_the_key_that_azure_issued(
         assert fields["se"] <= fields["ske"]
         azurite.process.stop()
         # The key is valid for a day, so a further table needs no request.
-        other = issuer.issue(settings, parse_location(f"abfss://data@{HOST}/lake/u"), writable=True)
-        assert parse_sas(other.properties["adls.sas-token"])["sp"] == "racwdl"
+        other_sas = issuer.issue(settings, parse_location(f"abfss://data@{HOST}/lake/u"), writable=True)
+        assert parse_sas(other_sas.properties["adls.sas-token"])["sp"] == "racwdl"
         with pytest.raises(RetryLater, match="Azure did not answer for the account 'devstoreaccount1'"):
             SasIssuer(SystemClock()).issue(settings, table, writable=False)
 

@@ -46,13 +46,13 @@ def write_file(azurite: Azurite, location: str, document: dict[str, Any]) -> Non
 def test_answers_have_a_sas_only_for_their_own_table(azurite: Azurite, tmp_path: Path) -> None:
     warehouse = f"{azurite.create_container()}/lake"
     with run_sas_server(azurite, tmp_path, warehouse) as tables:
-        first, second = create_table(tables, "first"), create_table(tables, "second")
-        location = first["metadata"]["location"]
-        [credential] = first["storage-credentials"]
+        first_table, second_table = create_table(tables, "first"), create_table(tables, "second")
+        location = first_table["metadata"]["location"]
+        [credential] = first_table["storage-credentials"]
         assert credential["prefix"] == f"{location}/"
         sas = parse_qs(credential["config"][f"adls.sas-token.{HOST}"])
         assert (sas["sr"], sas["sdd"]) == (["d"], ["3"])
-        assert sas["sig"] != parse_qs(second["config"]["adls.sas-token"])["sig"]
+        assert sas["sig"] != parse_qs(second_table["config"]["adls.sas-token"])["sig"]
         loaded = requests.get(f"{tables}/first", timeout=30)
         without_keys = {"X-Iceberg-Access-Delegation": "remote-signing", "If-None-Match": loaded.headers["ETag"]}
         answer = requests.get(f"{tables}/first", headers=without_keys, timeout=30)
@@ -68,14 +68,14 @@ def test_answers_have_a_sas_only_for_their_own_table(azurite: Azurite, tmp_path:
         assert "sas" not in json.dumps(chosen)
 
         folder = f"{warehouse}/ns/registered"
-        metadata = {**first["metadata"], "location": folder, "table-uuid": str(uuid.uuid4())}
+        metadata = {**first_table["metadata"], "location": folder, "table-uuid": str(uuid.uuid4())}
         write_file(azurite, f"{folder}/metadata/own.metadata.json", metadata)
         body = {"name": "registered", "metadata-location": f"{folder}/metadata/own.metadata.json"}
         registered = requests.post(tables.replace("/tables", "/register"), json=body, timeout=30)
         assert registered.status_code == 200, registered.text
 
     # If the server has not written the metadata file, a writer of the table can replace it and name a foreign folder.
-    forged = {**metadata, "location": second["metadata"]["location"]}
+    forged = {**metadata, "location": second_table["metadata"]["location"]}
     write_file(azurite, f"{folder}/metadata/own.metadata.json", forged)
     with run_sas_server(azurite, tmp_path, warehouse) as tables:
         for path in ("registered", "registered/credentials"):

@@ -131,17 +131,17 @@ class ClaimsContract(StorePair):
 
         A purge that fails delays all other purges.
         """
-        first_entry, second = make_entry("t"), make_entry("u", uuid="dropped-1")
+        first_entry, second_entry = make_entry("t"), make_entry("u", uuid="dropped-1")
         await store.transact([build_claim(first_entry.uuid, "s3://b/t"), CreateEntry(first_entry)])
         dropped_entry = DroppedEntry(
             "dropped-1", first_entry, purge=False, dropped_ms=1, expires_ms=2, principal_name="ann"
         )
         await store.transact([DropEntry(TABLE, NS, "t", keep=dropped_entry)])
         await store.transact([ForgetDropped("dropped-1")])
-        await store.transact([build_claim(second.uuid, "s3://b/u"), CreateEntry(second)])
+        await store.transact([build_claim(second_entry.uuid, "s3://b/u"), CreateEntry(second_entry)])
         await store.transact([DropEntry(TABLE, NS, "u")])
         retained_entries = await store.list_retained(None, None, 9)
-        assert {row.entry.uuid for row in retained_entries} == {first_entry.uuid, second.uuid}
+        assert {row.entry.uuid for row in retained_entries} == {first_entry.uuid, second_entry.uuid}
         for row in retained_entries:
             assert await store.find_dropped(row.id) == row
 

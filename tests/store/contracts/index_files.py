@@ -72,10 +72,10 @@ class IndexFilesContract(StorePair):
         return store
 
     async def test_stored_index_files_equal_the_added_files(self, store_with_table: GeneratorStore) -> None:
-        first = make_file("a", snapshot_id=None, level=3, created_ms=6)
-        second = make_file("b", rows=2**40, created_ms=4)
-        await store_with_table.transact([ReplaceIndexFiles(UUID, "d", (first, second), (), 1)])
-        assert await store_with_table.index_files(UUID) == [second, first]
+        first_file = make_file("a", snapshot_id=None, level=3, created_ms=6)
+        second_file = make_file("b", rows=2**40, created_ms=4)
+        await store_with_table.transact([ReplaceIndexFiles(UUID, "d", (first_file, second_file), (), 1)])
+        assert await store_with_table.index_files(UUID) == [second_file, first_file]
         assert await store_with_table.index_files("another") == []
 
     async def test_more_files_than_fit_into_one_statement_are_added_in_one_transaction(

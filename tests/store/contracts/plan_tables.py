@@ -90,13 +90,13 @@ class PlanTablesContract(StorePair):
         assert await other_store.plan_table(("ns", "x"), NAME) is None
 
     async def test_first_plan_keeps_the_name_for_the_longer_of_both_leases(self, store: GeneratorStore) -> None:
-        first = build_plan("a", expires_ms=100)
-        await store_plan_table(store, first)
-        assert await store_plan_table(store, build_plan("b", expires_ms=50)) == first
+        first_plan = build_plan("a", expires_ms=100)
+        await store_plan_table(store, first_plan)
+        assert await store_plan_table(store, build_plan("b", expires_ms=50)) == first_plan
         assert await store_plan_table(store, build_plan("c", expires_ms=150)) == msgspec.structs.replace(
-            first, expires_ms=150
+            first_plan, expires_ms=150
         )
-        assert await store.plan_table(NS, NAME) == msgspec.structs.replace(first, expires_ms=150)
+        assert await store.plan_table(NS, NAME) == msgspec.structs.replace(first_plan, expires_ms=150)
         elsewhere = build_plan("d", namespace=("ns", "x"))
         assert await store_plan_table(store, elsewhere) == elsewhere
 

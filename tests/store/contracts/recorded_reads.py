@@ -238,13 +238,13 @@ class QueryHistoryContract(StorePair):
 
     async def test_applied_advice_changes_only_from_the_expected_text(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
-        first, second = AppliedAdvice(UUID, "a", 1, "first"), AppliedAdvice(UUID, "a", 2, "second")
-        await store.transact([ChangeAppliedAdvice(first, None, 3)])
-        for advice, expected in ((second, None), (second, "other")):
+        first_advice, second_advice = AppliedAdvice(UUID, "a", 1, "first"), AppliedAdvice(UUID, "a", 2, "second")
+        await store.transact([ChangeAppliedAdvice(first_advice, None, 3)])
+        for advice, expected in ((second_advice, None), (second_advice, "other")):
             with pytest.raises(CommitConflict):
                 await store.transact([ChangeAppliedAdvice(advice, expected, 3)])
-        await store.transact([ChangeAppliedAdvice(second, "first", 3)])
-        assert await store.list_applied_advice(UUID, 10) == [second]
+        await store.transact([ChangeAppliedAdvice(second_advice, "first", 3)])
+        assert await store.list_applied_advice(UUID, 10) == [second_advice]
 
     async def test_history_is_deleted_with_the_last_name_of_the_table(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t")), build_add_records(1, ("a", "x"))])

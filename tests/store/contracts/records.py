@@ -64,9 +64,11 @@ class RecordsContract(StorePair):
         await store.transact([SaveIdempotency(make_idempotency("k", clock.now_ms() + 100))])
         clock.advance(100)
         assert await store.find_idempotency_record("k", clock.now_ms()) is None
-        second = make_idempotency("k", clock.now_ms() + 100, status=404, body=None, metadata_location="file:///m")
-        await store.transact([SaveIdempotency(second)])
-        assert await store.find_idempotency_record("k", clock.now_ms()) == second
+        second_record = make_idempotency(
+            "k", clock.now_ms() + 100, status=404, body=None, metadata_location="file:///m"
+        )
+        await store.transact([SaveIdempotency(second_record)])
+        assert await store.find_idempotency_record("k", clock.now_ms()) == second_record
 
     async def test_only_one_of_concurrent_requests_with_a_key_is_recorded(
         self, store: GeneratorStore, other_store: GeneratorStore, clock: SimulatedClock
@@ -126,11 +128,11 @@ class RecordsContract(StorePair):
         self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         now = clock.now_ms()
-        first = AccessToken("1", "ann", "digest1", now, None)
-        await store.transact([SaveToken(first)])
-        assert await store.find_token_by_digest("digest1") == first
+        first_token = AccessToken("1", "ann", "digest1", now, None)
+        await store.transact([SaveToken(first_token)])
+        assert await store.find_token_by_digest("digest1") == first_token
         assert await store.find_token_by_digest("digest2") is None
-        assert (await store.find_token_by_name("ann"), await store.find_token_by_name("an")) == (first, None)
+        assert (await store.find_token_by_name("ann"), await store.find_token_by_name("an")) == (first_token, None)
         with pytest.raises(AlreadyExists, match="ann"):
             await store.transact([SaveToken(AccessToken("2", "ann", "digest2", now))])
         await store.transact([RevokeToken("ann", now + 1)])
@@ -206,17 +208,17 @@ class RecordsContract(StorePair):
         assert await store.grants(None) == [neighbor, denial]
 
     async def test_removal_of_all_grants_of_a_principal_keeps_its_denials(self, store: GeneratorStore) -> None:
-        denial, other = Grant("ann", "read", NS, deny=True), Grant("bob", "owner", NS, "table", "t")
+        denial, other_grant = Grant("ann", "read", NS, deny=True), Grant("bob", "owner", NS, "table", "t")
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
         owned = [Grant("ann", "owner", NS, "table", name) for name in ("t", "u")]
-        await store.transact(list(map(SaveGrant, (*owned, Grant("ann", "admin"), denial, other))))
+        await store.transact(list(map(SaveGrant, (*owned, Grant("ann", "admin"), denial, other_grant))))
         keep = DroppedEntry(
             id="d", entry=make_entry("u"), purge=False, dropped_ms=1, expires_ms=2**60, principal_name="w"
         )
         await store.transact([DropEntry(TABLE, NS, "u", keep=keep)])
         await store.transact([RemoveGrantsOf("ann")])
         await store.transact([RestoreEntry("d", NS, "u")])
-        assert await store.grants(None) == [denial, other]
+        assert await store.grants(None) == [denial, other_grant]
 
     async def test_cursor_moves_only_from_the_position_that_was_read(
         self, store: GeneratorStore, other_store: GeneratorStore

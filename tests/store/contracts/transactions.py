@@ -38,12 +38,12 @@ class TransactionsContract(StorePair):
         self, store: GeneratorStore
     ) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
-        first = make_entry("t").metadata_location
+        first_location = make_entry("t").metadata_location
         with pytest.raises(NoSuchTable):
             await store.transact(
                 [
                     CreateNamespace(("b",), {}),
-                    make_swap("t", first, "file:///1"),
+                    make_swap("t", first_location, "file:///1"),
                     RecordInstant(make_instant("i1")),
                     make_swap("missing", "x", "y"),
                 ]
@@ -88,12 +88,12 @@ class TransactionsContract(StorePair):
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
-        first = make_entry("t").metadata_location
+        first_location = make_entry("t").metadata_location
         outcomes = await asyncio.gather(
             *(
                 get_outcome(
                     (store, other_store)[n % 2].transact(
-                        [make_swap("t", first, f"file:///{n}"), RecordInstant(make_instant(f"i{n}"))]
+                        [make_swap("t", first_location, f"file:///{n}"), RecordInstant(make_instant(f"i{n}"))]
                     )
                 )
                 for n in range(20)

@@ -51,10 +51,10 @@ class AcknowledgedRows:
     def begin_rows(self, producer: str, count: int) -> range:
         """Return the numbers of the next rows of a producer. They count as sent."""
         with self._lock:
-            first = self.sent[producer]
+            first_number = self.sent[producer]
             self.sent[producer] += count
-            self.ends.setdefault(producer, {0}).add(first + count)
-            return range(first, first + count)
+            self.ends.setdefault(producer, {0}).add(first_number + count)
+            return range(first_number, first_number + count)
 
     def acknowledge_rows(self, producer: str) -> None:
         """Record that all rows that the producer has sent are acknowledged."""

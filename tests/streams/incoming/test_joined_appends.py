@@ -116,11 +116,11 @@ async def test_error_in_the_preparation_of_rows_fails_only_its_own_request(
         return prepare_joined(preparation, requests)
 
     monkeypatch.setattr(RowPreparation, "prepare_joined", fail_for_three)
-    first = asyncio.create_task(stream.send(b'[{"id": 0}]'))
+    first_task = asyncio.create_task(stream.send(b'[{"id": 0}]'))
     await wait_for_requests(stream, 1)
     requests = [partial(stream.send, json.dumps([{"id": number}]).encode()) for number in range(1, 6)]
     answers = await send_together(stream, held_appends, requests, waiting=6)
-    assert [status for status, _ in (await first, *answers)] == [200, 200, 200, 500, 200, 200]
+    assert [status for status, _ in (await first_task, *answers)] == [200, 200, 200, 500, 200, 200]
     assert await stream.ids() == [0, 1, 2, 4, 5]
 
 

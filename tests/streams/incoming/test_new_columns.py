@@ -60,9 +60,14 @@ async def test_table_gets_the_columns_of_json_rows_with_their_types(stream: Stre
     } == (await read_columns(stream))
     assert "later" not in await read_columns(stream)
     for _ in range(2):
-        first, second, third = await read_rows(stream)
-        assert (first["id"], first["town"], first["ratio"]) == (1, None, None)
-        assert (second["town"], second["size"], second["ratio"], second["is_new"]) == ("Ulm", 3, 1.0, True)
+        first_row, second_row, third = await read_rows(stream)
+        assert (first_row["id"], first_row["town"], first_row["ratio"]) == (1, None, None)
+        assert (second_row["town"], second_row["size"], second_row["ratio"], second_row["is_new"]) == (
+            "Ulm",
+            3,
+            1.0,
+            True,
+        )
         assert third["ratio"] == 1.5
         await stream.flush()
     status, message = await stream.send_refused(b'{"id": 4, "size": "large"}\n', LINES)
@@ -171,9 +176,9 @@ async def test_table_gets_the_columns_of_debezium_messages_with_the_types_of_the
     column_types = await read_columns(stream)
     assert column_types == {"id": "long", "name": "string", "day": "date"} | new_types
     for _ in range(2):
-        first, second = await read_rows(stream)
-        assert (first["small"], first["raw"], first["born"]) == (7, b"\x00\xff", datetime.date(2026, 1, 31))
-        assert (str(first["price"]), first["kind"], second["small"]) == ("-12.41", "x", 1 << 40)
+        first_row, second_row = await read_rows(stream)
+        assert (first_row["small"], first_row["raw"], first_row["born"]) == (7, b"\x00\xff", datetime.date(2026, 1, 31))
+        assert (str(first_row["price"]), first_row["kind"], second_row["small"]) == ("-12.41", "x", 1 << 40)
         await stream.flush()
 
 

@@ -88,8 +88,8 @@ async def test_tables_get_new_columns_of_their_rows_if_all_rows_fit(stream: Stre
     column_names = await list_columns()
     await asyncio.to_thread(set_rule, "t", "add")
     rows = [{"id": 1, "town": "Ulm", "later": None}]
-    for other in ([{"id": 1, "size": 3}], [{"id": "x"}]):
-        status, answer = await send_rows(stream, t=rows, u=other)
+    for other_rows in ([{"id": 1, "size": 3}], [{"id": "x"}]):
+        status, answer = await send_rows(stream, t=rows, u=other_rows)
         assert status == 400, answer
         assert await list_columns() == column_names, "a refused request must not add columns"
     await asyncio.to_thread(set_rule, "u", "add")

@@ -116,7 +116,7 @@ class Log:
             for row, is_delete in changes:
                 values = [row.get(column) for column in key]
                 if key and None not in values:
-                    rows = [other for other in rows if [other.get(column) for column in key] != values]
+                    rows = [other_row for other_row in rows if [other_row.get(column) for column in key] != values]
                 if not is_delete:
                     rows.append(row)
         return sorted(row[VALUE] for row in rows)

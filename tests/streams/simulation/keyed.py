@@ -159,7 +159,7 @@ class KeyedFiles(LineFiles):
                 number for number, line in enumerate(lines) if number not in deleted_rows and parse_key(line) in keys
             ]
         for place, part in enumerate(parts):
-            later_keys = frozenset().union(*(other.keys for other in parts[place + 1 :]))
+            later_keys = frozenset().union(*(later_part.keys for later_part in parts[place + 1 :]))
             for file, file_keys in part.files.items():
                 deleted[file] = [number for number, key in enumerate(file_keys) if key in later_keys]
         content = json.dumps({file: positions for file, positions in deleted.items() if positions})

@@ -359,16 +359,16 @@ class SimulationWorld:
 
         Several appends run concurrently, and each is repeated until it is acknowledged.
         """
-        first = 0
+        first_row = 0
         session = 0
-        while first < self.appends_max:
+        while first_row < self.appends_max:
             uuid = self.uuid
-            count = min(self.rng.choice((1, 3, 5)), self.appends_max - first)
+            count = min(self.rng.choice((1, 3, 5)), self.appends_max - first_row)
             producer = f"{name}.{session}"
             appends = [self._make(producer, uuid, number) for number in range(count)]
             self.appended += appends
             outcomes = await asyncio.gather(*(self._send(each) for each in appends))
-            first += count
+            first_row += count
             session += 1
             if not all(outcomes):  # The table was dropped, so the writer starts again.
                 continue

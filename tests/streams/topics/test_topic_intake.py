@@ -333,10 +333,10 @@ async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
                 if rng.random() < 0.3:
                     await rig.flush()
                 if rng.random() < 0.3:  # Another process becomes the owner, and this process does not notice it.
-                    async with rig.read_during() as other:
+                    async with rig.read_during() as other_rig:
                         for _ in range(rng.randint(0, 40)):
                             await asyncio.sleep(0)
-                        assert not other.done() or isinstance(other.exception(), ProducerFenced)
+                        assert not other_rig.done() or isinstance(other_rig.exception(), ProducerFenced)
                 assert not task.done() or isinstance(task.exception(), ProducerFenced)
         await rig.read_all()
         if rng.random() < 0.5:
@@ -349,12 +349,12 @@ async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
 
 def test_log_remembers_producers_of_topics_until_their_stream_is_removed() -> None:
     state = LogState(10, keep_ms=1000)
-    topic, other = make_topic_producer_name("s", "id", 0), make_topic_producer_name("u", "id", 0)
-    for name in (topic, other, "s/owner/p"):
+    topic, other_topic = make_topic_producer_name("s", "id", 0), make_topic_producer_name("u", "id", 0)
+    for name in (topic, other_topic, "s/owner/p"):
         state.apply(FenceEntry(1, name, 1))
         state.apply(AppendEntry(1, (), name, 1, 7))
     state.forget(100_000, 0)
-    assert set(state.producers) == {topic, other}
+    assert set(state.producers) == {topic, other_topic}
     state.apply(RemoveEntry(100_000, "s"))
-    assert set(state.producers) == {other}
+    assert set(state.producers) == {other_topic}
     state.check_invariants()
