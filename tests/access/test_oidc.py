@@ -113,8 +113,8 @@ async def test_roles_come_from_the_claim_and_from_stored_grants(
 async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
     authenticator = await make_authenticator(oidc_principal_claim="email")
     assert (await log_in(authenticator, issuer.make_token(get_rsa_key(), email="a@x"))).name == "oidc:a@x"
-    for nobody in (None, "", 7, ["a"], "a\nb", "a" * 300):
-        await check_rejected(authenticator, issuer.make_token(get_rsa_key(), email=nobody), "email|principal")
+    for invalid_name in (None, "", 7, ["a"], "a\nb", "a" * 300):
+        await check_rejected(authenticator, issuer.make_token(get_rsa_key(), email=invalid_name), "email|principal")
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,9 @@ def test_each_narrowing_of_a_statements_grants_removes_rights_in_one_namespace_o
             assert len(narrowed) < len(grants)
             lost_namespaces = []
             for securable in OBJECTS:
-                was_allowed, is_allowed = (decide(each, "readRows", securable) for each in (grants, narrowed))
+                was_allowed, is_allowed = (
+                    decide(grants_of_statement, "readRows", securable) for grants_of_statement in (grants, narrowed)
+                )
                 assert was_allowed or not is_allowed, (rights, narrowed, securable)
                 lost_namespaces += [securable.namespace[:1]] if was_allowed and not is_allowed else []
             assert len(set(lost_namespaces)) <= 1, (rights, narrowed)

@@ -98,16 +98,16 @@ async def test_files_are_removed_by_path_and_replaced_by_new_files(api: Api, ver
     body = build_overwrite(
         first_answer, remove=[{"file-path": data["file-path"]}], add=[lake.write_data_file([(1, 0, "A")])]
     )
-    second = await lake.commit(body)
-    assert (second["operation"], second["summary"]["deleted-data-files"]) == ("overwrite", "1")
+    second_answer = await lake.commit(body)
+    assert (second_answer["operation"], second_answer["summary"]["deleted-data-files"]) == ("overwrite", "1")
     assert await read_by_specification(lake) == [(1, 0, "A"), (3, 1, "c")]
-    third = await lake.commit(build_overwrite(second, remove=[{"file-path": second_file["file-path"]}]))
-    assert third["operation"] == "delete"
+    third_answer = await lake.commit(build_overwrite(second_answer, remove=[{"file-path": second_file["file-path"]}]))
+    assert third_answer["operation"] == "delete"
     assert await read_by_specification(lake) == [(1, 0, "A")]
     if version == 2:
         assert await read_rows(api) == [(1, 0, "A")]
-    second_answer = await lake.send(build_overwrite(third, remove=[{"file-path": second_file["file-path"]}]))
-    assert second_answer.error[:2] == (409, "CommitFailedException")
+    refusal = await lake.send(build_overwrite(third_answer, remove=[{"file-path": second_file["file-path"]}]))
+    assert refusal.error[:2] == (409, "CommitFailedException")
 
 
 async def test_position_deletes_remove_rows(api: Api) -> None:

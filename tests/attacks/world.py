@@ -291,11 +291,11 @@ class _Planting:
         self.hints["moved location"].append(answer["metadata"]["location"])
         self.hints["moved uuid"].append(answer["metadata"]["table-uuid"])
         name = self.plant_hint("table", f"shipment{self.mark}")
-        ends = {
+        identifiers = {
             "source": {"namespace": [EVIL], "name": "moved"},
             "destination": {"namespace": [world.victim], "name": name},
         }
-        await world.ask_successfully("bridge", "POST", "/v1/tables/rename", ends)
+        await world.ask_successfully("bridge", "POST", "/v1/tables/rename", identifiers)
 
     def _create_written_tables(self) -> None:
         """Write tables with PyIceberg, as an ordinary client."""

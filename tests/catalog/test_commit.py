@@ -196,8 +196,8 @@ async def test_commit_without_changes_writes_nothing(tmp_path: Path) -> None:
         await rig.table()
         files_before = await rig.list_files()
         loaded_table = await rig.catalog.tables.load(DB, "t")
-        same = [{"action": "set-location", "location": loaded_table.metadata.location}]
-        table = await rig.commits.commit_table(CALLER, DB, "t", [], same)
+        unchanged_location = [{"action": "set-location", "location": loaded_table.metadata.location}]
+        table = await rig.commits.commit_table(CALLER, DB, "t", [], unchanged_location)
         assert table.entry == loaded_table.entry
         assert await rig.list_files() == files_before
 
@@ -483,10 +483,10 @@ async def test_publications_and_commits_of_one_process_take_turns(tmp_path: Path
             for _ in range(20):
                 await asyncio.sleep(0.001)
             publication = await publish_appends(rig, loaded_table, 7)
-        after = await waiting_task
+        answer = await waiting_task
         await rig.publisher.close()
-        assert after.metadata.current_snapshot_id == 7
-        assert after.entry is not None
+        assert answer.metadata.current_snapshot_id == 7
+        assert answer.entry is not None
         assert publication.entry is not None
-        assert after.entry.previous_location == publication.entry.metadata_location
+        assert answer.entry.previous_location == publication.entry.metadata_location
         assert len(await rig.list_files()) == 3, "no attempt has written an unused file"

@@ -94,9 +94,9 @@ async def test_caller_whom_a_policy_confines_registers_tables_only_inside_its_na
             await tables.register(caller, ("a",), "back", loaded.entry.metadata_location, overwrite=False)
 
 
-def _make_staged_creation(metadata: TableMetadata, **changed: str) -> TableChange:
+def _make_staged_creation(metadata: TableMetadata, **changes: str) -> TableChange:
     """Return the change that a client sends to create a staged table."""
-    document = {"uuid": metadata.table_uuid, "location": metadata.location, **changed}
+    document = {"uuid": metadata.table_uuid, "location": metadata.location, **changes}
     updates: list[dict[str, Any]] = [
         {"action": "assign-uuid", "uuid": document["uuid"]},
         {"action": "add-schema", "schema": SCHEMA},

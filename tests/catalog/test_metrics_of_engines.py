@@ -46,7 +46,7 @@ class CountedReads:
 
 def build_metrics(**by_name: dict[int, Any]) -> Row:
     """Return metrics fields of a data file as fastavro writes them."""
-    return {name: [{"key": key, "value": value} for key, value in of.items()] for name, of in by_name.items()}
+    return {name: [{"key": key, "value": value} for key, value in values.items()] for name, values in by_name.items()}
 
 
 def encode_long(number: int) -> bytes:

@@ -121,7 +121,7 @@ def read_snapshot_rows(snapshot: dict[str, Any] | None) -> list[Row]:
 
 def _find_deleted(delete: PlannedFile, file: PlannedFile, file_rows: list[Row], has_vector: bool) -> set[int]:
     """Return the positions of the rows in `file` that the delete file applies to, by the Iceberg specification."""
-    same = (delete.spec_id, delete.partition) == (file.spec_id, file.partition)
+    has_same_partition = (delete.spec_id, delete.partition) == (file.spec_id, file.partition)
     path = to_local_path(delete.path)
     if delete.offset is not None:
         if delete.referenced != file.path or delete.sequence < file.sequence:
@@ -130,12 +130,12 @@ def _find_deleted(delete: PlannedFile, file: PlannedFile, file_rows: list[Row], 
         blob = path.read_bytes()[delete.offset : delete.offset + delete.length]
         return set(pyroaring.BitMap64.deserialize(blob[8:-4]))
     if delete.content == 1:
-        if not same or has_vector or delete.sequence < file.sequence:
+        if not has_same_partition or has_vector or delete.sequence < file.sequence:
             return set()
         table = pq.read_table(path)
         pairs = zip(table.column("file_path").to_pylist(), table.column("pos").to_pylist(), strict=True)
         return {at for name, at in pairs if name == file.path}
-    if delete.sequence <= file.sequence or not (same or not delete.partition):
+    if delete.sequence <= file.sequence or not (has_same_partition or not delete.partition):
         return set()
     keys = set(pq.read_table(path).column("id").to_pylist())
     return {at for at, row in enumerate(file_rows) if row[0] in keys}
@@ -185,7 +185,7 @@ def _check_row_ids(metadata: dict[str, Any], snapshot: dict[str, Any], live: lis
             assert item.first_row_id is not None, item.path
             spans.append((item.first_row_id, item.first_row_id + item.records))
     spans.sort()
-    for previous, after in pairwise(spans):
-        assert previous[1] <= after[0], "two rows have the same id"
+    for previous, span in pairwise(spans):
+        assert previous[1] <= span[0], "two rows have the same id"
     assert all(end <= metadata["next-row-id"] for _, end in spans)
     assert snapshot["first-row-id"] + snapshot["added-rows"] <= metadata["next-row-id"]

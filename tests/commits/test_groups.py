@@ -150,7 +150,7 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         await lake.append([(0, 0, "a")])
-        before = (await lake.read_metadata())["current-snapshot-id"]
+        snapshot_id_before = (await lake.read_metadata())["current-snapshot-id"]
         paths = sorted(tmp_path.rglob("*.avro"))
         late_results: list[str] = []
 
@@ -159,14 +159,14 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
                 late_results.append(location)
                 is_first = len(late_results) == 1
                 await asyncio.sleep(0.1)
-                assert (await lake.read_metadata())["current-snapshot-id"] == before
+                assert (await lake.read_metadata())["current-snapshot-id"] == snapshot_id_before
                 if is_first:
                     raise StorageError("the disk is gone")
             await create(self, location, data, **options)
 
         monkeypatch.setattr(LocalObjects, "create", create_late)
         assert (await lake.send({"add": [lake.write_data_file([(1, 0, "b")])]})).status == 500
-        assert (await lake.read_metadata())["current-snapshot-id"] == before
+        assert (await lake.read_metadata())["current-snapshot-id"] == snapshot_id_before
         await until(lambda: sorted(tmp_path.rglob("*.avro")) == paths)
         await lake.append([(2, 0, "c")])
         assert late_results
@@ -197,10 +197,10 @@ async def test_rejected_change_does_not_block_other_changes(tmp_path: Path) -> N
 async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail_overwrites(writer: SnapshotWriter, change: Change, *more: Any, **kwargs: Any) -> ProducedSnapshot:
+    async def fail_overwrites(writer: SnapshotWriter, change: Change, *args: Any, **kwargs: Any) -> ProducedSnapshot:
         if change.operation == "overwrite":
             raise OverflowError("a bug")
-        return await produce(writer, change, *more, **kwargs)
+        return await produce(writer, change, *args, **kwargs)
 
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))

@@ -113,7 +113,7 @@ def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
                 assert not Targets(partitions, [(0, left)]).overlap(partitions.partition(1, right))
             if b.contain(a):
                 proved += 1
-                assert all(theirs == right for mine, theirs in pairs if mine == left), (
+                assert all(right_value == right for left_value, right_value in pairs if left_value == left), (
                     seed,
                     spec,
                     left,

@@ -62,14 +62,14 @@ class RowCountModel:
 
         In version 2, some of these rows may already be deleted.
         """
-        add, remove, loose = [], [], 0
+        add, remove, loose_rows = [], [], 0
         in_one_file = self.version == 2 and self.rng.random() < 0.5
         for path in self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 2))):
             file = self.files[path]
             spots = set(self.rng.sample(range(file.rows), self.rng.randint(1, file.rows)))
             file.deleted |= spots
             if in_one_file:
-                loose += len(spots)
+                loose_rows += len(spots)
                 continue
             delete_fields: dict[str, Any] = {**DELETES, "referenced-data-file": path}
             if self.version == 3:
@@ -82,8 +82,8 @@ class RowCountModel:
                 data_file["record-count"] + (self.version == 2) * file.named,
             )
             add.append(data_file)
-        self.loose += loose
-        await self.commit(add + ([self.build_file(loose, **DELETES)] if loose else []), remove)
+        self.loose += loose_rows
+        await self.commit(add + ([self.build_file(loose_rows, **DELETES)] if loose_rows else []), remove)
 
     async def delete_by_value(self) -> None:
         delete_fields: dict[str, Any] = {"content": "equality-deletes", "equality-ids": [1]}

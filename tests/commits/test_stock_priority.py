@@ -60,8 +60,8 @@ def test_row_changes_of_pyiceberg_commit_during_upserts_of_other_rows(server: Se
         try:
             block_until(lambda: all(upsert_counts))
             tries = [delete_with_retries(catalog, number) for number in range(changes)]
-            before = sum(upsert_counts)
-            block_until(lambda: sum(upsert_counts) > before)
+            upserts_before = sum(upsert_counts)
+            block_until(lambda: sum(upsert_counts) > upserts_before)
         finally:
             is_over.set()
             for writer in writers:

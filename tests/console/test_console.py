@@ -93,7 +93,7 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
         open_browser() as browser,
         open_page(browser, server.url) as recorded_page,
     ):
-        before, after = await make_orders(server)
+        snapshot_before, snapshot_after = await make_orders(server)
         for address, text in PAGES.items():
             await recorded_page.open(address)
             await wait_for_text(recorded_page, text)
@@ -116,8 +116,8 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
         await recorded_page.page.get_by_role("link", name="Layout").click()
         await recorded_page.page.get_by_role("button", name="Before and after the last rewrite").click()
         await wait_for_text(recorded_page, "Ranges of the files: before")
-        assert f"snapshot={after}" in recorded_page.page.url
-        assert f"before={before}" in recorded_page.page.url
+        assert f"snapshot={snapshot_after}" in recorded_page.page.url
+        assert f"before={snapshot_before}" in recorded_page.page.url
         await recorded_page.page.get_by_role("link", name="Explain").click()
         box = recorded_page.page.get_by_label("Predicate or query in SQL")
         await box.fill("customer_id = 4711")
@@ -337,8 +337,8 @@ async def test_axe_finds_nothing_serious_on_any_page(theme: str, width: int, tmp
         open_page(browser, server.url, theme) as recorded_page,
     ):
         await recorded_page.page.set_viewport_size({"width": width, "height": 900})
-        before, after = await make_orders(server)
-        comparison_url = f"{TABLE}/layout?column=customer_id&snapshot={after}&before={before}"
+        snapshot_before, snapshot_after = await make_orders(server)
+        comparison_url = f"{TABLE}/layout?column=customer_id&snapshot={snapshot_after}&before={snapshot_before}"
         for address in (*PAGES, comparison_url, f"{TABLE}/explain", "#/table/db/nothing"):
             await recorded_page.open(address)
             assert await recorded_page.find_violations() == [], address

@@ -103,9 +103,9 @@ class ExpectedLayout:
                 total += self.count_overlaps(number, low)
                 continue
             inside = [value for value in self.values if low <= value <= high]
-            for left, right in pairwise(inside):
-                depth = sum(value_range[0] <= left and value_range[1] >= right for value_range in ranges)
-                total += depth * (self.position[right] - self.position[left]) / width
+            for start, end in pairwise(inside):
+                depth = sum(value_range[0] <= start and value_range[1] >= end for value_range in ranges)
+                total += depth * (self.position[end] - self.position[start]) / width
         return total / len(ranges) if ranges else None
 
     def list_values_at(self, position: float) -> list[Any]:
@@ -163,7 +163,8 @@ def check_sizes(layout: dict[str, Any], files: list[dict[str, Any]]) -> None:
     for size in sizes:
         expected.setdefault(1 << (size.bit_length() - 1) if size else 0, []).append(size)
     assert layout["sizes"] == [
-        {"size-in-bytes": of, "files": len(own), "total-bytes": sum(own)} for of, own in sorted(expected.items())
+        {"size-in-bytes": of, "files": len(file_sizes), "total-bytes": sum(file_sizes)}
+        for of, file_sizes in sorted(expected.items())
     ]
 
 
@@ -178,7 +179,10 @@ async def check_table(server: RunningServer, name: str, rng: random.Random) -> N
     for column in COLUMNS:
         bars, points, by_rank = rng.choice((1, 3, 500)), rng.choice((1, 4, 400)), rng.random() < 0.3
         later_bounds, earlier = [*first_bounds, *second_bounds], first_bounds
-        ranges = [[own[column] for own in bounds if column in own] for bounds in (later_bounds, earlier)]
+        ranges = [
+            [file_bounds[column] for file_bounds in bounds if column in file_bounds]
+            for bounds in (later_bounds, earlier)
+        ]
         has_comparison = rng.random() < 0.6
         query = f"bars={bars}&points={points}&scale={'rank' if by_rank else 'value'}"
         if has_comparison:

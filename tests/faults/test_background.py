@@ -46,15 +46,15 @@ def full_disk() -> None:
 @pytest.mark.parametrize("error", [ValueError("a bug"), SeamarkError("the store")])
 async def test_failed_background_work_is_restarted(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(background, "RESTART_S", 0.0)
-    begun = 0
+    start_count = 0
 
     async def raise_error() -> None:
-        nonlocal begun
-        begun += 1
+        nonlocal start_count
+        start_count += 1
         raise error
 
     async with background.run_in_background("work", raise_error):
-        await until(lambda: begun > 3)
+        await until(lambda: start_count > 3)
 
 
 @pytest.mark.usefixtures("full_disk")

@@ -36,10 +36,10 @@ def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], 
         snapshot_id = number * 1_000_000 + attempt
         began = time.monotonic()
         status, _ = client.append(snapshot_id, head, sequence + 1)
-        ended = time.monotonic()
+        ended_s = time.monotonic()
         statuses[status] += 1
         outcome = {200: "ok", 409: "conflict"}.get(status, "unknown")
-        events.append(Event("append", began, ended, outcome, head, snapshot_id))
+        events.append(Event("append", began, ended_s, outcome, head, snapshot_id))
         commit_count += status == 200
         if statuses.total() - statuses[200] - statuses[409] > 10:
             break
@@ -56,7 +56,7 @@ def _run_race(base_urls: list[str], processes: int, commits: int) -> None:
             for number in range(processes)
         ]
         results = [future.result(timeout=1200) for future in work]
-    events = [event for found, _ in results for event in found]
+    events = [event for events_of_client, _ in results for event in events_of_client]
     statuses: Counter[int] = sum((counted for _, counted in results), Counter())
     assert set(statuses) <= {200, 409}, f"unexplained answers: {statuses}"
     assert statuses[200] == processes * commits

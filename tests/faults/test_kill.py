@@ -92,7 +92,7 @@ def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> No
                 identifier = {"namespace": ["db"], "name": name}
                 changes.append({"identifier": identifier, "requirements": requirements, "updates": updates})
             request = ("POST", "/v1/transactions/commit", {"table-changes": changes}, {"Idempotency-Key": create_key()})
-            server.run_until_death(step, 1, lambda call=client.call, sent=request: call(*sent))
+            server.run_until_death(step, 1, lambda call=client.call, sent_request=request: call(*sent_request))
             client = server.start()
             expected = [7] if step in STEPS_AFTER_COMMIT else []
             assert [client.read_chain(name) for name in names] == [expected] * 3, step
@@ -159,7 +159,9 @@ def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_
             if step == "after-metadata-write" and operation != "create":
                 continue  # The other steps write no file.
             key = {"Idempotency-Key": create_key()}
-            server.run_until_death(step, 1, lambda call=client.call, sent=request, key=key: call(*sent, key))
+            server.run_until_death(
+                step, 1, lambda call=client.call, sent_request=request, key=key: call(*sent_request, key)
+            )
             client = server.start()
             assert has_happened(client) == (step == "after-swap"), operation
             for _ in range(2):

@@ -47,8 +47,8 @@ def test_histories_of_a_real_register_are_accepted(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_lost_update_is_reported(seed: int) -> None:
     chain, events = _simulate_history(seed)
-    lost = next(event.value for event in events if event.kind == "append" and event.outcome == "ok")
-    assert any("lost update" in text for text in find_violations([v for v in chain if v != lost], events))
+    lost_value = next(event.value for event in events if event.kind == "append" and event.outcome == "ok")
+    assert any("lost update" in text for text in find_violations([v for v in chain if v != lost_value], events))
 
 
 def test_phantom_stale_read_and_wrong_order_are_reported() -> None:

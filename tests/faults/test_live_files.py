@@ -90,8 +90,11 @@ class RandomClient:
 
     def _rename(self, name: str) -> tuple[int, Any]:
         new_name = self._random.choice(NAMES)
-        ends = {"source": {"namespace": ["db"], "name": name}, "destination": {"namespace": ["db"], "name": new_name}}
-        return self._client.call("POST", "/v1/tables/rename", ends)
+        identifiers = {
+            "source": {"namespace": ["db"], "name": name},
+            "destination": {"namespace": ["db"], "name": new_name},
+        }
+        return self._client.call("POST", "/v1/tables/rename", identifiers)
 
     def _create(self, name: str) -> tuple[int, Any]:
         return self._client.call("POST", TABLES, {"name": name, "schema": SCHEMA, "properties": KEEP_LITTLE})

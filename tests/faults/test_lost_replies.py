@@ -86,8 +86,8 @@ def test_creates_renames_drops_and_undrops_with_keys_are_executed_once(proxy: Lo
     change("POST", "/v1/namespaces", {"namespace": [namespace]})
     for number in range(8):
         creation = change("POST", f"/v1/namespaces/{namespace}/tables", {"name": f"a{number}", "schema": SCHEMA})
-        ends = [{"namespace": [namespace], "name": f"{letter}{number}"} for letter in "ab"]
-        change("POST", "/v1/tables/rename", {"source": ends[0], "destination": ends[1]})
+        identifiers = [{"namespace": [namespace], "name": f"{letter}{number}"} for letter in "ab"]
+        change("POST", "/v1/tables/rename", {"source": identifiers[0], "destination": identifiers[1]})
         change("DELETE", f"/v1/namespaces/{namespace}/tables/b{number}")
         change(
             "POST",

@@ -202,16 +202,16 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
         while not stop.is_set():
             low = source.randrange(500)
             high = low + source.randrange(600)
-            before = head[0]
+            head_before = head[0]
             if source.random() < 0.5:
-                named_number = source.randint(max(1, before - 20), before)
+                named_number = source.randint(max(1, head_before - 20), head_before)
                 status, answer = plan_on_new_connection(
                     server, make_between(low, high), **{"snapshot-id": named_number}
                 )
                 oldest = newest = named_number
             else:
                 status, answer = plan_on_new_connection(server, make_between(low, high))
-                oldest, newest = before, head[0] + 1  # A commit may have succeeded without being recorded yet.
+                oldest, newest = head_before, head[0] + 1  # A commit may have succeeded without being recorded yet.
             assert status == 200, answer
             answers.append((oldest, newest, low, high, list_file_numbers(answer)))
         return answers

@@ -45,8 +45,8 @@ async def _start_behind_proxy(s3: S3, home: Path) -> AsyncIterator[tuple[Seamark
 
 async def _change_faults(misbehaviour: Misbehaviour, source: random.Random, seconds: float) -> None:
     """Every tenth of a second, select another fault for the following PUTs."""
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
         match source.randrange(5):
             case 0:
                 misbehaviour.lose_replies += source.randrange(1, 4)

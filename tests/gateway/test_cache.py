@@ -363,13 +363,13 @@ class _Model:
         self.tick += 1
         return self.tick
 
-    def list_possible_contents(self, path: str, begun: int) -> list[bytes | None]:
+    def list_possible_contents(self, path: str, begin_tick: int) -> list[bytes | None]:
         """Return the contents that a read from the tick `begun` until now may return."""
         history = self.history.get(path, [])
         settled: bytes | None = None
         results: list[bytes | None] = []
         for _, end, content in history:
-            if end < begun:
+            if end < begin_tick:
                 settled = content
             else:
                 results.append(content)
@@ -401,7 +401,7 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
             model.history[path][model.history[path].index(entry)] = (now, model.get_tick(), content)
 
     async def read(worker: Worker, path: str) -> None:
-        begun, method = model.get_tick(), rng.choice(("GET", "GET", "GET", "HEAD"))
+        begin_tick, method = model.get_tick(), rng.choice(("GET", "GET", "GET", "HEAD"))
         start = rng.randrange(8 * BLOCK)
         text = rng.choice(
             (
@@ -421,7 +421,7 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
         try:
             status, body, actual = await worker.send(method, path, **headers)
         except aiohttp.ClientError:
-            assert store.fails or len(model.list_possible_contents(path, begun)) > 1, (
+            assert store.fails or len(model.list_possible_contents(path, begin_tick)) > 1, (
                 "the answer is incomplete, but neither the store failed nor the object changed"
             )
             return
@@ -430,7 +430,7 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
             return
         assert any(
             _agrees(content, method, text, headers, status, body, actual)
-            for content in model.list_possible_contents(path, begun)
+            for content in model.list_possible_contents(path, begin_tick)
         ), (seed, path, method, text, headers, status, len(body))
 
     async with (

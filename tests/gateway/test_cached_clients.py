@@ -109,9 +109,11 @@ def test_obstore_and_s3fs_share_the_cache(keys: Keys) -> None:
     for size in (6 << 20, 1 << 20):
         data = os.urandom(size)
         obstore.put(store, name, data, use_multipart=size > 5 << 20)
-        starts, ends = [0, 300_000, size - 7], [10, 900_000, size]
-        ranges = obstore.get_ranges(store, name, starts=starts, ends=ends)
-        assert [bytes(item) for item in ranges] == [data[start:end] for start, end in zip(starts, ends, strict=True)]
+        start_bytes, end_bytes = [0, 300_000, size - 7], [10, 900_000, size]
+        ranges = obstore.get_ranges(store, name, starts=start_bytes, ends=end_bytes)
+        assert [bytes(item) for item in ranges] == [
+            data[start:end] for start, end in zip(start_bytes, end_bytes, strict=True)
+        ]
         assert files.cat_file(path) == data
         assert files.cat_file(path, start=-100) == data[-100:]
         assert bytes(obstore.get(store, name).bytes()) == data

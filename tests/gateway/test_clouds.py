@@ -94,9 +94,9 @@ def test_s3_clients_write_read_list_and_delete_objects(rig: GatewayRig) -> None:
     client.delete_object(Bucket=bucket, Key=f"{keys.prefix}empty")
 
     def read_error_code(call: Any, **arguments: Any) -> str:
-        with pytest.raises(ClientError) as refused:
+        with pytest.raises(ClientError) as refusal:
             call(Bucket=bucket, **arguments)
-        return str(refused.value.response["Error"]["Code"])
+        return str(refusal.value.response["Error"]["Code"])
 
     assert read_error_code(client.get_object, Key=f"{keys.prefix}missing") == "NoSuchKey"
     assert read_error_code(client.get_object, Key=f"{keys.prefix}c", Range="bytes=7-8") == "InvalidRange"
@@ -131,8 +131,8 @@ def test_object_in_parts_appears_when_its_upload_is_completed(rig: GatewayRig) -
         client.upload_part(**address, UploadId=upload, PartNumber=number, Body=body)["ETag"]
         for number, body in enumerate(bodies, 1)
     ]
-    listed = client.list_parts(**address, UploadId=upload)["Parts"]
-    assert [(part["PartNumber"], part["Size"]) for part in listed] == [(1, PART_BYTES), (2, 1000)]
+    listed_parts = client.list_parts(**address, UploadId=upload)["Parts"]
+    assert [(part["PartNumber"], part["Size"]) for part in listed_parts] == [(1, PART_BYTES), (2, 1000)]
     with pytest.raises(ClientError, match="404"):
         client.head_object(**address)
     other_address = {"Bucket": keys.bucket, "Key": f"{keys.prefix}other"}
@@ -211,9 +211,9 @@ async def test_conditional_writes_share_a_limit_of_memory() -> None:
     body = _WaitingBody(1000)
     write = asyncio.ensure_future(start_put(body))
     await asyncio.wait_for(body.is_read.wait(), timeout=30)
-    with pytest.raises(S3Error, match="limit of 1,500 bytes of conditional writes") as refused:
+    with pytest.raises(S3Error, match="limit of 1,500 bytes of conditional writes") as refusal:
         await asyncio.wait_for(start_put(_WaitingBody(1000)), timeout=30)
-    assert (refused.value.code, refused.value.status) == ("SlowDown", 503)
+    assert (refusal.value.code, refusal.value.status) == ("SlowDown", 503)
     write.cancel()
     with pytest.raises(asyncio.CancelledError):
         await write

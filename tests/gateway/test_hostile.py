@@ -213,10 +213,10 @@ def test_folder_replaced_by_a_link_at_any_moment_reveals_nothing(folder_rig: Gat
             (other_folder / str(number)).write_bytes(b"secret")
         (other_folder / "only-here").write_bytes(b"secret")
         files_before = {path.name: (path.read_bytes(), path.stat().st_ino) for path in other_folder.iterdir()}
-        ended = threading.Event()
+        ending = threading.Event()
 
         def swap_repeatedly() -> None:
-            while not ended.wait(0.0005):
+            while not ending.wait(0.0005):
                 (prefix_folder / "data-link").symlink_to(other_folder)
                 (prefix_folder / "data").rename(prefix_folder / "data-away")
                 try:
@@ -225,7 +225,7 @@ def test_folder_replaced_by_a_link_at_any_moment_reveals_nothing(folder_rig: Gat
                     (prefix_folder / "data-link").unlink()
                     shutil.rmtree(prefix_folder / "data-away")
                     continue
-                ended.wait(0.0005)
+                ending.wait(0.0005)
                 (prefix_folder / "data").unlink()
                 try:
                     (prefix_folder / "data-away").rename(prefix_folder / "data")
@@ -247,7 +247,7 @@ def test_folder_replaced_by_a_link_at_any_moment_reveals_nothing(folder_rig: Gat
                     objects = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)
                     assert "only-here" not in str(objects.get("Contents"))
         finally:
-            ended.set()
+            ending.set()
             thread.join()
     assert answers <= {b"own"}
     assert {path.name: (path.read_bytes(), path.stat().st_ino) for path in other_folder.iterdir()} == files_before

@@ -65,7 +65,9 @@ def test_chart_refuses_values_with_a_reason(values: list[str], message: str) -> 
 )
 def test_servers_restart_when_their_settings_change(value: str, is_changed: bool) -> None:
     arguments = ("template", "seamark", str(CHART), "-f", POSTGRESQL, "-s", "templates/deployment.yaml")
-    rendered_before, rendered_after = (run_helm(HELM, *arguments, *more).stdout for more in ((), ("--set", value)))
+    rendered_before, rendered_after = (
+        run_helm(HELM, *arguments, *extra_arguments).stdout for extra_arguments in ((), ("--set", value))
+    )
     _, before_pod = rendered_before.split("  template:", 1)
     _, after_pod = rendered_after.split("  template:", 1)
     assert (before_pod != after_pod) is is_changed

@@ -95,10 +95,16 @@ class StreamLogContract:
 
         positions = [position for positions in await asyncio.gather(*map(write, range(8))) for position in positions]
         records = await read_all(log, A)
-        assert {(each.offset, each.end) for each in records} == {(each.offset, each.end) for each in positions}
-        assert [each.offset for each in records[1:]] == [each.end for each in records[:-1]]
+        assert {(stored_range.offset, stored_range.end) for stored_range in records} == {
+            (stored_range.offset, stored_range.end) for stored_range in positions
+        }
+        assert [stored_range.offset for stored_range in records[1:]] == [
+            stored_range.end for stored_range in records[:-1]
+        ]
         for number in range(8):
-            stored_texts = [each for each in await read_texts(log, A) if each.startswith(f"{number}-")]
+            stored_texts = [
+                stored_range for stored_range in await read_texts(log, A) if stored_range.startswith(f"{number}-")
+            ]
             assert stored_texts == [f"{number}-{place}" for place in range(20)]
 
     async def test_append_to_several_shards_becomes_visible_at_once(self, log: StreamLog) -> None:
@@ -188,8 +194,8 @@ class StreamLogContract:
             await asyncio.sleep(0.002)
         records = await read_all(log, A)
         for record in records:
-            same = [each.offset for each in records if each.time_ms >= record.time_ms]
-            assert await log.find_offset(A, record.time_ms) == same[0]
+            expected_offsets = [each.offset for each in records if each.time_ms >= record.time_ms]
+            assert await log.find_offset(A, record.time_ms) == expected_offsets[0]
         assert await log.find_offset(A, 0) == 0
         assert await log.find_offset(A, records[-1].time_ms + 1) == 6
         assert await log.find_offset(B, 0) == 0

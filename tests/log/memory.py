@@ -92,7 +92,7 @@ class MemoryLog:
     async def find_offset(self, shard: Shard, time_ms: int) -> int:
         self._check_open()
         records = self._records.get(shard, [])
-        place = bisect.bisect_left(records, time_ms, key=lambda each: each.time_ms)
+        place = bisect.bisect_left(records, time_ms, key=lambda record: record.time_ms)
         return records[place].offset if place < len(records) else self._state.read_watermark(shard)
 
     def list_shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
@@ -115,9 +115,9 @@ class MemoryLog:
         """Remove all released rows."""
         for shard, records in self._records.items():
             summary = self._state.shards[shard]
-            first_place = bisect.bisect_right(records, summary.released, key=lambda each: each.end)
+            first_place = bisect.bisect_right(records, summary.released, key=lambda record: record.end)
             summary.start = records[first_place].offset if first_place < len(records) else summary.watermark
-            summary.size_bytes = sum(each.batch.size_bytes for each in records[first_place:])
+            summary.size_bytes = sum(record.batch.size_bytes for record in records[first_place:])
             del records[:first_place]
 
     def _begin_group(self) -> Group:

@@ -26,15 +26,15 @@ def open_log(disk: SimulatedDisk, limits: SegmentLimits = LIMITS):
 async def write_records(count: int, limits: SegmentLimits = LIMITS) -> tuple[SimulatedDisk, list[int]]:
     """Return the disk of a killed process that wrote `count` records, and the end of each record."""
     disk = SimulatedDisk()
-    ends = []
+    record_ends = []
     async with open_log(disk, limits) as log:
         for number in range(count):
             await log.append(
                 {A: build_batch(f"row {number}"), OTHER: build_batch("x" * 40, 2)}, StreamProducer("p", number)
             )
-            ends.append(log._writer.position)
+            record_ends.append(log._writer.position)
         killed = copy_disk(disk)
-    return killed, ends
+    return killed, record_ends
 
 
 def find_last_segment(disk: SimulatedDisk) -> SimulatedFile:
@@ -42,10 +42,10 @@ def find_last_segment(disk: SimulatedDisk) -> SimulatedFile:
 
 
 async def test_record_torn_at_any_byte_is_removed_and_earlier_records_stay() -> None:
-    disk, ends = await write_records(3)
+    disk, record_ends = await write_records(3)
     data = find_last_segment(disk).visible
-    end = len(data[: ends[2] - HEADER_BYTES].rstrip(b"\0"))
-    for cut_end in range(ends[1], end):
+    end = len(data[: record_ends[2] - HEADER_BYTES].rstrip(b"\0"))
+    for cut_end in range(record_ends[1], end):
         for tail in (b"", bytes(len(data) - cut_end)):
             torn = copy_disk(disk)
             find_last_segment(torn).visible[:] = data[:cut_end] + tail
@@ -59,9 +59,9 @@ async def test_record_torn_at_any_byte_is_removed_and_earlier_records_stay() -> 
 
 
 async def test_a_flipped_bit_is_detected_or_changes_no_row() -> None:
-    disk, ends = await write_records(3)
+    disk, record_ends = await write_records(3)
     noticed = 0
-    for place in range(ends[2]):
+    for place in range(record_ends[2]):
         flipped = copy_disk(disk)
         find_last_segment(flipped).visible[place] ^= 1 << place % 8
         original = copy_disk(flipped)
@@ -73,7 +73,7 @@ async def test_a_flipped_bit_is_detected_or_changes_no_row() -> None:
             noticed += 1
             contents = {name: file.visible for name, file in flipped.files.items()}
             assert contents == {name: file.visible for name, file in original.files.items()}
-    assert noticed > ends[2] // 2
+    assert noticed > record_ends[2] // 2
 
 
 async def test_flipped_bit_in_a_complete_segment_is_detected_at_the_start_or_by_the_reader() -> None:
@@ -240,9 +240,9 @@ async def test_large_append_gets_a_separate_segment() -> None:
         await log.append({A: build_batch("first")})
         await log.append({A: Batch(1, bytes(20_000))})
         await log.append({A: build_batch("last")})
-        assert [len(each) for each in await read_texts(log, A)] == [5, 20_000, 4]
+        assert [len(text) for text in await read_texts(log, A)] == [5, 20_000, 4]
     async with open_log(disk) as log:
-        assert [len(each) for each in await read_texts(log, A)] == [5, 20_000, 4]
+        assert [len(text) for text in await read_texts(log, A)] == [5, 20_000, 4]
 
 
 async def test_an_unexpected_failure_leaves_no_caller_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ async def test_an_unexpected_failure_leaves_no_caller_waiting(monkeypatch: pytes
         monkeypatch.setattr(log._writer, "write", lambda frames: 1 / 0)
         waiting_task = asyncio.ensure_future(log.wait({A: 1}, 60))
         answers = await asyncio.gather(*(log.append({A: build_batch("x")}) for _ in range(3)), return_exceptions=True)
-        assert {type(each) for each in answers} == {CommitUnknown}
+        assert {type(answer) for answer in answers} == {CommitUnknown}
         for refused_call in (log.append({A: build_batch("x")}), waiting_task):
             with pytest.raises(LogUnavailable, match="restart the server"):
                 await refused_call

@@ -92,15 +92,15 @@ def test_replica_that_starts_at_a_head_ends_in_the_same_state(seed: int, monkeyp
         write(encode_group(build_group(request, time_ms=now_ms)))
         first_reader.journal.check_invariants()
         if rng.random() < 0.1:
-            after = first_reader.journal.applied
-            for piece in encode_head(first_reader.journal.summarize(), f"head {step}", after):
+            head = first_reader.journal.applied
+            for piece in encode_head(first_reader.journal.summarize(), f"head {step}", head):
                 if rng.random() < 0.3:  # Another replica writes at the same time.
                     kafka += 1
                     write(encode_group(build_group(build_append(kafka), time_ms=now_ms)))
                 write(piece)
-            heads.append(after)
-    for after in heads:
-        later_records = apply_records(records, after)
+            heads.append(head)
+    for head in heads:
+        later_records = apply_records(records, head)
         assert later_records.is_recovered
         assert later_records.journal.applied == len(records)
         assert encode_state(later_records.journal) == encode_state(first_reader.journal)
@@ -184,8 +184,8 @@ def test_retention_keeps_all_records_of_a_batch_with_a_piece_that_was_written_ag
     state.apply(build_group(ReleaseRequest((("t", 0, 2),))))
     (start,) = state.choose_starts(oldest_ms=1 << 60, batches_max=9, bytes_max=1 << 30)
     assert (start.offset, start.record) == (2, 6)
-    (refused,) = state.apply(build_group(build_append(7, 3)))
-    assert isinstance(refused, LogUnavailable)
+    (refused_append,) = state.apply(build_group(build_append(7, 3)))
+    assert isinstance(refused_append, LogUnavailable)
 
 
 def test_retention_removes_the_oldest_released_batches_first() -> None:

@@ -26,7 +26,7 @@ async def test_released_rows_are_trimmed() -> None:
             await log.append({A: build_batch(text, 10)})
         await log.release({A: 25})
         log.trim()
-        assert [each.offset for each in await log.read(A, 20, limit_bytes=LIMIT_BYTES)] == [20]
+        assert [record.offset for record in await log.read(A, 20, limit_bytes=LIMIT_BYTES)] == [20]
         with pytest.raises(OffsetOutOfRange, match="has the rows 20 to 30"):
             await log.read(A, 19, limit_bytes=LIMIT_BYTES)
 

@@ -99,7 +99,7 @@ async def test_appends_beyond_the_limit_of_waiting_bytes_are_refused(tmp_path: P
         answers = await asyncio.gather(
             *(log.append({A: build_batch("x" * 400)}) for _ in range(5)), return_exceptions=True
         )
-        assert [isinstance(each, TooManyRequests) for each in answers] == [False, False, True, True, True]
+        assert [isinstance(answer, TooManyRequests) for answer in answers] == [False, False, True, True, True]
         await log.append({A: build_batch("x" * 2000)})
 
 
@@ -181,7 +181,7 @@ async def test_released_rows_are_removed_by_age_but_unreleased_rows_stay() -> No
         assert log.list_shards()[B].start == 20
         with pytest.raises(OffsetOutOfRange, match="has the rows 200 to 210"):
             await log.read(A, 199, limit_bytes=LIMIT_BYTES)
-        assert [each.offset for each in await read_all(log, A, 200)] == [200]
+        assert [record.offset for record in await read_all(log, A, 200)] == [200]
         states = log.list_shards()
     async with open_log(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
         assert log.list_shards() == states
@@ -195,15 +195,15 @@ async def test_unreleased_rows_are_kept_beyond_every_limit() -> None:
         size_bytes = log.size_bytes
         await log.release({A: 200})
         assert await log.trim() == 0
-        assert [each.batch.payload for each in await read_all(log, B)] == [b"y"] * 20
+        assert [record.batch.payload for record in await read_all(log, B)] == [b"y"] * 20
         assert log.size_bytes < size_bytes / 2, "the released rows of the other table are removed"
         assert log.list_shards()[A].start > 150
         states = log.list_shards()
         await log.store_indexes()
-        for left in (copy_disk(disk), copy_without_indexes(disk)):
-            async with open_log(left, clock, retention_bytes=1, trim_interval_s=3600) as other_log:
+        for remaining_disk in (copy_disk(disk), copy_without_indexes(disk)):
+            async with open_log(remaining_disk, clock, retention_bytes=1, trim_interval_s=3600) as other_log:
                 assert {**other_log.list_shards(), A: states[A]} == {**states, B: other_log.list_shards()[B]}
-                assert [each.batch.payload for each in await read_all(other_log, B)] == [b"y"] * 20
+                assert [record.batch.payload for record in await read_all(other_log, B)] == [b"y"] * 20
         await log.release({B: 10})
         assert await log.trim() > 0
         assert 0 < log.list_shards()[B].start <= 10

@@ -78,18 +78,20 @@ def check_rows(
     if not any(starts.values()):
         for (producer, sequence), offsets in places.items():
             assert set(offsets) == set(build_rows(producer, sequence)), "an append must be complete"
-    for each in acknowledged_appends:
-        for index, offset in each.offsets.items():
+    for acknowledged_append in acknowledged_appends:
+        for index, offset in acknowledged_append.offsets.items():
             shard = SHARDS[index]
-            shard_records = places[each.producer, each.sequence].get(shard)
-            assert shard_records == offset or offset < starts[shard], f"an acknowledged row is lost: {each}"
+            shard_records = places[acknowledged_append.producer, acknowledged_append.sequence].get(shard)
+            assert shard_records == offset or offset < starts[shard], (
+                f"an acknowledged row is lost: {acknowledged_append}"
+            )
 
 
 async def main(folder: str) -> None:
     """Append until the process is killed."""
 
-    def print_acknowledgement(each: AcknowledgedAppend) -> None:
-        sys.stdout.buffer.write(msgspec.json.encode(each) + b"\n")
+    def print_acknowledgement(acknowledged_append: AcknowledgedAppend) -> None:
+        sys.stdout.buffer.write(msgspec.json.encode(acknowledged_append) + b"\n")
         sys.stdout.buffer.flush()
 
     async with open_segment_log(Path(folder), SystemClock(), LIMITS) as log:

@@ -231,9 +231,9 @@ def test_drop_of_a_federated_warehouse_leaves_the_files_of_the_other_catalog(
 def test_token_of_the_other_catalog_is_sent_and_never_shown(federation: Federation, tmp_path: Path) -> None:
     server = federation.server
     settings = {"federation_uri": federation.origin.url, "federation_fresh_s": 0}
-    changed = change_warehouse(server, "other", settings, {"federation_token": "a-secret-token"})
-    assert changed["has-credentials"]
-    assert "a-secret-token" not in json.dumps(changed) + json.dumps(load_warehouse(server, "other"))
+    change_process = change_warehouse(server, "other", settings, {"federation_token": "a-secret-token"})
+    assert change_process["has-credentials"]
+    assert "a-secret-token" not in json.dumps(change_process) + json.dumps(load_warehouse(server, "other"))
     database = b"".join(path.read_bytes() for path in (tmp_path / "server").glob("seamark.db*"))
     assert b"a-secret-token" not in database
     # The other server has no logins, so it accepts each token.
@@ -246,18 +246,20 @@ def test_login_of_a_catalog_is_not_sent_to_another_catalog(tmp_path: Path, lake:
 
     with (
         serve_catalog(respond) as first_catalog,
-        serve_catalog(respond) as new,
-        serve_federated_catalog(tmp_path, first_catalog.url, lake, new.url) as (server, shown),
+        serve_catalog(respond) as new_catalog,
+        serve_federated_catalog(tmp_path, first_catalog.url, lake, new_catalog.url) as (server, shown),
     ):
         settings = {"federation_uri": first_catalog.url, "federation_fresh_s": 0}
         change_warehouse(server, "other", settings, {"federation_token": "token-of-the-former"})
         with pytest.raises(InvalidRequest, match="send the credentials of the new catalog"):
-            change_warehouse(server, "other", {**settings, "federation_uri": new.url}, None)
+            change_warehouse(server, "other", {**settings, "federation_uri": new_catalog.url}, None)
         change_warehouse(server, "other", {**settings, "federation_uri": f"{first_catalog.url}/"}, None)
-        change_warehouse(server, "other", {**settings, "federation_uri": new.url}, {"federation_token": "new-token"})
+        change_warehouse(
+            server, "other", {**settings, "federation_uri": new_catalog.url}, {"federation_token": "new-token"}
+        )
         assert list(shown.namespaces()) == []
-        assert {headers["Authorization"] for headers in new.received} == {"Bearer new-token"}
-        change_warehouse(server, "other", {**settings, "federation_uri": new.url}, {})
+        assert {headers["Authorization"] for headers in new_catalog.received} == {"Bearer new-token"}
+        change_warehouse(server, "other", {**settings, "federation_uri": new_catalog.url}, {})
         change_warehouse(server, "other", settings, None)
 
 

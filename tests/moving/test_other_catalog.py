@@ -62,8 +62,8 @@ async def serve_answers(
     app.router.add_route("*", "/{path:.*}", served.handle)
     async with TestServer(app) as server:
         uri = str(server.make_url("/")).rstrip("/")
-        named = {f"federation_{name}": value for name, value in settings.items()}
-        async with open_other_catalog(Settings(federation_uri=uri, **named), clock) as catalog:
+        prefixed_settings = {f"federation_{name}": value for name, value in settings.items()}
+        async with open_other_catalog(Settings(federation_uri=uri, **prefixed_settings), clock) as catalog:
             yield catalog, served, clock
 
 
@@ -221,8 +221,8 @@ async def test_requests_that_wait_for_the_other_catalog_are_limited_in_number_an
                 with pytest.raises(RetryLater, match=r"did not answer within 0.1 seconds|does not answer"):
                     await other_store.load_namespace(("db",))
             closing.set()
-            ends = await asyncio.gather(*running, return_exceptions=True)
-            assert all(isinstance(end, RetryLater) and "answers 500" in end.message for end in ends), ends
+            outcomes = await asyncio.gather(*running, return_exceptions=True)
+            assert all(isinstance(end, RetryLater) and "answers 500" in end.message for end in outcomes), outcomes
 
 
 async def test_request_to_a_silent_catalog_ends_long_before_its_time_limit() -> None:
@@ -245,9 +245,9 @@ async def test_request_to_a_silent_catalog_ends_long_before_its_time_limit() -> 
         settings = Settings(federation_uri=uri, federation_timeout_s=300, federation_read_timeout_s=0.2)
         async with open_federated_store(settings) as store, asyncio.timeout(60):
             for name in ("silent", "stalled"):
-                with pytest.raises(RetryLater, match=r"sent nothing for 0\.2 seconds") as caught:
+                with pytest.raises(RetryLater, match=r"sent nothing for 0\.2 seconds") as error:
                     await store.load_entry(EntryKind.TABLE, ("db",), name)
-                assert (caught.value.code, caught.value.type) == (503, "ServiceUnavailableException")
+                assert (error.value.code, error.value.type) == (503, "ServiceUnavailableException")
         is_closing.set()
 
 

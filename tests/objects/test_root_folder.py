@@ -149,14 +149,14 @@ def test_folder_replaced_by_a_link_at_any_moment_reveals_nothing(root: RootFolde
     (folder / "own").mkdir()
     (folder / "own/f").write_bytes(b"own")
     (folder / "link").symlink_to(tmp_path / "secret")
-    ended = threading.Event()
+    ending = threading.Event()
 
     def exchange() -> None:
-        while not ended.is_set():
-            for first, second in (("own", "x"), ("link", "own"), ("x", "link")):
-                os.rename(folder / first, folder / second)
-            for first, second in (("own", "x"), ("link", "own"), ("x", "link")):
-                os.rename(folder / first, folder / second)
+        while not ending.is_set():
+            for old_name, new_name in (("own", "x"), ("link", "own"), ("x", "link")):
+                os.rename(folder / old_name, folder / new_name)
+            for old_name, new_name in (("own", "x"), ("link", "own"), ("x", "link")):
+                os.rename(folder / old_name, folder / new_name)
 
     rng = random.Random(first_seed())
     thread = threading.Thread(target=exchange)
@@ -182,7 +182,7 @@ def test_folder_replaced_by_a_link_at_any_moment_reveals_nothing(root: RootFolde
                     finally:
                         os.close(listing)
     finally:
-        ended.set()
+        ending.set()
         thread.join()
     assert os.listdir(tmp_path / "secret") == ["f"]
     assert (tmp_path / "secret/f").read_bytes() == b"secret"

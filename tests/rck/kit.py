@@ -54,17 +54,17 @@ class KitReport:
 
 def read_report(path: Path) -> KitReport:
     """Read JUnit's XML report."""
-    skipped, failed, count = set(), {}, 0
+    skipped_tests, failed_tests, count = set(), {}, 0
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         count += 1
         name = case.get("name", "")
         if case.find("skipped") is not None:
-            skipped.add(name)
+            skipped_tests.add(name)
         for kind in ("failure", "error"):
             found_part = case.find(kind)
             if found_part is not None:
-                failed[name] = (found_part.get("message") or found_part.text or "").strip()[:500]
-    return KitReport(count, frozenset(skipped), failed)
+                failed_tests[name] = (found_part.get("message") or found_part.text or "").strip()[:500]
+    return KitReport(count, frozenset(skipped_tests), failed_tests)
 
 
 def run_kit(uri: str, folder: Path, *, warehouse: str = "", description: str = "all") -> KitReport:

@@ -82,12 +82,12 @@ def test_restore_advances_pointers_and_rebuild_adds_later_tables(tmp_path: Path,
     }
     assert changed_names
     report = json.loads(run_command(home, "restore", str(file), "--overwrite", "--json"))
-    assert {later["name"] for later in report["later"]} == changed_names
-    assert not any(later["is-advanced"] for later in report["later"])
+    assert {later_table["name"] for later_table in report["later"]} == changed_names
+    assert not any(later_table["is-advanced"] for later_table in report["later"])
     with Seamark(home) as server:
         assert list_catalog(server.base_url) == listing_before
     advanced = json.loads(run_command(home, "restore", str(file), "--overwrite", "--advance", "--json"))
-    assert {later["name"] for later in advanced["later"] if later["is-advanced"]} == changed_names
+    assert {later_table["name"] for later_table in advanced["later"] if later_table["is-advanced"]} == changed_names
     assert not advanced["findings"]
     run_rebuild(home)
     with Seamark(home) as server:
@@ -122,7 +122,7 @@ def test_rebuild_restores_the_catalog_from_the_warehouse(tmp_path: Path, seed: i
     report = run_rebuild(home)
     # A rebuilt table has the name with which it was created, unless several tables had this name.
     counts = Counter(world.created.values())
-    assert {each["uuid"]: (each["kind"], each["name"]) for each in report["registered"]} == {
+    assert {table["uuid"]: (table["kind"], table["name"]) for table in report["registered"]} == {
         uuid: created for uuid, created in world.created.items() if counts[created] == 1
     }
     with Seamark(home) as server:
@@ -182,7 +182,7 @@ def test_ten_thousand_tables_are_rebuilt_copied_and_restored(tmp_path: Path, pos
     home, file = tmp_path / "home", tmp_path / "backup"
     expected = write_tables(home / "warehouse", 10_000)
     rebuild_report = run_rebuild(home)
-    assert {each["name"]: each["location"] for each in rebuild_report["registered"]} == expected
+    assert {table["name"]: table["location"] for table in rebuild_report["registered"]} == expected
     assert rebuild_report["findings"] == []
     run_command(home, "migrate", "--to", postgres_url)
     run_command(home, "backup", str(file), "--database", postgres_url)

@@ -75,7 +75,7 @@ class Warehouse:
             assert owners <= {own_uuid, *unnamed}, (name, owners)
 
     def list_registered_locations(self, rebuild_report: Json) -> dict[str, str]:
-        return {each["name"]: each["location"] for each in rebuild_report["registered"]}
+        return {table["name"]: table["location"] for table in rebuild_report["registered"]}
 
 
 def do_overlap(location: str, other: str) -> bool:

@@ -199,13 +199,13 @@ async def test_principal_with_many_large_bodies_does_not_delay_other_principals(
 
 async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
     """If it released the slot earlier, a client that sends and disconnects repeatedly would occupy all threads."""
-    turns, has_started, ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
+    turns, has_started, has_ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
 
     def return_one() -> int:
         running[0] += 1
         running[1] = max(running)
         has_started.set()
-        assert ended.wait(60)
+        assert has_ended.wait(60)
         running[0] -= 1
         return 1
 
@@ -219,7 +219,7 @@ async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
     assert all(task.cancelled() for task in remaining_tasks)
     assert not other_task.done()
     assert not turns.is_free
-    ended.set()
+    has_ended.set()
     assert await other_task == 1
     assert running == [0, 1]
     assert turns.is_free
@@ -298,10 +298,10 @@ async def test_one_principal_cannot_hold_all_slots(logins: BodyLogins, monkeypat
     tables = type(logins.server.components.catalog.tables)
     list_tables = tables.list
 
-    async def wait_and_count(self: object, namespace: tuple[str, ...], *rest: object) -> object:
+    async def wait_and_count(self: object, namespace: tuple[str, ...], *args: object) -> object:
         if not release.is_set():
             await release.wait()
-        return await list_tables(self, namespace, *rest)  # type: ignore[arg-type]
+        return await list_tables(self, namespace, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(tables, "list", wait_and_count)
 
@@ -375,7 +375,11 @@ def list_descriptions() -> list[tuple[str, str, Description]]:
 
 def list_routes() -> list[tuple[str, str, str]]:
     """Return (method, template, operation) of every route that requires a login."""
-    return [(method, template, given.operation) for method, template, given in list_descriptions() if not given.public]
+    return [
+        (method, template, description.operation)
+        for method, template, description in list_descriptions()
+        if not description.public
+    ]
 
 
 WITHOUT_NAMESPACE = {

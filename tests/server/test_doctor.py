@@ -118,7 +118,7 @@ def test_printed_configurations_trust_a_private_authority() -> None:
 )
 def test_faulty_trino_catalog_gets_its_fix(tmp_path: Path, text: str, fix: str) -> None:
     (tmp_path / "sea.properties").write_text(text)
-    assert any(fix in each for each in list_faults(list(check_trino(tmp_path / "sea.properties", URL))))
+    assert any(fix in fault for fault in list_faults(list(check_trino(tmp_path / "sea.properties", URL))))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_faulty_trino_catalog_gets_its_fix(tmp_path: Path, text: str, fix: str) 
 )
 def test_faulty_spark_catalog_gets_its_fix(key: str, value: str, fix: str) -> None:
     conf = build_catalog_conf("sea", URL) | {f"spark.sql.catalog.sea.{key}": value}
-    assert any(fix in each for each in list_faults(list(check_spark("a", SparkSetup(conf), URL))))
+    assert any(fix in fault for fault in list_faults(list(check_spark("a", SparkSetup(conf), URL))))
 
 
 def test_file_that_is_not_a_properties_file_is_a_fault(tmp_path: Path) -> None:

@@ -180,25 +180,25 @@ async def test_bug_is_a_500_that_contains_only_the_request_id(
 
 async def test_requests_over_the_limit_are_rejected_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_server(tmp_path, requests_limit=2) as server:
-        go, begun = asyncio.Event(), 0
+        may_finish, started_count = asyncio.Event(), 0
 
         async def raise_not_found(*_: object) -> Any:
-            nonlocal begun
-            begun += 1
-            await go.wait()
+            nonlocal started_count
+            started_count += 1
+            await may_finish.wait()
             raise web.HTTPNotFound
 
         monkeypatch.setattr(server.components.catalog.dropped, "_context", None)
         monkeypatch.setattr(type(server.components.catalog.dropped), "list", raise_not_found)
         held_tasks = [asyncio.create_task(server.get("/api/v1/dropped")) for _ in range(2)]
-        await until(lambda: begun == 2)
+        await until(lambda: started_count == 2)
         async with server.http.get(f"{server.url}/api/v1/dropped") as answer:
             assert answer.status == 503
             assert int(answer.headers["Retry-After"]) >= 1
             assert check_model(await answer.json(), 503) == "ServiceUnavailableException"
         status, _ = await server.get("/healthz")
         assert status == 200  # The server answers health probes even if the limit is reached.
-        go.set()
+        may_finish.set()
         assert [status for status, _ in await asyncio.gather(*held_tasks)] == [404, 404]
 
 

@@ -103,12 +103,12 @@ def test_database_outside_the_home_is_private(permissive_umask: None, tmp_path: 
 def test_tables_outside_the_home_stay_readable_for_engines_of_other_accounts(
     start_seamark: Start, tmp_path: Path, umask: str | None, mode: int
 ) -> None:
-    before = os.umask(0o027)
+    umask_before = os.umask(0o027)
     try:
         flags = () if umask is None else ("--warehouse-umask", umask)
         server = start_seamark(warehouse=f"file://{tmp_path / 'lake'}", flags=flags)
     finally:
-        os.umask(before)
+        os.umask(umask_before)
     metadata = Path(make_table(server))
     assert stat.S_IMODE(metadata.stat().st_mode) == mode
     for folder in (metadata.parent, tmp_path / "lake"):

@@ -138,9 +138,9 @@ def test_workers_do_not_outlive_a_killed_supervisor(start_seamark: Start) -> Non
     wait_until(lambda: server.log.read_text().count('"event":"serving"') == 2)
     workers = list_workers(server)
     os.kill(server.pid, signal.SIGKILL)
-    ended, live_workers = psutil.wait_procs(workers, timeout=60)
+    ended_workers, live_workers = psutil.wait_procs(workers, timeout=60)
     assert not live_workers
-    assert len(ended) == 2
+    assert len(ended_workers) == 2
 
 
 @pytest.mark.slow

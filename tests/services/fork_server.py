@@ -166,16 +166,16 @@ def _serve(control: socket.socket) -> dict[str, object] | None:
         message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 3)
         if not message:
             return None
-        output, errors, ended = descriptors
+        output, errors, end_pipe = descriptors
         pid = os.fork()
         if pid:
-            children[pid] = ended
+            children[pid] = end_pipe
             os.close(output)
             os.close(errors)
             continue
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for descriptor in (woken, wake, ended, *children.values()):
+        for descriptor in (woken, wake, end_pipe, *children.values()):
             os.close(descriptor)
         os.setsid()
         control.send(str(os.getpid()).encode())  # From here on, signals to the process group reach the child.
@@ -193,10 +193,10 @@ def _reap(children: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        ended = children.pop(pid)
+        end_pipe = children.pop(pid)
         with suppress(BrokenPipeError):  # No caller waits for the process.
-            os.write(ended, str(os.waitstatus_to_exitcode(status)).encode())
-        os.close(ended)
+            os.write(end_pipe, str(os.waitstatus_to_exitcode(status)).encode())
+        os.close(end_pipe)
 
 
 def _run(argv: list[str], env: dict[str, str], cwd: str, umask: int) -> None:

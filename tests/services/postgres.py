@@ -88,9 +88,9 @@ class Postgres:
         """
         name = url.rsplit("/", 1)[1]
         other_sessions = f"FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
-        ended = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
+        ended_sessions = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
         create_schema = "CREATE SCHEMA public AUTHORIZATION pg_database_owner; GRANT USAGE ON SCHEMA public TO PUBLIC"
-        self.run_sql(f"{ended}; DROP SCHEMA public CASCADE; {create_schema}", name)
+        self.run_sql(f"{ended_sessions}; DROP SCHEMA public CASCADE; {create_schema}", name)
 
     def delete_rows(self, url: str, keep: Sequence[str], then: str) -> None:
         """Delete the rows of all tables except `keep`. This takes less time than creating the tables again.

@@ -214,7 +214,7 @@ class StoreMachine(RuleBasedStateMachine):
                 names = model.functions if kind is EntryKind.FUNCTION else model.relations
                 entries = [entry for (at, _), entry in sorted(names.items()) if at == path and entry.kind is kind]
                 pages = await _read_pages(
-                    lambda after, at=path, of=kind: store.list_entries(of, at, after, 2), lambda entry: entry.name
+                    lambda after, at=path, kind_=kind: store.list_entries(kind_, at, after, 2), lambda entry: entry.name
                 )
                 assert pages == entries
         all_entries = [*model.relations.values(), *model.functions.values()]

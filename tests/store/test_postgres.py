@@ -94,11 +94,11 @@ async def test_errors_for_clients_contain_no_address_and_no_values_of_the_databa
         messages = []
         await connection.execute("ALTER TABLE namespaces ADD CONSTRAINT odd CHECK (path <> 'odd')")
         try:
-            with pytest.raises(StorageError) as failed:
+            with pytest.raises(StorageError) as error:
                 await store.transact([CreateNamespace(("odd",), {})])
         finally:
             await connection.execute("ALTER TABLE namespaces DROP CONSTRAINT odd")
-        messages.append(str(failed.value))
+        messages.append(str(error.value))
         async with connection.transaction():
             await connection.execute("LOCK TABLE namespaces IN ACCESS EXCLUSIVE MODE")
             with pytest.raises(RetryLater) as slow:
@@ -195,9 +195,9 @@ async def test_positions_increase_after_a_dump_is_restored_to_a_cluster_with_low
         # The instants seem to be written by a cluster with much higher transaction ids.
         await connection.execute("UPDATE instants SET position = overlay(position placing '00000fff' from 5 for 8)")
     async with open_postgres(postgres_url, clock=CLOCK) as store:
-        (before,) = await store.list_instants(InstantFilter(), 9)
+        (instant_before,) = await store.list_instants(InstantFilter(), 9)
         await store.transact([RecordInstant(make_instant("after"))])
-        assert list_ids(await store.list_instants(InstantFilter(since=before.position), 9)) == ["after"]
+        assert list_ids(await store.list_instants(InstantFilter(since=instant_before.position), 9)) == ["after"]
     async with open_postgres(postgres_url, clock=CLOCK) as store, _connect(postgres_url) as connection:
         await store.ping()
         assert await connection.fetchval("SELECT epoch FROM timeline_epoch") == 1

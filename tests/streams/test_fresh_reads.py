@@ -123,7 +123,11 @@ async def test_scans_of_an_open_table_read_the_same_rows_while_new_rows_arrive(s
     assert await asyncio.to_thread(count_planned_rows, opened_table) == 3
     assert await asyncio.to_thread(client.explain, TABLE, at=At(snapshot_id=opened_table.snapshot_id)) is not None
     assert await asyncio.to_thread(scan_ids, stream.server.url) == [1, 2, 3, 4, 5]
-    (snapshot,) = [each for each in stream.server.components.streams.snapshots._by_id.values() if each.made_s][:1]
+    (snapshot,) = [
+        open_snapshot
+        for open_snapshot in stream.server.components.streams.snapshots._by_id.values()
+        if open_snapshot.made_s
+    ][:1]
     snapshot.used_s -= 10_000
     with pytest.raises(InvalidRequest, match="it has expired; load the table again"):
         await asyncio.to_thread(count_planned_rows, opened_table)
@@ -257,7 +261,7 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
         url, client = stream.server.url, SeamarkClient(stream.server.url)
 
         def build_rows(numbers: list[int]) -> list[dict[str, Any]]:
-            return [{"id": each, "name": "ab"[each % 2]} for each in numbers]
+            return [{"id": number, "name": "ab"[number % 2]} for number in numbers]
 
         def build_change(action: str) -> None:
             nonlocal flushed, waiting_ids

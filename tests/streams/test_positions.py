@@ -323,7 +323,7 @@ def test_snapshot_whose_summary_is_no_flush_of_this_table_is_read_as_an_append(o
 def test_flushes_before_a_rebuild_are_read_as_appends() -> None:
     model = PositionModel(Random(1), 1)
     model.log[0] += [1, 2]
-    old = find_latest_position(UUID, model.table())
+    old_position = find_latest_position(UUID, model.table())
     model.rebuild()
     model.log[0] += [3, 4, 5]
     model.flush(1.0)
@@ -335,10 +335,12 @@ def test_flushes_before_a_rebuild_are_read_as_appends() -> None:
     step = choose_next_step(step.position, model.table())
     assert isinstance(step, LogRows)
     assert step.ranges == {0: (0, 3)}
-    after = step.position.advance({0: 3})
-    assert choose_next_step(after, model.table()) == End(msgspec.structs.replace(after, snapshot_id=second_snapshot_id))
+    later_position = step.position.advance({0: 3})
+    assert choose_next_step(later_position, model.table()) == End(
+        msgspec.structs.replace(later_position, snapshot_id=second_snapshot_id)
+    )
     with pytest.raises(BadRequest, match="offsets of another log"):
-        choose_next_step(old, model.table())
+        choose_next_step(old_position, model.table())
 
 
 def test_flush_of_an_earlier_server_is_a_flush_of_the_table() -> None:

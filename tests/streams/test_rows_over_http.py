@@ -572,10 +572,10 @@ async def test_readers_get_each_row_once_during_random_writes_flushes_and_restar
 
     async def read(stream: StreamServer) -> None:
         for _ in range(rng.randint(1, 4)):
-            before = dict(acknowledged_numbers)
+            numbers_before = dict(acknowledged_numbers)
             rows = Counter(await stream.ids())
             assert not [number for number, times in rows.items() if times > 1], "a row is repeated"
-            assert not before.keys() - rows.keys(), "an acknowledged row is missing"
+            assert not numbers_before.keys() - rows.keys(), "an acknowledged row is missing"
             assert rows.keys() <= set(range(1, sent_count + 1))
 
     async def flush(stream: StreamServer) -> None:
@@ -665,8 +665,8 @@ async def test_header_lets_an_engine_that_plans_itself_read_fresh_rows(tmp_path:
             ):
                 table = fresh.load_table("db.t")
                 actual_ids = sorted(table.scan().to_arrow().column("id").to_pylist())
-                some = table.scan(row_filter="id >= 3").to_arrow().column("id").to_pylist()
-                return actual_ids, some, plain_catalog.load_table("db.t").scan().count()
+                filtered_ids = table.scan(row_filter="id >= 3").to_arrow().column("id").to_pylist()
+                return actual_ids, filtered_ids, plain_catalog.load_table("db.t").scan().count()
 
         assert await asyncio.to_thread(read) == ([1, 2, 3], [3], 1)
         await stream.flush()

@@ -269,9 +269,9 @@ def write_shards_apart(patch: pytest.MonkeyPatch) -> None:
     def append_first_batch(state: JournalState, request: AppendRequest, group):
         if len(request.batches) == 1:
             return append(state, request, group)
-        first_batch, *later = request.batches
+        first_batch, *later_batches = request.batches
         answer = append(state, structs.replace(request, batches=(first_batch,)), group)
-        state.__dict__.setdefault("late", []).extend(later)
+        state.__dict__.setdefault("late", []).extend(later_batches)
         return answer
 
     apply = JournalState.apply

@@ -291,7 +291,9 @@ async def test_reader_without_rights_on_the_namespace_sees_no_stream(tmp_path: P
         await stream.post({"id": 1})
         store, clock = stream.server.components.store, stream.server.components.clock
         secrets = {
-            name: await create_token(store, clock, name, None, [Grant(name, "reader", of) for of in grants])
+            name: await create_token(
+                store, clock, name, None, [Grant(name, "reader", namespace) for namespace in grants]
+            )
             for name, grants in (("rita", [("db",)]), ("mallory", [("evil",)]), ("nobody", []))
         }
     async with run_server(tmp_path, auth="token") as server:

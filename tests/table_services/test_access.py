@@ -62,7 +62,9 @@ async def test_workers_use_the_keys_of_the_settings(s3: S3, s3_bucket: str, tmp_
     assert await find_storage_problem(server_settings, SystemClock(), JOB_WORKER) == ""
     client = s3.client()
     try:
-        remaining_keys = [found["Key"] for found in client.list_objects_v2(Bucket=s3_bucket).get("Contents", ())]
+        remaining_keys = [
+            listed_object["Key"] for listed_object in client.list_objects_v2(Bucket=s3_bucket).get("Contents", ())
+        ]
     finally:
         client.close()
     assert not [key for key in remaining_keys if not key.endswith("/")]

@@ -115,9 +115,9 @@ def test_table_with_clustering_columns_is_clustered_and_not_compacted() -> None:
     )
     assert compaction.propose(ENTRY, build_table(columns, **totals)) is None
     assert clustering.propose(ENTRY, build_table(columns, **totals)) is not None
-    off = {**columns, "seamark.clustering.enabled": "false"}
-    assert compaction.propose(ENTRY, build_table(off, **totals)) is not None
-    assert clustering.propose(ENTRY, build_table(off, **totals)) is None
+    disabled_properties = {**columns, "seamark.clustering.enabled": "false"}
+    assert compaction.propose(ENTRY, build_table(disabled_properties, **totals)) is not None
+    assert clustering.propose(ENTRY, build_table(disabled_properties, **totals)) is None
     assert build_proposer(TableClustering, clustering=False).propose(ENTRY, build_table(columns, **totals)) is None
     assert clustering.propose(ENTRY, build_table(COMPACTION_ON, **totals)) is None
     assert clustering.propose(ENTRY, build_table(columns, version=1, **totals)) is None

@@ -237,8 +237,8 @@ class Storm:
         with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
             while self.is_running():
                 if rng.random() < 0.6:
-                    least = [writer.acknowledged for writer in self.writers]
-                    self.check(client, At(), least)
+                    least_steps = [writer.acknowledged for writer in self.writers]
+                    self.check(client, At(), least_steps)
                     continue
                 snapshots = catalog.load_table("db.t").metadata.snapshots
                 if not snapshots:

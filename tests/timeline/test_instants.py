@@ -35,13 +35,13 @@ def test_no_path_leaves_a_finished_state(states: list[InstantState]) -> None:
     for state in states:
         clock.advance(1)
         try:
-            after = move(instant, state, clock.now_ms())
+            next_instant = move(instant, state, clock.now_ms())
         except BadRequest:
             assert (instant.state, state) not in LEGAL
             continue
         assert not is_finished(instant.state)
-        assert after.requested_ms == instant.requested_ms
-        instant = after
+        assert next_instant.requested_ms == instant.requested_ms
+        instant = next_instant
         check_invariants(instant)
 
 

@@ -47,7 +47,7 @@ def read_topic(kafka: Kafka, topic: str, count: int) -> list[dict[str, Any]]:
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
     records: list[dict[str, Any]] = []
     deadline_s = time.monotonic() + 60
-    while len({each["event"]["id"] for each in records}) < count and time.monotonic() < deadline_s:
+    while len({record["event"]["id"] for record in records}) < count and time.monotonic() < deadline_s:
         for message in consumer.consume(100, 0.2):
             value = message.value()
             assert message.error() is None
@@ -62,7 +62,7 @@ def read_topic(kafka: Kafka, topic: str, count: int) -> list[dict[str, Any]]:
 def find_first_positions(records: list[dict[str, Any]]) -> dict[str, list[str]]:
     """Return the events of each table, each at its first record, in the order of their partition."""
     tables: dict[str, list[str]] = {}
-    for event in (each["event"] for each in records):
+    for event in (record["event"] for record in records):
         positions = tables.setdefault(event["data"]["name"], [])
         if event["id"] not in positions:
             positions.append(event["id"])
@@ -77,11 +77,11 @@ async def test_topic_receives_the_instants_of_each_table_in_order(tmp_path: Path
     tables = find_first_positions(records)
     assert tables.keys() == set("abcdef")
     assert all(positions == sorted(positions) and len(positions) == 5 for positions in tables.values())
-    partitions = {(each["key"], each["partition"]) for each in records}
+    partitions = {(record["key"], record["partition"]) for record in records}
     assert len(partitions) == 6
     assert {key for key, _ in partitions} == {f"uuid-of-{name}".encode() for name in "abcdef"}
-    assert all(each["headers"]["content-type"].startswith(b"application/cloudevents+json") for each in records)
-    assert {each["event"]["specversion"] for each in records} == {"1.0"}
+    assert all(record["headers"]["content-type"].startswith(b"application/cloudevents+json") for record in records)
+    assert {record["event"]["specversion"] for record in records} == {"1.0"}
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ async def test_jobs_are_sent_as_valid_runs_with_datasets_and_facets(tmp_path: Pa
         (running_job.id, "START"),
         (instant_of_dropped_table.id, "START"), (instant_of_dropped_table.id, "COMPLETE"),
     ]  # fmt: skip
-    complete, fail, index, lost = events[1], events[3], events[4], events[6]
+    complete, fail, index, lost_event = events[1], events[3], events[4], events[6]
     assert complete["job"]["namespace"] == "lake"
     assert [event["job"]["name"] for event in (complete, fail, index)] == [
         "db.t.clustering",
@@ -146,7 +146,7 @@ async def test_jobs_are_sent_as_valid_runs_with_datasets_and_facets(tmp_path: Pa
     assert source["name"] == target["name"]
     assert fail["run"]["facets"]["errorMessage"]["message"] == "no space"
     assert (len(index["inputs"]), index["outputs"]) == (1, [])
-    assert (lost["outputs"][0]["namespace"], lost["outputs"][0]["name"]) == (warehouse, "db.gone")
+    assert (lost_event["outputs"][0]["namespace"], lost_event["outputs"][0]["name"]) == (warehouse, "db.gone")
 
 
 def build_table(columns_count: int) -> TableMetadata:

@@ -61,8 +61,8 @@ async def openings(tmp_path: Path) -> AsyncIterator[Openings]:
     async with open_store(settings.make_database_url(), clock=clock) as store:
 
         @asynccontextmanager
-        async def open_recorded(own: Settings, stored: StoredWarehouse) -> AsyncIterator[ServedWarehouse]:
-            async with recorded.open(own, stored) as served:
+        async def open_recorded(own_settings: Settings, stored: StoredWarehouse) -> AsyncIterator[ServedWarehouse]:
+            async with recorded.open(own_settings, stored) as served:
                 yield served
 
         async with open_warehouses(settings, store, clock, open_recorded) as warehouses:

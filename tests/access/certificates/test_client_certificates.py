@@ -261,8 +261,8 @@ async def test_token_without_the_required_certificate_is_refused(tmp_path: Path,
 
 async def test_oidc_token_bound_to_a_certificate_is_refused_without_it(tmp_path: Path, authority: Authority) -> None:
     clock = SystemClock()
-    own, other_certificate = authority.issue_client("own"), authority.issue_client("other")
-    leaf = x509.load_pem_x509_certificate(own.certificate.read_bytes())
+    own_certificate, other_certificate = authority.issue_client("own"), authority.issue_client("other")
+    leaf = x509.load_pem_x509_certificate(own_certificate.certificate.read_bytes())
     digest = to_base64url(leaf.fingerprint(hashes.SHA256()))
     async with run_issuer(clock) as issuer:
         issuer.publish(get_rsa_key())
@@ -273,7 +273,7 @@ async def test_oidc_token_bound_to_a_certificate_is_refused_without_it(tmp_path:
             unbound = f"Bearer {issuer.make_token(get_rsa_key())}"
             broken = f"Bearer {issuer.make_token(get_rsa_key(), cnf={'x5t#S256': 'AAAA'})}"
             for files, statuses in (
-                (own, (200, 200, 401)),
+                (own_certificate, (200, 200, 401)),
                 (other_certificate, (401, 200, 401)),
                 (None, (401, 200, 401)),
             ):
@@ -299,15 +299,15 @@ async def test_login_of_an_open_connection_ends_when_its_certificate_expires(
 async def test_removed_authority_ends_the_logins_of_open_connections(
     tmp_path: Path, authority: Authority, version: ssl.TLSVersion
 ) -> None:
-    old, bundle = Authority(tmp_path, file="old.pem"), tmp_path / "bundle.pem"
-    bundle.write_text(authority.pem + old.pem)
+    old_authority, bundle = Authority(tmp_path, file="old.pem"), tmp_path / "bundle.pem"
+    bundle.write_text(authority.pem + old_authority.pem)
     async with serve(tmp_path / "home", authority, "cert", tls_client_ca=str(bundle)) as server:
         await save_grants(server, Grant(f"cert:{SPIFFE}", "reader"))
         certificate = server.components.certificate
         assert certificate is not None
         contexts = [
             build_client_context(authority, ca.issue_client(f"client-{ca.file.name}", build_uri_name(SPIFFE)))
-            for ca in (authority, old)
+            for ca in (authority, old_authority)
         ]
         host, port = "127.0.0.1", int(server.url.rpartition(":")[2])
         sessions: list[ssl.SSLSession | None] = []

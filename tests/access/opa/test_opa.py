@@ -201,7 +201,7 @@ async def test_server_asks_the_policy_about_requests_and_listings(tmp_path: Path
                 body = {"name": name, "schema": SCHEMA}
                 assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
             listing = await house("root", "GET", "/v1/namespaces/db/tables")
-            assert [each["name"] for each in listing.json["identifiers"]] == ["orders"]
+            assert [identifier["name"] for identifier in listing.json["identifiers"]] == ["orders"]
             assert (await house("root", "DELETE", "/v1/namespaces/db/tables/orders")).status == 403
             policy.answer = web.Response(status=500)
             answer = await house("root", "GET", "/v1/namespaces/db/tables/orders")

@@ -318,8 +318,8 @@ async def test_reported_groupings_and_aggregates_are_recorded_without_the_texts_
     assert (shape["grouping"], shape["aggregates"]) == (["data"], ["count(*)", "other(id)", "sum(id)"])
     assert "secret" not in str(shape)
     for field, entry in (("grouping", "id"), ("aggregates", {"function": "sum", "column": "id"})):
-        refused = await api_with_files("POST", path, {field: [entry] * 33})
-        assert (refused.status, refused.error[0]) == (400, 400)
+        refusal = await api_with_files("POST", path, {field: [entry] * 33})
+        assert (refusal.status, refusal.error[0]) == (400, 400)
 
 
 async def test_reported_columns_joins_and_engine_are_recorded_in_any_case_of_letters(api_with_files: Api) -> None:

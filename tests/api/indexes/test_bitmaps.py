@@ -419,8 +419,8 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
     await table.commit(files)
     await table.index("by_id", "bitmap", ["id"], files[:3])
     removed_rows = {file.path: set(rng.sample(range(rows), rows // 3)) for file, rows in zip(files, sizes, strict=True)}
-    lost = [(path, at) for path, positions in removed_rows.items() for at in positions]
-    await table.commit(deletes=[table.write_position_deletes(lost)])
+    removed_positions = [(path, at) for path, positions in removed_rows.items() for at in positions]
+    await table.commit(deletes=[table.write_position_deletes(removed_positions)])
     for body, minimum in (({}, 0), ({"where": "id >= 10"}, 10)):
         actual = {page["file-path"]: page for page in await read_pages(api, {**body, "deletes": True, "limit": 2})}
         for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):

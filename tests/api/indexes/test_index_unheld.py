@@ -55,10 +55,10 @@ async def test_data_file_counts_as_held_while_any_snapshot_has_it(built_index: t
 
 async def test_index_file_of_an_unknown_version_has_no_unheld_files(built_index: tuple[Api, list[str]]) -> None:
     api, locations = built_index
-    later = await replace_by_later_version(api.server.components, "db", "t", locations[0])
+    later_location = await replace_by_later_version(api.server.components, "db", "t", locations[0])
     await append(api, "t", [FILES[0]], snapshot_id=2)
     await expire_snapshots(api, 1)
-    assert (await find_unheld(api, [later, locations[1]])).json == {
+    assert (await find_unheld(api, [later_location, locations[1]])).json == {
         "unheld": {locations[1]: [0, 1]},
         "complete": True,
     }

@@ -98,10 +98,10 @@ async def test_properties_missing_from_the_body_stay_unchanged(api_with_table: A
 
 async def test_repeated_definition_commits_nothing(api_with_table: Api) -> None:
     await define(api_with_table)
-    before = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
+    location_before = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
     await define(api_with_table)
     await define(api_with_table, state="enabled")
-    assert (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"] == before
+    assert (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"] == location_before
 
 
 async def test_invalid_index_definition_is_rejected(api_with_table: Api) -> None:

@@ -96,13 +96,17 @@ def list_bad_names() -> Iterator[BadInput]:
     yield post("a table name with a tab", T, make_table(name="a\tb"))
     yield post("a table name of 256 characters", T, make_table(name="x" * 256))
     yield post("a view name with a NUL", V, {"name": "a\x00", "schema": SCHEMA, "view-version": VIEW_VERSION})
-    ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "\x00"}}
-    yield post("a rename to a name with a control character", "/v1/tables/rename", ends)
+    identifiers = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "\x00"}}
+    yield post("a rename to a name with a control character", "/v1/tables/rename", identifiers)
     yield post(
-        "a rename to an empty name", "/v1/tables/rename", {**ends, "destination": {"namespace": ["db"], "name": ""}}
+        "a rename to an empty name",
+        "/v1/tables/rename",
+        {**identifiers, "destination": {"namespace": ["db"], "name": ""}},
     )
     yield post(
-        "a rename to an empty namespace", "/v1/tables/rename", {**ends, "destination": {"namespace": [], "name": "x"}}
+        "a rename to an empty namespace",
+        "/v1/tables/rename",
+        {**identifiers, "destination": {"namespace": [], "name": "x"}},
     )
 
 

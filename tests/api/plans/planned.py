@@ -59,18 +59,18 @@ async def append(
     sequence = metadata["last-sequence-number"] + 1
     folder = Path(metadata["location"].removeprefix("file://")) / "metadata"
     lists = [item["manifest-list"] for item in metadata["snapshots"] if item["snapshot-id"] == parent]
-    listed: list[tuple[Manifest, int | None]] = (
+    listed_manifests: list[tuple[Manifest, int | None]] = (
         [(manifest, None) for manifest in _MANIFESTS_BY_LIST.get(lists[0], [])] if lists else []
     )
     size = -(-len(files) // manifests)
     for number in range(manifests):
         part = files[number * size : (number + 1) * size]
-        listed.append(
+        listed_manifests.append(
             (_write_manifest(folder, f"{snapshot_id}-{number}", part, snapshot_id, sequence, metadata, kinds), None)
         )
     path = folder / f"snap-{snapshot_id}.avro"
-    path.write_bytes(list_bytes(listed, version=2, style=STYLE, header={"format-version": "2"}))
-    _MANIFESTS_BY_LIST[f"file://{path}"] = [manifest for manifest, _ in listed]
+    path.write_bytes(list_bytes(listed_manifests, version=2, style=STYLE, header={"format-version": "2"}))
+    _MANIFESTS_BY_LIST[f"file://{path}"] = [manifest for manifest, _ in listed_manifests]
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": sequence,

@@ -54,9 +54,9 @@ async def test_each_stage_reports_its_input_removed_and_remaining_files(api_with
         "microseconds": 0,
         "complete": True,
     }
-    for before, after in zip(actual_table["stages"], actual_table["stages"][1:], strict=False):
-        assert (after["files-in"], after["bytes-in"]) == (before["files-left"], before["bytes-left"])
-        assert after["files-in"] - after["files-removed"] == after["files-left"]
+    for stage, next_stage in zip(actual_table["stages"], actual_table["stages"][1:], strict=False):
+        assert (next_stage["files-in"], next_stage["bytes-in"]) == (stage["files-left"], stage["bytes-left"])
+        assert next_stage["files-in"] - next_stage["files-removed"] == next_stage["files-left"]
     assert actual_table["stages"][-1]["files-left"] == 5
     assert [column["name"] for column in actual_table["columns"]] == ["id", "data"]
     assert actual_table["columns"][0] == {"name": "id", "id": 1, "type": "long"}

@@ -245,7 +245,9 @@ def test_unused_join_has_the_reason_of_its_outcome() -> None:
 async def test_unused_conditions_are_reported_with_the_reason(star: Star) -> None:
     query = f"SELECT sum(f.f_rate) {JOIN.format('db')} WHERE s_regio = 'ASIA' AND f.f_key = 'x' AND s.s_key < 9"
     plans = {name: table["plan"] for name, table in (await explain_tables(star, query)).items()}
-    unused_joins = {name: list(zip(of["not-used"], of["not-used-reasons"], strict=True)) for name, of in plans.items()}
+    unused_joins = {
+        name: list(zip(join["not-used"], join["not-used-reasons"], strict=True)) for name, join in plans.items()
+    }
     assert unused_joins["supplier"] == []
     unknown, unfit = unused_joins["fact"]
     assert unknown == ("s_regio", "no table of the query has such a column; did you mean s_region")

@@ -75,20 +75,20 @@ async def test_change_is_compared_with_rows_of_its_own_table(lake: TwoNamespaces
 
 
 async def test_change_reads_no_manifest_or_list_of_another_table(lake: TwoNamespaces) -> None:
-    mine, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
+    own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     own_manifest = write_manifest(
-        mine / "metadata" / "own.avro", [build_data_file(f"file://{mine}/data/a.parquet", 1, 9)], 7
+        own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
-    second_list = write_manifest_list(mine / "metadata" / "l8.avro", [own_manifest])
+    second_list = write_manifest_list(own_folder / "metadata" / "l8.avro", [own_manifest])
     assert (
-        await lake.commit("wendy", "mine", 7, write_manifest_list(mine / "metadata" / "l7.avro", [own_manifest]))
+        await lake.commit("wendy", "mine", 7, write_manifest_list(own_folder / "metadata" / "l7.avro", [own_manifest]))
     ).status == 200
     assert (await lake.commit("wendy", "mine", 8, second_list, **{"parent-snapshot-id": 7})).status == 200
     foreign = write_manifest(
         foreign_folder / "metadata" / "m.avro", [build_data_file(f"file://{foreign_folder}/x", 1, 9)], 7, write=False
     )
-    write_manifest_list(mine / "metadata" / "l7.avro", [foreign])  # The manifest list of an earlier snapshot
-    remove = {"add": [], "scope": None, "remove": [{"file-path": f"file://{mine}/data/a.parquet"}]}
+    write_manifest_list(own_folder / "metadata" / "l7.avro", [foreign])  # The manifest list of an earlier snapshot
+    remove = {"add": [], "scope": None, "remove": [{"file-path": f"file://{own_folder}/data/a.parquet"}]}
     for body in ({}, remove):
         answer = await _send_change(lake, "another", **body)
         assert answer.error[0] == 403, answer.raw
@@ -113,7 +113,7 @@ def _write_manifest(
 
 
 async def test_rebase_copies_no_manifest_of_another_table(lake: TwoNamespaces) -> None:
-    own_folder, theirs = [await lake.find_folder(name) / "metadata" for name in ("mine", "theirs")]
+    own_folder, foreign_folder = [await lake.find_folder(name) / "metadata" for name in ("mine", "theirs")]
     own_folder.mkdir(exist_ok=True)
     a, b, c, n = (build_data_file(f"file://{own_folder.parent}/data/{name}.parquet", 1, 9) for name in "abcn")
 
@@ -140,10 +140,11 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: TwoNamespaces) -
         return (await lake(principal, "POST", "/v1/namespaces/mine/tables/t", body)).status
 
     secrets = [
-        Entry(ADDED, 2, None, None, build_data_file(f"file://{theirs}/{SECRET}-{i}.parquet", 1, 9)) for i in range(2)
+        Entry(ADDED, 2, None, None, build_data_file(f"file://{foreign_folder}/{SECRET}-{i}.parquet", 1, 9))
+        for i in range(2)
     ]
-    victim = _write_manifest(theirs / "v.avro", secrets, 2, 2, 2, 0)
-    reported_manifest = _write_manifest(theirs / "v.avro", secrets, 2, 9, 1, 1, write=False)
+    victim = _write_manifest(foreign_folder / "v.avro", secrets, 2, 2, 2, 0)
+    reported_manifest = _write_manifest(foreign_folder / "v.avro", secrets, 2, 9, 1, 1, write=False)
     table = "/v1/namespaces/mine/tables/t"
     assert (await lake("wendy", "POST", table, set_properties(**{"seamark.commit.rebase": "append"}))).status == 200
     first_manifest = _write_manifest(own_folder / "m1.avro", [Entry(ADDED, 11, None, None, a)], 11, 1, 1, 0)

@@ -103,8 +103,15 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(plan_api: Plan
     loaded_table = await plan_api.load(name)
     assert list_file_numbers(loaded_table) == [9, 10, 11]
     table = await plan_api.load("t")
-    same = ("table-uuid", "format-version", "schemas", "partition-specs", "current-schema-id", "last-sequence-number")
-    assert all(loaded_table["metadata"][key] == table["metadata"][key] for key in same)
+    equal_fields = (
+        "table-uuid",
+        "format-version",
+        "schemas",
+        "partition-specs",
+        "current-schema-id",
+        "last-sequence-number",
+    )
+    assert all(loaded_table["metadata"][key] == table["metadata"][key] for key in equal_fields)
     assert loaded_table["metadata"]["current-snapshot-id"] == 1
     assert loaded_table["config"]["scan-planning-mode"] == "client"
     assert table["config"]["scan-planning-mode"] == "server"
@@ -275,7 +282,9 @@ async def test_concurrent_requests_for_one_plan_leave_one_set_of_files(plan_api:
     """Requests with different leases, or to two processes, each write the plan's files, because single flight does not
     join them.
     """
-    results = await asyncio.gather(*(plan_api.plan(predicate="id = 5", **{"lease-s": 100 + each}) for each in range(8)))
+    results = await asyncio.gather(
+        *(plan_api.plan(predicate="id = 5", **{"lease-s": 100 + number}) for number in range(8))
+    )
     (name,) = {result["name"] for result in results}
     assert len(list_plan_files(tmp_path)) == 3
     assert await plan_api.list_files_of_plan(name) == [0]

@@ -72,8 +72,8 @@ async def test_plan_view_differs_from_the_view_only_in_its_text(plan_api: PlanAp
     plan = body["tables"][0]["plan"][1]
     inner = TEXT.replace(" t ", f' "{plan}" AS "t" ')
     assert read_text(loaded_view) == f'SELECT * FROM (\n{inner}\n) AS "v" WHERE "id" = 5'
-    same = ("view-uuid", "properties", "schemas", "current-version-id", "location", "format-version")
-    assert all(loaded_view["metadata"][key] == view["metadata"][key] for key in same)
+    equal_fields = ("view-uuid", "properties", "schemas", "current-version-id", "location", "format-version")
+    assert all(loaded_view["metadata"][key] == view["metadata"][key] for key in equal_fields)
     (version_of,) = loaded_view["metadata"]["versions"]
     (stored_version,) = view["metadata"]["versions"]
     del version_of["representations"], stored_version["representations"]

@@ -338,7 +338,7 @@ async def test_caller_receives_only_events_of_objects_that_it_may_browse(tmp_pat
         root = await create_token(store, clock, "root", None, [Grant("root", "admin")])
         token_of_one = await create_token(store, clock, "one", None, [])
         reader_token = await create_token(store, clock, "most", None, [Grant("most", "browse", ("db",))])
-        nothing = await create_token(store, clock, "nothing", None, [])
+        token_of_nothing = await create_token(store, clock, "nothing", None, [])
         await send_request(server, "POST", "/v1/namespaces", {"namespace": ["hidden"]}, root)
         await create_table(server, "t", root)
         await send_request(server, "DELETE", "/v1/namespaces/db/tables/t", token=root)
@@ -356,16 +356,16 @@ async def test_caller_receives_only_events_of_objects_that_it_may_browse(tmp_pat
                 SaveGrant(Grant("most", "browse", ("db",), "table", "secret", True)),
             ]
         )
-        everything = summarize(await read_all(server, root))
-        assert everything == [
+        all_events = summarize(await read_all(server, root))
+        assert all_events == [
             ("create-table", "db.t"), ("drop-table", "db.t"), ("create-table", "db.t"), ("create-table", "db.secret"),
             ("create-table", "db.moved"), ("rename-table", "db.moved → hidden.m"),
         ]  # fmt: skip
         # The first table of this name was dropped. Only readers of the namespace may see its schema.
         assert summarize(await read_all(server, token_of_one)) == [("create-table", "db.t")]
-        assert summarize(await read_all(server, reader_token)) == everything[:3]
+        assert summarize(await read_all(server, reader_token)) == all_events[:3]
         async with server.http.post(
-            f"{server.url}/v1/events", json={}, headers={"Authorization": f"Bearer {nothing}"}
+            f"{server.url}/v1/events", json={}, headers={"Authorization": f"Bearer {token_of_nothing}"}
         ) as answer:
             assert answer.status == 403
 

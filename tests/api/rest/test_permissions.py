@@ -208,8 +208,11 @@ async def test_empty_transaction_is_rejected_and_not_recorded(house: House) -> N
 
 
 async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House) -> None:
-    ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["other"], "name": "hidden"}}
-    assert (await house("root", "POST", "/v1/tables/rename", ends)).status == 204
+    identifiers = {
+        "source": {"namespace": ["db"], "name": "t"},
+        "destination": {"namespace": ["other"], "name": "hidden"},
+    }
+    assert (await house("root", "POST", "/v1/tables/rename", identifiers)).status == 204
     visible_names = {}
     for principal in ("rita", "root"):
         for ending in ("", "?order=desc", "?wait=0.1", "?action=rename"):
@@ -227,8 +230,8 @@ async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House
 
 
 async def test_timeline_shows_a_new_name_only_if_its_reader_may_browse_it(house: House) -> None:
-    ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "new"}}
-    assert (await house("root", "POST", "/v1/tables/rename", ends)).status == 204
+    identifiers = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "new"}}
+    assert (await house("root", "POST", "/v1/tables/rename", identifiers)).status == 204
     instants = (await house("rita", "GET", "/api/v1/tables/db/new/timeline?action=rename")).json["instants"]
     assert [instant["summary"]["to"] for instant in instants] == ["db.new"]
     denial = {"principal": "rita", "privilege": "browse", "namespace": ["db"], "table": "new", "deny": True}

@@ -154,8 +154,8 @@ async def test_plan_without_the_privilege_to_read_has_neither_keys_nor_signature
 async def test_creator_owns_its_table_until_it_is_dropped(house: House) -> None:
     body = {"name": "mine", "schema": SCHEMA}
     assert (await house("maker", "POST", "/v1/namespaces/db/tables", body)).status == 200
-    mine = "/v1/namespaces/db/tables/mine"
-    assert (await house("maker", "POST", mine, set_properties(x="1"))).status == 200
+    own_table = "/v1/namespaces/db/tables/mine"
+    assert (await house("maker", "POST", own_table, set_properties(x="1"))).status == 200
     share = {"principal": "guest", "privilege": "read", "namespace": ["db"], "table": "mine"}
     assert (await house("maker", "PUT", "/api/v1/grants", share)).status == 204
     assert await list_names(house, "guest") == ["mine", "t"]
@@ -163,10 +163,10 @@ async def test_creator_owns_its_table_until_it_is_dropped(house: House) -> None:
         assert (
             await house("maker", "POST", f"/v1/namespaces/db/tables/{other_name}", set_properties(x="1"))
         ).status == 403
-    assert (await house("maker", "DELETE", mine)).status == 204
+    assert (await house("maker", "DELETE", own_table)).status == 204
     assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
-    assert (await house("maker", "POST", mine, set_properties(x="2"))).status == 403
-    assert (await house("guest", "GET", mine)).status == 404
+    assert (await house("maker", "POST", own_table, set_properties(x="2"))).status == 403
+    assert (await house("guest", "GET", own_table)).status == 404
 
 
 async def test_commit_that_creates_a_table_needs_the_privilege_to_create(house: House) -> None:
@@ -276,15 +276,15 @@ async def test_manager_of_grants_on_one_object_cannot_remove_rights_of_admins_ab
             "only the owner of the table may deny a privilege on it"
         )
         assert (await house("steward", "PUT", "/api/v1/grants", denial)).status == 204
-    own = {"principal": "maker", "privilege": "drop", "namespace": ["db"], "table": "m", "deny": True}
-    assert (await house("maker", "PUT", "/api/v1/grants", own)).status == 204
+    own_denial = {"principal": "maker", "privilege": "drop", "namespace": ["db"], "table": "m", "deny": True}
+    assert (await house("maker", "PUT", "/api/v1/grants", own_denial)).status == 204
     table = "/v1/namespaces/db/tables/m"
     assert (await house("root", "POST", table, set_properties(x="1"))).status == 403
     assert (await house("root", "GET", "/api/v1/audit?pageSize=1")).status == 200
     register = {"name": "t", "metadata-location": location}
     assert (await house("root", "POST", "/v1/namespaces/db/register", register)).status == 200
-    listed = (await house("root", "GET", "/api/v1/grants?principal=root")).json["grants"]
-    assert {grant["privilege"] for grant in listed if grant.get("deny")} == {"write", "manage-grants"}
+    listed_grants = (await house("root", "GET", "/api/v1/grants?principal=root")).json["grants"]
+    assert {grant["privilege"] for grant in listed_grants if grant.get("deny")} == {"write", "manage-grants"}
     for privilege in ("write", "manage-grants"):
         query = f"principal=root&privilege={privilege}&namespace=db&table=m&deny=true"
         assert (await house("lister", "DELETE", f"/api/v1/grants?{query}")).status == 403
@@ -343,7 +343,7 @@ async def test_name_that_is_denied_cannot_be_given_whether_it_exists_or_not(hous
     denials = [Grant("barred", privilege, ("db",), "table", name, deny=True) for privilege, name in DENIED_NAMES]
     await store.transact([SaveGrant(Grant("barred", "writer")), *map(SaveGrant, denials)])
     commit = {"requirements": [{"type": "assert-create"}], "updates": []}
-    ends = {"source": {"namespace": ["db"], "name": "u"}}
+    identifiers = {"source": {"namespace": ["db"], "name": "u"}}
     view = {"schema": SCHEMA, "view-version": VIEW_VERSION}
     for name in ("t", "none", "later"):  # Only the table t exists.
         change = {"identifier": {"namespace": ["db"], "name": name}, **commit}
@@ -351,7 +351,7 @@ async def test_name_that_is_denied_cannot_be_given_whether_it_exists_or_not(hous
             ("/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA}),
             ("/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA, "stage-create": True}),
             ("/v1/namespaces/db/views", {"name": name, **view}),
-            ("/v1/tables/rename", {**ends, "destination": {"namespace": ["db"], "name": name}}),
+            ("/v1/tables/rename", {**identifiers, "destination": {"namespace": ["db"], "name": name}}),
             ("/v1/namespaces/db/register", {"name": name, "metadata-location": location}),
             ("/v1/namespaces/db/register", {"name": name, "metadata-location": location, "overwrite": True}),
             ("/v1/namespaces/db/register-view", {"name": name, "metadata-location": location}),
@@ -381,9 +381,9 @@ async def test_registration_over_a_table_needs_the_right_to_drop_it(house: House
     assert (await house("root", "POST", "/v1/namespaces/db/tables/src/unregister", {})).status == 200
     grants = [Grant("nobody", privilege) for privilege in ("create", "write")]
     await store.transact([SaveGrant(grant) for grant in grants])
-    same = {"name": "old", "metadata-location": metadata["old"], "overwrite": True}
-    assert (await house("nobody", "POST", "/v1/namespaces/db/register", same)).status == 200
-    other_body = {**same, "metadata-location": metadata["src"]}
+    body = {"name": "old", "metadata-location": metadata["old"], "overwrite": True}
+    assert (await house("nobody", "POST", "/v1/namespaces/db/register", body)).status == 200
+    other_body = {**body, "metadata-location": metadata["src"]}
     answer = await house("nobody", "POST", "/v1/namespaces/db/register", other_body)
     assert answer.error[:2] == (403, "ForbiddenException")
     assert "may not dropTable" in answer.error[2]

@@ -92,9 +92,9 @@ async def test_conditions_snapshots_and_arrow_work_as_in_sql(site: Site) -> None
     ).json
     snapshots = [snapshot["snapshot-id"] for snapshot in first["metadata"]["snapshots"]]
     for number, snapshot_id in enumerate(snapshots):
-        old = await request_groups(site, {**total, "snapshot-id": snapshot_id})
-        assert old.json["rows"] == [[min(63, 20 * (number + 1))]]
-        assert old.json["cube"]["files"] == min(3, number + 1)
+        old_answer = await request_groups(site, {**total, "snapshot-id": snapshot_id})
+        assert old_answer.json["rows"] == [[min(63, 20 * (number + 1))]]
+        assert old_answer.json["cube"]["files"] == min(3, number + 1)
     plan = (await request_groups(site, {**total, "explain": True})).json
     assert "rows" not in plan
     assert plan["cube"]["index"] == "by_country"

@@ -431,8 +431,8 @@ async def test_statement_token_allows_only_reading(site: Site) -> None:
     for forged_token in (token[:-2] + "AA", "smq_", "smq_AAAA", "sms_" + token[4:]):
         answer = await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {forged_token}"})
         assert answer.status == 401
-    old = parts.authenticator.statement_tokens.issue(rita.principal, -1)
-    assert (await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {old}"})).status == 401
+    old_token = parts.authenticator.statement_tokens.issue(rita.principal, -1)
+    assert (await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {old_token}"})).status == 401
 
 
 async def test_worker_reads_no_file_outside_its_tables(site: Site, home: Path, tmp_path: Path) -> None:

@@ -76,11 +76,11 @@ def commit_batch(spark: SparkSession, client: SeamarkClient, table: str, seed: i
     if operation == "append":
         write(rows, table, client=client, producer=producer, distribution="none")
         return
-    how = {"strategy": EQUALITY} if len(ids) % 3 == 0 else {"row_mode": mode}
+    options = {"strategy": EQUALITY} if len(ids) % 3 == 0 else {"row_mode": mode}
     if operation == "upsert":
-        write(rows, table, client=client, mode="upsert", keys=["id"], producer=producer, driver_rows=0, **how)
+        write(rows, table, client=client, mode="upsert", keys=["id"], producer=producer, driver_rows=0, **options)
     else:
-        write(rows.select("id"), table, client=client, mode="delete", producer=producer, driver_rows=0, **how)
+        write(rows.select("id"), table, client=client, mode="delete", producer=producer, driver_rows=0, **options)
 
 
 def main(url: str, table: str, notes: Path, seed: int, scratch: Path) -> None:

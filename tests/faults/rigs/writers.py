@@ -99,7 +99,7 @@ def append_until(
             outcome: str | None = "unknown"
         else:
             outcome = _classify_outcome(status, body)
-        ended = time.monotonic()
+        ended_s = time.monotonic()
         if outcome is None:
             notes.unexplained.append(f"commit: {status} {body}")
             return
@@ -107,7 +107,7 @@ def append_until(
         if (
             outcome != "refused"
         ):  # A refused append is not recorded, so the check reports it if its snapshot is in the chain.
-            notes.events.append(Event("append", began, ended, outcome, head, snapshot_id))
+            notes.events.append(Event("append", began, ended_s, outcome, head, snapshot_id))
         if outcome in ("refused", "unknown"):
             stop.wait(0.05)
 

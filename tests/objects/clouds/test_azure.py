@@ -72,9 +72,9 @@ async def test_errors_from_azure_say_what_to_correct(azurite: Azurite) -> None:
             await objects.ping()
     wrong_key = base64.b64encode(b"another key").decode()
     async with open_objects(build_settings(azurite, warehouse, azure_account_key=wrong_key), SystemClock()) as objects:
-        with pytest.raises(StorageError, match=r"Azure refused access to .*credentials and its role") as refused:
+        with pytest.raises(StorageError, match=r"Azure refused access to .*credentials and its role") as refusal:
             await objects.read(f"{warehouse}/a")
-        assert wrong_key not in str(refused.value)
+        assert wrong_key not in str(refusal.value)
         with pytest.raises(StorageError, match="Azure refused access"):
             await objects.ping()
     unreachable = build_settings(azurite, warehouse, azure_endpoint=f"http://127.0.0.1:{free_port()}/{ACCOUNT}")

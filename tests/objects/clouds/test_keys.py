@@ -104,10 +104,10 @@ async def test_clients_get_a_sas_unless_they_request_another_kind_of_access() ->
     assert config["adls.refresh-credentials-endpoint"] == "v1/credentials"
     assert parse_sas(config["adls.sas-token"])["sp"] == "rl"
     assert ACCOUNT_KEY not in json.dumps(config)
-    again, _ = await storage.grant_client_access(
+    second_access, _ = await storage.grant_client_access(
         settings, TABLE, delegation=None, sign_path="s", may_write=lambda: True
     )
-    assert parse_sas(again["adls.sas-token"])["sp"] == "racwdl"
+    assert parse_sas(second_access["adls.sas-token"])["sp"] == "racwdl"
 
 
 def test_thread_waits_for_the_delegation_key_of_another_thread_for_a_limited_time() -> None:
@@ -173,8 +173,8 @@ def test_access_stamps_of_answers_with_and_without_keys_differ(settings: Setting
     ],
 )
 def test_access_stamp_changes_with_the_credentials_of_the_server(setting: str) -> None:
-    changed: dict[str, Any] = {setting: "other"}
-    assert compute_access_stamp(Settings(**changed), None) != compute_access_stamp(Settings(), None)
+    changes: dict[str, Any] = {setting: "other"}
+    assert compute_access_stamp(Settings(**changes), None) != compute_access_stamp(Settings(), None)
 
 
 def test_token_of_google_is_restricted_to_the_folder_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,10 +227,10 @@ def test_refusals_of_google_do_not_show_secrets(monkeypatch: pytest.MonkeyPatch)
     with _run_google() as google:
         settings = google.make_settings(monkeypatch)
         google.status = 400
-        with pytest.raises(StorageError, match="check the server's service account") as refused:
+        with pytest.raises(StorageError, match="check the server's service account") as refusal:
             restrict_token(settings, GOOGLE_TABLE, writable=False)
-        assert "PRIVATE" not in str(refused.value)
-        assert "secret answer" not in str(refused.value)
+        assert "PRIVATE" not in str(refusal.value)
+        assert "secret answer" not in str(refusal.value)
     with pytest.raises(RetryLater, match="Google did not answer"):
         restrict_token(settings, GOOGLE_TABLE, writable=False)
     with pytest.raises(StorageError, match="no usable credentials of Google"):

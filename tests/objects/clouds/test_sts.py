@@ -125,10 +125,10 @@ def test_refusals_of_sts_say_what_to_correct(sts: Sts) -> None:
         ("MalformedPolicyDocument", StorageError, "with the code 'MalformedPolicyDocument'"),
     ):
         sts.error_code = code
-        with pytest.raises(error, match=message) as refused:
+        with pytest.raises(error, match=message) as refusal:
             assume_role(settings, TABLE, writable=False)
-        assert "SECRET" not in str(refused.value)
-        assert "a secret detail" not in str(refused.value)
+        assert "SECRET" not in str(refusal.value)
+        assert "a secret detail" not in str(refusal.value)
 
 
 def test_sts_needs_the_arn_of_a_role() -> None:

@@ -79,7 +79,7 @@ def test_answers_have_a_sas_only_for_their_own_table(azurite: Azurite, tmp_path:
     write_file(azurite, f"{folder}/metadata/own.metadata.json", forged)
     with run_sas_server(azurite, tmp_path, warehouse) as tables:
         for path in ("registered", "registered/credentials"):
-            refused = requests.get(f"{tables}/{path}", timeout=30)
-            assert refused.status_code == 403
-            assert "which the table has not claimed" in refused.text
+            refusal = requests.get(f"{tables}/{path}", timeout=30)
+            assert refusal.status_code == 403
+            assert "which the table has not claimed" in refusal.text
         assert requests.get(f"{tables}/second", timeout=30).status_code == 200

@@ -86,9 +86,11 @@ async def _upload_in_parts(
     if request.method == "DELETE":
         return web.Response(status=204)
     data = b"".join(parts[number] for number in sorted(parts))
-    stored = await _upload(session, upstream, request.path, headers, data)
-    text = f"<CompleteMultipartUploadResult><ETag>{stored.headers['ETag']}</ETag></CompleteMultipartUploadResult>"
-    generation = stored.headers["x-goog-generation"]
+    stored_object = await _upload(session, upstream, request.path, headers, data)
+    text = (
+        f"<CompleteMultipartUploadResult><ETag>{stored_object.headers['ETag']}</ETag></CompleteMultipartUploadResult>"
+    )
+    generation = stored_object.headers["x-goog-generation"]
     return web.Response(text=text, content_type="application/xml", headers={"x-goog-generation": generation})
 
 
@@ -111,8 +113,10 @@ async def _upload(
             return web.Response(status=404, text=_NO_SUCH_BUCKET, content_type="application/xml")
         if answer.status != 200:
             return web.Response(status=answer.status, text=await answer.text())
-        stored = json.loads(await answer.read())
-    return web.Response(headers={"ETag": f'"{stored["etag"]}"', "x-goog-generation": str(stored["generation"])})
+        stored_object = json.loads(await answer.read())
+    return web.Response(
+        headers={"ETag": f'"{stored_object["etag"]}"', "x-goog-generation": str(stored_object["generation"])}
+    )
 
 
 if __name__ == "__main__":

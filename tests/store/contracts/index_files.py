@@ -142,13 +142,13 @@ class IndexFilesContract(StorePair):
         self, store_with_table: GeneratorStore
     ) -> None:
         await store_with_table.transact([make_replacement("ab"), make_replacement("c", "b")])
-        before = await read_states(store_with_table), await read_index_version(store_with_table)
+        state_before = await read_states(store_with_table), await read_index_version(store_with_table)
         for remove in ("b", "ab", "x"):
             with pytest.raises(CommitConflict, match="no longer live"):
                 await store_with_table.transact([make_replacement("d", remove)])
         with pytest.raises(CommitConflict, match="file:///w/a is no longer live"):
             await store_with_table.transact([make_replacement("d", "a", definition="another")])
-        assert (await read_states(store_with_table), await read_index_version(store_with_table)) == before
+        assert (await read_states(store_with_table), await read_index_version(store_with_table)) == state_before
 
     async def test_repeated_replacement_changes_nothing(self, store_with_table: GeneratorStore) -> None:
         await store_with_table.transact([make_replacement("ab")])

@@ -199,9 +199,9 @@ class StreamsContract(StorePair):
         swap = SwapPointer(EntryKind.TABLE, NS, "t", UUID, entry.metadata_location, "file:///next", now_ms=9)
         with pytest.raises(CommitConflict):
             await store.transact([swap, build_offset_move((0, 3, 4))])
-        lost = SwapPointer(EntryKind.TABLE, NS, "t", UUID, "file:///other", "file:///next", now_ms=9)
+        losing_swap = SwapPointer(EntryKind.TABLE, NS, "t", UUID, "file:///other", "file:///next", now_ms=9)
         with pytest.raises(LostRace):
-            await store.transact([build_offset_move((0, 0, 4)), lost])
+            await store.transact([build_offset_move((0, 0, 4)), losing_swap])
         assert await read_offsets(store) == {0: 0}
         await store.transact([swap, build_offset_move((0, 0, 4))])
         moved_entry = await store.load_entry(TABLE, NS, "t")

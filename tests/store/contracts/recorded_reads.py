@@ -130,8 +130,8 @@ class QueryHistoryContract(StorePair):
         def find_late(uuid: str, fingerprints: Sequence[str]) -> Steps[dict[str, Any]]:
             """Find shapes as if the other replica had stored them after the first search."""
             calls.append(fingerprints)
-            stored = yield from find_stored_shapes(uuid, fingerprints)
-            return {} if len(calls) == 1 else stored
+            stored_shapes = yield from find_stored_shapes(uuid, fingerprints)
+            return {} if len(calls) == 1 else stored_shapes
 
         monkeypatch.setattr(recorded_reads, "_find_stored_shapes", find_late)
         # The stored number may differ from the number that a replica computes.

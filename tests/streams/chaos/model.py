@@ -87,7 +87,10 @@ class AcknowledgedRows:
             raise WrongRows(f"rows occur several times: {repeated[:5]}")
         counts = Counter(producer for producer, _ in rows)
         with self._lock:
-            sent_numbers, ends = dict(self.sent), {producer: set(numbers) for producer, numbers in self.ends.items()}
+            sent_numbers, end_numbers = (
+                dict(self.sent),
+                {producer: set(numbers) for producer, numbers in self.ends.items()},
+            )
         for producer in {*counts, *bounds.numbers}:
             count = counts[producer]
             if missing_numbers := [number for number in range(count) if (producer, number) not in rows]:
@@ -97,7 +100,7 @@ class AcknowledgedRows:
                     f"{producer} has {count} rows; {bounds.numbers.get(producer, 0)} were acknowledged before the "
                     f"read, and {sent_numbers.get(producer, 0)} were sent"
                 )
-            if count not in ends[producer]:
+            if count not in end_numbers[producer]:
                 raise WrongRows(f"{producer} has {count} rows: only a part of a request is visible")
 
     def check_keys(self, rows: Counter[tuple[int, int]], bounds: Bounds) -> None:

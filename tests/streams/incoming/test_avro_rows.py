@@ -79,7 +79,7 @@ def test_values_of_all_types_survive_a_round_trip(codec: str) -> None:
         assert column.to_pylist() == values
         assert column.type == kind or pa.types.is_list(kind)
     assert batch.column(len(COLUMNS)).to_pylist() == nested
-    assert batch.column(len(COLUMNS) + 1).to_pylist() == [[("k", each)] for each in nested]
+    assert batch.column(len(COLUMNS) + 1).to_pylist() == [[("k", value)] for value in nested]
 
 
 def test_named_types_are_resolved_in_their_namespace() -> None:

@@ -169,10 +169,10 @@ async def test_rows_of_a_keyed_table_replace_each_other_within_a_batch(
         await create(stream, properties={"seamark.stream.key": "id"})
         bodies = [[{"id": 1, "name": "a"}], [{"id": 2, "name": "b"}], [{"id": 1, "name": "c"}]]
         for number, body in enumerate(bodies, 1):
-            sent = asyncio.create_task(stream.send(json.dumps(body).encode()))
+            send_task = asyncio.create_task(stream.send(json.dumps(body).encode()))
             await wait_for_requests(stream, number)
         held_appends.set()
-        assert (await sent)[0] == 200
+        assert (await send_task)[0] == 200
         await stream.send(b'[{"id": 2, "_op": "delete"}]')
         for _ in range(2):
             assert await stream.ids("name = 'c'") == await stream.ids() == [1]

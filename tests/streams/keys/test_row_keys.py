@@ -60,9 +60,9 @@ def change_fields(metadata: TableMetadata, column_id: int, **changes: Any) -> Ta
     """Return the table after a column got another name or type, or was dropped."""
     schema = metadata.current_schema
     fields = [
-        msgspec.to_builtins(msgspec.structs.replace(each, **(changes if each.id == column_id else {})))
-        for each in schema.fields
-        if changes or each.id != column_id
+        msgspec.to_builtins(msgspec.structs.replace(column, **(changes if column.id == column_id else {})))
+        for column in schema.fields
+        if changes or column.id != column_id
     ]
     return change_table(
         metadata,
@@ -126,7 +126,9 @@ def read_values(files: list[Any]) -> list[str]:
     values: list[str] = []
     for file in files:
         table = pq.read_table(io.BytesIO(file.data))
-        place = next(place for place, each in enumerate(table.schema) if each.metadata[FIELD_ID] == str(VALUE).encode())
+        place = next(
+            place for place, column in enumerate(table.schema) if column.metadata[FIELD_ID] == str(VALUE).encode()
+        )
         values += table.column(place).to_pylist()
     return sorted(values)
 
@@ -172,13 +174,13 @@ def test_rows_replace_other_rows_by_the_key_at_their_arrival(seed: int) -> None:
             names = [name for name in keys if all(part.strip() in ids for part in name.split(",") if part.strip())]
             metadata = change_table(metadata, {"action": "set-properties", "updates": {KEY: rng.choice(names)}})
         elif step == "promote":
-            changed = rng.choice([each for each in ids.values() if each.type in PROMOTIONS] or [None])
-            if changed is not None:
-                metadata = change_fields(metadata, changed.id, type=rng.choice(PROMOTIONS[changed.type]))
+            changed_field = rng.choice([each for each in ids.values() if each.type in PROMOTIONS] or [None])
+            if changed_field is not None:
+                metadata = change_fields(metadata, changed_field.id, type=rng.choice(PROMOTIONS[changed_field.type]))
         elif step == "rename":
             keyed = {name.strip() for name in metadata.properties[KEY].split(",")}
-            changed = rng.choice([each for each in ids.values() if each.name not in keyed and each.id < VALUE])
-            metadata = change_fields(metadata, changed.id, name=f"{changed.name}_")
+            changed_field = rng.choice([each for each in ids.values() if each.name not in keyed and each.id < VALUE])
+            metadata = change_fields(metadata, changed_field.id, name=f"{changed_field.name}_")
         elif step == "schema":
             key = {name.strip() for name in metadata.properties[KEY].split(",") if name.strip()}
             fitting = [each for each in metadata.schemas if key <= {column.name for column in each.fields}]
@@ -245,11 +247,11 @@ def test_rows_of_a_schema_that_the_table_has_removed_are_flushed_with_the_curren
     log.append(metadata, 0, old_rows, 4 * [False])
     if key:
         log.append(metadata, 0, [{1: 3}], [True])
-    changed = change_fields(change_fields(metadata, 1, type="long"), PRICE)
-    removed = [schema.id for schema in changed.schemas if schema.id != changed.current_schema_id]
-    changed = change_table(changed, {"action": "remove-schemas", "schema-ids": removed})
-    log.append(changed, 0, [{1: 2, VALUE: "b2"}], [False])
-    assert encode_flush(log, changed) == log.replay()
+    changed_metadata = change_fields(change_fields(metadata, 1, type="long"), PRICE)
+    removed = [schema.id for schema in changed_metadata.schemas if schema.id != changed_metadata.current_schema_id]
+    changed_metadata = change_table(changed_metadata, {"action": "remove-schemas", "schema-ids": removed})
+    log.append(changed_metadata, 0, [{1: 2, VALUE: "b2"}], [False])
+    assert encode_flush(log, changed_metadata) == log.replay()
 
 
 def test_rows_wait_with_an_error_if_their_key_column_and_schema_were_removed() -> None:
@@ -257,10 +259,12 @@ def test_rows_wait_with_an_error_if_their_key_column_and_schema_were_removed() -
     log = Log(1)
     log.begin_group(metadata)
     log.append(metadata, 0, [{1: 1, VALUE: "a"}], [False])
-    changed = change_fields(change_table(metadata, {"action": "set-properties", "updates": {KEY: ""}}), 1)
-    changed = change_table(changed, {"action": "remove-schemas", "schema-ids": [metadata.current_schema_id]})
+    changed_metadata = change_fields(change_table(metadata, {"action": "set-properties", "updates": {KEY: ""}}), 1)
+    changed_metadata = change_table(
+        changed_metadata, {"action": "remove-schemas", "schema-ids": [metadata.current_schema_id]}
+    )
     with pytest.raises(BadRequest, match=r"the key column with the id 1 was dropped; add a schema with the columns"):
-        encode_flush(log, changed)
+        encode_flush(log, changed_metadata)
 
 
 def test_rows_without_a_partition_spec_for_their_schema_are_flushed_with_the_current_schema() -> None:
@@ -268,8 +272,8 @@ def test_rows_without_a_partition_spec_for_their_schema_are_flushed_with_the_cur
     log = Log(1)
     log.begin_group(metadata)
     log.append(metadata, 0, [{1: 1, VALUE: "a"}], [False])
-    fields = [msgspec.to_builtins(each) for each in metadata.current_schema.fields]
-    changed = change_table(
+    fields = [msgspec.to_builtins(column) for column in metadata.current_schema.fields]
+    changed_metadata = change_table(
         metadata,
         {
             "action": "add-schema",
@@ -283,7 +287,7 @@ def test_rows_without_a_partition_spec_for_their_schema_are_flushed_with_the_cur
         {"action": "set-default-spec", "spec-id": -1},
         {"action": "remove-partition-specs", "spec-ids": [metadata.default_spec.spec_id]},
     )
-    assert encode_flush(log, changed) == ["a"]
+    assert encode_flush(log, changed_metadata) == ["a"]
 
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
@@ -334,13 +338,13 @@ def test_delete_does_not_hide_a_missing_value_of_another_row() -> None:
 
 
 def test_append_with_another_key_of_the_same_millisecond_is_not_accepted() -> None:
-    earlier = create_table("a-b")
+    earlier_metadata = create_table("a-b")
     update = read_updates([{"action": "set-properties", "updates": {KEY: "1x"}}])
-    later = apply_updates(earlier, update, now_ms=earlier.last_updated_ms)
-    assert later.last_updated_ms == earlier.last_updated_ms
+    later_metadata = apply_updates(earlier_metadata, update, now_ms=earlier_metadata.last_updated_ms)
+    assert later_metadata.last_updated_ms == earlier_metadata.last_updated_ms
     accepted = AcceptedKeys()
-    assert accepted.accept("t", "first", earlier)
-    assert not accepted.accept("t", "second", later)
-    accepted.replace("t", "second", later)  # The caller has loaded the table, so this metadata is current.
-    assert accepted.accept("t", "second", later)
-    assert not accepted.accept("t", "first", earlier)
+    assert accepted.accept("t", "first", earlier_metadata)
+    assert not accepted.accept("t", "second", later_metadata)
+    accepted.replace("t", "second", later_metadata)  # The caller has loaded the table, so this metadata is current.
+    assert accepted.accept("t", "second", later_metadata)
+    assert not accepted.accept("t", "first", earlier_metadata)

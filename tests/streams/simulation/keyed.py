@@ -308,8 +308,8 @@ class KeyedWorld(SimulationWorld):
                 f"unexpected rows {sorted(set(lines) - set(expected.values()))[:3]}, "
                 f"missing rows {sorted(set(expected.values()) - set(lines))[:3]}"
             )
-        if lost := [line for append in required for line in append.lines if line not in logged]:
-            raise InvariantBroken(f"acknowledged rows are lost: {lost[:5]}")
+        if lost_lines := [line for append in required for line in append.lines if line not in logged]:
+            raise InvariantBroken(f"acknowledged rows are lost: {lost_lines[:5]}")
 
     def check_read(self, lines: Counter[bytes], uuid: str, required: list[Append]) -> None:
         """Do nothing, because `_read` has compared the rows with the log."""

@@ -75,7 +75,7 @@ class SimulatedNetwork:
         for _ in range(copies):
             task = asyncio.get_running_loop().create_task(self._carry(receive, answer))
             self._tasks[task] = None
-            task.add_done_callback(lambda done: self._tasks.pop(done, None))
+            task.add_done_callback(lambda finished_task: self._tasks.pop(finished_task, None))
         try:
             async with asyncio.timeout(1):
                 return await answer

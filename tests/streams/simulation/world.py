@@ -367,7 +367,7 @@ class SimulationWorld:
             producer = f"{name}.{session}"
             appends = [self._make(producer, uuid, number) for number in range(count)]
             self.appended += appends
-            outcomes = await asyncio.gather(*(self._send(each) for each in appends))
+            outcomes = await asyncio.gather(*(self._send(append) for append in appends))
             first_row += count
             session += 1
             if not all(outcomes):  # The table was dropped, so the writer starts again.
@@ -488,10 +488,10 @@ class SimulationWorld:
         if twice := [line for line, count in lines.items() if count > 1]:
             raise InvariantBroken(f"rows occur twice: {twice[:5]}")
         for append in self.appended:
-            there = [line in lines for line in append.lines]
-            if any(there) and not all(there):
+            is_read = [line in lines for line in append.lines]
+            if any(is_read) and not all(is_read):
                 raise InvariantBroken(f"only a part of an append is visible: {append.lines}")
-            if any(there) and append.uuid != uuid:
+            if any(is_read) and append.uuid != uuid:
                 raise InvariantBroken(f"rows of another table are visible: {append.lines}")
         for append in required:
             if missing_lines := [line for line in append.lines if line not in lines]:
@@ -582,7 +582,7 @@ class SimulationWorld:
             else:
                 continue
             break
-        acknowledged_appends = [each for each in self.appended if each.acknowledged and each.uuid == self.uuid]
+        acknowledged_appends = [append for append in self.appended if append.acknowledged and append.uuid == self.uuid]
         await self.check_table(table, acknowledged_appends)
         log = process.log  # Other servers may still open their log.
         assert log is not None

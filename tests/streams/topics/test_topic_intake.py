@@ -289,7 +289,7 @@ async def test_messages_wait_while_the_table_is_paused(tmp_path: Path) -> None:
 
 
 async def test_process_stops_reading_a_topic_when_another_process_begins(tmp_path: Path) -> None:
-    async with open_rig(tmp_path) as rig, rig.read_during() as former:
+    async with open_rig(tmp_path) as rig, rig.read_during() as former_reader:
         rig.topic.send(encode_json({"id": 1}))
         await until(lambda: rig.counts.messages == 1)
         epoch = (await rig.load_state(0)).epoch
@@ -297,8 +297,8 @@ async def test_process_stops_reading_a_topic_when_another_process_begins(tmp_pat
             while (await rig.load_state(0)).epoch == epoch:
                 await asyncio.sleep(0.01)
             rig.topic.send(encode_json({"id": 2}))
-            await until(former.done)
-            assert isinstance(former.exception(), ProducerFenced)
+            await until(former_reader.done)
+            assert isinstance(former_reader.exception(), ProducerFenced)
             await until(lambda: rig.counts.messages == 2)
         assert await rig.stream.ids() == [1, 2]
 

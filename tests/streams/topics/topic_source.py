@@ -80,6 +80,8 @@ class MemoryTopic:
 
     @asynccontextmanager
     async def open(self, topic: InputTopic, offsets: Mapping[int, int]) -> AsyncIterator[MemoryConsumer]:
-        ends = {number: messages[-1].offset + 1 if messages else 0 for number, messages in self.messages.items()}
+        end_offsets = {number: messages[-1].offset + 1 if messages else 0 for number, messages in self.messages.items()}
         self.openings += 1
-        yield MemoryConsumer(self.messages, {number: min(offset, ends[number]) for number, offset in offsets.items()})
+        yield MemoryConsumer(
+            self.messages, {number: min(offset, end_offsets[number]) for number, offset in offsets.items()}
+        )
