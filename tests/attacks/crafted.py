@@ -94,6 +94,7 @@ def write_list(c: AttackCampaign, path: str, manifests: Sequence[Manifest]) -> s
 
 
 async def commit_snapshot(c: AttackCampaign, name: str, manifest_list: str, number: int = 7) -> Answer:
+    """Commit a snapshot with this manifest list as the attacker, sometimes in a transaction."""
     snapshot = {
         "snapshot-id": number,
         "sequence-number": 1,

@@ -167,6 +167,7 @@ def _compute_digest(data: bytes) -> str:
 
 @contextmanager
 def _record_locations(store: type[LocalObjects] | type[S3Objects], touched: list[str]) -> Iterator[None]:
+    """Record the location of each file that the server creates or deletes through this kind of store."""
     create, delete = store.create, store.delete
 
     async def record_create(self: Any, location: str, data: bytes, **options: bool) -> None:

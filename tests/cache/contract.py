@@ -138,6 +138,8 @@ class TierContract:
         contract = self
 
         class Machine(RuleBasedStateMachine):
+            """A machine of random operations on the tier, compared with a dictionary of the values that were put."""
+
             def __init__(self) -> None:
                 super().__init__()
                 self.tier = contract.open(1 << 21)

@@ -145,6 +145,8 @@ async def open_racing_rigs(home: Path) -> AsyncIterator[tuple[CatalogRig, Catalo
 
 @dataclass(frozen=True)
 class CatalogRig:
+    """A catalog with its database and objects, without an HTTP server."""
+
     catalog: Catalog
     commits: EngineCommits
     publisher: Publisher

@@ -135,6 +135,8 @@ async def test_purge_spares_files_of_a_table_registered_again_from_them(tmp_path
 
 async def test_interrupted_purge_is_finished_by_the_next_purge(tmp_path: Path) -> None:
     class DyingObjects:
+        """Objects whose third deletion ends the process."""
+
         def __init__(self, objects: Any) -> None:
             self._objects = objects
             self.left = 2
@@ -238,6 +240,8 @@ async def test_broken_manifest_does_not_delay_other_purges(tmp_path: Path, kind:
 
 async def test_purge_waits_for_unavailable_storage(tmp_path: Path) -> None:
     class UnavailableObjects:
+        """Objects whose reads of Avro files or deletion of one file fail, as the test chooses."""
+
         def __init__(self, objects: Any) -> None:
             self._objects = objects
             self.call = ""
@@ -274,6 +278,8 @@ async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Pa
     """After a request has looked up the name, and before its transaction, another request replaces the table."""
 
     class StoreWithIntruder:
+        """A store that calls the intruder once, directly before the next transaction."""
+
         def __init__(self, store: Any) -> None:
             self._store = store
             self.intruder: Any = None

@@ -34,6 +34,7 @@ _counts: WeakKeyDictionary[Commits, Counter[str]] = WeakKeyDictionary()
 
 
 def _count_waiting(commits: Commits) -> None:
+    """Wrap the queue of these commits so that it counts the waiting jobs of each table."""
     if commits in _counts:
         return
     counts, queue = _counts.setdefault(commits, Counter()), commits._queue_and_wait

@@ -23,6 +23,8 @@ NAMES = ("id", "part", "value")
 
 @dataclass(frozen=True)
 class PlannedFile:
+    """A data or delete file of a snapshot, with the values that it inherits from its manifest."""
+
     content: int
     path: str
     partition: tuple[Any, ...]

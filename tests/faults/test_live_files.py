@@ -43,6 +43,7 @@ class RandomClient:
         self.registered: set[str] = set()
 
     def run(self, stop: threading.Event) -> None:
+        """Send random operations until `stop` is set, and record each answer that the state cannot explain."""
         actions: list[tuple[Callable[[str], tuple[int, Any] | None], int]] = [
             (self._commit, 12), (self._drop, 2), (self._undrop, 3), (self._rename, 2), (self._create, 2),
             (self._register, 2), (self._purge, 1),

@@ -128,6 +128,7 @@ class BalancedLoad:
 
 
 def restart_one_by_one(fleet: Fleet, rounds: int, clients: int) -> BalancedLoad:
+    """Restart each replica under load, and continue when further reads and commits have succeeded."""
     load = BalancedLoad(fleet)
     with load.run_clients(clients):
         for _ in range(rounds):

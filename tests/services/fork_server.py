@@ -200,6 +200,7 @@ def _reap(children: dict[int, int]) -> None:
 
 
 def _run(argv: list[str], env: dict[str, str], cwd: str, umask: int) -> None:
+    """Become the requested process: set its environment, folder and umask, and run its module or script."""
     os.umask(umask)
     os.chdir(cwd)
     os.environ.clear()
@@ -271,6 +272,7 @@ def _end_process(code: int) -> NoReturn:
 
 
 def main() -> None:
+    """Import the modules that servers need, and fork a process for each request until the caller ends."""
     for name in MODULES:
         importlib.import_module(name)
     gc.collect()

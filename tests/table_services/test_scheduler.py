@@ -33,6 +33,8 @@ from tests.waits import until
 
 
 class EveryTable:
+    """A table service that proposes a job for each table except the unwanted ones."""
+
     unwanted: frozenset[str] | set[str] = frozenset()
 
     def __init__(self, name: str = "every-table", pause_s: float = 1.0, idle_pause_s: float | None = None) -> None:

@@ -358,6 +358,7 @@ def test_services_never_change_rows_or_stop_a_writer(
     jobs = JobProcesses(storm, tmp_path / "jobs.jsonl", READABLE_LONG_S if is_long else READABLE_S, yields=is_long)
 
     def check_goals() -> dict[str, bool]:
+        """Return whether each event that the campaign must cover has happened."""
         totals = jobs.sum_totals()
         # In version 3, each upsert changes deletion vectors, so a compaction may lose all races.
         has_merged = totals["compaction"]["commits"] + totals["clustering"]["commits"] > 0 or version > 2

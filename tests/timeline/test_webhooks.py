@@ -60,6 +60,7 @@ class Receiver:
 
 @asynccontextmanager
 async def run_receiver() -> AsyncIterator[Receiver]:
+    """Serve a receiver of webhooks."""
     receiver = Receiver()
     app = web.Application()
     app.router.add_post("/{path:.*}", receiver.receive)

@@ -41,6 +41,8 @@ GRANTS = (
 
 @dataclass
 class Site:
+    """A server and the tokens of its principals."""
+
     server: RunningServer
     tokens: dict[str, str]
 

@@ -215,6 +215,8 @@ def check_contents(rig: ChaosRig, model: AcknowledgedRows, scans: dict[str, Scan
     assert bounds.numbers == dict(model.sent)
 
     def check(name: str, scan: Scan, url: str) -> None:
+        """Wait until one read of both tables succeeds, and check its rows against the model."""
+
         def is_read() -> bool:
             try:
                 model.check_rows(scan(url, "t"), bounds)

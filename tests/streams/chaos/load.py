@@ -57,6 +57,7 @@ class WriterLoad:
             await asyncio.sleep(self._rng.choice((0, 0.02, 0.1)))
 
     async def _write_changes(self, http: aiohttp.ClientSession, writer: int) -> None:
+        """Upsert and delete random keys of this writer until the end. Each key belongs to one writer."""
         sequence = value = 0
         while not self.is_ending:
             rows: list[dict[str, Any]] = []
