@@ -1,4 +1,4 @@
-"""Load the plugins. Shared fixtures are beside the services that they start, in `tests/services/fixtures.py`."""
+"""Load the plugins. Shared fixtures are in `tests/services/fixtures.py`, next to the services that they start."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ pytest_plugins = [
     "tests.tiers.durations",
     "tests.tiers.garbage",
     "tests.tiers.marks",
-    "tests.tiers.grids",  # pytest calls it before `marks`, which gives slow tests their time limit.
+    "tests.tiers.grids",  # pytest must call it before `marks`, which sets the time limit of slow tests.
     "tests.tiers.spread",
 ]
 

@@ -9,7 +9,7 @@ _DAY_S = 86_400
 
 
 def get_today_for_seconds(for_s: int = 120) -> date:
-    """Return the current day in UTC, and wait before that if the day ends within `for_s` seconds."""
+    """Return the current day in UTC. If the day ends within `for_s` seconds, wait for the next day first."""
     left_s = _DAY_S - time.time() % _DAY_S
     if left_s < for_s:
         time.sleep(left_s + 1)

@@ -1,10 +1,10 @@
-"""Seeds of random tests: the same in every ordinary run, and a new one when tests explore.
+"""Seeds of random tests: the same in every ordinary run, and a new seed when tests explore.
 
 `make test` checks a change, so its result must not depend on chance: its random tests use the same numbers each time.
-`make test-all` sets TEST_EXPLORE=1 and searches for new failures. This run uses one random seed for all its processes,
+`make test-all` sets TEST_EXPLORE=1 and searches for new failures. It uses one random seed for all its processes,
 because some names of tests contain it, and pytest-xdist stops if two processes collect different names. A test prints
-its first seed. TEST_EXPLORE=1 and that number in TEST_SEED (or in the variable that the test names) repeat it; without
-TEST_EXPLORE a test may take fewer rounds.
+its first seed. To repeat a failure, set TEST_EXPLORE=1 and set TEST_SEED (or the variable that the test names) to this
+number. Without TEST_EXPLORE a test may run fewer rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEFAULT_EXAMPLES = 10
 
 
 def first_seed(variable: str = "TEST_SEED") -> int:
-    """Return the number in `variable`, else in TEST_SEED, else 1.
+    """Return the number in `variable`, or in TEST_SEED, or 1.
 
     An exploring run sets TEST_SEED for its processes.
     """
@@ -42,7 +42,7 @@ def list_seeds_by_version(
 ) -> list[ParameterSet]:
     """Return parameters `("seed", "version")`: each seed with each format version.
 
-    In the fast tier each of the first `fast` seeds, or each seed, has one version; the versions alternate.
+    In the fast tier, each of the first `fast` seeds (by default all) has one version, and the versions alternate.
     """
     numbered = list(enumerate(seeds))
     fast_count = len(numbered) if fast is None else fast
@@ -56,9 +56,9 @@ def list_seeds_by_version(
 
 
 def examples(number: int, judged_number: int | None = None) -> int:
-    """Return the number of examples or rounds of a random test: `number` when tests explore.
+    """Return the number of examples or rounds of a random test: `number` if tests explore.
 
-    An ordinary run uses the same examples each time, so it takes `judged_number` of them, or a tenth.
+    An ordinary run uses the same examples each time, so it uses only `judged_number` of them, by default a tenth.
     """
     if EXPLORING:
         return number
@@ -66,19 +66,19 @@ def examples(number: int, judged_number: int | None = None) -> int:
 
 
 def quick(values: Iterable[Any], fast: int) -> list[ParameterSet]:
-    """Return the values as parameters of a test; only the first `fast` are in the fast tier."""
+    """Return the values as parameters of a test. Only the first `fast` values are in the fast tier."""
     return [pytest.param(value, marks=[] if place < fast else pytest.mark.slow) for place, value in enumerate(values)]
 
 
 def settle() -> None:
     """Configure Hypothesis, and choose the seed of an exploring run before pytest-xdist starts processes.
 
-    There are no deadlines, because durations on a busy machine say nothing about the code. An ordinary run takes
-    `DEFAULT_EXAMPLES` of a test that has no number of its own; an exploring run takes Hypothesis's hundred.
+    There are no deadlines, because durations on a busy machine say nothing about the code. An ordinary run uses
+    `DEFAULT_EXAMPLES` examples for a test that sets no number. An exploring run uses Hypothesis's default of a hundred.
 
-    Hypothesis also draws constants of the project's modules that the process has imported. In an ordinary run it does
-    not: otherwise the examples of a test would change with the other tests of the run, and each process would parse
-    all modules.
+    Hypothesis also draws constants from modules of the project that the process has imported. An ordinary run disables
+    this. With it, the examples of a test would depend on the other tests of the run, and each process would parse all
+    modules.
     """
     first_seed()
     if not EXPLORING:

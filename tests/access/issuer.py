@@ -35,6 +35,10 @@ def generate_okp_key(kid: str = "okp") -> OKPKey:
 
 
 class LocalIssuer:
+    """An OpenID issuer whose keys, discovery document and faults a test sets. It counts the requests for
+    its documents.
+    """
+
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.url = ""
@@ -43,7 +47,7 @@ class LocalIssuer:
         self.fetches = 0
         self.broken: web.StreamResponse | None = None
         self.discovery: dict[str, Any] = {}
-        """Put over the honest document."""
+        """Fields that replace those of the correct discovery document."""
 
     def publish(self, *keys: AnyKey) -> None:
         self.published = [key.as_dict(private=False) for key in keys]
@@ -98,6 +102,6 @@ async def run_issuer(clock: Clock) -> AsyncIterator[LocalIssuer]:
 
 
 def forge_token(header: dict[str, Any], claims: dict[str, Any], signature: bytes = b"") -> str:
-    """Return a token of any three parts."""
+    """Return a token of these three parts, which need not be valid."""
     parts = (json.dumps(header).encode(), json.dumps(claims).encode(), signature)
     return ".".join(base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts)

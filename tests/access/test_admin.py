@@ -1,4 +1,4 @@
-"""Tests of administration over HTTP: tokens, grants and the audit log, each for the users who may see them."""
+"""Tests of administration over HTTP: tokens, grants and the audit log, and who may use them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_grants_take_effect_with_the_next_request(admin_server: AdminServe
     assert (await admin_server.call("bob", "GET", "/v1/namespaces/db"))[0] == 403
 
 
-async def test_admin_of_a_namespace_gives_and_sees_grants_only_there(
+async def test_admin_of_a_namespace_gives_and_sees_grants_only_in_this_namespace(
     admin_server: AdminServer,
 ) -> None:
     async def put(namespace: list[str]) -> int:
@@ -194,7 +194,7 @@ class AdminUserApi(Api):
         return await super().__call__(method, path, body, headers=headers, **options)
 
 
-async def test_view_of_a_plan_belongs_to_the_principal_that_asks_first(admin_server: AdminServer) -> None:
+async def test_cached_view_counts_for_the_principal_that_first_requests_it(admin_server: AdminServer) -> None:
     """The planner evicts views of a principal with more than half of its budget."""
     root, bob = AdminUserApi(admin_server, "root"), AdminUserApi(admin_server, "bob")
     await root.table()

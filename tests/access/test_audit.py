@@ -1,4 +1,4 @@
-"""Tests of the audit log: what it records, what it never loses, and its shutdown."""
+"""Tests of the audit log: what it records, that it loses no record, and its shutdown."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from seamark.metaserver.store.port import PointerStore
 
 
 class GatedStore:
-    """A store whose transactions wait for the gate, and fail a given number of times, before or after their
-    execution.
+    """A store whose transactions wait for a gate.
+
+    A given number of transactions fails, before or after their execution.
     """
 
     def __init__(self, store: PointerStore) -> None:

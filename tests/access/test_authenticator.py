@@ -1,4 +1,4 @@
-"""Tests of which logins each mode accepts, and that revocations take effect at once."""
+"""Tests of the logins that each mode accepts, and of revocations, which take effect at once."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_server_without_logins_rejects_other_machines(make_authenticator: 
 
 @pytest.mark.parametrize("auth", ["token", "token+oidc"])
 async def test_server_with_logins_treats_no_client_as_local(auth: str, make_authenticator: MakeAuthenticator) -> None:
-    """The middleware checks an open server only, without a coroutine."""
+    """`identify_local` raises an error if the server requires logins."""
     authenticator = await make_authenticator(auth=auth, oidc_issuer="https://issuer.example", oidc_audience="a")
     assert not authenticator.open
     with pytest.raises(RuntimeError, match="requires logins"):
@@ -171,16 +171,16 @@ async def test_revoked_token_is_rejected_on_every_replica(
     authenticator = await make_authenticator()
     issued_token, _ = authenticator.issuer.issue((await authenticator.find_login(secret)).token)
     async with (
-        open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as other,
-        open_authenticator(Settings(auth="token"), other, make_fixed_keyring(clock=clock), clock) as replica,
+        open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as other_store,
+        open_authenticator(Settings(auth="token"), other_store, make_fixed_keyring(clock=clock), clock) as replica,
     ):
         for secret_text in (secret, issued_token):
             assert (await replica.authenticate(build_bearer_headers(secret_text), None)).name == "ann"
-        await revoke_token(other, clock, "ann")
+        await revoke_token(other_store, clock, "ann")
     for secret_text in (secret, issued_token):
         await check_rejected(authenticator, secret_text, "ann was revoked")
     await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
-    for secret_text in (secret, issued_token):  # The new token of that name does not revive them.
+    for secret_text in (secret, issued_token):  # A new token with the same name does not make them valid.
         await check_rejected(authenticator, secret_text, "ann was revoked")
 
 
@@ -272,7 +272,7 @@ async def test_each_mode_accepts_only_its_own_kinds_of_login(
         await check_rejected(oidc, issued_token, "only tokens of its OIDC issuer")
         for secret_text, name in ((secret, "ann"), (issued_token, "ann"), (foreign, "oidc:ann")):
             assert (await both_methods.authenticate(build_bearer_headers(secret_text), None)).name == name
-        # Our issuer's name with its own key: such a token is not ours to accept.
+        # The token names our issuer, but its own issuer's key signed it.
         await check_rejected(both_methods, issuer.make_token(get_rsa_key(), iss=ISSUER), "signed with HS256")
 
 

@@ -1,4 +1,4 @@
-"""Tests of rules and scopes, compared with a brute-force model and checked for every route."""
+"""Tests of rules and scopes. A brute-force model checks the decisions, and every route must have a rule."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ grants = st.lists(st.builds(Grant, st.just("p"), st.sampled_from([*ROLES, "root"
 
 
 def list_rights(grants: list[Grant]) -> set[tuple[str, NamespacePath]]:
-    """Return the model: every (role, namespace) that the grants give, written out one by one."""
+    """Return every (role, namespace) that the grants give, computed by the model."""
     all_of_them = set()
     for grant in grants:
         for path in PATHS:
@@ -81,7 +81,7 @@ def list_rights(grants: list[Grant]) -> set[tuple[str, NamespacePath]]:
 
 
 @given(grants, st.sampled_from(sorted(RULES)), st.sampled_from(PATHS))
-def test_grants_of_the_three_roles_allow_what_they_allowed_before_privileges(
+def test_grants_of_the_three_roles_allow_the_operations_of_each_role(
     user_grants: list[Grant], operation: str, namespace: NamespacePath
 ) -> None:
     rule, model = RULES[operation], list_rights(user_grants)
@@ -119,7 +119,9 @@ def test_namespace_is_visible_exactly_if_a_grant_is_on_its_path(
 
 
 @given(grants, st.sampled_from(PATHS))
-def test_visible_children_equal_those_checked_one_by_one(user_grants: list[Grant], namespace: NamespacePath) -> None:
+def test_visible_children_equal_the_children_that_pass_a_separate_check(
+    user_grants: list[Grant], namespace: NamespacePath
+) -> None:
     for parent in (namespace, namespace[:-1], ()):
         names = decisions.list_visible_children(user_grants, parent)
         for name in {"a", "b", "c", "no-grant", *(path[len(parent)] for path in PATHS if len(path) > len(parent))}:

@@ -27,7 +27,7 @@ def run_seamark(home: Path, *arguments: str) -> Result:
 
 
 def authenticate_secret(home: Path, secret: str) -> Principal:
-    async def ask() -> Principal:
+    async def authenticate() -> Principal:
         settings, clock = Settings(home=home, auth="token"), SystemClock()
         async with (
             open_store(settings.make_database_url(), clock=clock) as store,
@@ -35,7 +35,7 @@ def authenticate_secret(home: Path, secret: str) -> Principal:
         ):
             return await authenticator.authenticate({"Authorization": f"Bearer {secret}"}, None)
 
-    return asyncio.run(ask())
+    return asyncio.run(authenticate())
 
 
 def read_audit(home: Path) -> list[AuditRecord]:
@@ -100,7 +100,7 @@ def test_role_can_be_limited_to_namespaces_and_a_time(tmp_path: Path) -> None:
     assert [line.split() for line in lines[1:]] == [["ann", "writer", "a.b"], ["ann", "writer", r"c\.d"]]
 
 
-def test_token_of_a_file_is_created_once_and_a_revoked_one_stays_revoked(tmp_path: Path) -> None:
+def test_token_of_a_file_is_created_once_and_stays_revoked(tmp_path: Path) -> None:
     file, secret = tmp_path / "token", f"smk_{'a' * 43}"
     file.write_text(f"{secret}\n")
     home = tmp_path / "home"
@@ -116,8 +116,11 @@ def test_token_of_a_file_is_created_once_and_a_revoked_one_stays_revoked(tmp_pat
         authenticate_secret(home, secret)
     file.write_text(f"smk_{'b' * 43}")
     assert run_seamark(home, *create).exit_code == 0
-    other = run_seamark(home, "token", "create", "bob", "--from-file", str(file))
-    assert (other.exit_code, "is the token of ann; bob needs another token" in other.stderr) == (1, True)
+    other_process = run_seamark(home, "token", "create", "bob", "--from-file", str(file))
+    assert (other_process.exit_code, "is the token of ann; bob needs another token" in other_process.stderr) == (
+        1,
+        True,
+    )
     file.write_text(secret.replace("a", "c"))
     refusal = run_seamark(home, *create)
     assert (refusal.exit_code, "already" in refusal.stderr) == (1, True)

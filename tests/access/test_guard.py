@@ -1,4 +1,4 @@
-"""Tests that a server does not start without required logins or usable tokens, and prints the command that helps."""
+"""Tests that a server does not start without required logins or usable tokens, and prints a command that helps."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def test_other_address_without_logins_is_rejected_with_the_commands_that_help(ho
         check_binding(Settings(host=host, auth=auth))
 
 
-def test_host_name_counts_by_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(*addresses: str) -> None:
+def test_host_name_is_local_only_if_all_its_addresses_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_addresses(*addresses: str) -> None:
         results = [(2, 1, 6, "", (address, 0)) for address in addresses]
         monkeypatch.setattr("seamark.metaserver.access.guard.socket.getaddrinfo", lambda *_, **__: results)
 
-    resolve("127.0.0.1", "::1")
+    set_addresses("127.0.0.1", "::1")
     check_binding(Settings(host="box"))
     for addresses in (("127.0.0.1", "192.0.2.1"), ("192.0.2.1",), ()):
-        resolve(*addresses)
+        set_addresses(*addresses)
         with pytest.raises(ConfigError):
             check_binding(Settings(host="box"))
 

@@ -31,21 +31,21 @@ from tests.services.authority import Authority
 
 
 @pytest.fixture
-async def first(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
+async def first_issuer(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
     async with run_issuer(clock) as issuer:
         issuer.publish(get_rsa_key())
         yield issuer
 
 
 @pytest.fixture
-async def second(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
+async def second_issuer(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
     async with run_issuer(clock) as issuer:
         issuer.publish(get_rsa_key(1))
         yield issuer
 
 
 class AuthenticatorFactory:
-    """Opens authenticators that accept the first issuer by the settings, and others by a file."""
+    """Opens authenticators that accept the first issuer by the settings, and more issuers by a file."""
 
     def __init__(self, stack: AsyncExitStack, store: PointerStore, clock: SimulatedClock, folder: Path) -> None:
         self._stack, self._store, self._clock = stack, store, clock
@@ -72,40 +72,40 @@ async def log_in(authenticator: Authenticator, token: str) -> Principal:
 
 
 async def test_same_subject_of_two_issuers_is_two_principals(
-    fleet: AuthenticatorFactory, first: LocalIssuer, second: LocalIssuer
+    fleet: AuthenticatorFactory, first_issuer: LocalIssuer, second_issuer: LocalIssuer
 ) -> None:
-    fleet.file.write_text(build_issuer_table(second.url))
-    authenticator = await fleet.open(first.make_settings(oidc_issuers_file=str(fleet.file)))
-    assert (await log_in(authenticator, first.make_token(get_rsa_key()))).name == "oidc:ann"
-    assert (await log_in(authenticator, second.make_token(get_rsa_key(1)))).name == "corp:ann"
+    fleet.file.write_text(build_issuer_table(second_issuer.url))
+    authenticator = await fleet.open(first_issuer.make_settings(oidc_issuers_file=str(fleet.file)))
+    assert (await log_in(authenticator, first_issuer.make_token(get_rsa_key()))).name == "oidc:ann"
+    assert (await log_in(authenticator, second_issuer.make_token(get_rsa_key(1)))).name == "corp:ann"
 
 
-async def test_keys_of_one_issuer_do_not_sign_for_another(
-    fleet: AuthenticatorFactory, first: LocalIssuer, second: LocalIssuer
+async def test_key_of_one_issuer_does_not_sign_tokens_of_another_issuer(
+    fleet: AuthenticatorFactory, first_issuer: LocalIssuer, second_issuer: LocalIssuer
 ) -> None:
-    fleet.file.write_text(build_issuer_table(second.url))
-    authenticator = await fleet.open(first.make_settings(oidc_issuers_file=str(fleet.file)))
-    for issuer, foreign_key in ((first, get_rsa_key(1)), (second, get_rsa_key())):
+    fleet.file.write_text(build_issuer_table(second_issuer.url))
+    authenticator = await fleet.open(first_issuer.make_settings(oidc_issuers_file=str(fleet.file)))
+    for issuer, foreign_key in ((first_issuer, get_rsa_key(1)), (second_issuer, get_rsa_key())):
         for kid in ("rsa-0", "rsa-1"):
             with pytest.raises(Unauthenticated):
                 await log_in(authenticator, issuer.make_token(foreign_key, header={"kid": kid}))
     with pytest.raises(Unauthenticated, match="not from the issuer"):
-        await log_in(authenticator, first.make_token(get_rsa_key(), iss="https://unknown.example"))
+        await log_in(authenticator, first_issuer.make_token(get_rsa_key(), iss="https://unknown.example"))
 
 
 async def test_unavailable_issuer_does_not_delay_users_of_another(
-    fleet: AuthenticatorFactory, first: LocalIssuer, unused_tcp_port: int
+    fleet: AuthenticatorFactory, first_issuer: LocalIssuer, unused_tcp_port: int
 ) -> None:
     removed_url = f"http://127.0.0.1:{unused_tcp_port}"
     fleet.file.write_text(build_issuer_table(removed_url))
-    authenticator = await fleet.open(first.make_settings(oidc_issuers_file=str(fleet.file)))
+    authenticator = await fleet.open(first_issuer.make_settings(oidc_issuers_file=str(fleet.file)))
     with pytest.raises(RetryLater):
-        await log_in(authenticator, first.make_token(get_rsa_key(), iss=removed_url))
-    assert (await log_in(authenticator, first.make_token(get_rsa_key()))).name == "oidc:ann"
+        await log_in(authenticator, first_issuer.make_token(get_rsa_key(), iss=removed_url))
+    assert (await log_in(authenticator, first_issuer.make_token(get_rsa_key()))).name == "oidc:ann"
 
 
 async def test_members_have_the_grants_of_their_groups(
-    fleet: AuthenticatorFactory, first: LocalIssuer, store: PointerStore
+    fleet: AuthenticatorFactory, first_issuer: LocalIssuer, store: PointerStore
 ) -> None:
     engineers = Grant("oidc-group:data engineers", "writer", ("shop",))
     await store.transact(
@@ -114,10 +114,10 @@ async def test_members_have_the_grants_of_their_groups(
             for grant in (engineers, Grant("oidc-group:admins", "admin"), Grant("corp-group:data engineers", "admin"))
         ]
     )
-    authenticator = await fleet.open(first.make_settings(oidc_groups_claim="groups"))
+    authenticator = await fleet.open(first_issuer.make_settings(oidc_groups_claim="groups"))
 
     async def list_grants(groups: object, **claims: object) -> tuple[Grant, ...]:
-        return (await log_in(authenticator, first.make_token(get_rsa_key(), groups=groups, **claims))).grants
+        return (await log_in(authenticator, first_issuer.make_token(get_rsa_key(), groups=groups, **claims))).grants
 
     assert await list_grants(["data engineers", "others", 7, None, "a\nb", ""]) == (engineers,)
     assert await list_grants("data engineers") == (engineers,)
@@ -129,19 +129,21 @@ async def test_members_have_the_grants_of_their_groups(
     own_grant = Grant("oidc:ann", "reader", ("other",))
     await store.transact([SaveGrant(own_grant)])
     assert await list_grants(["data engineers"]) == (own_grant, engineers)
-    without_claim = await fleet.open(first.make_settings())
-    assert (await log_in(without_claim, first.make_token(get_rsa_key(), groups=["admins"]))).grants == (own_grant,)
+    without_claim = await fleet.open(first_issuer.make_settings())
+    assert (await log_in(without_claim, first_issuer.make_token(get_rsa_key(), groups=["admins"]))).grants == (
+        own_grant,
+    )
 
 
 async def test_groups_beyond_the_limit_are_ignored(
-    fleet: AuthenticatorFactory, first: LocalIssuer, store: PointerStore
+    fleet: AuthenticatorFactory, first_issuer: LocalIssuer, store: PointerStore
 ) -> None:
     await store.transact([SaveGrant(Grant(f"oidc-group:{name}", "reader")) for name in ("g0", "last")])
-    authenticator = await fleet.open(first.make_settings(oidc_groups_claim="groups"))
+    authenticator = await fleet.open(first_issuer.make_settings(oidc_groups_claim="groups"))
     groups = [f"g{number}" for number in range(GROUPS_MAX)]
-    principal = await log_in(authenticator, first.make_token(get_rsa_key(), groups=[*groups, "last"]))
+    principal = await log_in(authenticator, first_issuer.make_token(get_rsa_key(), groups=[*groups, "last"]))
     assert principal.grants == (Grant("oidc-group:g0", "reader"),)
-    principal = await log_in(authenticator, first.make_token(get_rsa_key(), groups=[*groups[1:], "last"]))
+    principal = await log_in(authenticator, first_issuer.make_token(get_rsa_key(), groups=[*groups[1:], "last"]))
     assert principal.grants == (Grant("oidc-group:last", "reader"),)
 
 
@@ -198,10 +200,12 @@ async def test_service_account_of_kubernetes_logs_in(
         await server.close()
 
 
-async def test_rights_end_with_the_issuer(
+async def test_rights_end_when_the_issuer_is_removed(
     fleet: AuthenticatorFactory, store: PointerStore, clock: SimulatedClock
 ) -> None:
-    """Keys and jobs act for a subject without a token of it."""
+    """Signing keys and jobs act for a principal without its token, so the server checks that it still accepts the
+    issuer.
+    """
     await store.transact([SaveGrant(Grant("corp:ann", "reader"))])
 
     async def find_lost_reason(*tables: str) -> str | None:
@@ -259,8 +263,11 @@ _SUBJECTS = st.text("ab:-group", min_size=1, max_size=9)
 
 @given(st.tuples(_NAMES, st.booleans(), _SUBJECTS), st.tuples(_NAMES, st.booleans(), _SUBJECTS))
 def test_different_subjects_and_groups_have_different_names(
-    first: tuple[str, bool, str], other: tuple[str, bool, str]
+    first_subject: tuple[str, bool, str], second_subject: tuple[str, bool, str]
 ) -> None:
-    names = [f"{issuer}{GROUP_SUFFIX if is_group else ''}:{subject}" for issuer, is_group, subject in (first, other)]
-    assert (names[0] == names[1]) == (first == other)
+    names = [
+        f"{issuer}{GROUP_SUFFIX if is_group else ''}:{subject}"
+        for issuer, is_group, subject in (first_subject, second_subject)
+    ]
+    assert (names[0] == names[1]) == (first_subject == second_subject)
     assert all(map(is_foreign, names))

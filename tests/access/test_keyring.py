@@ -1,4 +1,4 @@
-"""Tests of the signing keys: useless in a copy of the database, shared by replicas, rotated by age."""
+"""Tests of the signing keys: a copy of the database cannot sign, replicas share the keys, and old keys are replaced."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ async def test_server_with_a_stolen_database_and_no_key_file_cannot_sign(
             async with open_keyring(build_settings(thief), stolen, clock):
                 pass
         assert not (thief / KEY_FILE_NAME).exists()
-        other = build_settings(thief, encryption_key=make_key(clock))
+        other_settings = build_settings(thief, encryption_key=make_key(clock))
         with pytest.raises(ConfigError, match=r"encrypted with the key [0-9a-f]{16}, not with the key of"):
-            async with open_keyring(other, stolen, clock):
+            async with open_keyring(other_settings, stolen, clock):
                 pass
 
 
-async def test_replicas_with_one_key_verify_each_others_signatures(
+async def test_replicas_with_the_same_key_accept_signatures_of_each_other(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     key = make_key(clock)
@@ -83,29 +83,29 @@ async def test_replicas_with_one_key_verify_each_others_signatures(
     assert not any((settings.home / KEY_FILE_NAME).exists() for settings in homes)
 
 
-async def test_new_key_is_published_before_it_signs_and_the_old_one_outlives_its_tokens(
+async def test_new_key_is_published_before_it_signs_and_the_old_key_outlives_its_tokens(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     settings = build_settings(tmp_path, signing_key_rotation_s=7 * DAY_S)
     async with open_keyring(settings, store, clock) as keyring, open_keyring(settings, store, clock) as second_keyring:
-        first, _ = keyring.find_signing_key("x")
+        first_key_id, _ = keyring.find_signing_key("x")
         clock.advance(7 * DAY_S * 1000)
         await keyring.refresh()
-        assert keyring.find_signing_key("x")[0] == first  # Published, not yet used
+        assert keyring.find_signing_key("x")[0] == first_key_id  # Published, not yet used
         await second_keyring.refresh()
         assert len(second_keyring.keys) == len(keyring.keys) == 2
         clock.advance(int(PUBLISHED_S * 1000))
-        second, key = keyring.find_signing_key("x")
-        assert second != first
-        assert second_keyring.verifying_key("x", second) == key
-        assert keyring.verifying_key("x", first) is not None
+        second_key_id, key = keyring.find_signing_key("x")
+        assert second_key_id != first_key_id
+        assert second_keyring.verifying_key("x", second_key_id) == key
+        assert keyring.verifying_key("x", first_key_id) is not None
         clock.advance((RETIRED_S_MIN - 1) * 1000)
         await keyring.refresh()
-        assert keyring.verifying_key("x", first) is not None
+        assert keyring.verifying_key("x", first_key_id) is not None
         clock.advance(60_000)
         await keyring.refresh()
-        assert keyring.verifying_key("x", first) is None
-        assert keyring.verifying_key("x", second) == key
+        assert keyring.verifying_key("x", first_key_id) is None
+        assert keyring.verifying_key("x", second_key_id) == key
 
 
 async def test_access_token_outlives_the_rotation_of_its_key(
@@ -155,7 +155,7 @@ def key_file(tmp_path: Path, clock: SimulatedClock) -> Path:
     return path
 
 
-async def test_key_file_that_others_can_read_is_rejected(
+async def test_key_file_readable_by_other_accounts_is_rejected(
     tmp_path: Path, key_file: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     key_file.chmod(0o644)
@@ -179,7 +179,9 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
     async with open_store(url, clock=clock):
         pass
     with sqlite3.connect(tmp_path / "seamark.db") as old_database:
-        (step,) = (number for number, one in enumerate(MIGRATIONS) if "DELETE FROM secrets" in one.get("", ()))
+        (step,) = (
+            number for number, migration in enumerate(MIGRATIONS) if "DELETE FROM secrets" in migration.get("", ())
+        )
         later_tables = ("replicas", "column_reads", "retained", "stream_offsets", "removal_flushes")
         later_tables += (
             "query_shapes",
@@ -218,7 +220,7 @@ def test_invented_page_token_is_rejected(token: str) -> None:
         PageTokens(make_fixed_keyring(), SimulatedClock(1)).decode(token)
 
 
-def test_changed_page_token_or_one_of_another_server_is_rejected() -> None:
+def test_page_token_that_is_changed_or_from_another_server_is_rejected() -> None:
     pages = PageTokens(make_fixed_keyring(), SimulatedClock(1))
     token = pages.encode("name")
     changed_token = token[:-2] + ("AA" if token[-2:] != "AA" else "BB")

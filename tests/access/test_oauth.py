@@ -1,4 +1,4 @@
-"""Tests of the OAuth token endpoint on a real server, as existing clients use it."""
+"""Tests of the OAuth token endpoint on a real server, with the requests of existing clients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def build_basic_header(credential: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(credential.encode()).decode()}
 
 
-async def ask(server: RunningServer, form: dict[str, str], headers: dict[str, str] | None = None) -> tuple[int, Any]:
+async def request_token(
+    server: RunningServer, form: dict[str, str], headers: dict[str, str] | None = None
+) -> tuple[int, Any]:
     async with server.http.post(f"{server.url}/v1/oauth/tokens", data=form, headers=headers) as answer:
         assert answer.headers["Cache-Control"] == "no-store"
         assert (answer.status == 401) is ("WWW-Authenticate" in answer.headers)
@@ -51,7 +53,7 @@ async def ask(server: RunningServer, form: dict[str, str], headers: dict[str, st
 
 
 async def find_principal(server: RunningServer, token: str) -> str | None:
-    """Return the principal of a token, by the audit log, or None if the server rejects the token."""
+    """Return the principal that the audit log names for a token, or None if the server rejects the token."""
     headers = {"Authorization": f"Bearer {token}"}
     async with server.http.get(f"{server.url}/v1/config", headers=headers) as answer:
         if answer.status != 200:
@@ -76,7 +78,7 @@ async def test_client_credentials_return_a_token(server: RunningServer, secrets:
         form |= {"client_secret": secrets["ann"]}
     else:
         headers = build_basic_header(secrets["ann"])
-    status, body = await ask(server, form, headers)
+    status, body = await request_token(server, form, headers)
     assert status == 200
     assert (body["token_type"], body["expires_in"], body["issued_token_type"]) == ("bearer", 600, ACCESS_TOKEN)
     assert secrets["ann"] not in body["access_token"]
@@ -84,25 +86,25 @@ async def test_client_credentials_return_a_token(server: RunningServer, secrets:
 
 
 async def test_issued_token_expires_with_its_original_token(server: RunningServer, secrets: dict[str, str]) -> None:
-    _, body = await ask(server, {"grant_type": "client_credentials", "client_secret": secrets["bob"]})
-    _, refreshed = await ask(server, make_scoped_exchange(body["access_token"]))
+    _, body = await request_token(server, {"grant_type": "client_credentials", "client_secret": secrets["bob"]})
+    _, refreshed = await request_token(server, make_scoped_exchange(body["access_token"]))
     await revoke_token(server.components.store, server.components.clock, "bob")
     assert await find_principal(server, body["access_token"]) is None
     assert await find_principal(server, refreshed["access_token"]) is None
-    status, refusal = await ask(server, make_scoped_exchange(refreshed["access_token"]))
+    status, refusal = await request_token(server, make_scoped_exchange(refreshed["access_token"]))
     assert (status, refusal["error"]) == (400, "invalid_grant")
 
 
 async def test_java_clients_refresh_by_token_exchange(server: RunningServer, secrets: dict[str, str]) -> None:
-    _, first = await ask(server, {"grant_type": "client_credentials", "client_secret": secrets["ann"]})
-    bearer = {"Authorization": f"Bearer {first['access_token']}"}
-    status, second = await ask(server, make_scoped_exchange(first["access_token"]), bearer)
+    _, first_answer = await request_token(server, {"grant_type": "client_credentials", "client_secret": secrets["ann"]})
+    bearer = {"Authorization": f"Bearer {first_answer['access_token']}"}
+    status, second_answer = await request_token(server, make_scoped_exchange(first_answer["access_token"]), bearer)
     assert status == 200
-    assert second["issued_token_type"] == ACCESS_TOKEN
-    assert second["access_token"] != first["access_token"]
-    assert await find_principal(server, second["access_token"]) == "ann"
+    assert second_answer["issued_token_type"] == ACCESS_TOKEN
+    assert second_answer["access_token"] != first_answer["access_token"]
+    assert await find_principal(server, second_answer["access_token"]) == "ann"
     # A bearer token given as `token` is exchanged unchanged.
-    status, third = await ask(server, make_scoped_exchange(secrets["ann"]))
+    status, third = await request_token(server, make_scoped_exchange(secrets["ann"]))
     assert await find_principal(server, third["access_token"]) == "ann"
 
 
@@ -116,14 +118,18 @@ async def test_expired_token_is_refreshed_only_with_its_holders_credentials(
         expired, _ = issuer.issue(token)
         issuer._ttl_s = 600
         assert await find_principal(server, expired) is None
-        status, body = await ask(server, make_scoped_exchange(expired))
+        status, body = await request_token(server, make_scoped_exchange(expired))
         assert (status, body["error"]) == (400, "invalid_grant")
-        status, body = await ask(server, make_scoped_exchange(expired), build_basic_header(f"ann:{secrets['ann']}"))
+        status, body = await request_token(
+            server, make_scoped_exchange(expired), build_basic_header(f"ann:{secrets['ann']}")
+        )
         assert status == 200
         assert await find_principal(server, body["access_token"]) == "ann"
-        status, body = await ask(server, make_scoped_exchange(expired), build_basic_header(f"bob:{secrets['bob']}"))
+        status, body = await request_token(
+            server, make_scoped_exchange(expired), build_basic_header(f"bob:{secrets['bob']}")
+        )
         assert (status, body["error"]) == (400, "invalid_grant")
-        status, body = await ask(server, make_scoped_exchange(expired), build_basic_header("ann:smk_wrong"))
+        status, body = await request_token(server, make_scoped_exchange(expired), build_basic_header("ann:smk_wrong"))
         assert (status, body["error"]) == (401, "invalid_client")
 
 
@@ -144,7 +150,7 @@ async def test_errors_have_oauths_form(server: RunningServer) -> None:
         (make_scoped_exchange("a.b.c"), 400, "invalid_grant"),
     ]
     for form, status, error in cases:
-        answer_status, body = await ask(server, form)
+        answer_status, body = await request_token(server, form)
         assert (answer_status, body["error"]) == (status, error), form
         assert set(body) == {"error", "error_description"}, form
         assert body["error_description"], form
@@ -152,8 +158,8 @@ async def test_errors_have_oauths_form(server: RunningServer) -> None:
 
 async def test_secret_under_another_name_is_rejected(server: RunningServer, secrets: dict[str, str]) -> None:
     form = {"grant_type": "client_credentials", "client_id": "bob", "client_secret": secrets["ann"]}
-    assert (await ask(server, form))[0] == 401
-    status, body = await ask(server, form | {"client_id": "ann"}, build_basic_header(f"bob:{secrets['bob']}"))
+    assert (await request_token(server, form))[0] == 401
+    status, body = await request_token(server, form | {"client_id": "ann"}, build_basic_header(f"bob:{secrets['bob']}"))
     assert (status, body["error"]) == (400, "invalid_request")
 
 
@@ -176,7 +182,7 @@ async def test_bodies_that_are_not_forms_are_rejected(server: RunningServer) -> 
 
 @pytest.mark.parametrize("header", ["Basic", "Basic !!!", "Basic /////w==", "Basic eA"])
 async def test_invalid_basic_credentials_are_rejected(server: RunningServer, header: str) -> None:
-    status, body = await ask(server, {"grant_type": "client_credentials"}, {"Authorization": header})
+    status, body = await request_token(server, {"grant_type": "client_credentials"}, {"Authorization": header})
     assert (status, body["error"]) == (401, "invalid_client")
 
 
@@ -185,13 +191,13 @@ async def test_server_without_logins_issues_a_token_on_request(tmp_path: Path) -
         for form in (
             {"grant_type": "client_credentials", "client_id": "any", "client_secret": "thing"},
             {"grant_type": "client_credentials"},
-            exchange("whatever"),
+            build_exchange_form("whatever"),
         ):
-            status, body = await ask(server, form)
+            status, body = await request_token(server, form)
             assert status == 200
             headers = {"Authorization": f"Bearer {body['access_token']}"}
             assert (await server.get("/v1/config", headers=headers))[0] == 200
-        assert (await ask(server, {"grant_type": "x"}))[0] == 400
+        assert (await request_token(server, {"grant_type": "x"}))[0] == 400
 
 
 async def test_token_of_the_oidc_issuer_is_returned_with_its_remaining_time(tmp_path: Path) -> None:
@@ -200,10 +206,10 @@ async def test_token_of_the_oidc_issuer_is_returned_with_its_remaining_time(tmp_
         options: dict[str, Any] = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE}
         async with run_server(tmp_path, auth="oidc", **options) as server:
             token = issuer.make_token(get_rsa_key())
-            status, body = await ask(server, exchange(token))
+            status, body = await request_token(server, build_exchange_form(token))
             assert (status, body["access_token"]) == (200, token)
             assert 200 < body["expires_in"] <= 300
-            status, body = await ask(server, exchange(issuer.make_token(get_rsa_key(), aud="x")))
+            status, body = await request_token(server, build_exchange_form(issuer.make_token(get_rsa_key(), aud="x")))
             assert (status, body["error"]) == (400, "invalid_grant")
 
 
@@ -231,34 +237,40 @@ async def test_access_token_alone_does_not_extend_a_login(tmp_path: Path, secret
     clock = OffsetClock()
     async with run_server(tmp_path, clock=clock, auth="token", oauth_token_ttl_s=3600) as server:
         form = {"grant_type": "client_credentials", "client_secret": secrets["ann"]}
-        token = (await ask(server, form))[1]["access_token"]
+        token = (await request_token(server, form))[1]["access_token"]
         for left_s in (2400, 1200):
             clock.ahead_ms += 1_200_000
-            status, answer = await ask(server, exchange(token), {"Authorization": f"Bearer {token}"})
+            status, answer = await request_token(
+                server, build_exchange_form(token), {"Authorization": f"Bearer {token}"}
+            )
             assert status == 200
             assert left_s - 600 < answer["expires_in"] <= left_s
             token = answer["access_token"]
         clock.ahead_ms += 1_200_000
-        status, answer = await ask(server, exchange(token), {"Authorization": f"Bearer {token}"})
+        status, answer = await request_token(server, build_exchange_form(token), {"Authorization": f"Bearer {token}"})
         assert (status, answer["error"]) == (400, "invalid_grant")
-        # With the secret, which Java clients then send too, the same token gives a full new one.
-        status, answer = await ask(server, exchange(token), build_basic_header(f"ann:{secrets['ann']}"))
+        # Java clients then also send the secret. With it, the same token is exchanged for a token with a full lifetime.
+        status, answer = await request_token(
+            server, build_exchange_form(token), build_basic_header(f"ann:{secrets['ann']}")
+        )
         assert (status, answer["expires_in"]) == (200, 3600)
 
 
 async def test_exchanged_bearer_token_is_returned_unchanged(server: RunningServer, secrets: dict[str, str]) -> None:
-    status, answer = await ask(server, exchange(secrets["ann"]), {"Authorization": f"Bearer {secrets['ann']}"})
+    status, answer = await request_token(
+        server, build_exchange_form(secrets["ann"]), {"Authorization": f"Bearer {secrets['ann']}"}
+    )
     assert (status, answer["access_token"], answer["expires_in"]) == (200, secrets["ann"], 600)
 
 
 async def test_extended_login_ends_with_its_secret(server: RunningServer, secrets: dict[str, str]) -> None:
     form = {"grant_type": "client_credentials", "client_secret": secrets["bob"]}
-    token = (await ask(server, form))[1]["access_token"]
-    token = (await ask(server, exchange(token)))[1]["access_token"]
+    token = (await request_token(server, form))[1]["access_token"]
+    token = (await request_token(server, build_exchange_form(token)))[1]["access_token"]
     assert await find_principal(server, token) == "bob"
     await revoke_token(server.components.store, server.components.clock, "bob")
     assert await find_principal(server, token) is None
 
 
-def exchange(token: str) -> dict[str, str]:
+def build_exchange_form(token: str) -> dict[str, str]:
     return {"grant_type": EXCHANGE, "subject_token": token, "subject_token_type": ACCESS_TOKEN}

@@ -49,7 +49,7 @@ async def issuer(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
 async def make_authenticator(
     issuer: LocalIssuer, store: PointerStore, clock: SimulatedClock
 ) -> AsyncIterator[MakeAuthenticator]:
-    """Yield `await opened(**settings)`, which returns an authenticator that trusts the issuer."""
+    """Yield a coroutine function that takes settings and returns an authenticator that trusts the issuer."""
     async with AsyncExitStack() as stack:
 
         async def make(**options: Any) -> Authenticator:
@@ -88,7 +88,7 @@ async def test_every_kind_of_key_is_accepted_with_its_own_algorithm(
 
 
 @pytest.mark.filterwarnings("ignore:EdDSA is deprecated")  # The test's signing side
-async def test_old_name_of_eddsa_is_accepted_too(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
+async def test_algorithm_name_eddsa_is_accepted(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
     edwards = generate_okp_key()
     issuer.publish(edwards)
     assert (await log_in(await make_authenticator(), issuer.make_token(edwards, "EdDSA"))).name == "oidc:ann"
@@ -113,8 +113,8 @@ async def test_roles_come_from_the_claim_and_from_stored_grants(
 async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
     authenticator = await make_authenticator(oidc_principal_claim="email")
     assert (await log_in(authenticator, issuer.make_token(get_rsa_key(), email="a@x"))).name == "oidc:a@x"
-    for nobody in (None, "", 7, ["a"], "a\nb", "a" * 300):
-        await check_rejected(authenticator, issuer.make_token(get_rsa_key(), email=nobody), "email|principal")
+    for invalid_name in (None, "", 7, ["a"], "a\nb", "a" * 300):
+        await check_rejected(authenticator, issuer.make_token(get_rsa_key(), email=invalid_name), "email|principal")
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ async def test_failing_issuer_does_not_lock_out_users_with_known_keys(
     clock.advance(int(room.RETRY_S * 1000))
     await log_in(authenticator, issuer.make_token(get_rsa_key()))
     assert issuer.fetches == 3
-    with pytest.raises(RetryLater):  # May be signed with a new key that we cannot read.
+    with pytest.raises(RetryLater):  # A new key may have signed the token, and the server cannot read it.
         await log_in(authenticator, issuer.make_token(get_rsa_key(1)))
     clock.advance(int(room.STALE_S * 1000))
     with pytest.raises(RetryLater):

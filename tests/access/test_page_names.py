@@ -32,7 +32,7 @@ async def test_pages_and_tokens_reveal_no_hidden_namespaces(tmp_path: Path) -> N
             if token is not None:
                 assert b"hidden" not in base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
                 assert b"db" not in base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
-        # Neither their names nor their number: pages have the visible ones, one after another.
+        # Pages reveal neither the names nor the number of hidden namespaces.
         assert pages == [[["db"]], [["zoo"]]]
 
 

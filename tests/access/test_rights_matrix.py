@@ -1,4 +1,4 @@
-"""The matrix of principals, objects and operations: each decision equals that of a model with sets of names."""
+"""The matrix of principals, objects and operations. Each decision equals the decision of a model with sets of names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ INCLUDED = {
     "admin": set(PRIVILEGES),
     "owner": set(PRIVILEGES),
 }
-"""The privileges of each privilege and role, as the documentation states them."""
+"""The privileges that each privilege or role includes, as the documentation states them."""
 NEEDED = {
     "loadTable loadView loadFunction tableExists viewExists loadNamespaceMetadata listTimeline listTableTimeline"
     " listDropped listIndexes loadIndex loadIndexBuild loadTableHealth loadTablePolicy listRunningJobs"
@@ -151,7 +151,7 @@ class RightsModel:
         }
 
     def sees(self, path: NamespacePath) -> bool:
-        """Whether the principal may browse the namespace, or an object of a grant in it."""
+        """Return True if the principal may browse the namespace, or an object of a grant in it."""
         return "browse" in self.held[Securable(path)] or any(
             "browse" in self.held[right.securable]
             for right in self.rights
@@ -159,6 +159,7 @@ class RightsModel:
         )
 
     def may(self, operation: str, securable: Securable) -> bool:
+        """Return True if the principal may carry out the operation on the object, derived anew from its rights."""
         if operation in OPEN_OPERATIONS:
             return True
         if operation in SEEN_OPERATIONS:
@@ -245,11 +246,13 @@ def test_locations_of_a_writer_are_in_namespaces_that_the_model_lets_it_write() 
         if holds_everywhere(grants, CREATE | WRITE):
             assert needed <= model.held[CATALOG], rights
             is_manager = "manage-grants" in model.held[CATALOG]
-            assert is_manager or all(needed <= held for place, held in model.held.items() if place != SERVER), rights
+            assert is_manager or all(
+                needed <= privileges for place, privileges in model.held.items() if place != SERVER
+            ), rights
     assert list_namespaces_with([Grant("p", "writer", ("a",)), Grant("p", "read")], CREATE | WRITE) == [("a",)]
 
 
-async def test_listed_entries_are_those_that_may_be_loaded() -> None:
+async def test_listings_contain_exactly_the_entries_that_the_principal_may_load() -> None:
     authorizer = GrantAuthorizer(None)
     entries = [securable for securable in OBJECTS if securable.name]
     for rights in PRINCIPALS:
@@ -274,18 +277,20 @@ def test_token_of_a_statement_reads_what_its_caller_may_read_and_nothing_else() 
                 )
 
 
-def test_fewer_grants_for_a_statement_allow_no_more_and_less_only_in_one_namespace() -> None:
+def test_each_narrowing_of_a_statements_grants_removes_rights_in_one_namespace_only() -> None:
     for rights in PRINCIPALS:
         grants = select_read_grants([right.as_grant() for right in rights])
         for removed, denials in narrow_read_grants(grants):
             narrowed = [grant for grant in grants if grant not in removed] + denials
             assert len(narrowed) < len(grants)
-            lost = []
+            lost_namespaces = []
             for securable in OBJECTS:
-                was_allowed, is_allowed = (decide(each, "readRows", securable) for each in (grants, narrowed))
+                was_allowed, is_allowed = (
+                    decide(grants_of_statement, "readRows", securable) for grants_of_statement in (grants, narrowed)
+                )
                 assert was_allowed or not is_allowed, (rights, narrowed, securable)
-                lost += [securable.namespace[:1]] if was_allowed and not is_allowed else []
-            assert len(set(lost)) <= 1, (rights, narrowed)
+                lost_namespaces += [securable.namespace[:1]] if was_allowed and not is_allowed else []
+            assert len(set(lost_namespaces)) <= 1, (rights, narrowed)
             grants = narrowed
 
 
@@ -332,11 +337,11 @@ def test_statement_of_a_caller_with_two_thousand_grants_signs_few_tokens(
     token = tokens.issue(caller, 60)
     assert len(signed) <= 3
     assert 5000 < len(token) <= worker_tokens.STATEMENT_CHARACTERS_MAX
-    read = {(grant.namespace, grant.name) for grant in tokens.verify_token(token)[0].grants}
-    assert {(grant.namespace, grant.name) for grant in grants[:wide]} <= read
+    readable_objects = {(grant.namespace, grant.name) for grant in tokens.verify_token(token)[0].grants}
+    assert {(grant.namespace, grant.name) for grant in grants[:wide]} <= readable_objects
 
 
-def test_steps_to_fewer_grants_equal_those_of_a_search_through_all_grants() -> None:
+def test_narrowing_of_grants_equals_a_search_through_all_grants() -> None:
     generator = random.Random(5)
     for _ in range(150):
         rights = set()
@@ -353,12 +358,12 @@ def test_steps_to_fewer_grants_equal_those_of_a_search_through_all_grants() -> N
         assert narrow_once(grants) is None
 
 
-def test_denials_in_one_namespace_do_not_prevent_statements_on_others() -> None:
+def test_denials_in_one_namespace_do_not_prevent_statements_on_other_namespaces() -> None:
     tokens = StatementTokens(make_fixed_keyring(), SimulatedClock(1))
     planted = [Grant("p", "read", ("raw", "mine"), "table", f"t{number}", deny=True) for number in range(500)]
     planted += [Grant("p", "read", ("raw", "mine", f"n{number}"), deny=True) for number in range(500)]
-    own = [Grant("p", "reader"), Grant("p", "read", ("raw", "x"), "table", "secret", deny=True)]
-    principal, _ = tokens.verify_token(tokens.issue(Principal("p", (*own, *planted)), 60))
+    grants_of_caller = [Grant("p", "reader"), Grant("p", "read", ("raw", "x"), "table", "secret", deny=True)]
+    principal, _ = tokens.verify_token(tokens.issue(Principal("p", (*grants_of_caller, *planted)), 60))
     for securable, is_allowed in (
         (Securable(("raw", "mine"), "table", "t7"), False),
         (Securable(("raw", "mine", "n7"), "table", "t"), False),
@@ -396,7 +401,7 @@ def test_statement_does_not_load_a_table_that_its_caller_may_not_read() -> None:
 
 
 @pytest.mark.parametrize("operation", ["updateTable", "dropTable", "addGrant", "createTable"])
-async def test_statement_of_an_owner_may_not_change_anything(operation: str) -> None:
+async def test_statement_of_an_owner_may_only_read(operation: str) -> None:
     grant = Grant("p", "owner", ("a",))
     statement = Principal("p", (grant,), bits_max=ROLE_BITS["reader"])
     authorizer = GrantAuthorizer(None)

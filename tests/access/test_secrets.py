@@ -1,4 +1,4 @@
-"""Tests that no secret appears where it must not: logs, representations, audit, answers, files."""
+"""Tests that no secret appears in logs, representations, the audit log, answers or files."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ async def test_no_token_appears_in_logs_audit_answers_or_files(
     all_texts = {"answers": str(texts), "logs": str(logs), "audit": audit, "stdlib": caplog.text, "repr": reprs}
     assert len(logs) > 5
     assert "createNamespace" in audit
-    for where, text in all_texts.items():
+    for place, text in all_texts.items():
         for hidden in (secret, secret[4:], jwt, jwt.rpartition(".")[2], compute_digest(secret)):
-            assert hidden not in text, where
+            assert hidden not in text, place
     for file in tmp_path.rglob("*"):
         if file.is_file():
             assert secret.encode() not in file.read_bytes()

@@ -1,4 +1,4 @@
-"""Tests that open answers end with the login and the rights with which they began."""
+"""Tests that open answers end when their login ends, or when the principal loses the right."""
 
 from __future__ import annotations
 
@@ -36,20 +36,22 @@ async def server(tmp_path: Path, secret: str) -> AsyncIterator[RunningServer]:
         yield first_server
 
 
-async def revoke(store: PointerStore) -> None:
+async def revoke_ann(store: PointerStore) -> None:
     await revoke_token(store, SystemClock(), "ann")
 
 
-async def take_grant(store: PointerStore) -> None:
+async def remove_grant(store: PointerStore) -> None:
     await store.transact([RemoveGrant(GRANT)])
 
 
-async def read_on(answer: aiohttp.ClientResponse) -> bytes:
+async def read_until_end(answer: aiohttp.ClientResponse) -> bytes:
     """Read until the server ends the answer."""
     return await asyncio.wait_for(answer.content.read(), 60)
 
 
-@pytest.mark.parametrize(("end", "message"), [(revoke, b"was revoked"), (take_grant, b"may not listTableTimeline")])
+@pytest.mark.parametrize(
+    ("end", "message"), [(revoke_ann, b"was revoked"), (remove_grant, b"may not listTableTimeline")]
+)
 @pytest.mark.parametrize("quiet", [True, False])
 async def test_event_stream_ends_with_the_token_or_the_right_and_delivers_nothing_after(
     server: RunningServer, secret: str, end: object, message: bytes, quiet: bool
@@ -63,7 +65,7 @@ async def test_event_stream_ends_with_the_token_or_the_right_and_delivers_nothin
         await end(server.components.store)
         if not quiet:
             await server.record(action="secret-action")
-        remaining_bytes = await read_on(answer)
+        remaining_bytes = await read_until_end(answer)
     assert b"secret-action" not in remaining_bytes
     assert b"event: error" in remaining_bytes
     assert message in remaining_bytes
@@ -79,7 +81,7 @@ async def test_event_stream_ends_when_its_access_token_expires(tmp_path: Path, s
         async with server.http.get(server.url + TABLE_TIMELINE, headers=headers) as answer:
             assert answer.status == 200
             clock.ahead_ms = 61_000
-            assert b"has expired" in await read_on(answer)
+            assert b"has expired" in await read_until_end(answer)
 
 
 async def test_long_poll_reveals_nothing_once_its_token_is_revoked(server: RunningServer, secret: str) -> None:
@@ -92,7 +94,7 @@ async def test_long_poll_reveals_nothing_once_its_token_is_revoked(server: Runni
     polling = asyncio.create_task(poll())
     while not server.components.timeline.watchers:
         await asyncio.sleep(0.02)
-    await revoke(server.components.store)
+    await revoke_ann(server.components.store)
     await server.record(action="secret-action")
     status, body = await polling
     assert status == 401

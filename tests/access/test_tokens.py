@@ -1,4 +1,4 @@
-"""Tests of this server's tokens: what is stored, how they end, and a new token with an old name."""
+"""Tests of this server's tokens: what is stored, how tokens end, and a new token with an old name."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_only_one_of_many_concurrent_creations_of_a_name_succeeds(
     assert sum(await asyncio.gather(*(attempt() for _ in range(20)))) == 1
 
 
-async def test_new_grants_replace_the_grants_of_the_name_and_an_omitted_list_keeps_them(
+async def test_new_token_replaces_the_grants_of_its_name_only_if_it_states_grants(
     store: PointerStore, clock: SimulatedClock
 ) -> None:
     await store.transact([SaveGrant(Grant("ann", "admin")), SaveGrant(Grant("bob", "admin"))])
@@ -109,7 +109,7 @@ async def test_impossible_grant_leaves_no_token(store: PointerStore, clock: Simu
     assert await store.list_tokens() == []
 
 
-async def test_new_token_with_grants_has_exactly_these_and_the_denials_of_its_name(store: PointerStore) -> None:
+async def test_new_token_has_exactly_its_grants_and_the_denials_of_its_name(store: PointerStore) -> None:
     clock = SystemClock()
     owner, denial = Grant("ann", "owner", ("a",), "table", "t"), Grant("ann", "read", ("a",), "table", "u", deny=True)
     await store.transact([SaveGrant(owner), SaveGrant(denial), SaveGrant(Grant("ann", "admin"))])

@@ -50,7 +50,7 @@ BAD_INPUTS = tuple(bad for group in _GROUPS for bad in group())
 
 @dataclass(frozen=True)
 class PreparedServer:
-    """A server with the table `db.t` and the view `db.v`, and the values that bodies may refer to."""
+    """A server with the table `db.t` and the view `db.v`, and the values of the placeholders in bodies."""
 
     api: Api
     stands_for: dict[str, str]
@@ -65,11 +65,11 @@ class PreparedServer:
                 value = value.replace(f"{{{name}}}", meaning)
             return value
         if isinstance(value, dict):
-            return {key: self._fill_placeholders(one) for key, one in value.items()}
-        return [self._fill_placeholders(one) for one in value] if isinstance(value, list) else value
+            return {key: self._fill_placeholders(item) for key, item in value.items()}
+        return [self._fill_placeholders(item) for item in value] if isinstance(value, list) else value
 
 
-async def prepare(api: Api) -> PreparedServer:
+async def prepare_server(api: Api) -> PreparedServer:
     location = (await api.table())["metadata-location"]
     view = (await api.view())["metadata-location"]
     warehouse = api.server.components.settings.make_warehouse_uri()
@@ -111,22 +111,24 @@ def shorten_message(message: str, warehouse: str) -> str:
     message = re.sub(r"\.[0-9a-f]{40}\.metadata", ".<digest>.metadata", message)
     message = re.sub(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}", "<uuid>", message)
     message = re.sub(r"\b1[789]\d{11}\b", "<time>", message)
-    message = re.sub(r"has 5\d{3} characters", "has 5… characters", message)  # They include the warehouse's own path.
+    message = re.sub(
+        r"has 5\d{3} characters", "has 5… characters", message
+    )  # The count includes the path of the warehouse.
     message = message.encode("unicode_escape").decode() if any(ch < " " for ch in message) else message
     return message if len(message) <= 240 else message[:237] + "…"
 
 
-async def ask(home: Path) -> tuple[list[tuple[BadInput, Answer]], str]:
-    """Return the answers of one server to all inputs of the table, and its warehouse."""
+async def collect_answers(home: Path) -> tuple[list[tuple[BadInput, Answer]], str]:
+    """Send all inputs of the table to one server. Return the answers and the URI of its warehouse."""
     async with run_server(home, body_limit_bytes=BODY_LIMIT_BYTES) as server:
-        prepared = await prepare(Api(server))
+        prepared = await prepare_server(Api(server))
         answers = [(bad, await prepared.send(bad)) for bad in BAD_INPUTS]
     return answers, prepared.stands_for["warehouse"]
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as home:
-        answers, warehouse = asyncio.run(ask(Path(home)))
+        answers, warehouse = asyncio.run(collect_answers(Path(home)))
     PAGE.write_text(format_page(answers, warehouse))
 
 

@@ -1,4 +1,4 @@
-"""An HTTP client that sends requests as the test states them: paths unchanged, bodies as JSON or raw bytes."""
+"""An HTTP client that does not change requests: paths stay as they are, and bodies are JSON or raw bytes."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def create_key() -> str:
 
 
 def build_function_document() -> dict[str, Any]:
+    """Return the metadata of a valid function of one parameter, as a client sends it."""
     return {
         "function-uuid": str(uuid.uuid4()),
         "format-version": 1,
@@ -59,6 +60,8 @@ def build_function_document() -> dict[str, Any]:
 
 @dataclass
 class Answer:
+    """The answer of the server to one request."""
+
     status: int
     headers: Mapping[str, str]
     raw: bytes
@@ -69,7 +72,7 @@ class Answer:
 
     @property
     def error(self) -> tuple[int, str, str]:
-        """Return (code, type, message) of an error in the standard's form."""
+        """Return (code, type, message) of an error in the format of the REST specification."""
         body = self.json
         assert set(body) == {"error"}
         assert body["error"]["code"] == self.status
@@ -77,6 +80,8 @@ class Answer:
 
 
 class Api:
+    """A client that sends raw requests to one server and does not interpret the answers."""
+
     def __init__(self, server: RunningServer) -> None:
         self.server = server
 

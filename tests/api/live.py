@@ -1,4 +1,4 @@
-"""Tables of real files with any schema, whose snapshots are committed over HTTP.
+"""Tables of real files with any schema. Their snapshots are committed over HTTP.
 
 Each snapshot has two manifests: one of all live data files and one of all live delete files.
 """
@@ -40,7 +40,7 @@ class LiveSnapshot:
 class LiveTable:
     """A table in the namespace `db`.
 
-    `schema` is the current schema in JSON.
+    `schema` is the current schema as JSON.
     """
 
     api: Api
@@ -66,7 +66,7 @@ class LiveTable:
         body = {
             "name": name,
             "schema": schema,
-            "partition-spec": {"spec-id": 0, "fields": [one.build_json() for one in parts]},
+            "partition-spec": {"spec-id": 0, "fields": [partition_field.build_json() for partition_field in parts]},
             "properties": {"format-version": str(version)},
         }
         answer = await api("POST", "/v1/namespaces/db/tables", body)
@@ -91,15 +91,15 @@ class LiveTable:
         """Commit a snapshot that replaces `removed` by the new files, and return it."""
         metadata = (await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")).json["metadata"]
         sequence, snapshot_id = metadata["last-sequence-number"] + 1, len(self.snapshots) + 1
-        before = self.snapshots[-1] if self.snapshots else LiveSnapshot(0, [], [])
+        previous = self.snapshots[-1] if self.snapshots else LiveSnapshot(0, [], [])
         removed_paths = set(removed)
-        added_files = [replace(one, sequence=sequence, snapshot_id=snapshot_id) for one in (*data, *deletes)]
-        remaining_files = [one for one in (*before.data, *before.deletes) if one.path not in removed_paths]
+        added_files = [replace(file, sequence=sequence, snapshot_id=snapshot_id) for file in (*data, *deletes)]
+        remaining_files = [file for file in (*previous.data, *previous.deletes) if file.path not in removed_paths]
         live = [*remaining_files, *added_files]
         snapshot = LiveSnapshot(
             snapshot_id,
-            [one for one in live if isinstance(one, DataFile)],
-            [one for one in live if isinstance(one, DeleteFile)],
+            [file for file in live if isinstance(file, DataFile)],
+            [file for file in live if isinstance(file, DeleteFile)],
         )
         manifests = [
             self._write_manifest(files, content, snapshot_id, sequence)
@@ -108,10 +108,12 @@ class LiveTable:
         ]
         path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
         header = {"format-version": str(self.version)}
-        first = self.next_row_id
-        listing = [(manifest, first if self.version > 2 and manifest.content == 0 else None) for manifest in manifests]
+        first_row_id = self.next_row_id
+        listing = [
+            (manifest, first_row_id if self.version > 2 and manifest.content == 0 else None) for manifest in manifests
+        ]
         path.write_bytes(list_bytes(listing, version=self.version, style=STYLE, header=header))
-        rows = sum(one.record_count for one in snapshot.data)
+        rows = sum(file.record_count for file in snapshot.data)
         self.next_row_id += rows
         body = {
             "snapshot-id": snapshot_id,
@@ -121,11 +123,11 @@ class LiveTable:
             "summary": {
                 "operation": "append",
                 "total-data-files": str(len(snapshot.data)),
-                "total-files-size": str(sum(one.size for one in live)),
+                "total-files-size": str(sum(file.size for file in live)),
             },
             "schema-id": self.schema["schema-id"],
-            **({"parent-snapshot-id": before.id} if before.id else {}),
-            **({"first-row-id": first, "added-rows": rows} if self.version > 2 else {}),
+            **({"parent-snapshot-id": previous.id} if previous.id else {}),
+            **({"first-row-id": first_row_id, "added-rows": rows} if self.version > 2 else {}),
         }
         ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
         await self.update({"action": "add-snapshot", "snapshot": body}, ref)
@@ -138,6 +140,7 @@ class LiveTable:
         assert answer.status == 200, answer.raw
 
     def _write_manifest(self, files: Sequence[Any], content: int, snapshot_id: int, sequence: int) -> Manifest:
+        """Write a manifest with these files. Files of another sequence number are listed as existing."""
         entries = [
             Entry(
                 ADDED if file.sequence == sequence else EXISTING, file.snapshot_id, file.sequence, file.sequence, file
@@ -151,7 +154,7 @@ class LiveTable:
             style=STYLE,
             spec_id=0,
             fields=self.parts,
-            kinds={one["id"]: one["type"] for one in self.schema["fields"]},
+            kinds={field_json["id"]: field_json["type"] for field_json in self.schema["fields"]},
             schema=self.schema,
         )
         path = self.folder / "metadata" / f"m-{snapshot_id}-{content}.avro"

@@ -1,5 +1,6 @@
-"""Tests that every input of the table is rejected with its code and type and changes nothing, and that the
-page agrees.
+"""Tests that the server rejects every input of the table with its code and type, and changes nothing.
+
+The reference page must contain the same answers.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from pathlib import Path
 
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import InstantFilter
-from tests.api.bad_inputs import BAD_INPUTS, BODY_LIMIT_BYTES, PAGE, ask, format_page, prepare
+from tests.api.bad_inputs import BAD_INPUTS, BODY_LIMIT_BYTES, PAGE, collect_answers, format_page, prepare_server
 from tests.api.client import Api
 from tests.server.rig import run_server
 
 
 async def test_inputs_are_rejected_as_the_table_and_the_reference_page_say(tmp_path: Path) -> None:
-    answers, warehouse = await ask(tmp_path)
+    answers, warehouse = await collect_answers(tmp_path)
     wrong_cases = [
         (bad.group, bad.case, answer.status, answer.raw[:300])
         for bad, answer in answers
@@ -26,7 +27,7 @@ async def test_inputs_are_rejected_as_the_table_and_the_reference_page_say(tmp_p
 
 async def test_rejected_inputs_leave_no_trace(tmp_path: Path) -> None:
     async with run_server(tmp_path, body_limit_bytes=BODY_LIMIT_BYTES) as server:
-        inputs = await prepare(Api(server))
+        inputs = await prepare_server(Api(server))
         store = server.components.store
 
         async def read_state() -> object:
@@ -35,20 +36,20 @@ async def test_rejected_inputs_leave_no_trace(tmp_path: Path) -> None:
             namespaces = [await store.load_namespace(path) for path in await store.list_namespaces((), None, 100)]
             return entries, files, namespaces, await store.list_instants(InstantFilter(), 100)
 
-        before = await read_state()
+        state_before = await read_state()
         for bad_input in BAD_INPUTS:
             answer = await inputs.send(bad_input)
             assert answer.status < 500, bad_input
-        assert await read_state() == before
+        assert await read_state() == state_before
 
 
 async def test_errors_reveal_nothing_about_the_server(tmp_path: Path) -> None:
-    answers, _ = await ask(tmp_path)
+    answers, _ = await collect_answers(tmp_path)
     for bad, answer in answers:
         for secret in (b"Traceback", b".py", b"sqlite", b"SELECT ", b"secret"):
             assert secret not in answer.raw, (bad.case, secret)
 
 
-def test_no_case_is_duplicated() -> None:
+def test_each_bad_input_has_a_unique_name() -> None:
     names = [(bad.group, bad.case) for bad in BAD_INPUTS]
     assert len(set(names)) == len(names)

@@ -25,14 +25,14 @@ from tests.server.rig import run_server
 __all__ = ["house"]
 
 
-async def read(api: Api, name: str = "t", **options: Any) -> list[Row]:
+async def read_rows(api: Api, name: str = "t", **options: Any) -> list[Row]:
     """Return the rows that PyIceberg reads, in order."""
 
     def scan_rows() -> list[Row]:
         with open_catalog(api.server.url) as catalog:
             actual_rows = catalog.load_table(f"db.{name}").scan(**options).to_arrow()
         return sorted(
-            zip(*(actual_rows.column(one).to_pylist() for one in ("id", "part", "value")), strict=True), key=repr
+            zip(*(actual_rows.column(column).to_pylist() for column in ("id", "part", "value")), strict=True), key=repr
         )
 
     return await asyncio.to_thread(scan_rows)
@@ -46,7 +46,7 @@ async def test_append_to_an_empty_table_is_read_by_pyiceberg(api: Api) -> None:
     lake = await CommitTable.create(api)
     rows = [(1, 0, "a"), (2, 0, None), (None, 1, "c")]
     answer = await lake.append(rows)
-    assert await read(api) == sort_rows(rows)
+    assert await read_rows(api) == sort_rows(rows)
     metadata = await lake.read_metadata()
     assert metadata["current-snapshot-id"] == answer["snapshot-id"]
     assert answer["parent-snapshot-id"] is None
@@ -57,25 +57,25 @@ async def test_append_to_an_empty_table_is_read_by_pyiceberg(api: Api) -> None:
 
 async def test_appends_accumulate_in_a_partitioned_table(api: Api) -> None:
     lake = await CommitTable.create(api, spec=BY_PART)
-    first = await lake.append([(1, 0, "a")], [(2, 1, "b")])
-    second = await lake.append([(3, 0, "c")])
-    assert second["parent-snapshot-id"] == first["snapshot-id"]
-    assert second["summary"]["total-data-files"] == "3"
-    assert second["summary"]["changed-partition-count"] == "1"
-    assert await read(api) == [(1, 0, "a"), (2, 1, "b"), (3, 0, "c")]
-    assert await read(api, row_filter="part = 0") == [(1, 0, "a"), (3, 0, "c")]
+    first_answer = await lake.append([(1, 0, "a")], [(2, 1, "b")])
+    second_answer = await lake.append([(3, 0, "c")])
+    assert second_answer["parent-snapshot-id"] == first_answer["snapshot-id"]
+    assert second_answer["summary"]["total-data-files"] == "3"
+    assert second_answer["summary"]["changed-partition-count"] == "1"
+    assert await read_rows(api) == [(1, 0, "a"), (2, 1, "b"), (3, 0, "c")]
+    assert await read_rows(api, row_filter="part = 0") == [(1, 0, "a"), (3, 0, "c")]
 
 
 async def test_repeat_with_its_idempotency_key_gets_the_first_answer(api: Api) -> None:
     lake = await CommitTable.create(api)
     body, key = {"add": [lake.write_data_file([(1, 0, "a")])]}, create_key()
-    first = await lake.commit(body, key=key)
+    first_answer = await lake.commit(body, key=key)
     await lake.append([(2, 0, "b")])
     second_answer = await lake.commit(body, key=key)
-    assert {**second_answer, "metadata-location": ""} == {**first, "metadata-location": ""}
-    assert await read(api) == [(1, 0, "a"), (2, 0, "b")]
-    other = await lake.send({"add": [lake.write_data_file([(9, 0, "z")])]}, key=key)
-    assert other.status == 422
+    assert {**second_answer, "metadata-location": ""} == {**first_answer, "metadata-location": ""}
+    assert await read_rows(api) == [(1, 0, "a"), (2, 0, "b")]
+    other_answer = await lake.send({"add": [lake.write_data_file([(9, 0, "z")])]}, key=key)
+    assert other_answer.status == 422
 
 
 async def read_by_specification(lake: CommitTable, branch: str = "main") -> list[Row]:
@@ -86,26 +86,28 @@ async def read_by_specification(lake: CommitTable, branch: str = "main") -> list
     return read_snapshot_rows(find_snapshot(metadata, snapshot_id))
 
 
-def overwrite(read_snapshot: Any, **options: Any) -> dict[str, Any]:
+def build_overwrite(read_snapshot: Any, **options: Any) -> dict[str, Any]:
     return {"read-snapshot-id": read_snapshot["snapshot-id"], **options}
 
 
 @pytest.mark.parametrize("version", [2, 3])
-async def test_files_are_removed_by_name_and_replaced_by_others(api: Api, version: int) -> None:
+async def test_files_are_removed_by_path_and_replaced_by_new_files(api: Api, version: int) -> None:
     lake = await CommitTable.create(api, version=version)
     data, second_file = lake.write_data_file([(1, 0, "a"), (2, 0, "b")]), lake.write_data_file([(3, 1, "c")])
-    first = await lake.commit({"add": [data, second_file]})
-    body = overwrite(first, remove=[{"file-path": data["file-path"]}], add=[lake.write_data_file([(1, 0, "A")])])
-    second = await lake.commit(body)
-    assert (second["operation"], second["summary"]["deleted-data-files"]) == ("overwrite", "1")
+    first_answer = await lake.commit({"add": [data, second_file]})
+    body = build_overwrite(
+        first_answer, remove=[{"file-path": data["file-path"]}], add=[lake.write_data_file([(1, 0, "A")])]
+    )
+    second_answer = await lake.commit(body)
+    assert (second_answer["operation"], second_answer["summary"]["deleted-data-files"]) == ("overwrite", "1")
     assert await read_by_specification(lake) == [(1, 0, "A"), (3, 1, "c")]
-    third = await lake.commit(overwrite(second, remove=[{"file-path": second_file["file-path"]}]))
-    assert third["operation"] == "delete"
+    third_answer = await lake.commit(build_overwrite(second_answer, remove=[{"file-path": second_file["file-path"]}]))
+    assert third_answer["operation"] == "delete"
     assert await read_by_specification(lake) == [(1, 0, "A")]
     if version == 2:
-        assert await read(api) == [(1, 0, "A")]
-    second_answer = await lake.send(overwrite(third, remove=[{"file-path": second_file["file-path"]}]))
-    assert second_answer.error[:2] == (409, "CommitFailedException")
+        assert await read_rows(api) == [(1, 0, "A")]
+    refusal = await lake.send(build_overwrite(third_answer, remove=[{"file-path": second_file["file-path"]}]))
+    assert refusal.error[:2] == (409, "CommitFailedException")
 
 
 async def test_position_deletes_remove_rows(api: Api) -> None:
@@ -114,17 +116,17 @@ async def test_position_deletes_remove_rows(api: Api) -> None:
         lake.write_data_file([(1, 0, "a"), (2, 0, "b")]),
         lake.write_data_file([(3, 0, "c"), (4, 0, "d")]),
     )
-    first = await lake.commit({"add": [data, second_file]})
+    first_answer = await lake.commit({"add": [data, second_file]})
     shared_deletes = lake.write_position_deletes([(data["file-path"], 0), (second_file["file-path"], 1)], 0)
-    second = await lake.commit(overwrite(first, add=[shared_deletes]))
-    assert (second["operation"], second["summary"]["added-position-deletes"]) == ("delete", "2")
-    assert await read_by_specification(lake) == await read(api) == [(2, 0, "b"), (3, 0, "c")]
+    second_answer = await lake.commit(build_overwrite(first_answer, add=[shared_deletes]))
+    assert (second_answer["operation"], second_answer["summary"]["added-position-deletes"]) == ("delete", "2")
+    assert await read_by_specification(lake) == await read_rows(api) == [(2, 0, "b"), (3, 0, "c")]
     position_deletes = lake.write_position_deletes([(second_file["file-path"], 0)], 0, has_path_bounds=True)
-    third = await lake.commit(overwrite(second, add=[position_deletes]))
-    assert await read_by_specification(lake) == await read(api) == [(2, 0, "b")]
-    await lake.commit(overwrite(third, remove=[{"file-path": second_file["file-path"]}]))
+    third = await lake.commit(build_overwrite(second_answer, add=[position_deletes]))
+    assert await read_by_specification(lake) == await read_rows(api) == [(2, 0, "b")]
+    await lake.commit(build_overwrite(third, remove=[{"file-path": second_file["file-path"]}]))
     paths = {live_file.path for live_file in list_live_files(find_snapshot(await lake.read_metadata()))}
-    assert paths == {data["file-path"], shared_deletes["file-path"]}, "deletes of a file alone go with it"
+    assert paths == {data["file-path"], shared_deletes["file-path"]}, "deletes for only this file are removed with it"
 
 
 async def test_equality_deletes_remove_earlier_rows(api: Api) -> None:
@@ -136,26 +138,26 @@ async def test_equality_deletes_remove_earlier_rows(api: Api) -> None:
     assert await read_by_specification(lake) == [(1, 0, "A"), (2, 0, "b"), (3, 0, "C")]
 
 
-async def test_deletion_vector_replaces_another(api: Api) -> None:
+async def test_new_deletion_vector_replaces_the_vector_of_its_data_file(api: Api) -> None:
     lake = await CommitTable.create(api, version=3, spec=BY_PART)
     data, second_file = (
         lake.write_data_file([(1, 0, "a"), (2, 0, "b"), (3, 0, "c")]),
         lake.write_data_file([(4, 0, "d")]),
     )
-    first = await lake.commit({"add": [data, second_file]})
+    first_answer = await lake.commit({"add": [data, second_file]})
     vectors = lake.write_vectors({data["file-path"]: {0}, second_file["file-path"]: {0}}, 0)
-    second = await lake.commit(overwrite(first, add=vectors))
-    assert (second["summary"]["added-dvs"], second["operation"]) == ("2", "delete")
+    second_answer = await lake.commit(build_overwrite(first_answer, add=vectors))
+    assert (second_answer["summary"]["added-dvs"], second_answer["operation"]) == ("2", "delete")
     assert await read_by_specification(lake) == [(2, 0, "b"), (3, 0, "c")]
     (merged_vector,) = lake.write_vectors({data["file-path"]: {0, 2}}, 0)
-    refusal = await lake.send(overwrite(second, add=[merged_vector]))
+    refusal = await lake.send(build_overwrite(second_answer, add=[merged_vector]))
     assert refusal.error[:2] == (409, "CommitFailedException")
     old_vector = {"file-path": vectors[0]["file-path"], "content-offset": vectors[0]["content-offset"]}
-    third = await lake.commit(overwrite(second, add=[merged_vector], remove=[old_vector]))
+    third = await lake.commit(build_overwrite(second_answer, add=[merged_vector], remove=[old_vector]))
     assert (third["summary"]["removed-dvs"], third["summary"]["total-position-deletes"]) == ("1", "3")
     assert await read_by_specification(lake) == [(2, 0, "b")]
-    fourth = await lake.commit(overwrite(third, remove=[{"file-path": data["file-path"]}]))
-    assert fourth["summary"]["removed-dvs"] == "1", "a data file's deletion vector goes with it"
+    fourth = await lake.commit(build_overwrite(third, remove=[{"file-path": data["file-path"]}]))
+    assert fourth["summary"]["removed-dvs"] == "1", "a data file's deletion vector is removed with the data file"
     assert await read_by_specification(lake) == []
 
 
@@ -167,7 +169,7 @@ async def test_written_partitions_are_replaced(api: Api) -> None:
     assert answer["summary"]["deleted-data-files"] == "2"
     assert (
         await read_by_specification(lake)
-        == await read(api)
+        == await read_rows(api)
         == sorted([(9, 0, "z"), (3, 1, "c"), (4, None, "d")], key=repr)
     )
     await lake.commit({"add": [lake.write_data_file([(5, None, "e")])], "replace": {"partitions": "written"}})
@@ -191,16 +193,21 @@ async def test_files_that_match_a_filter_are_replaced_and_partial_matches_are_re
 
 async def test_commit_to_a_branch_leaves_main_unchanged(api: Api) -> None:
     lake = await CommitTable.create(api)
-    first = await lake.append([(1, 0, "a")])
-    ref = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": first["snapshot-id"]}
+    first_answer = await lake.append([(1, 0, "a")])
+    ref = {
+        "action": "set-snapshot-ref",
+        "ref-name": "dev",
+        "type": "branch",
+        "snapshot-id": first_answer["snapshot-id"],
+    }
     ref |= {"min-snapshots-to-keep": 3}
     assert (await api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [ref]})).status == 200
-    second = await lake.append([(2, 0, "b")], branch="dev")
-    assert second["parent-snapshot-id"] == first["snapshot-id"]
+    second_answer = await lake.append([(2, 0, "b")], branch="dev")
+    assert second_answer["parent-snapshot-id"] == first_answer["snapshot-id"]
     assert await read_by_specification(lake) == [(1, 0, "a")]
     assert await read_by_specification(lake, "dev") == [(1, 0, "a"), (2, 0, "b")]
     refs = (await lake.read_metadata())["refs"]
-    assert refs["dev"] == {"snapshot-id": second["snapshot-id"], "type": "branch", "min-snapshots-to-keep": 3}
+    assert refs["dev"] == {"snapshot-id": second_answer["snapshot-id"], "type": "branch", "min-snapshots-to-keep": 3}
     removals = await lake.send({"branch": "none", "add": [lake.write_data_file([(3, 0, "c")])]})
     assert removals.error[:2] == (409, "CommitFailedException")
 
@@ -209,7 +216,7 @@ async def test_version_1_accepts_appends(api: Api) -> None:
     lake = await CommitTable.create(api, version=1)
     await lake.append([(1, 0, "a")])
     await lake.append([(2, 0, "b")])
-    assert await read_by_specification(lake) == await read(api) == [(1, 0, "a"), (2, 0, "b")]
+    assert await read_by_specification(lake) == await read_rows(api) == [(1, 0, "a"), (2, 0, "b")]
     refusal = await lake.send({"replace": {"filter": True}, "read-snapshot-id": None})
     assert refusal.status == 400
 
@@ -224,7 +231,7 @@ async def test_small_manifests_are_merged(api: Api) -> None:
             metadata = await lake.read_metadata()
             check(metadata)
         manifests = len({live_file.snapshot_id for live_file in list_live_files(find_snapshot(metadata))})
-        assert manifests == 9, "files keep the snapshot that added them"
+        assert manifests == 9, "a merged manifest keeps the snapshot that added each file"
         listing = find_snapshot(metadata)
         assert listing is not None
         assert len(read_manifests(listing)) < 6
@@ -278,9 +285,9 @@ async def test_error_names_an_invalid_file_by_its_number(api: Api) -> None:
 
 
 def test_files_to_add_are_not_decoded_with_the_body() -> None:
-    """One call that decodes all of them would hold the interpreter lock, and stop the server for seconds."""
+    """If one call decoded all files, it would hold the interpreter lock and stop the server for seconds."""
     body = decode_as(b'{"add": [{"file-path": "a"}, {"file-path": "b"}]}', ChangeBody, "The body")
-    assert [type(one) for one in body.add] == [msgspec.Raw, msgspec.Raw]
+    assert [type(added_file) for added_file in body.add] == [msgspec.Raw, msgspec.Raw]
 
 
 async def _choose_data_path(api: Api) -> str:
@@ -319,7 +326,7 @@ async def test_index_file_of_another_table_is_rejected(api: Api) -> None:
 
 
 async def test_writer_of_a_namespace_adds_only_files_of_its_tables(house: House) -> None:
-    """Otherwise a writer could read and delete another table's files through its own table."""
+    """If a writer could add any file, it could read and delete another table's files through its own table."""
 
     async def read_location(namespace: str) -> str:
         answer = await house("root", "GET", f"/v1/namespaces/{namespace}/tables/t")
@@ -337,13 +344,13 @@ async def test_writer_of_a_namespace_adds_only_files_of_its_tables(house: House)
         answer = await house(principal, "POST", f"/api/v1/tables/{namespace}/t/commit", {"add": [file]})
         return answer.status, "" if answer.status == 200 else answer.error[1]
 
-    own_location, other = await read_location("db"), await read_location("other")
+    own_location, other_location = await read_location("db"), await read_location("other")
     assert await send("wendy", "db", own_location) == (200, "")
-    assert await send("wendy", "db", other) == (403, "ForbiddenException")
+    assert await send("wendy", "db", other_location) == (403, "ForbiddenException")
     assert await send("wendy", "db", f"{own_location}-beside") == (403, "ForbiddenException")
-    assert await send("wendy", "other", other) == (403, "ForbiddenException")
+    assert await send("wendy", "other", other_location) == (403, "ForbiddenException")
     assert await send("rita", "db", own_location) == (403, "ForbiddenException")
-    assert await send("root", "db", other) == (200, "")
+    assert await send("root", "db", other_location) == (200, "")
 
 
 async def test_change_for_a_table_that_was_dropped_and_recreated_is_rejected(api: Api) -> None:
@@ -386,8 +393,8 @@ async def test_many_files_are_split_into_several_manifests(api: Api) -> None:
     assert len(sizes) > 2
     assert max(sizes) < 12_000
     removals = [{"file-path": file["file-path"]} for file in files[::2]]
-    second = await lake.commit({"remove": removals, "read-snapshot-id": answer["snapshot-id"]})
-    assert second["summary"]["total-data-files"] == "1000"
+    second_answer = await lake.commit({"remove": removals, "read-snapshot-id": answer["snapshot-id"]})
+    assert second_answer["summary"]["total-data-files"] == "1000"
     check(await lake.read_metadata())
 
 
@@ -408,7 +415,7 @@ def _set_partition(file: dict[str, Any], spec_id: int, *values: Any) -> dict[str
 
 
 async def test_writers_of_other_buckets_continue_while_buckets_are_doubled(api: Api) -> None:
-    """A file of bucket 3 of 8 can have rows of buckets 3 and 11 of 16, and of no other."""
+    """A file of bucket 3 of 8 can have only rows of buckets 3 and 11 of 16."""
     bucket = {"name": "b", "transform": "bucket[8]", "source-id": 1}
     lake = await CommitTable.create(api, spec=[bucket])
     lake.spec = ()
@@ -430,7 +437,7 @@ async def test_writers_of_other_buckets_continue_while_buckets_are_doubled(api: 
     all_changes = await lake.commit(
         {"add": [_set_partition(lake.write_data_file([(9, 0, "e")]), 0, 4)], "replace": {"partitions": "written"}}
     )
-    assert all_changes["summary"]["deleted-data-files"] == "2", "buckets 4 and 12 of 16 lie within 4 of 8"
+    assert all_changes["summary"]["deleted-data-files"] == "2", "bucket 4 of 8 contains buckets 4 and 12 of 16"
     check(await lake.read_metadata())
 
 
@@ -482,10 +489,10 @@ async def test_too_many_intermediate_snapshots_are_a_conflict(tmp_path: Path) ->
         assert collisions == 1
 
 
-async def test_missing_manifest_is_named_and_nothing_is_changed(api: Api) -> None:
+async def test_error_names_a_missing_manifest_and_the_commit_changes_nothing(api: Api) -> None:
     lake = await CommitTable.create(api)
-    first = lake.write_data_file([(1, 0, "a")])
-    head = await lake.commit({"add": [first]})
+    first_file = lake.write_data_file([(1, 0, "a")])
+    head = await lake.commit({"add": [first_file]})
     snapshot = find_snapshot(await lake.read_metadata())
     assert snapshot is not None
     (manifest,) = read_manifests(snapshot)
@@ -493,11 +500,11 @@ async def test_missing_manifest_is_named_and_nothing_is_changed(api: Api) -> Non
     async with run_server(
         lake.folder.parent / "other", warehouse=api.server.components.settings.make_warehouse_uri()
     ) as server:
-        other = Api(server)
+        other_api = Api(server)
         body = {"name": "t", "metadata-location": head["metadata-location"]}
-        assert (await other("POST", "/v1/namespaces/db/register", body)).status == 200
-        lake.api = other
-        removal = {"remove": [{"file-path": first["file-path"]}], "read-snapshot-id": head["snapshot-id"]}
+        assert (await other_api("POST", "/v1/namespaces/db/register", body)).status == 200
+        lake.api = other_api
+        removal = {"remove": [{"file-path": first_file["file-path"]}], "read-snapshot-id": head["snapshot-id"]}
         refusal = await lake.send(removal)
         assert refusal.error[:2] == (500, "CorruptMetadataException")
         assert manifest["manifest_path"] in refusal.error[2]
@@ -513,10 +520,10 @@ async def test_second_deletion_vector_for_a_file_is_rejected(api: Api) -> None:
     )
     head = await lake.commit({"add": [data, second_file]})
     options = {"read-snapshot-id": head["snapshot-id"], "isolation": "snapshot"}
-    first = await lake.send({"add": lake.write_vectors({data["file-path"]: {0}}), **options})
-    second = await lake.send({"add": lake.write_vectors({data["file-path"]: {1}}), **options})
-    other = await lake.send({"add": lake.write_vectors({second_file["file-path"]: {0}}), **options})
-    assert [answer.status for answer in (first, second, other)] == [200, 409, 200]
+    first_answer = await lake.send({"add": lake.write_vectors({data["file-path"]: {0}}), **options})
+    second_answer = await lake.send({"add": lake.write_vectors({data["file-path"]: {1}}), **options})
+    other_answer = await lake.send({"add": lake.write_vectors({second_file["file-path"]: {0}}), **options})
+    assert [answer.status for answer in (first_answer, second_answer, other_answer)] == [200, 409, 200]
     assert await read_by_specification(lake) == [(2, 0, "b"), (4, 0, "d")]
 
 
@@ -525,9 +532,9 @@ async def test_request_for_an_earlier_answer_never_commits(api: Api) -> None:
     body = {"add": [lake.write_data_file([(1, 0, "a")])], "producer": {"id": "job", "sequence": 7}}
     request = {"producer": body["producer"], "repeats-only": True}
     assert (await lake.send(request)).error[:2] == (409, "CommitFailedException")
-    first = await lake.commit(body)
+    first_answer = await lake.commit(body)
     second_answer = await lake.commit(request)
-    assert (second_answer["snapshot-id"], second_answer["duplicate"]) == (first["snapshot-id"], True)
+    assert (second_answer["snapshot-id"], second_answer["duplicate"]) == (first_answer["snapshot-id"], True)
     later_request = {**request, "producer": {"id": "job", "sequence": 8}, "add": [lake.write_data_file([(2, 0, "b")])]}
     assert (await lake.send(later_request)).status == 409
     assert (await lake.send({"repeats-only": True})).error[0] == 400

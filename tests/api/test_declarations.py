@@ -1,4 +1,6 @@
-"""Tests of the routes by which tools declare a state: a repeat changes nothing, and what a body omits is removed."""
+"""Tests of the routes by which tools declare a state. A repeated request changes nothing, and fields missing from the
+body are removed.
+"""
 
 from __future__ import annotations
 
@@ -36,17 +38,17 @@ async def test_put_creates_a_namespace_and_then_replaces_its_properties(api: Api
 
 async def test_repeated_put_does_not_write_a_namespace(api: Api) -> None:
     body = {"properties": {"owner": "ann"}}
-    first = await api("PUT", "/api/v1/namespaces/shop", body)
+    first_answer = await api("PUT", "/api/v1/namespaces/shop", body)
     store = api.server.components.store
-    before = await store.load_namespace(("shop",))
-    assert (await api("PUT", "/api/v1/namespaces/shop", body)).raw == first.raw
-    after = await store.load_namespace(("shop",))
-    assert before is not None
-    assert after is not None
-    assert after.version == before.version
+    count_before = await store.load_namespace(("shop",))
+    assert (await api("PUT", "/api/v1/namespaces/shop", body)).raw == first_answer.raw
+    namespace_after = await store.load_namespace(("shop",))
+    assert count_before is not None
+    assert namespace_after is not None
+    assert namespace_after.version == count_before.version
 
 
-async def test_concurrent_puts_leave_the_properties_of_one_of_them(api: Api) -> None:
+async def test_concurrent_puts_leave_the_properties_of_one_put(api: Api) -> None:
     bodies = [{"properties": {f"p{n}": "x"}} for n in range(8)]
     answers = await asyncio.gather(*(api("PUT", "/api/v1/namespaces/shop", body) for body in bodies))
     assert {answer.status for answer in answers} == {200}
@@ -74,14 +76,14 @@ async def test_put_replaces_the_policy_of_a_table_and_keeps_other_properties(api
     await api(
         "POST", "/v1/namespaces/db/tables/t", set_properties(**{"owner": "ann", "write.parquet.row-group-limit": "9"})
     )
-    first = {"seamark.compaction.enabled": "true", "seamark.services.priority": "high"}
-    answer = await api("PUT", POLICY, {"properties": first})
+    first_policy = {"seamark.compaction.enabled": "true", "seamark.services.priority": "high"}
+    answer = await api("PUT", POLICY, {"properties": first_policy})
     assert answer.status == 200
     sources = {entry["name"]: entry["source"] for entry in answer.json["properties"]}
-    assert {name for name, source in sources.items() if source == "table"} == first.keys()
-    second = {"seamark.compaction.enabled": "false"}
-    assert (await api("PUT", POLICY, {"properties": second})).status == 200
-    expected = {"owner": "ann", "write.parquet.row-group-limit": "9", **second}
+    assert {name for name, source in sources.items() if source == "table"} == first_policy.keys()
+    second_policy = {"seamark.compaction.enabled": "false"}
+    assert (await api("PUT", POLICY, {"properties": second_policy})).status == 200
+    expected = {"owner": "ann", "write.parquet.row-group-limit": "9", **second_policy}
     assert (await read_table_properties(api)).items() >= expected.items()
     assert "seamark.services.priority" not in await read_table_properties(api)
 
@@ -126,11 +128,11 @@ async def test_put_creates_a_table_and_a_repeat_changes_nothing(api: Api) -> Non
     body = {"schema": SCHEMA, "partition-spec": spec, "properties": {"owner": "ann"}}
     created = await api("PUT", TABLE, body)
     assert created.status == 200, created.raw
-    before = await count_instants(api)
+    count_before = await count_instants(api)
     assert (await api("PUT", TABLE, body)).json == created.json
-    assert await count_instants(api) == before
-    changed = await api("PUT", TABLE, {**body, "properties": {"team": "data"}})
-    assert changed.json["uuid"] == created.json["uuid"]
+    assert await count_instants(api) == count_before
+    changed_table = await api("PUT", TABLE, {**body, "properties": {"team": "data"}})
+    assert changed_table.json["uuid"] == created.json["uuid"]
     assert {"owner": "ann", "team": "data"}.items() <= (await read_table_properties(api)).items()
 
 
@@ -146,21 +148,23 @@ async def test_put_refuses_another_schema_of_a_table(api: Api) -> None:
         },
     ):
         assert (await api("PUT", TABLE, body)).error[:2] == (409, "AlreadyExistsException")
-    refused = await api("PUT", TABLE, {"schema": SCHEMA, "properties": {"seamark.index.x": "{}"}})
-    assert refused.error[0] == 400
+    refusal = await api("PUT", TABLE, {"schema": SCHEMA, "properties": {"seamark.index.x": "{}"}})
+    assert refusal.error[0] == 400
     assert (await api("PUT", "/api/v1/tables/none/t", {"schema": SCHEMA})).error[0] == 404
 
 
 async def test_put_creates_and_replaces_a_view_and_a_repeat_changes_nothing(api: Api) -> None:
     created = await api("PUT", VIEW, declare_view("SELECT 1", owner="ann"))
     assert created.status == 200, created.raw
-    before = await count_instants(api)
+    count_before = await count_instants(api)
     assert (await api("PUT", VIEW, declare_view("SELECT 1", owner="ann"))).json == created.json
-    assert await count_instants(api) == before
+    assert await count_instants(api) == count_before
     assert (await api("PUT", VIEW, declare_view("SELECT 2"))).json["uuid"] == created.json["uuid"]
     metadata = (await api("GET", "/v1/namespaces/db/views/v")).json["metadata"]
-    current = next(one for one in metadata["versions"] if one["version-id"] == metadata["current-version-id"])
-    assert [one["sql"] for one in current["representations"]] == ["SELECT 2"]
+    current = next(
+        version for version in metadata["versions"] if version["version-id"] == metadata["current-version-id"]
+    )
+    assert [version["sql"] for version in current["representations"]] == ["SELECT 2"]
     assert metadata["properties"]["owner"] == "ann"
     await api("PUT", TABLE, {"schema": SCHEMA})
     assert (await api("PUT", "/api/v1/views/db/t", declare_view("SELECT 1"))).error[0] == 409

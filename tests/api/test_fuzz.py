@@ -1,9 +1,10 @@
 """Tests with random valid and broken requests from the specifications.
 
 No request gets a 5xx, errors have the standard's form, and successful answers follow the Iceberg REST specification.
-The tests send requests to a separate server process, so that a crash would show. Half of the requests use a namespace,
-a table and a view that exist, because requests with random names end with a 404. A failed test prints the request and
-the seed.
+
+The tests send requests to a separate server process, so that a crash would show. Half of the requests use an existing
+namespace, table and view, because requests with random names end with a 404. A failed test prints the request and the
+seed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 EXAMPLES = 3
-"""The number of requests to each third route in the fast tier. The long campaign sends more requests to every route."""
+"""The number of requests to a route. The fast tier tests every third route."""
 EXAMPLES_LONG = 200
 _AIMS = {"namespace": "db", "table": "t", "view": "v", "function": "f"}
 
@@ -68,7 +69,7 @@ OURS = _list_operations(decode_json(write_openapi_document().encode(), "our docu
 
 
 class FuzzTarget:
-    """A server whose table and view are created again if an example has dropped them."""
+    """A server whose table and view are created again after a request has dropped them."""
 
     def __init__(self, server: Seamark) -> None:
         self.server = server
@@ -84,11 +85,16 @@ class FuzzTarget:
             self.http.post(self._views, json={"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION})
 
     def check(self, case: schemathesis.Case[Any], *, conform: bool) -> None:
+        """Send the case, and check the form of the answer.
+
+        Args:
+            conform: Check a successful answer against the schema of the specification too.
+        """
         try:
             response = case.call(base_url=self.server.base_url, session=self.http, timeout=60)
         except (requests.exceptions.InvalidHeader, requests.exceptions.InvalidURL, UnicodeEncodeError):
             return  # HTTP cannot carry these characters.
-        # The specification describes errors in two ways. Seamark's errors have the form that its clients parse.
+        # The specification describes errors in two ways. Seamark sends the form that clients parse.
         conform = conform and response.status_code < 400
         checks = [not_a_server_error, *([response_schema_conformance] if conform else [])]
         case.validate_response(response, checks=checks)
@@ -118,6 +124,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzTarget]:
 def _run_campaign(
     operation: APIOperation[Any, Any, Any, Any], target: FuzzTarget, examples: int, *, conform: bool
 ) -> None:
+    """Send random requests of one operation, valid and invalid, to tables that exist."""
+
     @settings(
         max_examples=examples,
         database=None,

@@ -1,4 +1,4 @@
-"""Tests with random commits of updates, each of which is valid alone. Together, most commits are invalid.
+"""Tests with random commits of updates. Each update is valid alone, but most commits are invalid.
 
 Ids collide or do not exist, types cannot change, and references name removed objects. The server accepts or rejects
 each commit, never with a 5xx. Afterwards the table can be loaded, and PyIceberg reads its metadata.
@@ -215,6 +215,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
 
 
 def _run_campaign(server: Seamark, examples: int) -> None:
+    """Send random commits to new tables, and check that each table can be read after each answer."""
     base = f"{server.base_url}/v1/namespaces/db/tables"
     requests.post(f"{server.base_url}/v1/namespaces", json={"namespace": ["db"]}, timeout=60)
     outcomes: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Tests that a logged error shows where it happened, and never the values of variables."""
+"""Tests that a logged error shows where it occurred, and never the values of variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("log_format", ["console", "json"])
-def test_logged_error_shows_its_place_and_no_variable(log_format: str) -> None:
+def test_logged_error_shows_its_location_and_no_values_of_variables(log_format: str) -> None:
     program = dedent(
         f"""
         import structlog

@@ -1,4 +1,4 @@
-"""Tests of answers with metadata: ETags, 304, refs or all snapshots, compression."""
+"""Tests of answers with table metadata: ETags, status 304, all snapshots or only referenced ones, compression."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_rotated_storage_keys_are_never_hidden_by_a_304(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("mode", ["all", "refs"])
-async def test_large_table_is_compressed_once_and_reads_the_same(api: Api, mode: str) -> None:
+async def test_large_table_is_compressed_once_and_decompresses_to_the_same_metadata(api: Api, mode: str) -> None:
     await api.table(properties={f"property-{number}": "x" * 100 for number in range(500)})
     plain_answer = await api("GET", f"{TABLE}?snapshots={mode}")
     assert "Content-Encoding" not in plain_answer.headers

@@ -57,9 +57,12 @@ async def _resolve(dispatcher: web.UrlDispatcher, method: str, path: str) -> tup
 
 
 async def test_each_path_has_the_route_that_aiohttp_finds() -> None:
-    kept_routes, plain = _add_routes(Router()), _add_routes(web.UrlDispatcher())
+    seamark_routes, aiohttp_routes = _add_routes(Router()), _add_routes(web.UrlDispatcher())
     for _, method, path in itertools.product(range(2), _METHODS, _PATHS):
-        assert await _resolve(kept_routes, method, path) == await _resolve(plain, method, path), (method, path)
+        assert await _resolve(seamark_routes, method, path) == await _resolve(aiohttp_routes, method, path), (
+            method,
+            path,
+        )
 
 
 async def test_only_short_paths_with_a_route_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,10 +79,12 @@ async def test_only_short_paths_with_a_route_are_cached(monkeypatch: pytest.Monk
         assert 1 <= len(router._found) <= 3
 
 
-async def test_requests_share_no_variables() -> None:
+async def test_two_requests_share_no_path_variables() -> None:
     router = Router()
     _add_routes(router)
-    first, second, third = [await router.resolve(make_mocked_request("GET", "/v1/namespaces/a")) for _ in range(3)]
-    first["namespace"] = second["namespace"] = "b"
+    first_match, second_match, third = [
+        await router.resolve(make_mocked_request("GET", "/v1/namespaces/a")) for _ in range(3)
+    ]
+    first_match["namespace"] = second_match["namespace"] = "b"
     assert dict(third) == {"namespace": "a"}
     assert dict(await router.resolve(make_mocked_request("GET", "/v1/namespaces/a"))) == {"namespace": "a"}

@@ -1,1 +1,1 @@
-"""Attacks on a running server: a hostile tenant must never get names, values or bytes of another tenant."""
+"""Attacks on a running server. A hostile tenant must never get names, values or bytes of another tenant."""

@@ -1,7 +1,7 @@
-"""One campaign: a seeded sequence of attacks, with a search of every answer for the victim's secrets.
+"""A campaign is a seeded sequence of attacks. Each answer is searched for the victim's secrets.
 
-Attacks use the server only through `Campaign.ask`. It records the request and searches the answer. It also records
-answers of 500, except for a table with damaged files, where such an answer is expected.
+Attacks use the server only through `Campaign.ask`, which records the request and searches the answer. It also records
+answers with status 500, except for a table with damaged files, where such an answer is expected.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from tests.attacks.world import KINDS, AttackWorld
 
 @dataclass
 class AttackCampaign:
+    """One sequence of requests by attackers, with the leaks and server faults that it found."""
+
     world: AttackWorld
     rng: random.Random
     seed: int
     steps: list[str] = field(default_factory=list)
-    """The steps so far, to repeat the campaign."""
+    """The requests so far, with which the campaign can be repeated."""
     findings: list[str] = field(default_factory=list)
     drawn: set[str] = field(default_factory=set)
-    """Operation ids"""
+    """The ids of the operations that the campaign has drawn."""
     hints: dict[str, list[str]] = field(default_factory=dict)
-    """The hints that the attacker has."""
+    """The hints that the attacker has received, by kind."""
     name_count: int = 0
 
     def hand_out(self, kinds: tuple[str, ...] | None = None) -> None:
-        """Give the attacker some kinds of hints; in one of four campaigns, none."""
+        """Give the attacker some kinds of hints. In one of four campaigns, give none."""
         if kinds is None:
             share = self.rng.choice((0.0, 0.3, 0.7, 1.0))
             kinds = tuple(kind for kind in KINDS if self.rng.random() < share)
-        # The attacker knows in any case what it made itself before it was moved away.
+        # The attacker always knows objects that it created, even after they were moved to another namespace.
         for kind in (*kinds, "moved location", "moved uuid"):
             self.hints[kind] = [*self.world.hints[kind]]
             if kind != "idempotent body":
@@ -78,7 +80,7 @@ class AttackCampaign:
         self.findings.append(f"{label}\n  by {self.steps[-1]}")
 
     def format_verdict(self) -> str:
-        """Return an empty text if nothing was found; else all that is needed to repeat the campaign."""
+        """Return all that is needed to repeat the campaign, or an empty text if it found nothing."""
         if not self.findings:
             return ""
         steps = "\n".join(f"  {number:4} {step[:600]}" for number, step in enumerate(self.steps))

@@ -1,4 +1,4 @@
-"""Attacks of several steps: metadata, manifests and data files that a hostile writer makes for its own tables."""
+"""Attacks of several steps with metadata, manifests and data files that a hostile writer makes for its own tables."""
 
 from __future__ import annotations
 
@@ -94,6 +94,7 @@ def write_list(c: AttackCampaign, path: str, manifests: Sequence[Manifest]) -> s
 
 
 async def commit_snapshot(c: AttackCampaign, name: str, manifest_list: str, number: int = 7) -> Answer:
+    """Commit a snapshot with this manifest list as the attacker, sometimes in a transaction."""
     snapshot = {
         "snapshot-id": number,
         "sequence-number": 1,
@@ -111,7 +112,7 @@ async def commit_snapshot(c: AttackCampaign, name: str, manifest_list: str, numb
 
 
 async def harvest(c: AttackCampaign, name: str) -> None:
-    """Request everything that the server returns about a table of the attacker."""
+    """Request everything that the server returns about one of the attacker's tables."""
     table_name, principal = f"{OURS}/{name}", c.rng.choice(("mallory", "riley"))
     await c.ask(principal, "GET", f"{NAMES}/tables/{name}")
     stats = {"stats-fields": ["id", "data", "part", "amount"]}
@@ -153,7 +154,7 @@ def search_storage(c: AttackCampaign, place: str) -> None:
     leaks = c.world.secrets.find_leaks(c.world.read(place))
     if leaks:
         c.steps.append(f"reads {place}")
-        c.report(f"a file of the attacker's table holds {', '.join(map(str, leaks))}")
+        c.report(f"a file of the attacker's table contains {', '.join(map(str, leaks))}")
 
 
 async def create_own_table(c: AttackCampaign, prefix: str) -> tuple[str, str]:
@@ -249,6 +250,7 @@ async def commit_natively(c: AttackCampaign) -> None:
 
 
 async def commit_foreign_statistics(c: AttackCampaign) -> None:
+    """Commit statistics that lie in the victim's file, read the table, and purge it."""
     name, location = await create_own_table(c, "statistics")
     manifest = write_manifest(
         c, f"{location}/metadata/m0.avro", [write_own_parquet(c, f"{location}/data/0.parquet", [1, 2])]
@@ -267,7 +269,7 @@ async def commit_foreign_statistics(c: AttackCampaign) -> None:
 
 
 async def claim_foreign_location(c: AttackCampaign) -> None:
-    """Place a table or view over the victim's location in any way; a purge would delete the victim's files."""
+    """Place a table or view over the victim's location in any way. A purge would delete the victim's files."""
     place = c.choose_hint(c.rng.choice(("location", "moved location")), f"{c.world.warehouse}/no")
     forms = (place, place + "/", place.rpartition("/")[0], f"{place}/data", place.replace("file://", "file:"))
     place = c.rng.choice(forms)
@@ -299,7 +301,7 @@ async def claim_foreign_location(c: AttackCampaign) -> None:
 
 
 async def check_claim(c: AttackCampaign, name: str) -> None:
-    """Check that no table of the attacker overlaps one of the victim."""
+    """Check that no table of the attacker overlaps a table of the victim."""
     answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
     if answer.status != 200:
         return
@@ -307,11 +309,11 @@ async def check_claim(c: AttackCampaign, name: str) -> None:
     for place in c.world.hints["location"]:
         foreign_prefix = place.rstrip("/") + "/"
         if own_prefix.startswith(foreign_prefix) or foreign_prefix.startswith(own_prefix):
-            c.report(f"a table of the attacker's at {own_prefix} overlaps the victim's at {foreign_prefix}")
+            c.report(f"the attacker's table at {own_prefix} overlaps the victim's table at {foreign_prefix}")
 
 
 async def purge(c: AttackCampaign) -> None:
-    """Purge as the confined admin, who does not have to wait for the retention."""
+    """Purge as the admin of the attacker's namespace, who does not have to wait for the retention."""
     dropped = await c.ask("morgan", "GET", f"/api/v1/dropped?namespace={EVIL}")
     for item in dropped.json.get("dropped", []) if dropped.status == 200 else []:
         if item["name"].startswith(("over", "base", "statistics", "recreated", "swapped", "nameless")):
@@ -319,7 +321,7 @@ async def purge(c: AttackCampaign) -> None:
 
 
 async def take_names(c: AttackCampaign) -> None:
-    """Use the victim's ids: of dropped tables, builds, staged tables and records."""
+    """Use ids that belong to the victim: of dropped tables, builds, staged tables and records."""
     for principal in ("mallory", "morgan", "riley"):
         dropped = c.choose_hint("dropped")
         target = {"namespace": [EVIL], "name": c.create_name("undropped")}
@@ -365,9 +367,9 @@ async def use_moved_name(c: AttackCampaign) -> None:
 
 
 async def check_stolen_tokens(c: AttackCampaign) -> None:
-    """Check that a victim that reads the attacker's table contacts only this server.
+    """Check that a victim who reads the attacker's table contacts only this server.
 
-    The victim loads only the own code of the client.
+    The victim's client must load no code but its own.
     """
     name, key = c.create_name("steal"), c.rng.choice(STEALING_METADATA)
     value = c.rng.choice((CANARY, f"{CANARY}/x", "canary.evil.Code"))
@@ -382,7 +384,7 @@ async def check_stolen_tokens(c: AttackCampaign) -> None:
         # PyIceberg merges them in this order: the table's `config` over its properties over the catalog's.
         properties = {**answer.json["metadata"]["properties"], **answer.json.get("config", {})}
         if properties.get(key) == value:
-            c.report(f"a reader's client is told {key} = {value} by the attacker's table")
+            c.report(f"the attacker's table sends {key} = {value} to a reader's client")
 
 
 async def borrow_owner(c: AttackCampaign) -> None:
@@ -397,7 +399,7 @@ async def borrow_owner(c: AttackCampaign) -> None:
         await c.ask("mallory", "POST", f"{NAMES}/views/{name}", {"updates": [update], "requirements": []})
     answer = await c.ask("mallory", "GET", f"{NAMES}/views/{name}")
     if answer.status == 200 and "root" in answer.json["metadata"]["properties"].values():
-        c.report("a view of the attacker's runs by the rights of root")
+        c.report("a view of the attacker runs with the rights of root")
 
 
 async def sign_own(c: AttackCampaign) -> None:
@@ -406,7 +408,7 @@ async def sign_own(c: AttackCampaign) -> None:
 
 
 async def undrop_elsewhere(c: AttackCampaign) -> None:
-    """Undrop an entry of the attacker under another name: it claims its old location, and no more."""
+    """Undrop one of the attacker's tables under another name. It may claim only its old location."""
     name, _ = await create_own_table(c, "back")
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}")
     dropped = await c.ask("mallory", "GET", f"/api/v1/dropped?namespace={EVIL}")
@@ -506,9 +508,9 @@ async def swap_view(c: AttackCampaign) -> None:
     if second_answer.status == 200:
         metadata = second_answer.json["metadata"]
         if "root" in metadata["properties"].values():
-            c.report("a view of the attacker's runs by the rights of root")
+            c.report("a view of the attacker runs with the rights of root")
         if metadata["properties"] and metadata["versions"] != answer.json["metadata"]["versions"]:
-            c.report("a view runs by its owner's rights with a text that was never committed")
+            c.report("a view runs with its owner's rights and a text that was never committed")
     update = {"action": "set-properties", "updates": {"x": "1"}}
     await c.ask("mallory", "POST", f"{NAMES}/views/{name}", {"updates": [update], "requirements": []})
     await c.ask("mallory", "DELETE", f"{NAMES}/views/{name}")

@@ -4,8 +4,8 @@ The search finds a secret in any form in which an answer may contain it: plain, 
 base64 or hexadecimal, and inside gzip, Avro, Parquet, Arrow, Puffin and zstd bodies. The oracle shares no code with the
 server.
 
-There are two kinds of secrets. A handle (a path, a name, an id) may be given to the attacker as a hint; once the
-attacker has sent it, an answer that repeats it discloses nothing. A value (of a row, a bound, a property, a text) is
+There are two kinds of secrets. A handle (a path, a name, an id) may be given to the attacker as a hint. Once the
+attacker has sent it, an answer that repeats it reveals nothing. A value (of a row, a bound, a property, a text) is
 never given, so each occurrence is a leak.
 """
 
@@ -46,17 +46,19 @@ class Secret:
 
 @dataclass
 class Secrets:
+    """All planted secrets, and the search for those that the attacker has not been given."""
+
     planted: list[Secret] = field(default_factory=list)
     known_secrets: set[Secret] = field(default_factory=set)
     """Handles that the attacker has been given."""
     _forms: dict[Secret, tuple[bytes, ...]] = field(default_factory=dict)
 
     def plant(self, label: str, text: str | int, *, value: bool = False) -> str:
-        """Register a secret; return its text.
+        """Register a secret, and return its text.
 
-        A short text could occur by chance.
+        The text must be long, because a short text could occur by chance.
         """
-        assert len(str(text)) >= 10, f"{label} {text!r} is too short to be told from chance"
+        assert len(str(text)) >= 10, f"{label} {text!r} is too short, because it could occur by chance"
         secret = Secret(label, str(text), value)
         if secret.text not in {item.text for item in self.planted}:
             self.planted.append(secret)
@@ -64,13 +66,10 @@ class Secrets:
         return secret.text
 
     def tell(self, *texts: str) -> None:
-        """Give these texts to the attacker as hints.
-
-        A value in one of them is a mistake of the test.
-        """
+        """Give these texts to the attacker as hints. If a text contains a value, the test is wrong."""
         for text in texts:
             for secret in self._find_secrets(text.encode()):
-                assert not secret.is_value, f"a hint holds the {secret}"
+                assert not secret.is_value, f"a hint contains the {secret}"
                 self.known_secrets.add(secret)
 
     def find_leaks(self, body: bytes, headers: Mapping[str, str] | None = None) -> set[Secret]:
@@ -99,13 +98,13 @@ def _encode_forms(text: str) -> Iterator[bytes]:
 
 
 def _encode_opaquely(raw: bytes) -> Iterator[bytes]:
-    """Yield the hexadecimal form, and base64 at each of the three possible alignments."""
+    """Yield the bytes in hexadecimal, and in base64 at each of the three possible alignments."""
     yield raw.hex().encode()
     yield raw.hex().upper().encode()
-    for before in range(3):
-        encoded = base64.b64encode(b"\0" * before + raw)
-        start = (0, 2, 3)[before]
-        end = len(encoded) if (before + len(raw)) % 3 == 0 else (before + len(raw)) // 3 * 4
+    for padding in range(3):
+        encoded = base64.b64encode(b"\0" * padding + raw)
+        start = (0, 2, 3)[padding]
+        end = len(encoded) if (padding + len(raw)) % 3 == 0 else (padding + len(raw)) // 3 * 4
         if end - start >= 8:
             yield encoded[start:end]
             yield encoded[start:end].replace(b"+", b"-").replace(b"/", b"_")
@@ -122,6 +121,7 @@ def unpack(blob: bytes, depth: int = 0) -> Iterator[bytes]:
 
 
 def _unpack_blob(blob: bytes) -> Iterator[bytes]:
+    """Yield the decompressed or decoded forms of a blob, including forms of base64 and hexadecimal parts in it."""
     if blob[:2] == b"\x1f\x8b":
         yield _read_or_return_nothing(lambda: gzip.decompress(blob))
     elif blob[:1] == b"\x78":
@@ -140,8 +140,8 @@ def _unpack_blob(blob: bytes) -> Iterator[bytes]:
         for match in re.finditer(re.escape(_ZSTD), blob):
             yield _read_or_return_nothing(partial(_decompress_zstd, blob[match.start() :]))
         for token in _BASE64.findall(blob):
-            bare = token.rstrip(b"=")
-            yield _read_or_return_nothing(partial(base64.urlsafe_b64decode, bare + b"=" * (-len(bare) % 4)))
+            unpadded = token.rstrip(b"=")
+            yield _read_or_return_nothing(partial(base64.urlsafe_b64decode, unpadded + b"=" * (-len(unpadded) % 4)))
         for token in _HEX.findall(blob):
             yield bytes.fromhex(token.decode())
         if b"%" in blob:
@@ -179,7 +179,7 @@ _DAMAGED = (OSError, ValueError, EOFError, LookupError, StopIteration, zlib.erro
 
 
 def _read_or_return_nothing(read: Callable[[], bytes]) -> bytes:
-    """Return nothing if the bytes only look like the assumed format."""
+    """Return the result of `read`, or no bytes if the data does not have the assumed format."""
     try:
         return bytes(read())
     except _DAMAGED:

@@ -1,9 +1,9 @@
-"""Measure each regular expression of the packages on texts that are made from it.
+"""Measure each regular expression of the packages on hostile texts that are built from the expression.
 
 As a module it prints each expression whose time grows faster than its text. Python's `re` holds the interpreter while
 it matches, so such an expression stops the whole process.
 
-The expressions are found in the calls of `re` in the packages' syntax trees, so a new one needs no entry. A text
+The expressions are found in the calls of `re` in the packages' syntax trees, so a new expression needs no entry. A text
 consists of a beginning that leads to a repetition, a part that repeats, and an end that does not match.
 """
 
@@ -28,7 +28,7 @@ REPO = Path(__file__).resolve().parents[2]
 PACKAGES = ("cache", "commands", "connector", "formats", "metaserver")
 CALLS = frozenset({"compile", "match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer"})
 METHODS = frozenset({"match", "fullmatch", "search", "finditer"})
-"""The ways to apply an expression; the others search like `finditer`."""
+"""The methods that are measured. Calls of other methods are measured as `finditer`."""
 VARIABLES: dict[str, dict[str, Any]] = {
     "connector/spark/query/name_positions.py": {"alternatives": "first|second"},
     "formats/index/keys/case_folding.py": {"spans": ("\u0378-\u0379", "\ud800-\udfff")},
@@ -42,7 +42,7 @@ VARIABLES: dict[str, dict[str, Any]] = {
 """Examples for the variables of functions that expressions of a file use."""
 TEXT_CHARACTERS = 8_000
 LINEAR_S = 0.004
-"""An expression that needs less for the whole text is not measured again: 0.5 µs for each character."""
+"""An expression that needs less time for the whole text counts as linear: 0.5 µs for each character."""
 GROWTH_MAX = 3.0
 """The largest growth of the time for twice the text. It is 2 for a linear expression, and 4 for a quadratic one."""
 _REPEATS = frozenset({codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT})
@@ -52,7 +52,7 @@ _PARTS_MAX, _BEGINNINGS_MAX = 14, 8
 
 @dataclass(frozen=True)
 class PatternUse:
-    """One expression, its place, and how it is applied."""
+    """A regular expression, its place in the code, and the methods that are called on it."""
 
     where: str
     pattern: re.Pattern[Any]
@@ -73,7 +73,12 @@ def find_uses() -> Iterator[PatternUse]:
 
 
 def _find_uses_in(file: str, tree: ast.Module) -> Iterator[PatternUse]:
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_of_re(node)]
+    """Yield each regular expression that the module compiles or passes to a function of `re`.
+
+    Raises:
+        LookupError: The expression has a variable that has no example.
+    """
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_call_of_re(node)]
     if not calls:
         return
     names = {id(value): name for name, value in _find_assignments(tree)}
@@ -96,7 +101,7 @@ def _find_uses_in(file: str, tree: ast.Module) -> Iterator[PatternUse]:
         yield PatternUse(context, re.compile(text, flags), frozenset(_choose_method(method) for method in methods))
 
 
-def _is_of_re(call: ast.Call) -> bool:
+def _is_call_of_re(call: ast.Call) -> bool:
     function = call.func
     return (
         isinstance(function, ast.Attribute)
@@ -124,7 +129,7 @@ def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _find_methods(tree: ast.Module, name: str | None) -> set[str]:
-    """Return the methods that the module calls on the expression; all of them if it is used in another way."""
+    """Return the methods that the module calls on the expression, or all methods if it is used in another way."""
     results: set[str] = set()
     called: set[int] = set()
     for node in ast.walk(tree):
@@ -162,7 +167,7 @@ def _take_first(texts: Iterable[str], count: int) -> list[str]:
 
 
 def _list_parts(tree: Any) -> Iterator[str]:
-    """Yield parts to repeat in a text: examples of each repeated part, and each character of the expression."""
+    """Return parts to repeat in a text: an example of each repeated part, and of each character of the expression."""
     for code, argument in tree:
         for inner in _list_inner_trees(code, argument):
             if code in _REPEATS and argument[1] > 1:
@@ -182,19 +187,19 @@ def _list_characters(tree: Any) -> Iterator[str]:
             yield from _list_characters(inner)
 
 
-def _generate_beginnings(tree: Any, before: str) -> Iterator[str]:
-    """Yield examples of what comes before each repetition."""
+def _generate_beginnings(tree: Any, beginning: str) -> Iterator[str]:
+    """Yield an example of the text before each repetition. `before` is a text for the part before the tree."""
     for node in tree:
         code, argument = node
         if code in _REPEATS:
-            yield before
+            yield beginning
         for inner in _list_inner_trees(code, argument):
-            yield from _generate_beginnings(inner, before)
-        before += _build_example([node])
+            yield from _generate_beginnings(inner, beginning)
+        beginning += _build_example([node])
 
 
 def _list_inner_trees(code: Any, argument: Any) -> list[Any]:
-    """Return the trees inside a node."""
+    """Return the trees inside a node of the syntax tree of an expression."""
     if code in _REPEATS:
         return [argument[2]]
     if code is codes.BRANCH:
@@ -209,7 +214,7 @@ def _list_inner_trees(code: Any, argument: Any) -> list[Any]:
 
 
 def _build_example(tree: Any) -> str:
-    """Return a short text that the tree matches, without regard to its surroundings."""
+    """Return a short text that the tree matches, without regard to assertions about its surroundings."""
     text = ""
     for code, argument in tree:
         if code is codes.LITERAL:
@@ -232,7 +237,7 @@ def _build_example(tree: Any) -> str:
 
 
 def _choose_member(members: Any) -> str:
-    """Return a character of a set."""
+    """Return a character that the set matches."""
     pattern = _Set(members)
     for code, argument in members:
         candidates = {
@@ -255,7 +260,7 @@ _CATEGORIES: dict[Any, Callable[[str], bool]] = {
 
 
 class _Set:
-    """The characters of `[…]`."""
+    """The characters that `[…]` matches."""
 
     def __init__(self, members: Any) -> None:
         self._members = members
@@ -275,7 +280,7 @@ class _Set:
 
 
 def measure_cpu_s(work: Callable[[], object], rounds: int = 1) -> float:
-    """Return the shortest CPU time of `work` in this process."""
+    """Return the shortest CPU time of `work` in this process, in seconds."""
     times = []
     for _ in range(rounds):
         start = time.process_time()
@@ -292,9 +297,12 @@ def measure_excessive_growth(work: Callable[[Any], object], texts: dict[int, Any
         texts: The text by its size, as `generate_by_size` makes it. If the work is slow for the shortest text,
             only that text is measured.
     """
-    first, *_ = sizes = sorted(texts)
-    size = first if measure_cpu_s(lambda: work(texts[first])) > LINEAR_S else sizes[2]
-    for rounds in (1, 3):  # Measure again, because the first measurement may have been disturbed.
+    first_size, *_ = sizes = sorted(texts)
+    size = first_size if measure_cpu_s(lambda: work(texts[first_size])) > LINEAR_S else sizes[2]
+    for rounds in (
+        1,
+        3,
+    ):  # The second pass confirms the growth, because other processes may have disturbed the first measurement.
         short_s = measure_cpu_s(lambda: work(texts[size]), rounds)
         if short_s < LINEAR_S:
             return None

@@ -1,7 +1,7 @@
 """Attacks on each route: any principal, names of both tenants, valid and invalid bodies.
 
 The routes are those that the server publishes: the operations of the Iceberg REST specification, and of our own OpenAPI
-document. A test fails for a new route without an entry here.
+document. A test fails if a new route has no entry here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.attacks.world import EVIL, HOSTILE, SCHEMA
 
 OPENAPI = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
 HARMLESS = {
-    "healthz": "says only that the process lives",
-    "readyz": "says only whether the parts answer",
+    "healthz": "only says that the process lives",
+    "readyz": "only says whether the parts answer",
     "openapi": "is the published document",
 }
 """Operations that are not attacked, with the reasons."""
@@ -82,13 +82,14 @@ async def attack_route(c: AttackCampaign, operation: str, method: str, template:
 
 
 class _Names:
-    """A source of names: the attacker's own, names that the attacker was given, and guesses."""
+    """A source of names: the attacker's names, names from its hints, and guesses."""
 
     def __init__(self, c: AttackCampaign) -> None:
         self.c = c
         self.rng = c.rng
 
     def draw_value(self, variable: str) -> str:
+        """Return a random value for a variable of the path, often a handle of the victim."""
         c, rng = self.c, self.rng
         match variable:
             case "namespace":
@@ -158,7 +159,7 @@ def _list_spellings(place: str) -> tuple[str, ...]:
         chr(ord(letter) + 0xFEE0) if letter.isascii() and letter.isalnum() else letter for letter in name
     )
     return (
-        *(f"{other}://{path}" for other in other_schemes),
+        *(f"{other_scheme}://{path}" for other_scheme in other_schemes),
         f"{scheme}:{path}",
         f"{scheme}://{folder}//{name}",
         f"{scheme}://{folder}/{name.upper()}",
@@ -184,7 +185,7 @@ _CATALOG_TABLES = (
 
 
 def _choose_statement(n: _Names) -> dict[str, Any]:
-    """Return a query of data that the caller may not read, or a way around the catalog."""
+    """Return a statement that reads data without the right to read it, or that tries to bypass the catalog."""
     table = ".".join(f'"{part}"' for part in (".".join(n.draw_namespace()), n.draw_value("table")))
     place = n.place().replace("'", "''")
     texts = (
@@ -219,7 +220,7 @@ def _choose_statement(n: _Names) -> dict[str, Any]:
 
 
 def _choose_updates(n: _Names) -> list[dict[str, Any]]:
-    """Return updates of a commit."""
+    """Return random updates for a commit of a table."""
     return [
         n.rng.choice(
             (
@@ -273,7 +274,7 @@ def _build_encryption_key(n: _Names) -> dict[str, Any]:
 
 
 def _choose_view_updates(n: _Names) -> list[dict[str, Any]]:
-    """Return updates of a view's commit."""
+    """Return random updates for a commit of a view."""
     version = {**VIEW_VERSION, "default-namespace": n.draw_namespace(), "default-catalog": n.c.choose_hint("namespace")}
     table = ".".join((*n.draw_namespace(), n.draw_value("table")))
     version["representations"] = [{"type": "sql", "sql": f"SELECT * FROM {table}", "dialect": "trino"}]
@@ -504,5 +505,5 @@ _BODILESS = """
     loadStreamPosition loadStreamTopic readRows resumeStream
 """
 BODILESS = frozenset(_BODILESS.split())
-"""Operations that have only a path and a query to draw."""
+"""Operations without a body. Only their path and query are drawn."""
 OPERATIONS_WITH_BODY = frozenset(_BODIES)

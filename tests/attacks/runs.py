@@ -1,4 +1,6 @@
-"""A whole campaign: each published route and each crafted attack in random order, and a check of the victim's data."""
+"""A complete campaign: each published route and each crafted attack in random order, and a check of the
+victim's data.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,21 @@ async def run(
     hints: tuple[str, ...] | None = None,
     with_gateway: bool = False,
 ) -> AttackCampaign:
-    """Run each route at least once if there are enough requests, and each crafted attack."""
+    """Attack each published route and run each crafted attack, in random order. Return the finished campaign.
+
+    Args:
+        requests: The minimum number of steps. Further steps are drawn at random.
+        hints: The kinds of hints for the attacker. None draws them.
+    """
     rng = random.Random(seed)
     async with open_world(home, rng, s3, with_gateway=with_gateway) as world:
         c = AttackCampaign(world, rng, seed)
         c.hand_out(hints)
         if with_gateway:
             await fill_cache(world)
-        before = await world.compute_fingerprint()
+        fingerprint = await world.compute_fingerprint()
         world.touched.clear()
-        await _create_own_things(c)
+        await _create_attackers_objects(c)
         steps: list[Any] = [*routes.list_routes(), *CRAFTED]
         while len(steps) < requests:
             steps.append(rng.choice(routes.list_routes()) if rng.random() < 0.7 else rng.choice(CRAFTED))
@@ -44,21 +51,21 @@ async def run(
                     await routes.attack_route(c, *item)
             else:
                 await item(c)
-        await compare(c, before)
+        await compare(c, fingerprint)
     return c
 
 
-async def _create_own_things(c: AttackCampaign) -> None:
+async def _create_attackers_objects(c: AttackCampaign) -> None:
     await create_table(c, "own")
     view = {"name": "own_view", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
     await c.ask("mallory", "POST", f"{NAMES}/views", view)
 
 
-async def compare(c: AttackCampaign, before: dict[str, str]) -> None:
+async def compare(c: AttackCampaign, fingerprint_before: dict[str, str]) -> None:
     """Check that the victim's data is unchanged byte for byte, and that no file was added, even for a moment."""
     c.findings += [f"the server created or deleted the victim's {place}" for place in c.world.list_touched_of_victim()]
-    after = await c.world.compute_fingerprint()
-    for place in sorted(before.keys() | after.keys()):
-        if before.get(place) != after.get(place):
-            kind = "gone" if place not in after else "new" if place not in before else "changed"
+    fingerprint_after = await c.world.compute_fingerprint()
+    for place in sorted(fingerprint_before.keys() | fingerprint_after.keys()):
+        if fingerprint_before.get(place) != fingerprint_after.get(place):
+            kind = "gone" if place not in fingerprint_after else "new" if place not in fingerprint_before else "changed"
             c.findings.append(f"the victim's {place} is {kind}")

@@ -50,13 +50,13 @@ async def sign_everything(c: AttackCampaign, name: str, query: str = "") -> None
         principal = rng.choice(HOSTILE)
         answer = await c.ask(principal, "POST", f"{NAMES}/tables/{name}/sign{query}", body)
         if answer.status == 200:
-            await _use(c, method, answer.json)
+            await _send_signed_request(c, method, answer.json)
 
 
-async def _use(c: AttackCampaign, method: str, signed: dict[str, Any]) -> None:
+async def _send_signed_request(c: AttackCampaign, method: str, signed: dict[str, Any]) -> None:
     """Send the signed request.
 
-    The oracle and the fingerprint detect what it returns or changes.
+    The oracle finds leaks in the answer, and the fingerprint shows changes.
     """
     headers = {name: ",".join(values) for name, values in signed["headers"].items()}
     async with (
@@ -72,4 +72,4 @@ async def _use(c: AttackCampaign, method: str, signed: dict[str, Any]) -> None:
     c.steps.append(f"uses the signature for {method} {signed['uri']} -> {answer.status}")
     leaks = c.world.secrets.find_leaks(body, dict(answer.headers))
     if leaks:
-        c.report(f"the signed request brought {', '.join(map(str, leaks))}")
+        c.report(f"the answer to the signed request contains {', '.join(map(str, leaks))}")

@@ -1,7 +1,7 @@
-"""Tests that no text of a client makes a regular expression try more than a few ways at each character.
+"""Tests that no text of a client makes a regular expression backtrack more than a few times at each character.
 
-During a match, no other thread of the process runs. Texts are as long as their limits allow. With backtracking, each
-of them would take minutes to hours.
+During a match, no other thread of the process runs. Texts are as long as their limits allow. With backtracking, each of
+them would take minutes to hours.
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ BLANKS = " " * 1_000_000
 
 @pytest.mark.parametrize("length", [900, 1_000_000])
 @pytest.mark.parametrize("text", ["geometry({0}", "geography({0}", "geography({0},{0}", "geometry{0}", "decimal({0}"])
-def test_long_types_are_read_in_linear_time(text: str, length: int) -> None:
+def test_long_type_texts_are_parsed_in_linear_time(text: str, length: int) -> None:
     with pytest.raises(BadRequest) as error:
         canonicalize_primitive(text.format(BLANKS[: length // text.count("{0}")]))
     assert len(str(error.value)) < 1200
 
 
-def test_types_with_blanks_are_read() -> None:
+def test_types_with_blanks_are_parsed() -> None:
     assert canonicalize_primitive(f"geography(  srid:1 ,{BLANKS[:900]}Karney )") == "geography(srid:1, karney)"
     assert canonicalize_primitive(f"geometry{BLANKS[:900]}( OGC:CRS84 )") == "geometry"
 
 
 @pytest.mark.parametrize("text", [f"a{BLANKS}", f"a{BLANKS}b,", f'"a{BLANKS}', '"' * 999_999, "a:1," * 250_000])
-def test_long_ages_of_columns_are_read_in_linear_time(text: str) -> None:
+def test_long_column_ttls_are_parsed_in_linear_time(text: str) -> None:
     with pytest.raises(BadRequest):
         TtlPolicy.of({COLUMNS: text})
 
 
-def test_ages_of_columns_with_blanks_are_read() -> None:
+def test_column_ttls_with_blanks_are_parsed() -> None:
     policy = TtlPolicy.of({COLUMNS: f' a b {BLANKS}: 2d,{BLANKS}"c""d"{BLANKS}={BLANKS}1 w '})
     assert policy is not None
     assert policy.ages_h == {"a b": 48, 'c"d': 168}
 
 
 @pytest.mark.parametrize("part", ["/* ", "/*a", "'", '"', "`", "1e", "1.", "1_", "-", "/", "--"])
-def test_long_statements_are_read_in_linear_time(part: str) -> None:
+def test_long_statements_are_parsed_in_linear_time(part: str) -> None:
     text = part * (STATEMENT_CHARACTERS_MAX // len(part) - 1) + "!"
     for read_function, value in (
         (tokenize_trino, text),
@@ -83,7 +83,10 @@ def test_long_statements_are_read_in_linear_time(part: str) -> None:
 
 
 def _run_module(module: str, timeout_s: float) -> list[str]:
-    """Return the output of a module that measures CPU times, from a process that an endless text cannot block."""
+    """Run a module that measures CPU times in a separate process, and return its output.
+
+    The process has a time limit, so a text that never ends does not block the test.
+    """
     completed = subprocess.run(
         [sys.executable, "-m", module], cwd=REPO, capture_output=True, text=True, timeout=timeout_s, check=False
     )
@@ -133,12 +136,12 @@ def test_numbers_in_filters_have_a_limited_length() -> None:
 
 
 @pytest.mark.parametrize("number", ["1", "1.", ".1", "1.5", "-1.5", "+0", "1E5", "1.e+5", ".5E-3"])
-def test_valid_numbers_are_read(number: str) -> None:
+def test_valid_numbers_are_parsed(number: str) -> None:
     assert parse_literal("double", number) == float(number)
 
 
 @pytest.mark.parametrize("text", ["", ".", "1x", "1..2", "1.2.3", "E5", "1E", "1 ", "--1", "+"])
-def test_other_texts_are_not_read_as_numbers(text: str) -> None:
+def test_invalid_texts_are_not_parsed_as_numbers(text: str) -> None:
     with pytest.raises(BadRequest):
         parse_literal("double", text)
 
@@ -169,14 +172,14 @@ def test_client_properties_are_recognised_in_long_names() -> None:
 
 
 @pytest.mark.parametrize("part", ["[0]", "[a]", "[f(1)]"])
-def test_chains_of_brackets_are_rejected_before_they_take_long(part: str) -> None:
+def test_long_chains_of_brackets_are_rejected_at_once(part: str) -> None:
     schema = convert_json(encode_json(SCHEMA), Schema)
     assert parse_sql("id = ARRAY[1, 2][1] AND data = 'x'", schema).unused
     with pytest.raises(BadRequest, match="too many ways"):
         parse_sql(f"id = a{part * 3_000}", schema)
 
 
-async def test_stored_name_does_not_stop_a_server_at_its_start(tmp_path: Path) -> None:
+async def test_server_starts_with_a_stored_property_name_that_folds_slowly(tmp_path: Path) -> None:
     stored_properties = {"a" + MARKS * 200_000: "x", "note": "y", "s3.endpoint": "http://elsewhere"}
     async with run_server(tmp_path) as server:
         await server.components.store.transact([CreateNamespace(path=("old",), properties=stored_properties)])

@@ -1,8 +1,8 @@
-"""Campaigns of a hostile tenant: it never learns a value, path or name of the other tenant, and never changes its
+"""Campaigns of a hostile tenant. It never learns a value, path or name of the other tenant, and never changes its
 bytes.
 
-`make test` runs two small campaigns that are always the same. The slow ones explore; a failure prints the seed and the
-steps, and `TEST_SEED=<seed>` repeats it.
+`make test` runs two small campaigns that are always the same. The slow campaigns use new seeds. A failure prints the
+seed and the steps, and `TEST_SEED=<seed>` repeats it.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ async def test_campaigns_over_s3_find_no_leak(tmp_path: Path, s3: S3, number: in
 
 
 async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path: Path, s3: S3) -> None:
-    """The test sends each kind of request, also for objects in the gateway's cache."""
+    """The test sends each kind of request, including requests for objects in the gateway's cache."""
     rng = random.Random(first_seed())
     async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:
         c = AttackCampaign(world, rng, 1)
         c.hand_out(KINDS)
         await fill_cache(world)
-        before = await world.compute_fingerprint()
+        fingerprint_before = await world.compute_fingerprint()
         world.touched.clear()
         await create_table(c, "own")
         for _ in range(examples(25, 6)):
             await reach_through_gateway(c, "own")
-        await compare(c, before)
+        await compare(c, fingerprint_before)
     assert not c.findings, c.format_verdict()
 
 

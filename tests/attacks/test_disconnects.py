@@ -1,4 +1,4 @@
-"""Tests of clients that disconnect at any point: their resources are released, and others continue."""
+"""Tests of clients that disconnect at any point: their resources are released, and other clients continue."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REQUESTS: tuple[tuple[str, str, str, Any], ...] = (
 
 
 def build_random_request(rng: random.Random, secrets: dict[str, str]) -> bytes:
-    """Return a whole request in one of the forms in which clients send bodies."""
+    """Return a complete request in one of the forms in which clients send bodies."""
     principal, method, path, body = rng.choice(REQUESTS)
     headers = [f"Authorization: Bearer {secrets[principal]}", "Content-Type: application/json", "User-Agent: Java/17"]
     if body is None:
@@ -57,27 +57,28 @@ def build_random_request(rng: random.Random, secrets: dict[str, str]) -> bytes:
     return build_head(method, path, *headers, f"Content-Length: {len(data)}") + data
 
 
-async def leave(server: RunningServer, secrets: dict[str, str], seed: int) -> None:
+async def send_and_disconnect(server: RunningServer, secrets: dict[str, str], seed: int) -> None:
+    """Send a random request, and disconnect during the request, the work, the answer, or a second request."""
     rng = random.Random(seed)
     data = build_random_request(rng, secrets)
     async with await RawConnection.open(server) as wire:
         try:
             async with asyncio.timeout(60):
                 match rng.randrange(4):
-                    case 0:  # During the request
+                    case 0:  # The client disconnects during the request.
                         await wire.send(data[: rng.randrange(len(data))])
                         await asyncio.sleep(rng.choice((0, 0.01, 0.05)))
-                    case 1:  # During the work
+                    case 1:  # The client disconnects while the server works.
                         await wire.send(data)
                         await asyncio.sleep(rng.choice((0, 0.01, 0.1)))
-                    case 2:  # During the answer
+                    case 2:  # The client disconnects during the answer.
                         await wire.send(data)
                         await wire.reader.readexactly(rng.randrange(1, 20))
-                    case _:  # With half of the next request
+                    case _:  # The client disconnects during its second request.
                         await wire.send(data + data[: rng.randrange(len(data))])
                         await asyncio.sleep(rng.choice((0, 0.05)))
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # An error that closes the connection
+            pass  # The server has closed the connection after an error.
 
 
 async def run_in_groups(work: Callable[[int], Awaitable[None]], seeds: range, at_once: int) -> None:
@@ -91,7 +92,7 @@ async def run_in_groups(work: Callable[[int], Awaitable[None]], seeds: range, at
 
 
 @pytest.mark.timeout(300)
-async def test_clients_that_disconnect_at_any_point_hold_no_resources(
+async def test_resources_of_clients_that_disconnect_at_any_point_are_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: list[WorkerLimits] = []
@@ -111,7 +112,7 @@ async def test_clients_that_disconnect_at_any_point_hold_no_resources(
         for name in ("t", "mine"):
             assert (await ask_as_root("POST", NAMES, {"name": name, "schema": SCHEMA})).status == 200
         await append(ask_as_root, "t", build_ten_id_files(300), snapshot_id=1, manifests=3)  # type: ignore[arg-type]
-        await run_in_groups(lambda seed: leave(server, secrets, seed), range(32), 8)
+        await run_in_groups(lambda seed: send_and_disconnect(server, secrets, seed), range(32), 8)
         (bounds,) = limits
         await until(lambda: bounds.is_idle and server.components.metrics.requests.answering == 0)
         bounds.check_invariants()

@@ -21,16 +21,16 @@ from tests.seeds import examples
 
 _ATOM = re.compile(r"[0-9a-f]{8,}|[0-9]{8,}")
 _LONG_MAX = 2**63 - 1
-"""The identifier of a snapshot must remain a number of 64 bits."""
+"""A replaced snapshot id must remain a number of 64 bits."""
 _TOKENS = ("plan task", "page token", "stage", "idempotent body")
 _IDS = re.compile(rb"[0-9a-f]{3,}|(?:%[0-9a-f]{1,2})+|(?:\xef[\xbc\xbd][\x80-\xbf])+", re.IGNORECASE)
-"""Plain, in capitals, percent-encoded, and in full-width letters"""
+"""Identifiers: plain, in capitals, percent-encoded, and in full-width letters."""
 _OWN_STATE = ("putFunction", "dropFunction")
-"""Operations that create and remove things in the attacker's own namespace, which affect the second of a pair."""
+"""Operations whose first request changes the attacker's own namespace, and so the answer to the second request."""
 
 
 class _Fakes:
-    """Handles of the same form, with each identifier replaced by one that exists nowhere."""
+    """Creates handles of the same form, with each identifier replaced by one that exists nowhere."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -53,7 +53,7 @@ class _Fakes:
 
 
 class _Twins(AttackCampaign):
-    """A campaign that does not send, but keeps the request that an attack would send."""
+    """A campaign that stores the request of an attack instead of sending it."""
 
     request: tuple[Any, ...] = ()
 
@@ -69,13 +69,14 @@ def _build_attackers(world: AttackWorld, fakes: _Fakes, seed: int) -> tuple[_Twi
     real, fake = (_Twins(world, random.Random(seed), seed) for _ in range(2))
     for kind in KINDS:
         if kind in _TOKENS or kind.startswith("moved"):
-            continue  # Signed or sealed: a changed one is rejected; and the location was the attacker's own.
+            continue  # The server rejects a changed token, and a location of a moved table was the attacker's own.
         real.hints[kind] = [hint for hint in world.hints[kind] if f"/{EVIL}/" not in hint]
         fake.hints[kind] = [fakes.replace_atoms(item) for item in real.hints[kind]]
     return real, fake
 
 
 async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
+    """Return a line for each request whose answer tells an existing object of the victim from an absent one."""
     fakes, results = _Fakes(random.Random(1)), []
     c = AttackCampaign(world, random.Random(1), 1)
     c.hand_out(KINDS)
@@ -86,17 +87,24 @@ async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
             real, fake = _build_attackers(world, fakes, seed)
             await routes.attack_route(real, operation, method, template)
             await routes.attack_route(fake, operation, method, template)
-            (principal, method_, path, body, headers), other = real.request, fake.request
-            if (path, body) == (other[2], other[3]):
+            (principal, method_, path, body, headers), fake_request = real.request, fake.request
+            if (path, body) == (fake_request[2], fake_request[3]):
                 continue  # The request has no handle.
             if operation in _OWN_STATE and f"/{EVIL}/" in path:
                 continue
             if headers:
                 headers = {name: text for name, text in headers.items() if name != "Idempotency-Key"}
-            first = await world.ask(principal, method_, path, body, headers=headers or {})
-            second = await world.ask(other[0], method_, other[2], other[3], headers=headers or {})
-            pair = [(first.status, _remove_identifiers(first.raw)), (second.status, _remove_identifiers(second.raw))]
-            is_created = first.status < 300 and second.status < 300  # An object of the attacker, with ids of its own
+            real_answer = await world.ask(principal, method_, path, body, headers=headers or {})
+            fake_answer = await world.ask(
+                fake_request[0], method_, fake_request[2], fake_request[3], headers=headers or {}
+            )
+            pair = [
+                (real_answer.status, _remove_identifiers(real_answer.raw)),
+                (fake_answer.status, _remove_identifiers(fake_answer.raw)),
+            ]
+            is_created = (
+                real_answer.status < 300 and fake_answer.status < 300
+            )  # The requests created two objects of the attacker, which have different ids.
             if pair[0] != pair[1] and not is_created:
                 context = f"{principal or 'stranger'} {operation} {path} {body}"
                 results.append(f"{context}\n  real: {pair[0]}\n  fake: {pair[1]}")
@@ -104,7 +112,7 @@ async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
 
 
 def _remove_identifiers(body: bytes) -> bytes:
-    """Return the words of an answer without identifiers, whole or truncated."""
+    """Return the words of an answer, without identifiers and parts of identifiers."""
     return _IDS.sub(b"#", body)
 
 
@@ -122,5 +130,5 @@ async def test_no_answer_of_many_random_requests_reveals_whether_a_foreign_handl
     assert not differences, "\n".join(differences[:6])
 
 
-def test_each_principal_makes_some_attack() -> None:
+def test_hostile_principals_include_users_with_and_without_rights() -> None:
     assert set(HOSTILE) >= {"mallory", "riley", "nobody", ""}

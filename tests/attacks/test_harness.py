@@ -37,7 +37,7 @@ async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path
         assert not c.findings, c.format_verdict()
 
 
-# The campaign can fail
+# Tests that the campaign can fail
 
 
 async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatc
 
 
 async def test_writer_who_may_read_the_other_namespace_is_detected(tmp_path: Path) -> None:
-    """With an excessive grant the same campaign reports leaks, so the oracle searches the answers."""
+    """With an excessive grant, the same campaign reports leaks. So the oracle does search the answers."""
     rng = random.Random(4)
     async with open_world(tmp_path, rng) as world:
         grant = {"principal": "mallory", "role": "reader", "namespace": [world.victim]}
@@ -80,13 +80,13 @@ async def test_changed_bytes_are_detected(tmp_path: Path) -> None:
     rng = random.Random(5)
     async with open_world(tmp_path, rng) as world:
         c = AttackCampaign(world, rng, 5)
-        before = await world.compute_fingerprint()
+        fingerprint_before = await world.compute_fingerprint()
         world.touched.clear()
-        await compare(c, before)
+        await compare(c, fingerprint_before)
         assert not c.findings
         Path(world.hints["data file"][0].removeprefix("file://")).unlink()
         world.write(f"{world.hints['location'][0]}/data/planted", b"x")
-        await compare(c, before)
+        await compare(c, fingerprint_before)
         assert sorted(finding.rpartition(" ")[2] for finding in c.findings) == ["gone", "new"]
 
 
@@ -94,17 +94,17 @@ async def test_file_that_the_server_writes_and_deletes_at_once_is_detected(tmp_p
     rng = random.Random(5)
     async with open_world(tmp_path, rng) as world:
         c = AttackCampaign(world, rng, 5)
-        before = await world.compute_fingerprint()
+        fingerprint_before = await world.compute_fingerprint()
         world.touched.clear()
         place = f"{world.hints['location'][0]}/metadata/planted"
         await world.server.components.objects.create(place, b"x")
         await world.server.components.objects.delete(place)
-        await compare(c, before)
+        await compare(c, fingerprint_before)
         assert c.findings == [f"the server created or deleted the victim's {place}"] * 2
 
 
 async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: Path) -> None:
-    """Otherwise a server that rejects everything would pass each campaign."""
+    """If this failed, a server that rejects every request would pass each campaign."""
     rng = random.Random(6)
     async with open_world(tmp_path, rng) as world:
         c = AttackCampaign(world, rng, 6)

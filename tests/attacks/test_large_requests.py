@@ -1,6 +1,6 @@
 """Tests that the server answers other tenants while it checks the largest requests.
 
-Each check waits here for an answer to another tenant.
+In these tests, each check waits until another tenant has received an answer.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
 
 
 @pytest.mark.parametrize("name", [*REQUESTS, STORED])
-async def test_others_are_answered_while_a_large_request_is_checked(
+async def test_other_tenants_are_answered_while_a_large_request_is_checked(
     server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_started, answered = asyncio.Event(), threading.Event()
     loop, original = asyncio.get_running_loop(), asyncio.to_thread
 
-    async def to_thread(work: Callable[[], Any]) -> Any:
+    async def run_after_answer(work: Callable[[], Any]) -> Any:
         def wait_and_work() -> Any:
             loop.call_soon_threadsafe(has_started.set)
             assert answered.wait(60)
@@ -88,7 +88,7 @@ async def test_others_are_answered_while_a_large_request_is_checked(
 
         return await original(wait_and_work)
 
-    monkeypatch.setattr(fair_lock, "_in_thread", to_thread)
+    monkeypatch.setattr(fair_lock, "_in_thread", run_after_answer)
     path, body = REQUESTS.get(name, (f"{NAMES}/tables/stored", SHORT_COMMIT))
     assert (len(json.dumps(body)) > large_requests.LARGE_BYTES) == (name != STORED)
     task: asyncio.Task[Answer] = asyncio.create_task(Api(server)("POST", path, body))
@@ -109,11 +109,11 @@ async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
     for module, name in ((values, "read_updates"), (engine_commits, "check_requirements")):
         function = getattr(module, name)
 
-        def note_thread(*args: Any, name: str = name, original: Callable[..., Any] = function) -> Any:
+        def record_thread(*args: Any, name: str = name, original: Callable[..., Any] = function) -> Any:
             threads.setdefault(name, set()).add(threading.get_ident())
             return original(*args)
 
-        monkeypatch.setattr(module, name, note_thread)
+        monkeypatch.setattr(module, name, record_thread)
     headers = {"Authorization": f"Bearer {secrets['wendy']}"}
     async with run_server(tmp_path, auth="token") as server:
         api = Api(server)
@@ -135,7 +135,7 @@ async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
 async def test_large_metadata_is_read_off_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second server has not cached the metadata.
 
-    The index of columns is also built on another thread; otherwise the plan would build it on the event loop.
+    It must also build the index of columns on another thread, before the plan needs it on the event loop.
     """
     fields = [{"id": number + 1, "name": f"c{number}", "required": False, "type": "long"} for number in range(3_000)]
     async with run_server(tmp_path) as server:
@@ -144,17 +144,17 @@ async def test_large_metadata_is_read_off_the_event_loop(tmp_path: Path, monkeyp
     threads: dict[str, set[int]] = {"decode": set(), "index": set()}
     decode, index = decode_table, schema._build_index
 
-    def decode_and_note_thread(data: bytes, location: str) -> Any:
+    def decode_and_record_thread(data: bytes, location: str) -> Any:
         threads["decode"].add(threading.get_ident())
         return decode(data, location)
 
-    def index_and_note_thread(table_schema: Any) -> Any:
+    def index_and_record_thread(table_schema: Any) -> Any:
         if len(table_schema.fields) == len(fields):
             threads["index"].add(threading.get_ident())
         return index(table_schema)
 
-    monkeypatch.setattr(documents, "decode_table", decode_and_note_thread)
-    monkeypatch.setattr(schema, "_build_index", index_and_note_thread)
+    monkeypatch.setattr(documents, "decode_table", decode_and_record_thread)
+    monkeypatch.setattr(schema, "_build_index", index_and_record_thread)
     async with run_server(tmp_path) as server:
         body = {"filter": {"type": "eq", "term": "c7", "value": 1}}
         assert (await Api(server)("POST", f"{NAMES}/tables/t/plan", body)).status == 200
@@ -166,7 +166,7 @@ async def test_large_metadata_is_read_off_the_event_loop(tmp_path: Path, monkeyp
 async def test_first_requests_import_modules_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A SQL parser, and pandas, which PyArrow imports if it is installed, take a tenth of a second each."""
+    """Two imports take a tenth of a second each: a SQL parser, and pandas, which PyArrow imports if it is installed."""
     threads: dict[str, int] = {}
     original, body = importlib.import_module, metadata._encode_arrow
 

@@ -1,9 +1,9 @@
-"""Tests of a hostile local writer that swaps folders and files of its table for links to another tenant's, at any
+"""Tests of a hostile local writer that replaces folders and files of its table by links to another tenant's, at any
 moment.
 
-Meanwhile the server plans, reads, expires, removes orphans, commits and purges, and workers run statements and jobs.
-No value of the other tenant appears in an answer, and none of its files is read into a new file, changed or deleted.
-The other tenant's files have the names in the writer's metadata, so that each link leads to a suitable file.
+Meanwhile the server plans, reads, expires, removes orphans, commits and purges, and workers run statements and jobs. No
+value of the other tenant appears in an answer, and none of its files is read into a new file, changed or deleted. The
+other tenant's files have the names in the writer's metadata, so that each link leads to a suitable file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DAY_MS = 86_400_000
 SEEDS = [pytest.param(seed, marks=[] if seed == 1 else pytest.mark.slow) for seed in range(1, 9)]
 
 
-def fill(url: str, namespace: str, text: str, appends: int = 3) -> None:
+def create_filled_table(url: str, namespace: str, text: str, appends: int = 3) -> None:
     with open_catalog(url) as catalog:
         catalog.create_table(f"{namespace}.t", schema=SCHEMA)
     with closing(SeamarkClient(url)) as client:
@@ -45,7 +45,9 @@ def fill(url: str, namespace: str, text: str, appends: int = 3) -> None:
 
 
 class Swapper:
-    """A thread that replaces entries of `own` by links to those of the same name in `other`, and restores them."""
+    """A thread that replaces entries of `own_table` by links to the entries of `other` with the same names, and
+    restores them.
+    """
 
     def __init__(self, own_table: Path, other: Path, seed: int) -> None:
         self._own, self._other = own_table, other
@@ -98,7 +100,10 @@ def compute_digests(folder: Path) -> dict[str, str]:
 
 
 def copy_names(own_table: Path, other: Path, fitting: Path) -> None:
-    """Give the other tenant a file for each name that the writer has, data files with as many rows.
+    """Give the other tenant a file for each file name of the writer.
+
+    Args:
+        fitting: The data file to copy for each data file. It has as many rows as the writer's files.
 
     Both tenants also get an old file that no table names, for orphan removal.
     """
@@ -123,23 +128,23 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
         warehouse = tmp_path / "warehouse"
         for namespace in ("mine", "theirs"):
             assert (await Api(server)("POST", "/v1/namespaces", {"namespace": [namespace]})).status == 200
-        await asyncio.to_thread(fill, server.url, "theirs", SECRET)
-        (other,) = (warehouse / "theirs").iterdir()
-        fitting = next((other / "data").rglob("*.parquet"))
+        await asyncio.to_thread(create_filled_table, server.url, "theirs", SECRET)
+        (other_folder,) = (warehouse / "theirs").iterdir()
+        fitting = next((other_folder / "data").rglob("*.parquet"))
         swaps = 0
         for round_number in range(ROUNDS):
-            await asyncio.to_thread(fill, server.url, "mine", "own")
+            await asyncio.to_thread(create_filled_table, server.url, "mine", "own")
             own_table = max((warehouse / "mine").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-            copy_names(own_table, other, fitting)
-            before = compute_digests(warehouse / "theirs")
-            with Swapper(own_table, other, seed * 100 + round_number) as swapper:
+            copy_names(own_table, other_folder, fitting)
+            digests_before = compute_digests(warehouse / "theirs")
+            with Swapper(own_table, other_folder, seed * 100 + round_number) as swapper:
                 answers = [await send_request(server, warehouse, action) for action in rng.sample(ACTIONS * 2, 8)]
                 answers += [
                     await send_request(server, warehouse, "purge"),
                     await send_request(server, warehouse, "housekeep"),
                 ]
             swaps += swapper.swaps
-            assert compute_digests(warehouse / "theirs") == before
+            assert compute_digests(warehouse / "theirs") == digests_before
             assert not any(SECRET in answer for answer in answers)
             for path in list_plain_files(own_table):
                 assert SECRET.encode() not in path.read_bytes(), path
@@ -154,7 +159,7 @@ ACTIONS = ["load", "plan", "sql", "join", "expire", "orphans", "commit", "append
 async def send_request(server: RunningServer, warehouse: Path, action: str) -> str:
     """Send a request, and return the answer as text.
 
-    It may be an error, because the writer breaks its own files.
+    The answer may be an error, because the writer breaks its own files.
     """
     api, table = Api(server), "/v1/namespaces/mine/tables/t"
     maintenance = "/api/v1/tables/mine/t"
@@ -196,6 +201,6 @@ def try_append(url: str) -> str:
     try:
         with closing(SeamarkClient(url)) as client:
             append(client, ("mine", "t"), pa.table({"id": [9], "text": ["own"]}, schema=SCHEMA))
-    except Exception as error:  # noqa: BLE001  the folder may be a link just now
+    except Exception as error:  # noqa: BLE001  the append fails while the folder is a link
         return str(error)
     return ""

@@ -1,4 +1,4 @@
-"""Tests that the server answers others while it parses SQL of tenants: one text at a time, longer ones in a thread."""
+"""Tests that the server answers other tenants while it parses SQL: one text at a time, and long texts in a thread."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
+async def test_one_text_is_parsed_at_a_time_while_other_requests_are_answered(
     server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_started, answered = asyncio.Event(), threading.Event()

@@ -1,7 +1,7 @@
 """Tests of metadata files that a table's writers have overwritten.
 
-The server does not read an overwritten file that it wrote itself. If another catalog wrote the file, nothing is written
-or listed in a location of another table that it names.
+The server does not read an overwritten file that it wrote itself. If another catalog wrote the file and it names a
+location of another table, the server writes and lists nothing there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OVERWRITES: dict[str, tuple[str, str, Any]] = {
 
 
 async def _create_attackers_table(world: AttackWorld) -> str:
-    """Create a table `t` with an index and a view `v`; return the table's location."""
+    """Create a table `t` with an index and a view `v`. Return the table's location."""
     answer = await world.ask_successfully("mallory", "POST", f"{NAMES}/tables", {"name": "t", "schema": SCHEMA})
     await world.ask_successfully("mallory", "PUT", f"{OURS}/t/indexes/i", _BLOOM)
     view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
@@ -62,7 +62,7 @@ async def _send_overwrite(world: AttackWorld, way: str, own_location: str) -> An
     return await world.ask("mallory", method, path, json.loads(json.dumps(body).replace("OWN", own_location)))
 
 
-async def _overwrite(world: AttackWorld, path: str, **changes: Any) -> None:
+async def _overwrite_metadata_file(world: AttackWorld, path: str, **changes: Any) -> None:
     """Overwrite the metadata file, as a principal with access to the table's folder can."""
     answer = await world.ask_successfully("mallory", "GET", path)
     metadata = {**json.loads(world.read(answer["metadata-location"])), **changes}
@@ -70,8 +70,8 @@ async def _overwrite(world: AttackWorld, path: str, **changes: Any) -> None:
     world.server.components.catalog.documents.cache.clear()
 
 
-async def _rename_file(world: AttackWorld, kind: str, name: str) -> None:
-    """Let an admin register the metadata under a name without a digest, as from another catalog."""
+async def _register_without_digest(world: AttackWorld, kind: str, name: str) -> None:
+    """Let an admin register the metadata file under a name without a digest, as another catalog would write it."""
     answer = await world.ask_successfully("mallory", "GET", f"{NAMES}/{kind}s/{name}")
     location = answer["metadata-location"].rpartition("/")[0] + "/v1.metadata.json"
     world.write(location, world.read(answer["metadata-location"]))
@@ -101,21 +101,21 @@ async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
     async with open_world(tmp_path, random.Random(7)) as world:
         own_location = await _create_attackers_table(world)
         if target_name == "freely":
-            await _rename_file(world, "table", "t")
-            await _rename_file(world, "view", "v")
-        before = await world.compute_fingerprint()
+            await _register_without_digest(world, "table", "t")
+            await _register_without_digest(world, "view", "v")
+        fingerprint_before = await world.compute_fingerprint()
         for path in (f"{NAMES}/tables/t", f"{NAMES}/views/v"):
-            await _overwrite(world, path, location=world.hints[kind][0])
+            await _overwrite_metadata_file(world, path, location=world.hints[kind][0])
         world.touched.clear()
         answer = await _send_overwrite(world, way, own_location)
         assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
         assert not world.list_touched_of_victim()
-        assert await world.compute_fingerprint() == before
+        assert await world.compute_fingerprint() == fingerprint_before
 
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize("way", OVERWRITES)
-async def test_same_requests_work_with_unchanged_metadata(tmp_path: Path, way: str) -> None:
+async def test_each_request_succeeds_with_unchanged_metadata(tmp_path: Path, way: str) -> None:
     async with open_world(tmp_path, random.Random(8)) as world:
         own_location = await _create_attackers_table(world)
         world.server.components.catalog.documents.cache.clear()
@@ -199,11 +199,11 @@ def _build_set_properties(properties: dict[str, str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("way", MOVES)
 @pytest.mark.parametrize("name", PATHS)
-async def test_no_file_is_written_to_a_path_claimed_by_another_table(tmp_path: Path, way: str, name: str) -> None:
+async def test_no_file_is_written_to_a_path_that_another_table_has_claimed(tmp_path: Path, way: str, name: str) -> None:
     """The table was moved out of the attacker's namespace, so its path is still below the namespace's folder."""
     async with open_world(tmp_path, random.Random(9)) as world:
         own_location = await _create_attackers_table(world)
-        before = await world.compute_fingerprint()
+        fingerprint_before = await world.compute_fingerprint()
         for place, status in ((world.hints["moved location"][0], 400), (f"{own_location}-more", 200)):
             world.touched.clear()
             method, path, body = MOVES[way]({name: place})
@@ -211,10 +211,10 @@ async def test_no_file_is_written_to_a_path_claimed_by_another_table(tmp_path: P
             answer = await world.ask("mallory", method, path, json.loads(text))
             assert answer.status == status, answer.raw
             assert not world.list_touched_of_victim()
-        assert await world.compute_fingerprint() == before
+        assert await world.compute_fingerprint() == fingerprint_before
 
 
-async def test_no_file_is_written_for_the_uuid_of_another_table(tmp_path: Path) -> None:
+async def test_no_file_is_written_if_metadata_has_the_uuid_of_another_table(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(10)) as world:
         own_location = await _create_attackers_table(world)
         for uuid, location in (

@@ -1,7 +1,7 @@
 """Measure each function of the packages that takes only text, on long hostile texts.
 
 As a module it prints each function whose time grows faster than its text. The functions are found in the syntax trees,
-so a new one needs no entry here. Exceptions count as answers.
+so a new function needs no entry here. An exception counts as an answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOT_CALLED = (
     "metaserver/settings/settings",
     "metaserver/store/",
 )
-"""Files and folders of functions that open files or connections, take the operator's texts, or need Spark."""
+"""Files and folders with functions that open files or connections, take texts of the operator, or need Spark."""
 _VALUES: dict[str, Any] = {"int": 1, "bool": False, "float": 1.0, "str | None": None}
 TEXT_CHARACTERS = 6_000
 # fmt: off
@@ -56,9 +56,9 @@ _AROUND = (
 
 
 def list_functions() -> Iterator[tuple[str, Callable[[str], object]]]:
-    """Yield (place, a call with one text) of each function whose required arguments are texts or plain values.
+    """Yield (place, callable with one text) of each function whose required arguments are texts or plain values.
 
-    This includes the reader of predicates, which also needs a schema.
+    They include the parser of predicates, which also needs a schema.
     """
     schema = convert_json(encode_json(SCHEMA), Schema)
     yield "parse_sql", _build_call(partial(parse_sql, schema=schema), ["str"], {})
@@ -96,7 +96,8 @@ def _list_types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | Non
 
 
 def _build_call(function: Any, positional: list[str], keyword_arguments: dict[str, str]) -> Callable[[str], object]:
-    plain = inspect.unwrap(function)  # A cache would answer the second measurement.
+    """Return a function that passes its text to the measured function, and ignores exceptions."""
+    plain = inspect.unwrap(function)  # Without the cache, because it would answer the second measurement.
 
     def choose_value(kind: str, text: str) -> Any:
         if kind == "bytes":
@@ -119,9 +120,9 @@ def _build_call(function: Any, positional: list[str], keyword_arguments: dict[st
 
 def build_hostile_texts(characters: int) -> Iterator[str]:
     """Yield long texts of repeated parts, in an order that does not depend on the length."""
-    for before, after in _AROUND:
+    for prefix, suffix in _AROUND:
         for part in _REPEATED:
-            yield before + part * (characters // len(part)) + after
+            yield prefix + part * (characters // len(part)) + suffix
 
 
 def find_superlinear_texts(place: str, call: Callable[[str], object]) -> Iterator[str]:

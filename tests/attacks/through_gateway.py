@@ -1,7 +1,7 @@
 """S3 requests to the objects gateway for the victim's objects, signed with credentials of the attacker's own table.
 
-The victim's objects are already in the gateway's cache, because a cached answer needs the same rights as one from the
-store.
+The gateway has the victim's objects in its cache, because a cached answer requires the same rights as an answer from
+the object store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OF_BUCKETS = ("list", "delete", "copy")
 
 
 async def read_keys(world: AttackWorld, principal: str, path: str) -> dict[str, str]:
-    """Return the config of a table; empty without access."""
+    """Return the credentials in the config of a table, or an empty dict without access."""
     answer = await world.ask(principal, "GET", path, headers=VENDING_HEADER)
     return answer.json.get("config", {}) if answer.status == 200 else {}
 
@@ -56,6 +56,7 @@ async def send(
     data: bytes | None = None,
     **headers: str,
 ) -> tuple[int, bytes, dict[str, str]]:
+    """Send a request to the gateway, signed with the keys or, without keys, with invalid ones."""
     signed_headers = sign_headers(
         RequestTarget(method, path, query, {"host": urlsplit(world.gateway).netloc, **headers}),
         access_key_id=keys.get("s3.access-key-id", "SMKAAAAAAAAAAAAAAAAA"),
@@ -124,18 +125,20 @@ async def reach_through_gateway(c: AttackCampaign, name: str) -> None:
             target = f"/{world.bucket}/{own_location}/data/copied"
             headers = {"x-amz-copy-source": f"/{world.bucket}/{quote(place)}"}
         status, body, response_headers = await send(world, _forge_keys(c, keys), method, target, query, data, **headers)
-        c.steps.append(f"{principal or 'stranger'} by the gateway: {method} {target}?{query} {headers} -> {status}")
+        c.steps.append(
+            f"{principal or 'stranger'} through the gateway: {method} {target}?{query} {headers} -> {status}"
+        )
         leaks = world.secrets.find_leaks(body, response_headers)
         if leaks:
             c.report(f"the gateway's answer has {', '.join(map(str, leaks))}")
         if status < 300:
             c.report("the gateway answered a request for the victim's objects")
         if status >= 500 and status != 503:
-            c.report(f"a fault of the gateway: {body[:500]!r}")
+            c.report(f"the gateway failed: {body[:500]!r}")
 
 
 def _forge_keys(c: AttackCampaign, keys: dict[str, str]) -> dict[str, Any]:
-    """Return the credentials, or credentials with another grant in their token."""
+    """Return the credentials, sometimes with another grant in their token."""
     token = keys.get("s3.session-token", "")
     if not token or c.rng.random() < 0.7:
         return keys

@@ -1,8 +1,8 @@
 """Two tenants on one server: the victim's namespace with planted secrets, and the attacker's namespace.
 
 `open_world` starts a server with logins over a local warehouse or a real S3 store, and lets an ordinary client
-(PyIceberg) write the victim's tables. The attacker owns the namespace `evil`; everything about the other namespace is
-secret, except the hints of a campaign.
+(PyIceberg) write the victim's tables. The attacker owns the namespace `evil`. Everything about the victim's namespace
+is secret, except the hints of a campaign.
 """
 
 from __future__ import annotations
@@ -47,11 +47,13 @@ readable.
 """
 SCHEMA = {"type": "struct", "schema-id": 0, "fields": FIELDS}
 HOSTILE = ("mallory", "morgan", "riley", "nobody", "")
-"""Confined writer, admin and reader of `evil`, a login without a grant, and an unknown client without a login"""
+"""A writer, an admin and a reader of only `evil`, a login without a grant, and a client without a login."""
 
 
 @dataclass
 class AttackWorld:
+    """A server with the victim's tables, the tokens of all principals, and the secrets that must not leak."""
+
     server: RunningServer
     api: Api
     secrets: Secrets
@@ -60,11 +62,11 @@ class AttackWorld:
     s3: S3 | None
     bucket: str
     victim: str
-    """The victim's namespace"""
+    """The victim's namespace."""
     hints: dict[str, list[str]] = field(default_factory=dict)
-    """Handles that an attacker may know, by kind"""
+    """Handles that an attacker may know, by kind."""
     gateway: str = ""
-    """URL of the objects gateway; empty if there is none"""
+    """URL of the objects gateway, or empty if there is none."""
     touched: list[str] = field(default_factory=list)
     """Locations of all files that the server has created or deleted. A file may be gone before `files` is called."""
 
@@ -88,7 +90,7 @@ class AttackWorld:
         return bytes(self._call_s3("get_object", location)["Body"].read())
 
     def write(self, location: str, data: bytes) -> None:
-        """Write an object as an engine with access to the storage writes into its own table."""
+        """Write an object to the storage, as an engine does for its own table."""
         if self.s3 is None:
             path = Path(location.removeprefix("file://"))
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,7 +132,9 @@ class AttackWorld:
         return [place for place in self.touched if self.is_victims(place)]
 
     async def compute_fingerprint(self) -> dict[str, str]:
-        """Return digests of the victim's files and of all that the catalog has about it, as an admin sees it."""
+        """Return digests of the victim's files, and of everything about the victim that an admin gets from the
+        catalog.
+        """
         results = {place: _compute_digest(data) for place, data in self.read_files().items() if self.is_victims(place)}
         names = f"/v1/namespaces/{self.victim}"
         paths = [names, f"{names}/tables", f"{names}/views", f"{names}/functions"]
@@ -144,13 +148,15 @@ class AttackWorld:
             known_ids = [
                 loaded_table["metadata-location"],
                 loaded_table["metadata"],
-            ]  # The credentials in `config` change with the time.
+            ]  # `config` is left out, because its credentials change over time.
             results[f"{names}/tables/{table}"] = _compute_digest(json.dumps(known_ids).encode())
             answer = await self.ask_successfully("root", "GET", f"/api/v1/tables/{self.victim}/{table}/indexes")
             unused_indexes = [{**index, "used": None} for index in answer["indexes"]]
             results[f"indexes of {table}"] = _compute_digest(json.dumps(unused_indexes).encode())
         grants = (await self.ask_successfully("root", "GET", "/api/v1/grants"))["grants"]
-        grants = [grant for grant in grants if grant["namespace"][:1] != [EVIL]]  # The confined admin gives these.
+        grants = [
+            grant for grant in grants if grant["namespace"][:1] != [EVIL]
+        ]  # The admin of the attacker's namespace can change grants on it.
         results["grants"] = _compute_digest(json.dumps(grants).encode())
         return results
 
@@ -161,6 +167,7 @@ def _compute_digest(data: bytes) -> str:
 
 @contextmanager
 def _record_locations(store: type[LocalObjects] | type[S3Objects], touched: list[str]) -> Iterator[None]:
+    """Record the location of each file that the server creates or deletes through this kind of store."""
     create, delete = store.create, store.delete
 
     async def record_create(self: Any, location: str, data: bytes, **options: bool) -> None:
@@ -179,7 +186,7 @@ def _record_locations(store: type[LocalObjects] | type[S3Objects], touched: list
 async def open_world(
     home: Path, rng: random.Random, s3: S3 | None = None, *, with_gateway: bool = False
 ) -> AsyncIterator[AttackWorld]:
-    """Open a server with both tenants; closing leaves nothing running.
+    """Open a server with both tenants. When it is closed, nothing keeps running.
 
     Args:
         with_gateway: Also open the objects gateway, over S3.
@@ -285,11 +292,11 @@ class _Planting:
         self.hints["moved location"].append(answer["metadata"]["location"])
         self.hints["moved uuid"].append(answer["metadata"]["table-uuid"])
         name = self.plant_hint("table", f"shipment{self.mark}")
-        ends = {
+        identifiers = {
             "source": {"namespace": [EVIL], "name": "moved"},
             "destination": {"namespace": [world.victim], "name": name},
         }
-        await world.ask_successfully("bridge", "POST", "/v1/tables/rename", ends)
+        await world.ask_successfully("bridge", "POST", "/v1/tables/rename", identifiers)
 
     def _create_written_tables(self) -> None:
         """Write tables with PyIceberg, as an ordinary client."""
@@ -298,7 +305,7 @@ class _Planting:
         if world.s3 is not None:
             options |= world.s3.build_client_properties() | {"s3.signer": "", "s3.remote-signing-enabled": "false"}
         catalog = RestCatalog("victim", **options)
-        part = secret("partition value", value=False)  # It is part of paths, like its column's name.
+        part = secret("partition value", value=False)  # It is a handle, because paths contain it.
         columns = [secret("column name", value=number != 2) for number in range(4)]
         schema = _build_arrow_schema(columns)
         for kind, name in (("table", f"ledger{self.mark}"), ("dropped name", f"gone{self.mark}")):
@@ -313,7 +320,7 @@ class _Planting:
             table.manage_snapshots().create_tag(snapshot.snapshot_id, secret("tag name")).commit()
         moved = catalog.load_table((world.victim, self.hints["table"][0]))
         moved.append(self._build_rows(_build_arrow_schema([item["name"] for item in FIELDS]), part))
-        # The first table that attacks name is the one written by itself.
+        # Attacks use the first table first.
         self.hints["table"].reverse()
 
     def _build_rows(self, schema: pa.Schema, part: str) -> pa.Table:
@@ -327,6 +334,7 @@ class _Planting:
         return pa.table([numbers[:count], texts, [part] * count, numbers[count:]], schema=schema)
 
     async def _plant_handles(self, name: str) -> None:
+        """Register the identifiers and locations of the victim's table as secrets and possible hints."""
         world = self.world
         answer = await world.ask_successfully("root", "GET", f"/v1/namespaces/{world.victim}/tables/{name}")
         metadata = answer["metadata"]
@@ -344,10 +352,7 @@ class _Planting:
                 self.plant_hint("manifest", place)
 
     async def _create_other_objects(self, name: str) -> None:
-        """Create other objects of a table.
-
-        These are an index with a build, plans, pages, a report, and staged and recorded answers.
-        """
+        """Create an index with a build, plans, pages, a report, and staged and recorded answers for a table."""
         world = self.world
         table_name = f"/api/v1/tables/{world.victim}/{name}"
         standard = f"/v1/namespaces/{world.victim}/tables/{name}"
@@ -443,4 +448,4 @@ KINDS = (
     *("location", "metadata file", "manifest list", "manifest", "data file", "view file"),
     *("plan task", "page token", "stage", "moved location", "moved uuid"),
 )
-"""Kinds of hints. Each campaign gives some of them to the attacker."""
+"""Kinds of hints. Each campaign gives some kinds to the attacker."""

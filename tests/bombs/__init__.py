@@ -1,1 +1,1 @@
-"""Small files and requests that would take much memory: each is rejected or answered within a limit."""
+"""Tests of small files and requests that would take much memory. Each is rejected, or answered within a limit."""

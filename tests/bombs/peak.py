@@ -1,4 +1,4 @@
-"""The memory of a function, measured in a separate process.
+"""Measure the memory of a function in a separate process.
 
 The process is forked from one that has imported the module, because the import takes longer than most functions.
 """
@@ -41,17 +41,19 @@ def _start_parent(module: str) -> subprocess.Popen[str]:
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def stop() -> None:
+    def stop_parent() -> None:
         process.communicate()
 
-    atexit.register(stop)
+    atexit.register(stop_parent)
     return process
 
 
 def measure_peak(function: Callable[..., object], *arguments: str | Path) -> tuple[int, str]:
-    """Return (bytes that the process has grown by at its peak, the function's result as text).
+    """Return (bytes by which the process grew at its peak, the function's result as text).
 
-    The function must be one of a module, and take text.
+    Args:
+        function: A function of a module.
+        arguments: Texts or paths. The function receives them as text.
     """
     parent = _start_parent(function.__module__)
     assert parent.stdin is not None
@@ -59,8 +61,8 @@ def measure_peak(function: Callable[..., object], *arguments: str | Path) -> tup
     parent.stdin.write(json.dumps([function.__name__, *map(str, arguments)]) + "\n")
     parent.stdin.flush()
     line = parent.stdout.readline()
-    assert line, "the process has ended"
+    assert line, "the process ended without a result"
     actual = json.loads(line)
-    assert actual is not None, f"{function.__name__} failed: standard error says why"
+    assert actual is not None, f"{function.__name__} failed; see standard error"
     size, report = actual
     return int(size), str(report)

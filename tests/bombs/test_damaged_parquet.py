@@ -1,4 +1,4 @@
-"""Tests of Parquet files with damaged bytes: pyarrow, which decodes them in the server, neither crashes nor
+"""Tests of Parquet files with damaged bytes. pyarrow, which decodes them in the server, neither crashes nor
 over-reads.
 """
 
@@ -53,8 +53,8 @@ def encode_rows(**form: Any) -> bytes:
     return out.getvalue()
 
 
-def read(data: bytes) -> list[pa.ChunkedArray]:
-    """Read a file in all the ways in which the server reads data and delete files."""
+def read_all_ways(data: bytes) -> list[pa.ChunkedArray]:
+    """Read a file in all the ways in which the server reads data files and delete files."""
     columns = BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).read_columns(PATHS)
     for number, kind in enumerate(KINDS.values()):
         convert_to_keys(columns[number], kind)
@@ -67,7 +67,7 @@ def read(data: bytes) -> list[pa.ChunkedArray]:
 
 def describe_outcome(path: str) -> str:
     try:
-        result = read(Path(path).read_bytes())
+        result = read_all_ways(Path(path).read_bytes())
     except (Unreadable, pa.ArrowException, OSError, ValueError) as error:
         return f"refused: {error}"
     return (
@@ -89,13 +89,13 @@ def change_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
 
 
 def repeat_field(encoded: bytes, number: int, kind: int, value: object) -> bytes:
-    """Return the structure with a field repeated at its end."""
+    """Return the encoded structure with one field repeated at its end."""
     repeated_field = thrift.write({1: (I64, number)})[1:-1] + thrift.write({1: (kind, value)})[1:-1]
     return encoded[:-1] + bytes([kind]) + repeated_field + b"\0"
 
 
 def add_dictionary_of_another_type(chunk: Fields) -> None:
-    """Add a dictionary offset of another type, which pyarrow skips, so that it begins with the data page."""
+    """Add a dictionary offset with another Thrift type. pyarrow skips it, and so begins with the data page."""
     metadata = chunk[3][1]
     metadata[11] = I32, 4
     chunk[3] = STRUCT, dict(sorted(metadata.items()))
@@ -106,14 +106,14 @@ def add_wrong_sizes(chunk: Fields) -> None:
     chunk[3][1][16] = STRUCT, {1: (I64, 5), 3: (LIST, (I64, [1, 2, 3, 4]))}
 
 
-def name_keys(chunk: Fields) -> None:
-    """Name keys of a chunk, although the file has no encryption."""
+def add_key_name(chunk: Fields) -> None:
+    """Add the name of an encryption key to a chunk, although the file has no encryption."""
     chunk[8] = STRUCT, {2: (STRUCT, {1: (LIST, (BINARY, [b"n"]))})}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(add_wrong_sizes, "refused: Definition level"), (name_keys, "refused: p: the file has encrypted")],
+    [(add_wrong_sizes, "refused: Definition level"), (add_key_name, "refused: p: the file has encrypted")],
 )
 def test_chunks_that_pyarrow_cannot_represent_do_not_end_the_process(
     tmp_path: Path, change: Callable[[Fields], None], message: str
@@ -126,7 +126,7 @@ def test_chunks_that_pyarrow_cannot_represent_do_not_end_the_process(
 def test_chunk_whose_dictionary_page_pyarrow_skips_is_rejected() -> None:
     data = change_chunks(encode_rows(use_dictionary=False), add_dictionary_of_another_type)
     with pytest.raises(Unreadable, match="dictionary offset is no I64"):
-        read(data)
+        read_all_ways(data)
 
 
 def test_footer_with_two_lists_of_row_groups_is_rejected() -> None:
@@ -135,11 +135,11 @@ def test_footer_with_two_lists_of_row_groups_is_rejected() -> None:
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer = repeat_field(data[begin:-8], 4, *thrift.read(data, begin)[0][4])
     with pytest.raises(Unreadable, match="a field of the footer is repeated"):
-        read(data[:begin] + footer + len(footer).to_bytes(4, "little") + MAGIC)
+        read_all_ways(data[:begin] + footer + len(footer).to_bytes(4, "little") + MAGIC)
 
 
-def test_page_that_states_its_size_twice_is_rejected() -> None:
-    """pyarrow skips the field with the other type."""
+def test_page_with_two_sizes_is_rejected() -> None:
+    """pyarrow skips the size with the other Thrift type."""
     data = encode_rows(compression="none", use_dictionary=False)
     page, end = thrift.read(data, 4)
     with pytest.raises(ValueError, match="the field 2 is repeated"):
@@ -147,7 +147,7 @@ def test_page_that_states_its_size_twice_is_rejected() -> None:
 
 
 def test_page_whose_number_of_values_exceeds_32_bits_is_rejected() -> None:
-    """pyarrow uses the last 32 bits and reads the following pages, whose memory would not be limited."""
+    """pyarrow uses only the low 32 bits and reads the following pages, whose memory would not be limited."""
     data = encode_rows(compression="none", use_dictionary=False)
     page, end = thrift.read(data, 4)
     fields = page[5][1]
@@ -157,13 +157,13 @@ def test_page_whose_number_of_values_exceeds_32_bits_is_rejected() -> None:
 
 
 def test_field_whose_id_exceeds_16_bits_is_rejected() -> None:
-    """pyarrow uses the last 16 bits."""
+    """pyarrow uses only the low 16 bits of the field id."""
     with pytest.raises(ValueError, match="exceeds 16 bits"):
         thrift.read(repeat_field(thrift.write({1: (I32, 5)}), (1 << 16) + 1, I32, 6))
 
 
 def change_item_type(fields: Fields, number: int, kind: int) -> None:
-    """Change the type that a list states for its items, which remain single bytes or empty structures."""
+    """Change the item type in the header of a list. The items remain single bytes or empty structures."""
     fields[number] = LIST, (kind, [0])
 
 
@@ -194,8 +194,8 @@ def add_field(fields: Fields, number: int) -> Fields:
 
 
 @pytest.mark.parametrize("name", FOOTER_CHANGES)
-def test_list_that_states_another_type_of_its_items_is_rejected(name: str) -> None:
-    """pyarrow ignores the stated type, and would read other fields after the list."""
+def test_list_with_a_wrong_item_type_is_rejected(name: str) -> None:
+    """pyarrow ignores the stated item type, and would read the following fields as items."""
     data = encode_rows()
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer, _ = thrift.read(data, begin)
@@ -205,14 +205,14 @@ def test_list_that_states_another_type_of_its_items_is_rejected(name: str) -> No
 
 
 def sort_fields(value: Any) -> Any:
-    """Return the structure with its fields in the order of their ids."""
+    """Return the structure with its fields in ascending order of their ids."""
     if isinstance(value, dict):
         return {number: sort_fields(value[number]) for number in sorted(value)}
     return type(value)(map(sort_fields, value)) if isinstance(value, tuple | list) else value
 
 
 def list_unexpected_outcomes(seed: str) -> str:
-    """Return the unexpected outcomes of damaged files: neither errors nor rows."""
+    """Return the outcomes of damaged files that are neither an expected error nor rows."""
     rng, results = random.Random(seed), []
     files = [encode_rows(**form) for form in FORMS]
     for _ in range(250):
@@ -221,15 +221,15 @@ def list_unexpected_outcomes(seed: str) -> str:
             offset = rng.randrange(len(data)) if rng.random() < 0.6 else len(data) - 1 - rng.randrange(1200)
             data[offset] = rng.choice((rng.randrange(256), data[offset] ^ 1 << rng.randrange(8), 0, 255, 127))
         try:
-            read(bytes(data))
+            read_all_ways(bytes(data))
         except (Unreadable, pa.ArrowException, OSError, ValueError):
             pass
-        except Exception as error:  # noqa: BLE001  what the server does not expect
+        except Exception as error:  # noqa: BLE001  an error that the server does not expect
             results.append(repr(error))
     return str(results)
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", ["1", "2"])
-def test_damaged_files_are_read_or_rejected(seed: str) -> None:
+def test_damaged_files_are_read_or_rejected_with_expected_errors(seed: str) -> None:
     assert measure_peak(list_unexpected_outcomes, seed)[1] == "[]"

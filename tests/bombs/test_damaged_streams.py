@@ -1,4 +1,4 @@
-"""Tests of Arrow streams of keys with damaged bytes: none crashes the process, although a request of 1 KB could try."""
+"""Tests of Arrow streams of keys with damaged bytes. None crashes the process, although clients can send any bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def encode_stream(columns: dict[str, pa.Array], rows: int) -> bytes:
 
 
 def encode_all_forms() -> list[bytes]:
-    """Return plain columns and each form in which rows share values, in one batch and in several."""
+    """Return encoded streams: plain columns, and each form in which rows share values, in one batch and in several."""
     plain = {
         "n": pa.array(range(ROWS), pa.int64()),
         "s": pa.array([f"value {number % 9} that is long" if number % 5 else None for number in range(ROWS)]),
@@ -49,7 +49,7 @@ def encode_all_forms() -> list[bytes]:
 
 
 def count_keys(data: bytes) -> str:
-    """Return the number of keys in a body, as the route reads it."""
+    """Return the number of keys in a body, as text, or the error. The route reads bodies in the same way."""
     try:
         arrays, shared_bytes = extract_term_arrays(TERMS, read_stream(data, "The body", rows_max=1_000_000))
         if shared_bytes > 1 << 26:
@@ -62,7 +62,7 @@ def count_keys(data: bytes) -> str:
 
 
 def read_invalid_view_of_null() -> str:
-    """Read a null whose view has a negative length: only views of values have to be valid."""
+    """Read a null whose view has a negative length. Only views of values must be valid."""
     text = pa.array(["a value that is long", None, "short"], pa.string_view())
     views = np.frombuffer(text.buffers()[1], dtype=np.int32).reshape(-1, 4).copy()
     views[1] = (-(1 << 31), 0, 0, 0)
@@ -76,7 +76,7 @@ def test_null_may_have_any_view() -> None:
 
 
 def list_unexpected_outcomes(seed: str) -> str:
-    """Return the unexpected outcomes of damaged streams: neither errors nor keys."""
+    """Return the outcomes of damaged streams that are neither an expected error nor keys."""
     rng, results = random.Random(seed), []
     bodies = encode_all_forms()
     for _ in range(1500):
@@ -89,12 +89,12 @@ def list_unexpected_outcomes(seed: str) -> str:
                 data[offset] = rng.choice((rng.randrange(256), data[offset] ^ 1 << rng.randrange(8), 0, 255, 127))
         try:
             count_keys(bytes(data))
-        except Exception as error:  # noqa: BLE001  what the server does not expect
+        except Exception as error:  # noqa: BLE001  an error that the server does not expect
             results.append(repr(error))
     return str(results)
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("seed", ["1", "2"])
-def test_damaged_streams_are_read_or_rejected(seed: str) -> None:
+def test_damaged_streams_are_read_or_rejected_with_expected_errors(seed: str) -> None:
     assert measure_peak(list_unexpected_outcomes, seed)[1] == "[]"

@@ -1,4 +1,4 @@
-"""Tests of small metadata files, manifests and request bodies that expand to much."""
+"""Tests of small metadata files, manifests and request bodies that expand to many bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def decode_as_metadata(path: str) -> str:
     return "decoded"
 
 
-def test_small_metadata_file_that_expands_to_much_is_corrupt(tmp_path: Path) -> None:
+def test_metadata_file_that_expands_beyond_the_limit_is_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "v1.gz.metadata.json"
     path.write_bytes(gzip.compress(b'{"properties":{"a":"' + bytes(200 * MIB) + b'"}}'))
     assert path.stat().st_size < MIB
@@ -50,7 +50,7 @@ def decode_as_manifest(path: str) -> str:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("codec", ["deflate", "zstandard"])
-def test_small_manifest_that_inflates_to_much_is_corrupt(tmp_path: Path, codec: str) -> None:
+def test_manifest_that_inflates_beyond_the_limit_is_corrupt(tmp_path: Path, codec: str) -> None:
     path = tmp_path / "m.avro"
     out = io.BytesIO()
     schema = {"type": "record", "name": "manifest_entry", "fields": [{"name": "status", "type": "int"}]}
@@ -81,7 +81,7 @@ def _encode_long(value: int) -> bytes:
 
 
 def make_shared_values(form: str) -> pa.Array:
-    """Return one value of 100 KB in 20,000 rows."""
+    """Return an array of 20,000 rows that all refer to one value of 100 KB."""
     value = pa.array(["x" * 100_000])
     if form == "dictionary":
         return pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int32()), value)
@@ -108,7 +108,7 @@ def test_keys_whose_rows_share_one_long_value_are_not_expanded(form: str) -> Non
     assert size < 64 * MIB
 
 
-def test_shared_values_within_the_limit_are_ordinary_keys() -> None:
+def test_shared_values_within_the_limit_are_expanded_to_keys() -> None:
     plain_array = pa.array(["a", "b", None, "a"])
     forms = [plain_array.dictionary_encode(), plain_array.cast(pa.string_view()), pa.array(plain_array).slice(0)]
     expected = convert_to_keys(plain_array, "string")

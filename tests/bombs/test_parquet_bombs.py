@@ -1,4 +1,4 @@
-"""Tests of small Parquet files that decode to much, as joined tables, delete files and indexed files."""
+"""Tests of small Parquet files that decode to many bytes, read as joined tables, delete files and indexed files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ VALUE = "x" * 100_000
 KEY = 1
 
 
-def write(path: Path, column: pa.Array, **options: object) -> Path:
+def write_column(path: Path, column: pa.Array, **options: object) -> Path:
     field = pa.field("c", column.type, metadata={"PARQUET:field_id": str(KEY)})
     pq.write_table(pa.table([column], schema=pa.schema([field])), path, compression="zstd", **options)
     assert path.stat().st_size < MIB
@@ -52,31 +52,33 @@ def write(path: Path, column: pa.Array, **options: object) -> Path:
 
 
 def repeat_value(kind: pa.DataType, rows: int = ROWS) -> pa.Array:
-    """Return one long value in all rows."""
+    """Return an array of `rows` rows that all contain the same long value."""
     value = pa.array([VALUE.encode()], pa.binary()).cast(kind)
     return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), value)
 
 
 def write_dictionary(folder: Path) -> Path:
-    return write(folder / "dictionary.parquet", repeat_value(pa.string()))
+    return write_column(folder / "dictionary.parquet", repeat_value(pa.string()))
 
 
 def write_fixed(folder: Path) -> Path:
     # PyArrow writes these values one by one, so three times the limit is sufficient.
-    return write(folder / "fixed.parquet", repeat_value(pa.binary(len(VALUE)), 2_000))
+    return write_column(folder / "fixed.parquet", repeat_value(pa.binary(len(VALUE)), 2_000))
 
 
 def write_delta(folder: Path) -> Path:
     column = pa.array([VALUE] * 2_000, pa.large_string())
-    return write(folder / "delta.parquet", column, use_dictionary=False, column_encoding="DELTA_BYTE_ARRAY")
+    return write_column(folder / "delta.parquet", column, use_dictionary=False, column_encoding="DELTA_BYTE_ARRAY")
 
 
 def write_page(folder: Path) -> Path:
-    return write(folder / "page.parquet", pa.array(["y" * (200 * MIB)]), use_dictionary=False, write_statistics=False)
+    return write_column(
+        folder / "page.parquet", pa.array(["y" * (200 * MIB)]), use_dictionary=False, write_statistics=False
+    )
 
 
 def write_nulls(folder: Path) -> Path:
-    return write(folder / "nulls.parquet", pa.nulls(10_000_000, pa.int64()))
+    return write_column(folder / "nulls.parquet", pa.nulls(10_000_000, pa.int64()))
 
 
 BOMBS = {
@@ -91,9 +93,9 @@ Bomb = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def bomb(tmp_path_factory: pytest.TempPathFactory) -> Bomb:
-    """Return a function that returns the file of a name.
+    """Return a function that returns the path of the file with a name.
 
-    A file is written once, because writing takes longer than rejecting it.
+    A file is written only once, because writing takes longer than rejecting it.
     """
     return cache(lambda name: BOMBS[name](tmp_path_factory.mktemp("bombs")))
 
@@ -103,7 +105,7 @@ def count_rows(path: str) -> int:
 
 
 def read_as_dimension(path: str, kind: str) -> str:
-    """Return what a join reads of the column."""
+    """Read the column as a join does. Return the number of keys and rows as text, or the reason of the refusal."""
 
     async def read() -> str:
         home = Path(path).parent
@@ -123,7 +125,7 @@ def read_as_dimension(path: str, kind: str) -> str:
 
 
 def read_as_rows(path: str) -> str:
-    """Return what a lookup reads of all rows of the column."""
+    """Read all rows of the column as a lookup does. Return a text about them, or the reason of the refusal."""
 
     async def read() -> str:
         home = Path(path).parent
@@ -184,7 +186,7 @@ def test_equality_delete_file_that_decodes_to_more_than_the_limit_is_not_read(bo
 
 
 def write_footer(path: Path, change: Callable[[thrift.Fields], None]) -> Path:
-    """Return a file of one column and one row with a changed footer."""
+    """Write a file with one column and one row, and with a footer that `change` has modified. Return its path."""
     out = io.BytesIO()
     field = pa.field("c", pa.int64(), metadata={"PARQUET:field_id": str(KEY)})
     pq.write_table(pa.table([pa.array([1])], schema=pa.schema([field])), out)
@@ -211,8 +213,8 @@ def add_chunks(footer: thrift.Fields) -> None:
     _get_group(footer)[1] = _make_list(400_000, {2: (thrift.I64, 0)})
 
 
-def claim_chunks(footer: thrift.Fields) -> None:
-    """Claim column chunks without fields: pyarrow rejects the file, but only after allocating memory for them."""
+def add_empty_chunks(footer: thrift.Fields) -> None:
+    """Add column chunks without fields. pyarrow rejects the file, but only after it has allocated memory for them."""
     _get_group(footer)[1] = _make_list(400_000, {})
 
 
@@ -237,7 +239,7 @@ def add_paths(footer: thrift.Fields) -> None:
 
 FOOTERS = {
     "chunks": add_chunks,
-    "claimed": claim_chunks,
+    "claimed": add_empty_chunks,
     "groups": add_groups,
     "pairs": add_pairs,
     "schema": add_elements,
@@ -247,7 +249,7 @@ FOOTERS = {
 
 @pytest.mark.few_cases(3)
 @pytest.mark.parametrize("name", FOOTERS)
-def test_footer_that_expands_to_much_is_not_decoded(tmp_path: Path, name: str) -> None:
+def test_footer_that_expands_beyond_the_limit_is_not_decoded(tmp_path: Path, name: str) -> None:
     path = write_footer(tmp_path / "f.parquet", FOOTERS[name])
     size, report = measure_peak(describe_open_file, path)
     assert report == f"the footer takes more than {LIMIT:,} bytes when it is decoded"
@@ -266,7 +268,7 @@ def describe_open_file(path: str) -> str:
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize("count", [1, 40, 700])
-def test_long_footer_of_a_valid_file_takes_its_accounted_memory(tmp_path: Path, count: int) -> None:
+def test_memory_of_a_long_footer_is_within_its_estimate(tmp_path: Path, count: int) -> None:
     names = [f"a_column_with_a_long_name_{number}" for number in range(count)]
     table = pa.table({name: pa.array(range(8)) for name in names})
     path = tmp_path / "wide.parquet"
@@ -281,8 +283,8 @@ def test_long_footer_of_a_valid_file_takes_its_accounted_memory(tmp_path: Path, 
         assert size / 3 - 4 * MIB < remaining_bytes < 4 * size + 4 * MIB
 
 
-def test_page_header_that_expands_to_much_is_not_read(tmp_path: Path) -> None:
-    """The header of a data page with a list of ten million structures of one byte."""
+def test_page_header_that_expands_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
+    """The header of a data page has a list of ten million structures of one byte each."""
     many_columns = b"\x15\x00\x15\x00\x15\x00\x29\xfc" + encode_varint(10_000_000) + bytes(10_000_000) + b"\x00"
     path = tmp_path / "pages"
     path.write_bytes(many_columns)

@@ -1,4 +1,4 @@
-"""The contract of every cache tier; each tier's test inherits this class and creates a tier."""
+"""The contract of every cache tier. Each tier's test inherits the class and creates a tier."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tests.seeds import examples
 
 
 class TierContract:
+    """The tests that each cache tier passes. A subclass opens the tier."""
+
     BUDGET_BYTES = 8 << 20
 
     def open(self, budget_bytes: int) -> Tier:
@@ -45,7 +47,7 @@ class TierContract:
         assert tier.put("k", [b"ab", bytearray(b""), words, memoryview(b"z")])
         assert tier.get("k") == b"ab" + bytes(range(240)) + b"z"
 
-    def test_payload_that_is_not_bytes_is_a_callers_error(self, tier: Tier) -> None:
+    def test_payload_that_is_not_bytes_raises_an_error(self, tier: Tier) -> None:
         with pytest.raises(TypeError):
             tier.put("k", ["text"])  # type: ignore[list-item]
         with pytest.raises(TypeError):
@@ -99,7 +101,7 @@ class TierContract:
         assert "k0" in held_names
         assert "new" in held_names
         assert "k1" not in held_names
-        assert held_names == sorted(held_names), "those that left are the oldest"
+        assert held_names == sorted(held_names), "the evicted values are the oldest"
         assert tier.read_stats().evictions >= 1
 
     def test_value_larger_than_the_budget_is_rejected_and_evicts_nothing(self, tier: Tier) -> None:
@@ -132,10 +134,12 @@ class TierContract:
         assert not tier.put("l", b"")
         assert tier.read_stats().hits == 1
 
-    def test_any_sequence_agrees_with_a_dict_that_may_forget(self) -> None:
+    def test_any_sequence_agrees_with_a_dict_that_may_lose_entries(self) -> None:
         contract = self
 
         class Machine(RuleBasedStateMachine):
+            """A machine of random operations on the tier, compared with a dictionary of the values that were put."""
+
             def __init__(self) -> None:
                 super().__init__()
                 self.tier = contract.open(1 << 21)
@@ -153,7 +157,7 @@ class TierContract:
                 assert response == (len(value) < 3_000_000)
                 if response:
                     self.model[key] = value
-                    assert self.tier.get(key) == value, "what was just put has not left yet"
+                    assert self.tier.get(key) == value, "the tier does not evict a value that was just put"
 
             @rule(key=keys)
             def get(self, key: str) -> None:
@@ -171,7 +175,7 @@ class TierContract:
 
             @precondition(lambda self: self.views)
             @rule()
-            def read_on(self) -> None:
+            def read_views_again(self) -> None:
                 for view, value in self.views:
                     assert view == value
 

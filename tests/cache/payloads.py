@@ -1,4 +1,4 @@
-"""Values of the tests of the tiers: keys are immutable, so the value follows from the key."""
+"""Payloads for the tests of the tiers. Keys are immutable, so the key determines the payload."""
 
 from __future__ import annotations
 

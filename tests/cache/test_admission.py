@@ -1,4 +1,6 @@
-"""Tests of admission by frequency: the sketch's counts, the kept entries, and scans that evict no hot entries."""
+"""Tests of admission by frequency: the sketch's counts, the kept entries, and scans that evict no frequently used
+entries.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,14 @@ def test_estimate_is_never_below_the_count_and_rarely_above_it() -> None:
     assert strangers < 500
 
 
-def test_old_popularity_fades() -> None:
+def test_estimate_of_a_key_decreases_while_other_keys_are_counted() -> None:
     sketch = FrequencySketch(100)
     for _ in range(15):
         sketch.count("old")
-    before = sketch.estimate("old")
+    estimate_before = sketch.estimate("old")
     for number in range(3000):
         sketch.count(number)
-    assert sketch.estimate("old") < before // 2
+    assert sketch.estimate("old") < estimate_before // 2
 
 
 @pytest.mark.parametrize("keys", [0, -1])
@@ -53,13 +55,13 @@ def test_sketch_of_size_zero_is_rejected(keys: int) -> None:
 
 
 def test_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -> None:
-    """The hot set has a Zipf distribution; an LRU of the same size loses most of it to the scan."""
+    """The hot set has a Zipf distribution. An LRU cache of the same size loses most of it to the scan."""
     rng, entries = random.Random(first_seed()), 500
     hot = [(1 / (rank + 1), rank) for rank in range(600)]
     weights = [weight for weight, _ in hot]
 
     def measure_hit_rate(cache: AdmittingCache[object, int], scan: list[int]) -> float:
-        """Return the hit rate of the hot requests, with a part of the scan after each."""
+        """Return the hit rate of the requests for the hot set. A part of the scan follows each request."""
         hits, requests, remaining_keys = 0, 6000, list(scan)
         share = -(-len(scan) // requests)
         for key in rng.choices([rank for _, rank in hot], weights, k=requests):
@@ -74,10 +76,10 @@ def test_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points() -
     measure_hit_rate(cache, [])
     base_rate = measure_hit_rate(cache, [])
     with_scan = measure_hit_rate(cache, list(range(10 * entries)))
-    after = measure_hit_rate(cache, [])
+    hit_rate_after = measure_hit_rate(cache, [])
     assert base_rate > 0.8
     assert base_rate - with_scan < 0.05, (base_rate, with_scan)
-    assert base_rate - after < 0.05, (base_rate, after)
+    assert base_rate - hit_rate_after < 0.05, (base_rate, hit_rate_after)
     cache.check_invariants()
 
 
@@ -120,7 +122,7 @@ def test_pinned_entries_stay_and_have_a_separate_budget() -> None:
     cache.check_invariants()
 
 
-def test_holder_at_its_share_evicts_its_own_entries() -> None:
+def test_holder_that_has_used_its_share_evicts_its_own_entries() -> None:
     cache = _build_cache(20, holder_bytes=10_000)
     for number in range(8):
         cache.put(("a", number), number, UNIT, "a")
@@ -144,14 +146,14 @@ def test_holder_that_pins_much_evicts_its_own_pinned_entries() -> None:
         assert sum(("b", number) in cache for number in range(100)) <= 5, "a holder has at most half of the pinned part"
     assert all(("a", number) in cache for number in range(4))
     assert all(("b", number) in cache for number in range(95, 100))
-    # Two holders together may use all of it, each within its share.
+    # Two holders may together use the whole pinned part, each within its share.
     for number in range(100):
         cache.put(("c", number), number, UNIT, "c", pinned=True)
     assert sum((principal, number) in cache for principal in "abc" for number in range(100)) == 10
     cache.check_invariants()
 
 
-def test_any_sequence_agrees_with_a_dict_that_may_forget() -> None:
+def test_any_sequence_agrees_with_a_dict_that_may_lose_entries() -> None:
     rng = random.Random(first_seed())
     for _ in range(20):
         budget = rng.randrange(0, 20_000)
@@ -179,7 +181,7 @@ def test_any_sequence_agrees_with_a_dict_that_may_forget() -> None:
             cache.check_invariants()
 
 
-def test_disk_keeps_what_is_requested_more_often(tmp_path: Path) -> None:
+def test_disk_keeps_the_values_that_are_requested_more_often(tmp_path: Path) -> None:
     sketch = FrequencySketch(256)
     tier = DiskTier(
         tmp_path / "d",

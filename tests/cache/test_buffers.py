@@ -1,4 +1,4 @@
-"""Tests of reused memory: it is not reused while anything can still read it."""
+"""Tests of reused buffers: their memory is not reused while a view can still read it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def get_address(view: memoryview) -> int:
 def test_memory_is_reused_once_no_view_is_left() -> None:
     buffers = Buffers(SIZE, 4 * SIZE)
     view = buffers.take(SIZE)
-    first = get_address(view)
+    first_address = get_address(view)
     part = view[10:20].toreadonly()
     del view
-    assert get_address(buffers.take(SIZE)) != first, "a part of it is still in use"
+    assert get_address(buffers.take(SIZE)) != first_address, "a view of a part of the memory still exists"
     del part
     takes = [buffers.take(SIZE) for _ in range(2)]
-    assert first in map(get_address, takes)
+    assert first_address in map(get_address, takes)
 
 
-def test_amount_of_kept_memory_is_limited_to_one_size() -> None:
+def test_free_buffers_are_limited_and_have_one_size() -> None:
     buffers = Buffers(SIZE, 3 * SIZE)
     held_buffers = [buffers.take(SIZE) for _ in range(9)] + [buffers.take(SIZE - 1), buffers.take(0)]
     assert [len(view) for view in held_buffers] == [SIZE] * 9 + [SIZE - 1, 0]
@@ -43,7 +43,7 @@ def test_amount_of_kept_memory_is_limited_to_one_size() -> None:
     assert not empty_buffers._free
 
 
-def test_values_in_use_do_not_change_while_others_are_read(tmp_path: Path) -> None:
+def test_values_in_use_do_not_change_while_other_values_are_read(tmp_path: Path) -> None:
     rng = random.Random(first_seed())
     values = {f"k{n}": os.urandom(SIZE if n % 4 else SIZE - n) for n in range(24)}
     with closing(DiskTier(tmp_path, 8 << 20, mapped_max=0, map_bytes_min=1 << 62, reused_bytes=SIZE)) as tier:
@@ -52,7 +52,7 @@ def test_values_in_use_do_not_change_while_others_are_read(tmp_path: Path) -> No
         buffers: list[tuple[str, memoryview]] = []
         for _ in range(400):
             key = rng.choice(list(values))
-            # None if the pages are not in the kernel's memory: then they are read in another way.
+            # None if the pages are not in the kernel's page cache. Then the value is read in another way.
             cached_value = tier.get_resident(key)
             if cached_value is not None:
                 buffers.append((key, cached_value[: rng.randrange(1, SIZE)] if rng.random() < 0.3 else cached_value))

@@ -1,4 +1,4 @@
-"""Tests of claims between processes: one claim at a time for a key, until release, close or death."""
+"""Tests of claims between processes: one claim at a time for a key, until it is released or its process ends."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ def start_holder(path: Path) -> subprocess.Popen[str]:
 
 def test_key_is_claimed_by_one_process_until_it_releases_it(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
-    with start_holder(tmp_path / "claims") as other:
-        assert other.stdin is not None
-        assert other.stdout is not None
-        assert other.stdout.readline() == "True\n"
+    with start_holder(tmp_path / "claims") as other_holder:
+        assert other_holder.stdin is not None
+        assert other_holder.stdout is not None
+        assert other_holder.stdout.readline() == "True\n"
         assert not claims.take("k")
         assert claims.take("another")
-        other.stdin.write("k\n")
-        other.stdin.flush()
-        assert other.stdout.readline() == "released\n"
+        other_holder.stdin.write("k\n")
+        other_holder.stdin.flush()
+        assert other_holder.stdout.readline() == "released\n"
         assert claims.take("k")
-        other.stdin.close()
+        other_holder.stdin.close()
     claims.close()
 
 
 def test_claim_ends_with_its_process(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
-    with start_holder(tmp_path / "claims") as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "True\n"
+    with start_holder(tmp_path / "claims") as other_holder:
+        assert other_holder.stdout is not None
+        assert other_holder.stdout.readline() == "True\n"
         assert not claims.take("k")
-        other.kill()
-        other.wait()
+        other_holder.kill()
+        other_holder.wait()
         assert claims.take("k")
     claims.close()
 
@@ -68,7 +68,7 @@ def test_claim_is_exclusive_within_a_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["a file", "a folder"])
-def test_every_first_claim_is_granted_where_locks_do_not_work(tmp_path: Path, place: str) -> None:
+def test_every_first_claim_is_granted_if_file_locks_do_not_work(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
     claims = Claims(tmp_path / "file" / "claims" if place == "a file" else tmp_path)
     assert claims.take("k")

@@ -1,4 +1,4 @@
-"""Tests of the disk tier alone: the contract, restarts, budget, mappings, descriptors."""
+"""Tests of the disk tier alone: the contract, restarts, budget, mappings, file descriptors."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_folder_never_exceeds_its_budget(folder: Path, sizes: tuple[int, int]) -
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("size_max", [30_000, 2_000_000])
-def test_disk_as_large_as_the_budget_is_never_full_even_during_a_put(tmp_path: Path, size_max: int) -> None:
+def test_disk_as_large_as_the_budget_never_becomes_full(tmp_path: Path, size_max: int) -> None:
     with mount_small_disk(tmp_path / "disk", "6m") as disk:
         tier = DiskTier(disk.root, 6 << 20)
         source = random.Random(f"size {size_max}")
@@ -130,9 +130,9 @@ def test_payloads_are_aligned_for_arrays_in_a_mapped_file(tier: DiskTier) -> Non
 
 def test_repeated_get_neither_reads_the_disk_nor_maps_again(folder: Path, tier: DiskTier) -> None:
     tier.put("k", make_payload("k", 1 << 20))
-    first = tier.get("k")
+    first_view = tier.get("k")
     get_path(folder, "k").unlink()
-    assert tier.get("k") is first
+    assert tier.get("k") is first_view
 
 
 def test_get_from_a_mapping_counts_as_a_use(folder: Path) -> None:
@@ -165,10 +165,10 @@ def test_mappings_are_limited_and_hold_no_descriptors(folder: Path) -> None:
     tier = DiskTier(folder, 64 << 20, mapped_max=10)
     for number in range(50):
         tier.put(f"k{number}", make_payload(f"k{number}", 100_000))
-    before = len(os.listdir("/proc/self/fd"))
+    descriptors_before = len(os.listdir("/proc/self/fd"))
     views = [tier.get(f"k{number}") for number in range(50)]
     assert all(view is not None for view in views)
-    assert len(os.listdir("/proc/self/fd")) < before + 25
+    assert len(os.listdir("/proc/self/fd")) < descriptors_before + 25
     tier.check_invariants()
     tier.close()
 
@@ -185,19 +185,19 @@ def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> N
         assert tier.get("k1") == bytes(300_000)
         tier.close()
 
-    def count_held() -> tuple[int, int, int]:
+    def count_resources() -> tuple[int, int, int]:
         mapping_count = sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
         return len(os.listdir("/proc/self/fd")), threading.active_count(), mapping_count
 
     use_tier()
-    before = count_held()
+    resources_before = count_resources()
     for _ in range(50):
         use_tier()
-    # A leak grows each time; other parts of the process come and go.
-    assert all(now < then + 25 for now, then in zip(count_held(), before, strict=True))
+    # A leak grows in each cycle. Resources of other parts of the process come and go.
+    assert all(now < then + 25 for now, then in zip(count_resources(), resources_before, strict=True))
 
 
-def test_concurrent_threads_see_only_whole_values(folder: Path) -> None:
+def test_concurrent_threads_see_only_complete_values(folder: Path) -> None:
     tier = DiskTier(folder, 4 << 20, mapped_max=3)
     wrong_values: list[str] = []
 
@@ -233,7 +233,7 @@ def test_impossible_limits_are_rejected(folder: Path, bad: dict[str, int]) -> No
         DiskTier(folder, **bad)
 
 
-def test_resident_value_equals_the_result_of_get_and_is_none_if_damaged(folder: Path) -> None:
+def test_get_resident_returns_the_value_of_get_or_none_if_it_is_damaged(folder: Path) -> None:
     with closing(DiskTier(folder, 16 << 20, mapped_max=0, map_bytes_min=1 << 62)) as tier:
         payload = os.urandom(300_000)
         tier.put("k", payload)
@@ -254,6 +254,6 @@ def test_resident_value_equals_the_result_of_get_and_is_none_if_damaged(folder: 
         path.write_bytes(data[:-1])
         assert tier.get_resident("k") is None
         assert tier.read_stats().hits == hits
-        assert tier.read_stats().damaged == 0  # `get` counts and removes it.
+        assert tier.read_stats().damaged == 0  # Only `get` counts and removes a damaged file.
         assert tier.get("k") is None
         assert not path.exists()

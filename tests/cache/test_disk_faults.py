@@ -1,6 +1,6 @@
 """Tests of a broken folder: damaged files, a full or read-only disk, a busy SQLite, a deleted folder.
 
-The result is always a right value or a miss, without an exception, with a counter, and the tier recovers.
+The tier returns the right value or a miss, and never raises. It counts each failure, and recovers.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ BUDGET_BYTES = 8 << 20
 SIZES = {"small": 500, "read": 40_000, "mapped": 300_000, "large": 2_000_000}
 
 
-def fill(tier: DiskTier) -> None:
+def put_all_sizes(tier: DiskTier) -> None:
     for key, size in SIZES.items():
         assert tier.put(key, make_payload(key, size)), tier.read_stats().last_error
 
 
 def check_no_wrong_values(tier: DiskTier) -> set[str]:
-    """Return the keys that are found; a wrong value fails."""
+    """Return the keys with a value in the tier. Fail if a value is wrong."""
     stored_keys = set()
     for key, size in SIZES.items():
         view = tier.get(key)
@@ -42,11 +42,11 @@ def check_no_wrong_values(tier: DiskTier) -> set[str]:
     return stored_keys
 
 
-def flip(data: bytearray, source: random.Random) -> None:
+def flip_bit(data: bytearray, source: random.Random) -> None:
     data[source.randrange(len(data))] ^= 1 << source.randrange(8)
 
 
-def overwrite(data: bytearray, source: random.Random) -> None:
+def overwrite_part(data: bytearray, source: random.Random) -> None:
     start = source.randrange(len(data))
     cut_data = data[start : start + source.randint(1, 5_000)]
     data[start : start + len(cut_data)] = source.randbytes(len(cut_data))
@@ -58,19 +58,26 @@ def write_zeros(data: bytearray, source: random.Random) -> None:
     data[start : start + len(cut_data)] = bytes(len(cut_data))
 
 
-def truncate(data: bytearray, source: random.Random) -> None:
+def truncate_at_random(data: bytearray, source: random.Random) -> None:
     del data[source.randrange(len(data)) :]
 
 
-def clear(data: bytearray, source: random.Random) -> None:
+def clear_file(data: bytearray, source: random.Random) -> None:
     data.clear()
 
 
-def grow(data: bytearray, source: random.Random) -> None:
+def append_bytes(data: bytearray, source: random.Random) -> None:
     data += source.randbytes(source.randint(1, 5_000))
 
 
-DAMAGES: list[Callable[[bytearray, random.Random], None]] = [flip, overwrite, write_zeros, truncate, clear, grow]
+DAMAGES: list[Callable[[bytearray, random.Random], None]] = [
+    flip_bit,
+    overwrite_part,
+    write_zeros,
+    truncate_at_random,
+    clear_file,
+    append_bytes,
+]
 
 
 @pytest.mark.each_value
@@ -80,7 +87,7 @@ def test_damaged_file_is_a_counted_miss_and_is_removed(
     tmp_path: Path, key: str, damage: Callable[[bytearray, random.Random], None]
 ) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
-        fill(tier)
+        put_all_sizes(tier)
         path = get_path(tmp_path, key)
         data = bytearray(path.read_bytes())
         damage(data, random.Random(f"{key} {damage.__name__}"))
@@ -89,18 +96,18 @@ def test_damaged_file_is_a_counted_miss_and_is_removed(
         assert not path.exists()
         stats = tier.read_stats()
         assert (stats.damaged, stats.entries, stats.errors) == (1, len(SIZES) - 1, 0), stats.last_error
-        fill(tier)
+        put_all_sizes(tier)
         assert check_no_wrong_values(tier) == set(SIZES)
         tier.check_invariants()
 
 
 def test_two_swapped_files_are_two_misses(tmp_path: Path) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
-        fill(tier)
-        path, other = get_path(tmp_path, "mapped"), get_path(tmp_path, "large")
+        put_all_sizes(tier)
+        path, other_path = get_path(tmp_path, "mapped"), get_path(tmp_path, "large")
         path.rename(tmp_path / "aside")
-        other.rename(path)
-        (tmp_path / "aside").rename(other)
+        other_path.rename(path)
+        (tmp_path / "aside").rename(other_path)
         assert tier.get("mapped") is None
         assert tier.get("large") is None
         assert tier.read_stats().damaged == 2
@@ -111,7 +118,7 @@ def test_two_swapped_files_are_two_misses(tmp_path: Path) -> None:
 def test_changed_or_deleted_cache_files_never_cause_a_wrong_value(tmp_path: Path, seed: int, live: bool) -> None:
     source = random.Random(f"{seed} {live}")
     tier = DiskTier(tmp_path, BUDGET_BYTES, mapped_max=0)
-    fill(tier)
+    put_all_sizes(tier)
     if not live:
         tier.close()
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size)
@@ -127,7 +134,7 @@ def test_changed_or_deleted_cache_files_never_cause_a_wrong_value(tmp_path: Path
     try:
         check_no_wrong_values(tier)
         for number in range(12):
-            # However wrong the account is, a few puts correct it, and then the budget holds.
+            # A few puts correct any error of the account. Afterwards the files are within the budget.
             tier.put(f"more {number}", make_payload(f"more {number}", 900_000))
         assert tier.get("more 11") == make_payload("more 11", 900_000), f"seed {seed}: {tier.read_stats().last_error}"
         check_no_wrong_values(tier)
@@ -135,19 +142,19 @@ def test_changed_or_deleted_cache_files_never_cause_a_wrong_value(tmp_path: Path
         tier.close()
     tier = DiskTier(tmp_path, BUDGET_BYTES)
     assert check_no_wrong_values(tier) <= set(SIZES)
-    fill(tier)
+    put_all_sizes(tier)
     assert check_no_wrong_values(tier) == set(SIZES)
     tier.check_invariants()
     assert measure_disk_bytes(tmp_path) <= BUDGET_BYTES, f"seed {seed}"
     tier.close()
 
 
-def test_full_disk_loses_only_puts_until_there_is_space(tmp_path: Path) -> None:
+def test_puts_fail_on_a_full_disk_until_space_is_freed(tmp_path: Path) -> None:
     with (
         mount_small_disk(tmp_path / "disk", "16m") as disk,
         closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier,
     ):
-        fill(tier)
+        put_all_sizes(tier)
         for _ in range(3):
             disk.fill()
             assert not tier.put("more", make_payload("more", 1 << 20))
@@ -158,7 +165,7 @@ def test_full_disk_loses_only_puts_until_there_is_space(tmp_path: Path) -> None:
             disk.free_space()
             assert tier.put("more", make_payload("more", 1 << 20)), tier.read_stats().last_error
             tier.discard("more")
-            fill(tier)
+            put_all_sizes(tier)
             assert check_no_wrong_values(tier) == set(SIZES)
             tier.check_invariants()
 
@@ -171,15 +178,15 @@ def test_cache_misses_if_its_disk_is_full_from_the_start(tmp_path: Path) -> None
             assert not tier.put("small", b"x")
             assert tier.read_stats().errors >= 2
             disk.free_space()
-            fill(tier)
+            put_all_sizes(tier)
             assert check_no_wrong_values(tier) == set(SIZES)
 
 
-def test_folder_that_becomes_read_only_still_serves_its_values(tmp_path: Path) -> None:
+def test_read_only_folder_returns_its_values(tmp_path: Path) -> None:
     with mount_small_disk(tmp_path / "disk", "16m") as disk, closing(DiskTier(disk.root, BUDGET_BYTES)) as tier:
-        fill(tier)
+        put_all_sizes(tier)
         disk.fill()
-        assert not tier.put("more", b"x"), "and lets go of SQLite's files, which would keep the disk from turning"
+        assert not tier.put("more", b"x"), "the failed put closes SQLite's files, which would prevent the remount"
         subprocess.run(["mount", "-o", "remount,ro", str(disk.root)], check=True)
         assert not tier.put("more", b"x")
         tier.discard("more")
@@ -195,24 +202,24 @@ def test_folder_that_becomes_read_only_still_serves_its_values(tmp_path: Path) -
 
 def test_deleted_folder_is_created_again(tmp_path: Path) -> None:
     with closing(DiskTier(tmp_path / "cache", BUDGET_BYTES, mapped_max=0)) as tier:
-        fill(tier)
+        put_all_sizes(tier)
         shutil.rmtree(tmp_path / "cache")
         assert check_no_wrong_values(tier) == set()
-        fill(tier)
+        put_all_sizes(tier)
         assert check_no_wrong_values(tier) == set(SIZES)
         tier.check_invariants()
         (tmp_path / "cache" / "cache.db").unlink()
-        assert check_no_wrong_values(tier) == set(SIZES), "reading needs no account"
+        assert check_no_wrong_values(tier) == set(SIZES), "the tier reads values without its account"
         assert tier.put("more", b"x")
         tier.check_invariants()
 
 
-def test_cache_misses_if_its_files_cannot_be_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_misses_if_its_files_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
-        fill(tier)
+        put_all_sizes(tier)
         with monkeypatch.context() as patch:
             patch.setattr(Path, "stat", fail)
             assert all(tier.may_have(key) for key in SIZES), "`get` counts the error"
@@ -230,9 +237,9 @@ def test_cache_misses_if_its_folder_is_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("hold", ["BEGIN IMMEDIATE", "BEGIN EXCLUSIVE"])
-def test_foreign_lock_on_the_account_stops_puts_but_no_hits(tmp_path: Path, hold: str) -> None:
+def test_locked_account_prevents_puts_but_not_hits(tmp_path: Path, hold: str) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
-        fill(tier)
+        put_all_sizes(tier)
         with closing(sqlite3.connect(tmp_path / "cache.db", isolation_level=None)) as stranger:
             stranger.execute(hold)
             assert not tier.put("more", b"x")
@@ -247,7 +254,7 @@ def test_foreign_lock_on_the_account_stops_puts_but_no_hits(tmp_path: Path, hold
 
 def test_files_left_by_a_crash_are_removed_at_the_next_start(tmp_path: Path) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
-        fill(tier)
+        put_all_sizes(tier)
     (tmp_path / "3").mkdir(exist_ok=True)
     half = tmp_path / "3" / "tmpabcdef"
     half.write_bytes(bytes(1 << 20))

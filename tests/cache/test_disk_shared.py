@@ -1,4 +1,4 @@
-"""Tests of several processes on one folder that are killed, forked, or map files while others evict."""
+"""Tests of several processes on one folder that are killed, forked, or map files while other processes evict them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.seeds import quick
 REPO = Path(__file__).resolve().parents[2]
 
 
-def start(folder: Path, seed: int, steps: int) -> subprocess.Popen[str]:
+def start_worker(folder: Path, seed: int, steps: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.cache.worker", str(folder), str(seed), str(steps)]
     process = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -30,8 +30,8 @@ def start(folder: Path, seed: int, steps: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_concurrent_processes_see_only_whole_values_within_one_budget(tmp_path: Path) -> None:
-    workers = [start(tmp_path, seed, 300) for seed in range(3)]
+def test_concurrent_processes_see_only_complete_values_within_one_budget(tmp_path: Path) -> None:
+    workers = [start_worker(tmp_path, seed, 300) for seed in range(3)]
     hits = 0
     for seed, worker in enumerate(workers):
         output, _ = worker.communicate(timeout=120)
@@ -48,11 +48,11 @@ def test_concurrent_processes_see_only_whole_values_within_one_budget(tmp_path: 
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 1))
-def test_process_killed_during_a_put_leaves_no_torn_value_and_no_file(tmp_path: Path, seed: int) -> None:
+def test_process_killed_during_a_put_leaves_no_incomplete_value_and_no_file(tmp_path: Path, seed: int) -> None:
     source = random.Random(seed)
     survivor = DiskTier(tmp_path, BUDGET_BYTES)
     for round_ in range(4):
-        worker = start(tmp_path, 100 * seed + round_, 0)
+        worker = start_worker(tmp_path, 100 * seed + round_, 0)
         time.sleep(source.uniform(0.01, 0.4))
         worker.kill()
         worker.communicate()
@@ -74,7 +74,7 @@ def test_mapped_value_stays_readable_when_another_process_evicts_it(tmp_path: Pa
     tier = DiskTier(tmp_path, BUDGET_BYTES)
     tier.put("mine", make_payload("mine", 2 << 20))
     view = tier.get("mine")
-    worker = start(tmp_path, 1, 200)
+    worker = start_worker(tmp_path, 1, 200)
     worker.communicate(timeout=60)
     other_tier = DiskTier(tmp_path, BUDGET_BYTES)
     assert other_tier.get("mine") is None, "the other process has evicted it"

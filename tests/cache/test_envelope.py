@@ -1,4 +1,4 @@
-"""Tests that the envelope rejects everything except the value that was put under the key."""
+"""Tests that the envelope rejects every value except the one that was put under the key."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_value_of_another_key_is_rejected() -> None:
         unseal(compute_key_digest("a"), memoryview(seal_payload("b", b"x")))
 
 
-def test_future_layout_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_for_a_future_layout_names_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.cache.envelope.VERSION", 2)
     later_payload = seal_payload("k", b"x")
     monkeypatch.undo()

@@ -27,7 +27,7 @@ def test_value_larger_than_the_budget_is_rejected_and_evicts_only_its_predecesso
     cache.put("b", "old", 100)
     assert not cache.put("b", "huge", 1001)
     assert cache.get("a") == "kept"
-    assert cache.get("b") is None, "an outdated value is worse than none"
+    assert cache.get("b") is None, "the cache has evicted the outdated value"
     assert cache.read_stats().refused == 1
     cache.check_invariants()
 
@@ -42,7 +42,7 @@ def test_replaced_value_is_counted_once() -> None:
     assert (cache.read_stats().used_bytes, len(cache)) == (0, 0)
 
 
-def test_empty_values_count_as_well() -> None:
+def test_empty_values_count_with_their_overhead() -> None:
     cache: MemoryCache[int, None] = MemoryCache(10 * ENTRY_OVERHEAD_BYTES)
     for number in range(1000):
         cache.put(number, None, 0)
@@ -65,7 +65,7 @@ def test_negative_sizes_are_rejected() -> None:
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 3))
-def test_any_sequence_agrees_with_a_model(seed: int) -> None:
+def test_random_operations_agree_with_a_model(seed: int) -> None:
     source = random.Random(seed)
     budget = source.choice([0, 300, 5_000, 50_000])
     cache: MemoryCache[int, int] = MemoryCache(budget)
@@ -98,7 +98,7 @@ def test_any_sequence_agrees_with_a_model(seed: int) -> None:
     assert stats.used_bytes == sum(entry[1] for entry in model.values())
 
 
-def test_holder_of_a_shared_cache_evicts_its_own_entries_at_its_share() -> None:
+def test_holder_of_a_shared_cache_evicts_its_own_entries_if_its_share_is_full() -> None:
     cache: SharedCache[tuple[str, int], int] = SharedCache(20 * ENTRY_OVERHEAD_BYTES, 10 * ENTRY_OVERHEAD_BYTES)
     for number in range(8):
         cache.put(("a", number), number, 0, "a")
@@ -110,11 +110,13 @@ def test_holder_of_a_shared_cache_evicts_its_own_entries_at_its_share() -> None:
 
 
 @pytest.mark.parametrize("round_number", quick(range(20), 3))
-def test_shared_cache_keeps_the_last_used_of_each_holder_and_of_all(round_number: int) -> None:
-    """The model is lists of (key, value, size, holder), the least recently used first."""
+def test_shared_cache_keeps_the_most_recently_used_entries(round_number: int) -> None:
+    """The model is a list of (key, value, size, holder) for each holder and for the cache, the least recently used
+    first.
+    """
     rng = random.Random(first_seed() * 1000 + round_number)
     budget, share = rng.randrange(0, 5000), rng.randrange(0, 5000)
-    share = min(budget, share)  # A holder whose share is larger than the cache evicts its own entries first, too.
+    share = min(budget, share)  # A holder also evicts its own entries first if its share is larger than the cache.
     cache: SharedCache[int, int] = SharedCache(budget, share)
     model: list[tuple[int, int, int, str]] = []
     for step in range(800):

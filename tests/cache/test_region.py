@@ -1,4 +1,4 @@
-"""Tests of memory that a mapped file replaces in place: neither the bytes nor their addresses change."""
+"""Tests of memory that a mapped file replaces in place. Neither the bytes nor their addresses change."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ def build_region(data: bytes) -> Region:
 
 
 def find_mapped_path(payload: memoryview) -> str:
-    """Return the file behind the address of a payload; empty for private memory."""
+    """Return the path of the file that is mapped at the address of a payload, or an empty text for private memory."""
     address = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
         ends, _, _, _, _, *name = line.split()
-        first, last = (int(end, 16) for end in ends.split("-"))
-        if first <= address < last:
+        start_address, end_address = (int(end, 16) for end in ends.split("-"))
+        if start_address <= address < end_address:
             return name[0] if name else ""
-    raise AssertionError("an address that is not mapped")
+    raise AssertionError("the address of the payload is not mapped")
 
 
 def test_memory_of_a_region_is_replaced_by_its_mapped_file(tmp_path: Path) -> None:
     data = os.urandom(SIZE)
     region = build_region(data)
     array = np.frombuffer(region.payload, dtype=np.uint8)
-    before = array.__array_interface__["data"][0]
+    address_before = array.__array_interface__["data"][0]
     assert find_mapped_path(region.payload) == ""
     tier = DiskTier(tmp_path, 8 << 20)
     assert tier.put("k", region.payload)
     assert tier.map_over("k", region)
     assert find_mapped_path(region.payload).endswith(".block")
-    assert array.__array_interface__["data"][0] == before
-    assert before % 64 == 0
+    assert array.__array_interface__["data"][0] == address_before
+    assert address_before % 64 == 0
     tier.discard("k")
     tier.close()
     del region
     assert array.tobytes() == data, "an array keeps the mapping, which keeps the file"
 
 
-def test_file_with_other_bytes_does_not_replace_the_memory(tmp_path: Path) -> None:
+def test_file_with_different_bytes_does_not_replace_the_memory(tmp_path: Path) -> None:
     data = os.urandom(SIZE)
     tier = DiskTier(tmp_path, 8 << 20)
     for content in (None, os.urandom(SIZE), data[:-1]):
@@ -98,11 +98,11 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
     wrong_values: list[int] = []
     event = threading.Event()
 
-    def read() -> None:
+    def sum_arrays() -> None:
         while not event.is_set():
             wrong_values.extend(number for array in arrays[-3:] if (number := int(array.sum())) != expected)
 
-    threads = [threading.Thread(target=read) for _ in range(3)]
+    threads = [threading.Thread(target=sum_arrays) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:
@@ -125,15 +125,15 @@ def read_mapping_flags(payload: memoryview) -> list[str]:
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *values = line.split()
         if "-" in name and not name.endswith(":"):
-            first, last = (int(end, 16) for end in name.split("-"))
-            inside = first <= address < last
+            start_address, end_address = (int(end, 16) for end in name.split("-"))
+            inside = start_address <= address < end_address
         elif inside and name == "VmFlags:":
             return values
-    raise AssertionError("an address that is not mapped")
+    raise AssertionError("the address of the payload is not mapped")
 
 
 def test_mapped_file_has_no_huge_pages_and_no_descriptor(tmp_path: Path) -> None:
-    """A column is a small part of 2 MiB, all of which would become resident with the first page that is read."""
+    """A column is a small part of 2 MiB. With huge pages, the first read of a page would make all 2 MiB resident."""
     data = os.urandom(SIZE)
     region = build_region(data)
     with closing(DiskTier(tmp_path, 8 << 20, mapped_max=0)) as tier:

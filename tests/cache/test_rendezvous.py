@@ -1,4 +1,6 @@
-"""Tests of key ownership: shares follow the weights, and a change moves only the share of the changed node."""
+"""Tests of key ownership: shares follow the weights, and a change of the nodes moves only the share of the changed
+node.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +18,28 @@ NODES = st.dictionaries(
 
 
 @given(NODES, st.text(min_size=1, max_size=12), st.sampled_from((0.5, 1.0, 4.0)))
-def test_joining_node_takes_keys_and_moves_no_other(nodes: dict[str, float], joining_node: str, weight: float) -> None:
+def test_joining_node_takes_keys_but_no_key_moves_between_other_nodes(
+    nodes: dict[str, float], joining_node: str, weight: float
+) -> None:
     nodes.pop(joining_node, None)
     if not nodes:
         return
-    before, after = Rendezvous(nodes), Rendezvous({**nodes, joining_node: weight})
+    old_nodes, new_nodes = Rendezvous(nodes), Rendezvous({**nodes, joining_node: weight})
     for key in KEYS:
-        owner = after.rank(key)[0]
-        assert owner == joining_node or [owner] == before.rank(key, 1)
+        owner = new_nodes.rank(key)[0]
+        assert owner == joining_node or [owner] == old_nodes.rank(key, 1)
 
 
 @given(NODES)
 def test_keys_of_a_leaving_node_go_to_their_substitutes(nodes: dict[str, float]) -> None:
     if len(nodes) < 2:
         return
-    before = Rendezvous(nodes)
+    old_nodes = Rendezvous(nodes)
     removed_node = sorted(nodes)[0]
-    after = Rendezvous({name: weight for name, weight in nodes.items() if name != removed_node})
+    new_nodes = Rendezvous({name: weight for name, weight in nodes.items() if name != removed_node})
     for key in KEYS:
-        owner, substitute = before.rank(key)
-        assert after.rank(key, 1) == [substitute if owner == removed_node else owner]
+        owner, substitute = old_nodes.rank(key)
+        assert new_nodes.rank(key, 1) == [substitute if owner == removed_node else owner]
 
 
 def test_shares_follow_the_weights() -> None:
@@ -48,10 +52,13 @@ def test_shares_follow_the_weights() -> None:
 
 def test_order_of_nodes_does_not_matter_and_ranks_have_distinct_nodes() -> None:
     names = [f"10.0.0.{number}:8183" for number in range(9)]
-    rendezvous, other = Rendezvous(dict.fromkeys(names, 1.0)), Rendezvous(dict.fromkeys(reversed(names), 1.0))
+    rendezvous, other_rendezvous = (
+        Rendezvous(dict.fromkeys(names, 1.0)),
+        Rendezvous(dict.fromkeys(reversed(names), 1.0)),
+    )
     for key in KEYS:
         ranks = rendezvous.rank(key, 20)
-        assert ranks == other.rank(key, 20)
+        assert ranks == other_rendezvous.rank(key, 20)
         assert sorted(ranks) == sorted(names)
 
 

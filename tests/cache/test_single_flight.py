@@ -1,4 +1,4 @@
-"""Tests of single flight: one fetch for a key at a time; a cancelled waiter does not affect the others."""
+"""Tests of single flight: one fetch for a key at a time, and a cancelled waiter does not affect the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.seeds import quick
 
 
 class HeldSource:
-    """A source that counts fetches; the test decides when they end."""
+    """A source that counts fetches. The test decides when they end."""
 
     def __init__(self) -> None:
         self.started = 0
@@ -43,7 +43,7 @@ async def test_many_callers_share_one_fetch() -> None:
     flights.check_invariants()
 
 
-async def test_calls_for_different_keys_run_at_once_and_results_are_not_kept() -> None:
+async def test_calls_for_different_keys_run_concurrently_and_results_are_not_cached() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
     slow, quick = HeldSource(), HeldSource()
     quick.gate.set()
@@ -70,28 +70,28 @@ async def test_error_reaches_every_waiter_and_the_next_call_fetches_again() -> N
         await flights.run("k", fail)
 
 
-async def test_cancelled_waiter_cancels_neither_the_fetch_nor_the_others() -> None:
+async def test_cancelled_waiter_cancels_neither_the_fetch_nor_other_waiters() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
     source = HeldSource()
-    first, second = (asyncio.create_task(flights.run("k", source.fetch)) for _ in range(2))
+    first_task, second_task = (asyncio.create_task(flights.run("k", source.fetch)) for _ in range(2))
     await asyncio.sleep(0)
-    first.cancel()
+    first_task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await first
+        await first_task
     source.gate.set()
-    assert await second == "fetch 1"
+    assert await second_task == "fetch 1"
     assert source.cancelled == 0
 
 
 async def test_fetch_is_cancelled_with_its_last_waiter_and_a_new_caller_fetches_again() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
     source = HeldSource()
-    only = asyncio.create_task(flights.run("k", source.fetch))
+    only_waiter = asyncio.create_task(flights.run("k", source.fetch))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    only.cancel()
+    only_waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await only
+        await only_waiter
     source.gate.set()
     assert await flights.run("k", source.fetch) == "fetch 2"
     assert source.cancelled == 1
@@ -108,12 +108,12 @@ async def test_failure_without_waiters_causes_no_warning() -> None:
         await gate.wait()
         raise LookupError
 
-    only = asyncio.create_task(flights.run("k", fail))
+    only_waiter = asyncio.create_task(flights.run("k", fail))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     gate.set()
-    only.cancel()
-    await asyncio.gather(only, return_exceptions=True)
+    only_waiter.cancel()
+    await asyncio.gather(only_waiter, return_exceptions=True)
     await asyncio.sleep(0)
     gc.collect()
     assert complaints == []

@@ -25,7 +25,7 @@ SIZE = 200_000
 
 
 class PayloadSource:
-    """A source that returns `payload_of` each key; it counts, and waits for `gate` if there is one."""
+    """A source that returns the payload of each key. It records fetches, and waits for `gate` if a test sets one."""
 
     def __init__(self) -> None:
         self.fetched: list[str] = []
@@ -44,7 +44,7 @@ def return_unchanged(view: memoryview) -> memoryview:
     return view
 
 
-def make(
+def make_stack(
     folder: Path,
     *,
     memory_bytes: int = 64 << 20,
@@ -54,6 +54,7 @@ def make(
     executor: ThreadPoolExecutor | None = None,
     disk: bool = True,
 ) -> Stack[memoryview]:
+    """Return a cache of a memory tier and, if `disk` is true, a disk tier of 32 MiB."""
     return Stack(
         MemoryCache(memory_bytes),
         DiskTier(folder, 32 << 20) if disk else None,
@@ -67,7 +68,7 @@ def make(
 
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[Stack[memoryview]]:
-    stack = make(tmp_path)
+    stack = make_stack(tmp_path)
     yield stack
     await stack.close()
     stack.check_invariants()
@@ -82,13 +83,13 @@ async def wait_until_settled(stack: Stack[memoryview]) -> None:
 
 async def test_value_is_fetched_once_then_read_from_memory_and_after_a_restart_from_the_disk(tmp_path: Path) -> None:
     source = PayloadSource()
-    stack = make(tmp_path)
-    first = await stack.get("k", source.make_fetch("k"), return_unchanged)
-    assert first == make_payload("k", SIZE)
-    assert stack.get_cached("k") is first
-    assert await stack.get("k", source.make_fetch("k"), return_unchanged) is first
+    stack = make_stack(tmp_path)
+    first_value = await stack.get("k", source.make_fetch("k"), return_unchanged)
+    assert first_value == make_payload("k", SIZE)
+    assert stack.get_cached("k") is first_value
+    assert await stack.get("k", source.make_fetch("k"), return_unchanged) is first_value
     await stack.close()
-    stack = make(tmp_path)
+    stack = make_stack(tmp_path)
     assert stack.get_cached("k") is None
     assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
     assert source.fetched == ["k"]
@@ -117,7 +118,7 @@ async def test_memory_holds_the_mapped_copy_once_the_disk_has_the_value(
     assert any(str(get_path(tmp_path, "k")) in line for line in lines)
 
 
-async def test_value_over_a_mapped_file_has_the_size_that_it_uses_there(tmp_path: Path) -> None:
+async def test_value_over_a_mapped_file_is_counted_with_its_size_in_memory(tmp_path: Path) -> None:
     stack = Stack(
         MemoryCache(1 << 20),
         DiskTier(tmp_path, 32 << 20),
@@ -134,10 +135,10 @@ async def test_value_over_a_mapped_file_has_the_size_that_it_uses_there(tmp_path
     async def read_small_buffer() -> bytes:
         return bytes(1000)
 
-    before = stack.read_stats().memory.used_bytes
+    used_bytes_before = stack.read_stats().memory.used_bytes
     await stack.get("small", read_small_buffer, return_unchanged)
     await wait_until_settled(stack)
-    assert stack.read_stats().memory.used_bytes - before == 1000 + ENTRY_OVERHEAD_BYTES
+    assert stack.read_stats().memory.used_bytes - used_bytes_before == 1000 + ENTRY_OVERHEAD_BYTES
     await stack.close()
 
 
@@ -150,27 +151,27 @@ async def test_stored_parts_are_opened_as_one_value(stack: Stack[memoryview]) ->
 
 async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path) -> None:
     source = PayloadSource()
-    stack = make(tmp_path)
+    stack = make_stack(tmp_path)
     names = [f"k{number}" for number in range(150)]
     put = [name for number, name in enumerate(names) if number % 3]
     for name in put:
         await stack.get(name, source.make_fetch(name), return_unchanged)
         await wait_until_settled(stack)
     await stack.close()
-    damaged_path, other = get_path(tmp_path, put[0]), put[1:]
+    damaged_path, other_keys = get_path(tmp_path, put[0]), put[1:]
     damaged_path.write_bytes(damaged_path.read_bytes()[:-1])
-    stack = make(tmp_path)
+    stack = make_stack(tmp_path)
     in_memory = await stack.get(put[1], source.make_fetch(put[1]), return_unchanged)
     results = dict(zip(names, await stack.get_stored(names, return_unchanged), strict=True))
-    assert {name for name, value in results.items() if value is not None} == set(other)
-    assert all(results[name] == make_payload(name, SIZE) for name in other)
+    assert {name for name, value in results.items() if value is not None} == set(other_keys)
+    assert all(results[name] == make_payload(name, SIZE) for name in other_keys)
     assert results[put[1]] is in_memory
     assert all(stack.get_cached(name) is results[name] for name in names)
     assert source.fetched == put
     assert not damaged_path.exists()
     stats = stack.read_stats().disk
     assert stats is not None
-    assert (stats.hits, stats.misses, stats.damaged) == (len(other), 1, 1)
+    assert (stats.hits, stats.misses, stats.damaged) == (len(other_keys), 1, 1)
     await stack.close()
     assert await stack.get_stored([put[1], "k0"], return_unchanged) == [in_memory, None]
 
@@ -196,7 +197,7 @@ async def test_fetched_value_that_cannot_be_opened_fails_its_callers_and_is_not_
     assert not get_path(tmp_path, "k").exists()
 
 
-async def test_file_of_another_layout_is_removed_and_fetched_again(tmp_path: Path) -> None:
+async def test_file_with_an_unknown_layout_is_removed_and_fetched_again(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, 32 << 20)
     tier.put("k", b"of an older program")
     tier.close()
@@ -206,7 +207,7 @@ async def test_file_of_another_layout_is_removed_and_fetched_again(tmp_path: Pat
             raise LookupError("another layout")
         return view
 
-    stack = make(tmp_path)
+    stack = make_stack(tmp_path)
     assert await stack.get("k", PayloadSource().make_fetch("k"), reject_view) == make_payload("k", SIZE)
     await wait_until_settled(stack)
     assert stack.read_stats().unreadable == 1
@@ -217,19 +218,19 @@ async def test_file_of_another_layout_is_removed_and_fetched_again(tmp_path: Pat
 
 
 async def test_damaged_file_is_fetched_again(tmp_path: Path) -> None:
-    stack = make(tmp_path)
+    stack = make_stack(tmp_path)
     await stack.get("k", PayloadSource().make_fetch("k"), return_unchanged)
     await stack.close()
     path = get_path(tmp_path, "k")
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    stack, source = make(tmp_path), PayloadSource()
+    stack, source = make_stack(tmp_path), PayloadSource()
     assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
     assert source.fetched == ["k"]
     await stack.close()
 
 
 async def test_stack_works_without_a_disk(tmp_path: Path) -> None:
-    stack, source = make(tmp_path, disk=False), PayloadSource()
+    stack, source = make_stack(tmp_path, disk=False), PayloadSource()
     for _ in range(2):
         assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
     assert source.fetched == ["k"]
@@ -240,14 +241,14 @@ async def test_stack_works_without_a_disk(tmp_path: Path) -> None:
 
 async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as executor:
-        stack = make(tmp_path, pending_bytes_max=3 * SIZE, executor=executor)
+        stack = make_stack(tmp_path, pending_bytes_max=3 * SIZE, executor=executor)
         source = PayloadSource()
         for number in range(8):
             if number == 0:
                 await stack.get("k0", source.make_fetch("k0"), return_unchanged)
                 release = threading.Event()
                 await wait_until_settled(stack)
-                # From here on the disk does nothing; the next keys have been read ahead.
+                # From here on the disk does not write. The lookups of the next keys have already read the disk.
                 misses = [
                     asyncio.create_task(stack.get(f"k{n}", source.make_fetch(f"k{n}"), return_unchanged))
                     for n in range(1, 8)
@@ -256,7 +257,9 @@ async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Pa
                 await asyncio.sleep(0)
                 executor.submit(release.wait)
             else:
-                assert await misses[number - 1] == make_payload(f"k{number}", SIZE), "no get waits for a put"
+                assert await misses[number - 1] == make_payload(f"k{number}", SIZE), (
+                    "a get must not wait for the disk writes"
+                )
         stats = stack.read_stats()
         assert (stats.pending_bytes, stats.dropped) == (3 * SIZE, 4)
         release.set()
@@ -267,8 +270,8 @@ async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Pa
         assert stats.disk.puts == 4
 
 
-async def test_closed_stack_still_answers(tmp_path: Path) -> None:
-    stack, source = make(tmp_path), PayloadSource()
+async def test_closed_stack_fetches_values_without_caching_them(tmp_path: Path) -> None:
+    stack, source = make_stack(tmp_path), PayloadSource()
     await stack.get("k", source.make_fetch("k"), return_unchanged)
     await stack.close()
     await stack.close()
@@ -279,13 +282,13 @@ async def test_closed_stack_still_answers(tmp_path: Path) -> None:
 
 async def test_cancelled_caller_leaves_no_claim(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
-    stack, source = make(tmp_path / "cache", claims=claims), PayloadSource()
+    stack, source = make_stack(tmp_path / "cache", claims=claims), PayloadSource()
     source.gate = asyncio.Event()
     caller = asyncio.create_task(stack.get("k", source.make_fetch("k"), return_unchanged))
     async with asyncio.timeout(60):
         while not source.fetched:
             await asyncio.sleep(0.001)
-    assert not claims.take("k"), "the stack holds it while it fetches"
+    assert not claims.take("k"), "the stack holds the claim while it fetches"
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
@@ -294,9 +297,9 @@ async def test_cancelled_caller_leaves_no_claim(tmp_path: Path) -> None:
     await stack.close()
 
 
-async def test_caller_that_waits_too_long_for_another_fetch_fetches_itself(tmp_path: Path) -> None:
+async def test_caller_fetches_a_key_itself_if_another_process_takes_too_long(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
-    stack, source = make(tmp_path / "cache", claims=claims, claim_wait_s=0.1), PayloadSource()
+    stack, source = make_stack(tmp_path / "cache", claims=claims, claim_wait_s=0.1), PayloadSource()
     assert claims.take("k")
     assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
     stats = stack.read_stats()
@@ -355,7 +358,7 @@ def test_processes_that_need_the_same_keys_fetch_each_once_in_total(tmp_path: Pa
 @pytest.mark.parametrize("seed", range(5))
 async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_path: Path, seed: int) -> None:
     source = random.Random(seed)
-    stack = make(tmp_path, memory_bytes=5 * SIZE, pending_bytes_max=2 * SIZE, claims=Claims(tmp_path / "claims"))
+    stack = make_stack(tmp_path, memory_bytes=5 * SIZE, pending_bytes_max=2 * SIZE, claims=Claims(tmp_path / "claims"))
     origin = PayloadSource()
     tasks: list[tuple[str, asyncio.Task[memoryview]]] = []
     for _ in range(300):
@@ -380,15 +383,15 @@ async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_pat
 
 
 async def test_computed_value_is_found_in_memory_and_after_a_restart_on_the_disk(tmp_path: Path) -> None:
-    first = make(tmp_path)
+    first_stack = make_stack(tmp_path)
     value = memoryview(make_payload("k", SIZE))
-    assert not first.may_have("k")
-    first.put("k", value, value, return_unchanged)
-    assert first.get_cached("k") is value
-    await first.close()
-    second = make(tmp_path)
-    assert second.may_have("k")
-    assert not second.may_have("other")
-    assert await second.get_stored(["k", "other"], return_unchanged) == [value, None]
-    await second.close()
-    assert not second.may_have("other")
+    assert not first_stack.may_have("k")
+    first_stack.put("k", value, value, return_unchanged)
+    assert first_stack.get_cached("k") is value
+    await first_stack.close()
+    second_stack = make_stack(tmp_path)
+    assert second_stack.may_have("k")
+    assert not second_stack.may_have("other")
+    assert await second_stack.get_stored(["k", "other"], return_unchanged) == [value, None]
+    await second_stack.close()
+    assert not second_stack.may_have("other")

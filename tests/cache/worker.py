@@ -1,6 +1,7 @@
-"""A separate process on a shared folder: `python -m tests.cache.worker FOLDER SEED STEPS`, 0 steps for ever.
+"""A worker process on a shared cache folder.
 
-It puts, gets and discards keys of a small set; it prints a line for each wrong value and a summary, as JSON.
+Usage: `python -m tests.cache.worker FOLDER SEED STEPS`. With 0 steps it never ends. It puts, gets and discards keys of
+a small set. It prints a line for each wrong value, and a summary as JSON.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def choose_size(key: str) -> int:
 
 
 def main(folder: Path, seed: int, steps: int) -> None:
+    """Read, write and discard random values until the process is killed or `steps` are done. 0 steps mean no end."""
     source = random.Random(seed)
     values = {key: make_payload(key, choose_size(key)) for key in (f"k{number}" for number in range(KEYS))}
     tier = DiskTier(folder, BUDGET_BYTES, mapped_max=4)

@@ -1,8 +1,8 @@
 """An engine's append by the specification and fastavro, and a reader of the result.
 
 The appender writes manifests and a manifest list for the metadata that it has loaded, merges manifests on request, and
-returns the commit that it would send. It shares no code with the server. Metadata files are local; data files are only
-named.
+returns the commit that an engine would send. It shares no code with the server. Metadata files are local. Data files
+have names but do not exist.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _NUMBERS = itertools.count(1)
 
 
 def _list_schema(version: int) -> Row:
+    """Return the Avro schema of a manifest list of this format version."""
     fields: list[tuple[str, int, Any]] = [
         ("manifest_path", 500, "string"),
         ("manifest_length", 501, "long"),
@@ -84,7 +85,7 @@ class LiveFile:
 
 
 def read_manifest(listed_row: Row) -> list[LiveFile]:
-    """Return the files of a manifest with the values that they inherit by the specification."""
+    """Return the data files of a manifest, with the values that they inherit by the specification."""
     expected_rows, next_row = [], listed_row.get("first_row_id")
     rows = _read_rows(listed_row["manifest_path"])
     actual = [listed_row[name] for name in _COUNTS]
@@ -93,14 +94,16 @@ def read_manifest(listed_row: Row) -> list[LiveFile]:
         file, status = row["data_file"], row["status"]
         if status == DELETED:
             continue
-        first = file.get("first_row_id")
-        if first is None and next_row is not None:
-            first, next_row = next_row, next_row + file["record_count"]
+        first_row_id = file.get("first_row_id")
+        if first_row_id is None and next_row is not None:
+            first_row_id, next_row = next_row, next_row + file["record_count"]
         inherited = listed_row["sequence_number"] if status == ADDED else None
         sequence_numbers = [row[name] for name in ("sequence_number", "file_sequence_number")]
         numbers = [inherited if number is None else number for number in sequence_numbers]
         snapshot_id = listed_row["added_snapshot_id"] if row["snapshot_id"] is None else row["snapshot_id"]
-        expected_rows.append(LiveFile(file["file_path"], file["record_count"], status, snapshot_id, *numbers, first))
+        expected_rows.append(
+            LiveFile(file["file_path"], file["record_count"], status, snapshot_id, *numbers, first_row_id)
+        )
     assert (
         listed_row["min_sequence_number"] == min((file.sequence_number for file in expected_rows), default=0)
         or not expected_rows
@@ -113,39 +116,36 @@ def read_list(snapshot: Row) -> list[Row]:
 
 
 def read_snapshot(snapshot: Row) -> dict[str, LiveFile]:
-    """Return the live data files by path, and check that each occurs once."""
+    """Return the live data files by path, and check that each path occurs once."""
     files = [file for listing in read_list(snapshot) for file in read_manifest(listing)]
     results = {file.path: file for file in files}
-    assert len(results) == len(files), "a data file is there twice"
+    assert len(results) == len(files), "a data file occurs twice"
     return results
 
 
 @dataclass
 class EngineAppender:
-    """An engine with the metadata that it loaded, as JSON.
-
-    The options make it behave like different engines.
-    """
+    """An engine's append to the metadata that it loaded, as JSON. The options make it behave like different engines."""
 
     metadata: Row
     branch: str = "main"
     merge: int = 0
-    """The number of its parent's manifests to merge with its own."""
+    """The number of the parent's manifests that the appender merges with its own manifest."""
     apart: bool = False
-    """Whether merged entries are in a separate manifest."""
+    """If True, merged entries are in a separate manifest."""
     retention: Row = field(default_factory=dict)
     entry: Row = field(default_factory=dict)
-    """Values that replace those of its new entries."""
+    """Fields that replace those of the new manifest entries."""
     file: Row = field(default_factory=dict)
     listed: Row = field(default_factory=dict)
-    """Values that replace those of its new manifest in the manifest list."""
+    """Fields that replace those of the new manifest in the manifest list."""
     snapshot: Row = field(default_factory=dict)
     forget: str = ""
-    """A file that it omits in a merge."""
+    """The path of a file that the appender omits in a merge, as a faulty engine would."""
     more: Sequence[Row] = ()
-    """Additional entries as in a manifest: (status, path, …)."""
+    """Additional manifest entries."""
     manifests: list[str] = field(default_factory=list)
-    """The manifests that it wrote."""
+    """The locations of the manifests that the appender wrote."""
     manifest_list: str = ""
 
     def __post_init__(self) -> None:
@@ -161,19 +161,20 @@ class EngineAppender:
     def commit(
         self, files: dict[str, int], removed_files: Collection[str] = (), deletes: Collection[str] = ()
     ) -> Commit:
-        """Append these files with their record counts, or delete `removed_files`.
+        """Return a commit that appends these files, or deletes `removed_files`.
 
         Args:
+            files: Record counts by path.
             deletes: Position delete files to add.
         """
-        before = [] if self.parent is None else read_list(self.parent)
-        before = [row for row in before if row["added_files_count"] + row["existing_files_count"]]
+        parent_manifests = [] if self.parent is None else read_list(self.parent)
+        parent_manifests = [row for row in parent_manifests if row["added_files_count"] + row["existing_files_count"]]
         merged_entries = [
             row
-            for number, row in enumerate(before)
+            for number, row in enumerate(parent_manifests)
             if number < self.merge or any(file.path in removed_files for file in read_manifest(row))
         ]
-        kept_rows = [row for row in before if row not in merged_entries]
+        kept_rows = [row for row in parent_manifests if row not in merged_entries]
         entries = [
             self._build_entry(ADDED, self._make_file_row(path, records), None) for path, records in files.items()
         ]
@@ -229,6 +230,7 @@ class EngineAppender:
         return own_entries | (self.entry if old_entry is None else {})
 
     def _build_manifest_row(self, entries: list[Row]) -> Row:
+        """Write a manifest, and return its row of the manifest list."""
         place = f"{self.folder}/{self.snapshot_id}-m{len(self.manifests)}.avro"
         entries = [*entries, *self.more]
         self.manifests.append(place)
@@ -258,7 +260,8 @@ class EngineAppender:
         return row | self.listed
 
     def _request(self, files: dict[str, int], removed: list[int], added_rows: int, *, is_append: bool) -> Commit:
-        before = {} if self.parent is None else self.parent["summary"]
+        """Return the commit of the manifest list, with the summary and requirements of an engine."""
+        parent_summary = {} if self.parent is None else self.parent["summary"]
         counts = {"data-files": len(files), "records": sum(files.values()), "files-size": 100 * len(files)}
         fewer = {"data-files": len(removed), "records": sum(removed), "files-size": 100 * len(removed)}
         summary = {"operation": "append" if is_append else "delete", "engine-name": "appender"}
@@ -266,7 +269,7 @@ class EngineAppender:
             summary[f"added-{kind}"] = str(count)
             if fewer[kind]:
                 summary[f"{'removed' if kind == 'files-size' else 'deleted'}-{kind}"] = str(fewer[kind])
-            summary[f"total-{kind}"] = str(int(before.get(f"total-{kind}", 0)) + count - fewer[kind])
+            summary[f"total-{kind}"] = str(int(parent_summary.get(f"total-{kind}", 0)) + count - fewer[kind])
         snapshot = {
             "snapshot-id": self.snapshot_id,
             "sequence-number": self.sequence,

@@ -28,7 +28,7 @@ async def commit_table(rig: CatalogRig, commit: Commit) -> LoadedTable:
 
 
 async def append(rig: CatalogRig, files: dict[str, int], **knobs: Any) -> EngineAppender:
-    """Return an append to the current table."""
+    """Commit an append of these files to the current table, and return the appender. `knobs` are its options."""
     client = EngineAppender(await load(rig), **knobs)
     await commit_table(rig, client.commit(files))
     return client

@@ -64,7 +64,7 @@ SCHEMA: dict[str, Any] = {
 
 
 class RandomFaults:
-    """Faults from a seed; with `rate` 0 nothing fails."""
+    """Random faults from a seed. With `rate` 0 nothing fails."""
 
     def __init__(self, seed: int, rate: float) -> None:
         self.random = random.Random(seed)
@@ -137,14 +137,16 @@ class RacingStore:
 
 @asynccontextmanager
 async def open_racing_rigs(home: Path) -> AsyncIterator[tuple[CatalogRig, CatalogRig, RacingStore]]:
-    """Yield a rig, a second rig over the same database, and the store of the first, which can run an intruder."""
+    """Yield a rig, a second rig over the same database, and the store of the first rig, which can run an intruder."""
     capture = WrapperCapture(RacingStore)
-    async with open_rig(home, wrap_store=capture) as rig, open_rig(home) as other:
-        yield rig, other, capture.wrapper
+    async with open_rig(home, wrap_store=capture) as rig, open_rig(home) as other_rig:
+        yield rig, other_rig, capture.wrapper
 
 
 @dataclass(frozen=True)
 class CatalogRig:
+    """A catalog with its database and objects, without an HTTP server."""
+
     catalog: Catalog
     commits: EngineCommits
     publisher: Publisher
@@ -170,6 +172,7 @@ async def open_rig(
     wrap_objects: Any = None,
     **settings: Any,
 ) -> AsyncIterator[CatalogRig]:
+    """Open a catalog over a database and a warehouse in `home`. `wrap_store` and `wrap_objects` can inject faults."""
     clock = clock or SystemClock()
     chosen_settings = Settings(home=home, **settings)
     home.mkdir(exist_ok=True, parents=True)

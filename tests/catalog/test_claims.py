@@ -1,4 +1,4 @@
-"""Tests that no two tables, views or functions overlap, and that each keeps its locations when its name moves."""
+"""Tests that no two tables, views or functions overlap, and that each keeps its locations when it is renamed."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ async def check_rejected(rig: CatalogRig, caller: Caller, location: str) -> None
 
 
 @pytest.mark.parametrize("caller", [CONFINED_CALLER, CALLER])
-async def test_location_inside_that_of_a_moved_table_is_rejected(tmp_path: Path, caller: Caller) -> None:
+async def test_location_inside_a_moved_table_is_rejected(tmp_path: Path, caller: Caller) -> None:
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
         for spelling in _list_spellings(location):
             await check_rejected(rig, caller, spelling)
 
 
-async def test_no_location_may_contain_that_of_a_table(tmp_path: Path) -> None:
+async def test_location_that_contains_a_table_is_rejected(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/deep"
@@ -146,8 +146,12 @@ async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: 
         await move_table(rig)
         place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/race"
         staged = [
-            (await rig.catalog.tables.stage(CALLER, ("a",), CreateTable(name=f"r{n}", schema=SCHEMA, location=where)))
-            for n, where in enumerate((place, f"{place}/in", place, f"{place}/in/ner"))
+            (
+                await rig.catalog.tables.stage(
+                    CALLER, ("a",), CreateTable(name=f"r{n}", schema=SCHEMA, location=location)
+                )
+            )
+            for n, location in enumerate((place, f"{place}/in", place, f"{place}/in/ner"))
         ]
         changes = [
             TableChange(
@@ -166,7 +170,7 @@ async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: 
         assert [type(outcome) for outcome in outcomes].count(BadRequest) == 3, outcomes
 
 
-async def test_staging_pass_does_not_open_a_location_that_belongs_to_another_table_now(tmp_path: Path) -> None:
+async def test_staging_pass_does_not_open_a_location_that_another_table_has_claimed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/staged"
@@ -201,14 +205,16 @@ async def test_symbolic_link_does_not_bypass_a_claim(tmp_path: Path) -> None:
 
 
 async def test_claim_belongs_to_the_path_and_not_to_the_target_of_a_link(tmp_path: Path) -> None:
-    """A folder that becomes a link after its table was created claims nothing in the target."""
+    """If a folder becomes a link after its table was created, the table claims nothing in the target."""
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
-        before = await rig.catalog.context.store.claims((await rig.catalog.tables.load_entry(("b",), "moved")).uuid)
+        claims_before = await rig.catalog.context.store.claims(
+            (await rig.catalog.tables.load_entry(("b",), "moved")).uuid
+        )
         folder = Path(parse_location(location).file_path)
         folder.rename(f"{folder}-away")
         folder.symlink_to(parse_location(rig.catalog.warehouse.make_namespace_location(("b",))).file_path)
-        assert [rig.catalog.warehouse.make_key(parse_location(location))] == [before[0].location]
+        assert [rig.catalog.warehouse.make_key(parse_location(location))] == [claims_before[0].location]
         await rig.catalog.tables.create(CALLER, ("b",), CreateTable(name="free", schema=SCHEMA))
 
 
@@ -309,22 +315,24 @@ async def test_dropped_entry_can_be_recreated_only_with_its_name_and_location(tm
         tables, dropped = rig.catalog.tables, rig.catalog.dropped
         place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/again"
 
-        def make(name: str, location: str = place, caller: Caller = CONFINED_CALLER) -> Any:
+        def create_table(name: str, location: str = place, caller: Caller = CONFINED_CALLER) -> Any:
             return tables.create(caller, ("a",), CreateTable(name=name, schema=SCHEMA, location=location))
 
-        first = (await make("again")).entry
+        first_entry = (await create_table("again")).entry
         await tables.drop(CONFINED_CALLER, ("a",), "again", purge=True)
         for name, location in (("other", place), ("again", f"{place}/in")):
             with pytest.raises(BadRequest, match="overlaps"):
-                await make(name, location)
-        second = (await make("again")).entry
+                await create_table(name, location)
+        second_entry = (await create_table("again")).entry
         (row,) = (await dropped.list(("a",), None, None)).items
         with pytest.raises(CommitConflict, match="since it was dropped"):
             await dropped.restore(CONFINED_CALLER, row.id, None, "back")
         await dropped.purge(CALLER, row.id)
-        assert await rig.objects.exists(second.metadata_location)
-        assert await rig.objects.exists(first.metadata_location), "it lies in a place that is another's now"
-        assert (await tables.load(("a",), "again")).entry == second
+        assert await rig.objects.exists(second_entry.metadata_location)
+        assert await rig.objects.exists(first_entry.metadata_location), (
+            "the file is in a location that another table has claimed"
+        )
+        assert (await tables.load(("a",), "again")).entry == second_entry
 
 
 async def test_dropped_entry_cannot_be_registered_over_the_current_owner_of_its_location(tmp_path: Path) -> None:
@@ -333,17 +341,17 @@ async def test_dropped_entry_cannot_be_registered_over_the_current_owner_of_its_
         tables, views = rig.catalog.tables, rig.catalog.views
         place = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/again"
         table = CreateTable(name="again", schema=SCHEMA, location=place)
-        first = (await tables.create(CALLER, ("a",), table)).entry
+        first_entry = (await tables.create(CALLER, ("a",), table)).entry
         await tables.drop(CALLER, ("a",), "again", purge=False)
-        second = (await tables.create(CALLER, ("a",), table)).entry
-        assert first is not None
-        assert second is not None
+        second_entry = (await tables.create(CALLER, ("a",), table)).entry
+        assert first_entry is not None
+        assert second_entry is not None
         for overwrite in (False, True):
             with pytest.raises(CommitConflict, match="since it was dropped"):
-                await tables.register(CALLER, ("a",), "old", first.metadata_location, overwrite=overwrite)
-        assert (await tables.load(("a",), "again")).entry == second
-        # The entry may be restored in place of the other entry, and the other entry may follow.
-        for entry in (first, second):
+                await tables.register(CALLER, ("a",), "old", first_entry.metadata_location, overwrite=overwrite)
+        assert (await tables.load(("a",), "again")).entry == second_entry
+        # The first entry may replace the second entry, and then the second may replace the first.
+        for entry in (first_entry, second_entry):
             name = "again"
             await tables.register(CALLER, ("a",), name, entry.metadata_location, overwrite=True)
             assert (await tables.load(("a",), name)).metadata.table_uuid == entry.uuid
@@ -359,26 +367,28 @@ async def test_registering_an_older_file_revokes_later_permissions_and_keeps_the
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
         tables, name = rig.catalog.tables, (("b",), "moved")
-        first = (await tables.load(*name)).entry
-        assert first is not None
+        first_entry = (await tables.load(*name)).entry
+        assert first_entry is not None
         elsewhere, allowed = f"{rig.settings.make_warehouse_uri()}/later", f"{rig.settings.make_warehouse_uri()}/lent"
         updates = {"seamark.allowed-locations": allowed, "write.data.path": elsewhere}
         await rig.commits.commit_table(CALLER, *name, [], [{"action": "set-properties", "updates": updates}])
-        second = (await tables.load(*name)).entry
-        assert second is not None
+        second_entry = (await tables.load(*name)).entry
+        assert second_entry is not None
 
         async def list_claimed_locations() -> tuple[set[str], set[str]]:
-            claims = await rig.store.claims(first.uuid)
+            claims = await rig.store.claims(first_entry.uuid)
             return {claim.location for claim in claims if not claim.allowed}, {
                 claim.location for claim in claims if claim.allowed
             }
 
-        before = await list_claimed_locations()
-        assert before[1] == {make_location_key(parse_location(allowed))}
-        await tables.register(CALLER, *name, first.metadata_location, overwrite=True)
-        assert await list_claimed_locations() == (before[0], set()), "files lie where they were written"
-        await tables.register(CALLER, *name, second.metadata_location, overwrite=True)
-        assert await list_claimed_locations() == before
+        claimed_locations_before = await list_claimed_locations()
+        assert claimed_locations_before[1] == {make_location_key(parse_location(allowed))}
+        await tables.register(CALLER, *name, first_entry.metadata_location, overwrite=True)
+        assert await list_claimed_locations() == (claimed_locations_before[0], set()), (
+            "the table keeps the locations of its files"
+        )
+        await tables.register(CALLER, *name, second_entry.metadata_location, overwrite=True)
+        assert await list_claimed_locations() == claimed_locations_before
         await check_rejected(rig, CALLER, location)
 
 
@@ -398,7 +408,7 @@ async def test_table_without_a_uuid_cannot_be_registered_in_another_namespace(tm
 
 
 async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -> None:
-    """Metadata of old writers have no UUID, and a commit or an overwritten file may give them any UUID."""
+    """Metadata files of old writers have no UUID, and a commit or an overwritten file may give them any UUID."""
     async with open_rig(tmp_path) as rig:
         await move_table(rig)
         tables, name = rig.catalog.tables, (("a",), "old")
@@ -441,7 +451,7 @@ async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -
         assert stored_entry.uuid == entry.uuid
 
 
-async def test_view_whose_file_was_replaced_by_another_views_is_neither_served_nor_changed(tmp_path: Path) -> None:
+async def test_view_with_the_metadata_file_of_another_view_is_neither_served_nor_changed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
         views = rig.catalog.views

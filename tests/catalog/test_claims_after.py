@@ -1,4 +1,6 @@
-"""Tests that a claim ends with its files: after an entry's last name is gone, its namespace keeps the locations."""
+"""Tests that a claim ends only with its files. After an entry's last name is gone, its namespace keeps the
+locations.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def database(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 async def create_moved_table(rig: CatalogRig) -> str:
-    """Return the location of `b.t`, which was created in `a` and moved; it has a data file that no metadata names."""
+    """Create a table in `a`, move it to `b.t`, and return its location.
+
+    The table has a data file that no metadata names.
+    """
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
     created_table = await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))
@@ -38,7 +43,7 @@ async def create_moved_table(rig: CatalogRig) -> str:
     return created_table.metadata.location
 
 
-async def housekeep(rig: CatalogRig, clock: SimulatedClock, after_ms: int = _WEEK_MS + 1) -> None:
+async def run_housekeeping(rig: CatalogRig, clock: SimulatedClock, after_ms: int = _WEEK_MS + 1) -> None:
     clock.advance(after_ms)
     await rig.catalog.dropped.purge_expired()
     await rig.catalog.dropped.release_unused()
@@ -55,7 +60,7 @@ def delete_files(location: str) -> None:
             path.unlink()
 
 
-async def refuse(rig: CatalogRig, caller: Caller, namespace: str, location: str) -> None:
+async def check_location_is_refused(rig: CatalogRig, caller: Caller, namespace: str, location: str) -> None:
     """Check that no entry of the namespace gets the location, or a folder in it."""
     for place in (location, f"{location}/data", f"{location}/x/y"):
         request = CreateTable(name="x", schema=SCHEMA, location=place)
@@ -66,20 +71,20 @@ async def refuse(rig: CatalogRig, caller: Caller, namespace: str, location: str)
         await rig.catalog.tables.create(caller, (namespace,), request)
 
 
-async def _drop(rig: CatalogRig) -> None:
+async def _drop_table(rig: CatalogRig) -> None:
     await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
 
 
-async def _purge(rig: CatalogRig) -> None:
+async def _purge_table(rig: CatalogRig) -> None:
     await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=True)
 
 
-async def _unregister(rig: CatalogRig) -> None:
+async def _unregister_table(rig: CatalogRig) -> None:
     await rig.catalog.tables.unregister(CALLER, ("b",), "t")
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("ending", [_drop, _purge, _unregister])
+@pytest.mark.parametrize("ending", [_drop_table, _purge_table, _unregister_table])
 @pytest.mark.parametrize("retention_s", [7 * 86400, 0])
 async def test_former_namespace_of_a_moved_table_does_not_get_its_location(
     tmp_path: Path, database: dict[str, Any], ending: Callable[[CatalogRig], Any], retention_s: int
@@ -89,8 +94,8 @@ async def test_former_namespace_of_a_moved_table_does_not_get_its_location(
         location = await create_moved_table(rig)
         await ending(rig)
         for _ in range(3):
-            await housekeep(rig, clock)
-            await refuse(rig, A, "a", location)
+            await run_housekeeping(rig, clock)
+            await check_location_is_refused(rig, A, "a", location)
         await check_invariants(rig)
         (row,) = (await rig.catalog.dropped.list_retained(None, None, None)).items
         assert (row.entry.namespace, row.entry.name) == (("b",), "t")
@@ -98,7 +103,7 @@ async def test_former_namespace_of_a_moved_table_does_not_get_its_location(
         with pytest.raises(NotFound, match="retention"):
             await rig.catalog.dropped.restore(CALLER, row.id, None, None)
         delete_files(location)
-        await housekeep(rig, clock, _DAY_MS)
+        await run_housekeeping(rig, clock, _DAY_MS)
         assert (await rig.catalog.dropped.list_retained(None, None, None)).items == []
         await rig.catalog.tables.create(A, ("a",), CreateTable(name="x", schema=SCHEMA, location=location))
         await check_invariants(rig)
@@ -109,16 +114,16 @@ async def test_last_namespace_may_use_the_location_again(tmp_path: Path, databas
     async with open_rig(tmp_path, clock=clock, **database) as rig:
         location = await create_moved_table(rig)
         metadata_location = (await rig.catalog.tables.load_entry(("b",), "t")).metadata_location
-        await _drop(rig)
-        await housekeep(rig, clock)
+        await _drop_table(rig)
+        await run_housekeeping(rig, clock)
         await rig.catalog.tables.register(CALLER, ("b",), "back", metadata_location, overwrite=False)
         assert (await rig.catalog.dropped.list_retained(None, None, None)).items == []
         assert await rig.store.count_names((await rig.catalog.tables.load_entry(("b",), "back")).uuid) == 1
         await rig.catalog.tables.unregister(CALLER, ("b",), "back")
-        await housekeep(rig, clock)
+        await run_housekeeping(rig, clock)
         request = CreateTable(name="other", schema=SCHEMA, location=location)
         await rig.catalog.tables.create(CALLER, ("b",), request)
-        await refuse(rig, A, "a", location)
+        await check_location_is_refused(rig, A, "a", location)
         await check_invariants(rig)
 
 
@@ -126,14 +131,14 @@ async def test_admin_can_purge_or_release_a_retained_location(tmp_path: Path, da
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock, **database) as rig:
         location = await create_moved_table(rig)
-        await _drop(rig)
+        await _drop_table(rig)
         (row,) = (await rig.catalog.dropped.list(None, None, None)).items
         with pytest.raises(BadRequest, match="can be restored"):
             await rig.catalog.dropped.release(row.id)
-        await housekeep(rig, clock)
+        await run_housekeeping(rig, clock)
         await rig.catalog.dropped.purge(CALLER, row.id)
         assert await rig.list_files() == {f"{location}/data/secret.parquet"}
-        await refuse(rig, A, "a", location)
+        await check_location_is_refused(rig, A, "a", location)
         (row,) = (await rig.catalog.dropped.list_retained(("b",), None, None)).items
         assert (await rig.catalog.dropped.list_retained(("a",), None, None)).items == []
         await rig.catalog.dropped.release(row.id)
@@ -149,7 +154,7 @@ async def test_release_works_before_housekeeping_has_processed_the_end_of_the_re
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock, **database) as rig:
         location = await create_moved_table(rig)
-        await _drop(rig)
+        await _drop_table(rig)
         (row,) = (await rig.catalog.dropped.list(None, None, None)).items
         clock.advance(_WEEK_MS + 1)
         await rig.catalog.dropped.release(row.id)
@@ -157,15 +162,15 @@ async def test_release_works_before_housekeeping_has_processed_the_end_of_the_re
         await check_invariants(rig)
 
 
-async def test_views_keep_their_locations_too(tmp_path: Path, database: dict[str, Any]) -> None:
+async def test_views_keep_their_locations(tmp_path: Path, database: dict[str, Any]) -> None:
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock, **database) as rig:
         await create_moved_table(rig)
         view = await rig.catalog.views.create(CALLER, ("a",), CreateView(name="v", schema=SCHEMA, view_version=VERSION))
         await rig.catalog.views.rename(CALLER, TableIdentifier(("a",), "v"), TableIdentifier(("b",), "v"))
         await rig.catalog.views.drop(CALLER, ("b",), "v")
-        await housekeep(rig, clock)
-        await refuse(rig, A, "a", view.metadata.location)
+        await run_housekeeping(rig, clock)
+        await check_location_is_refused(rig, A, "a", view.metadata.location)
         (row,) = (await rig.catalog.dropped.list_retained(None, None, None)).items
         assert row.entry.kind is EntryKind.VIEW
         await rig.catalog.dropped.purge(CALLER, row.id)
@@ -174,7 +179,9 @@ async def test_views_keep_their_locations_too(tmp_path: Path, database: dict[str
 
 
 async def test_overwritten_metadata_file_does_not_end_a_claim(tmp_path: Path) -> None:
-    """The former namespace's writer can write the file, and spell the location so that nothing is found there."""
+    """A writer of the former namespace can overwrite the file and spell the location so that no files are
+    found there.
+    """
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock) as rig:
         location = await create_moved_table(rig)
@@ -182,25 +189,25 @@ async def test_overwritten_metadata_file_does_not_end_a_claim(tmp_path: Path) ->
         file = Path(parse_location(entry.metadata_location).file_path)
         for spelling in (location.upper().replace("FILE:", "file:"), f"{location}-away", ""):
             file.write_text(file.read_text().replace(location, spelling) if spelling else "{}")
-        await _drop(rig)
+        await _drop_table(rig)
         for _ in range(2):
-            await housekeep(rig, clock)
-        await refuse(rig, A, "a", location)
+            await run_housekeeping(rig, clock)
+        await check_location_is_refused(rig, A, "a", location)
 
 
 async def test_link_in_place_of_the_files_does_not_end_a_claim(tmp_path: Path) -> None:
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock) as rig:
         location = await create_moved_table(rig)
-        await _drop(rig)
+        await _drop_table(rig)
         folder = Path(parse_location(location).file_path)
         folder.rename(f"{folder}-away")
         (tmp_path / "empty").mkdir()
         folder.symlink_to(tmp_path / "empty")
-        await housekeep(rig, clock)
+        await run_housekeeping(rig, clock)
         folder.unlink()
         Path(f"{folder}-away").rename(folder)
-        await refuse(rig, A, "a", location)
+        await check_location_is_refused(rig, A, "a", location)
 
 
 async def test_entries_of_a_namespace_that_keep_locations_are_limited(
@@ -214,7 +221,7 @@ async def test_entries_of_a_namespace_that_keep_locations_are_limited(
             await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name=f"t{number}", schema=SCHEMA))
         for number in range(3):
             await rig.catalog.tables.drop(CALLER, ("a",), f"t{number}", purge=False)
-            await housekeep(rig, clock)
+            await run_housekeeping(rig, clock)
         for purge in (False, True):
             with pytest.raises(BadRequest, match="purge or release some"):
                 await rig.catalog.tables.drop(CALLER, ("a",), "t3", purge=purge)

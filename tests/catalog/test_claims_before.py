@@ -36,7 +36,7 @@ async def test_claims_of_older_entries_are_created_at_the_start(tmp_path: Path) 
 
 
 class _UnavailableStorage:
-    """Storage that may not answer, with files whose reads fail."""
+    """Storage that fails to read files while `away` is True."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
@@ -52,9 +52,9 @@ class _UnavailableStorage:
 
 
 async def _prepare_old_server(home: Path) -> dict[str, str]:
-    """Prepare a server of a version without claims, and return the locations of two tables.
+    """Prepare the home of a server version without claims, and return the locations of two tables.
 
-    One table is in `b`, and one has files elsewhere.
+    One table is in `b`, and the other has files in another location.
     """
     async with open_rig(home) as rig:
         results = {"moved": await move_table(rig)}
@@ -108,13 +108,15 @@ async def test_purge_waits_until_all_locations_are_known(tmp_path: Path) -> None
         entry = await rig.catalog.tables.load_entry(*name)
         await rig.catalog.tables.drop(CALLER, *name, purge=False)
         (row,) = (await rig.catalog.dropped.list(("b",), None, None)).items
-        before = await rig.list_files()
+        files_before = await rig.list_files()
         capture.wrapper.away = False
         document = await rig.catalog.documents.table(entry.metadata_location)
         rig.catalog.context.documents.remember_table(entry.metadata_location, document, b"{}")
         capture.wrapper.away = True
         await rig.catalog.dropped.purge(CALLER, row.id)
-        assert await rig.list_files() == before, "the storage gave nothing of the other tables"
+        assert await rig.list_files() == files_before, (
+            "the purge deleted nothing while the locations of other tables were unknown"
+        )
         capture.wrapper.away = False
         await rig.catalog.dropped.purge_expired()
         assert entry.metadata_location not in await rig.list_files()

@@ -114,6 +114,7 @@ def _to_commit(change: TableChange) -> tuple[list[dict[str, Any]], list[dict[str
 
 
 def _build_function() -> dict[str, Any]:
+    """Return the metadata of a valid function of no parameter."""
     return {
         "function-uuid": "7f1f6a0e-29c8-4f5c-9d7f-1c9d1d0b6c11",
         "format-version": 1,
@@ -131,8 +132,8 @@ def _build_function() -> dict[str, Any]:
     }
 
 
-def _poison(location: str, **properties: str) -> str:
-    """Put properties into a metadata file, and return its new location."""
+def _add_properties(location: str, **properties: str) -> str:
+    """Write a copy of a metadata file with added properties, and return its location."""
     path = rename_without_digest(location)
     document = json.loads(path.read_text())
     document["properties"].update(properties)
@@ -147,7 +148,8 @@ async def test_registered_metadata_with_a_property_that_steers_clients_is_reject
         view = (await rig.catalog.views.load(("db",), "v")).entry
         assert table.entry is not None
         of_table, of_view = (
-            _poison(entry.metadata_location, **{"s3.signer.uri": "http://127.0.0.1:9"}) for entry in (table.entry, view)
+            _add_properties(entry.metadata_location, **{"s3.signer.uri": "http://127.0.0.1:9"})
+            for entry in (table.entry, view)
         )
         with pytest.raises(BadRequest, match=r"s3\.signer\.uri"):
             await rig.catalog.tables.register(CALLER, ("db",), "r", of_table, overwrite=False)
@@ -164,7 +166,9 @@ async def test_stored_properties_that_steer_clients_are_neither_served_nor_writt
         ]
     for entry in entries:
         assert entry is not None
-        _poison(entry.metadata_location, **{"s3.signer.uri": "http://127.0.0.1:9", "py-io-impl": "evil.IO", "a": "b"})
+        _add_properties(
+            entry.metadata_location, **{"s3.signer.uri": "http://127.0.0.1:9", "py-io-impl": "evil.IO", "a": "b"}
+        )
     async with open_rig(tmp_path) as rig:
         table = await rig.catalog.tables.load(("db",), "t")
         view = await rig.catalog.views.load(("db",), "v")
@@ -175,6 +179,6 @@ async def test_stored_properties_that_steer_clients_are_neither_served_nor_writt
         document = await rig.catalog.documents.render_document(table.entry.metadata_location, "all")
         assert b"signer" not in document
         update = {"action": "set-properties", "updates": {"c": "d"}}
-        after = await rig.commits.commit_table(CALLER, ("db",), "t", [], [update])
-        assert after.entry is not None
-        assert b"signer" not in await rig.objects.read(after.entry.metadata_location)
+        loaded_table = await rig.commits.commit_table(CALLER, ("db",), "t", [], [update])
+        assert loaded_table.entry is not None
+        assert b"signer" not in await rig.objects.read(loaded_table.entry.metadata_location)

@@ -1,4 +1,4 @@
-"""Tests of commits: all or nothing, one winner, and the first outcome for a repeat."""
+"""Tests of commits: all or nothing, one winner, and the first answer for a repeat."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ async def test_commit_moves_the_pointer_and_adds_an_instant(tmp_path: Path) -> N
         assert instants[-1].summary["added-records"] == "1"
 
 
-async def test_repeated_commit_gets_its_first_outcome(tmp_path: Path) -> None:
+async def test_repeated_commit_gets_the_first_answer(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        first = await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
+        first_answer = await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
         await rig.commits.commit_table(CALLER, DB, "t", *append(8, 7, 2))
         table = await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
         assert table.entry is not None
-        assert first.entry is not None
-        assert table.entry.metadata_location == first.entry.metadata_location
+        assert first_answer.entry is not None
+        assert table.entry.metadata_location == first_answer.entry.metadata_location
         assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 8
 
 
@@ -81,7 +81,7 @@ def _require_uuid(uuid: str, snapshot_id: int) -> tuple[list[dict[str, Any]], li
 
 @pytest.mark.parametrize("spell", [str.lower, str.upper])
 @pytest.mark.parametrize("fate", ["renamed", "dropped", "replaced"])
-async def test_repeat_on_a_name_that_left_its_table_never_reports_failure(
+async def test_repeat_never_reports_failure_after_its_table_has_lost_the_name(
     tmp_path: Path, fate: str, spell: Callable[[str], str]
 ) -> None:
     async with open_rig(tmp_path) as rig:
@@ -102,7 +102,7 @@ async def test_repeat_on_a_name_that_left_its_table_never_reports_failure(
             await rig.commits.commit_table(CALLER, DB, "t", *_require_uuid(str(loaded_table.metadata.table_uuid), 8))
 
 
-async def test_repeated_transaction_gets_its_first_outcome_and_a_different_one_does_not(tmp_path: Path) -> None:
+async def test_repeated_transaction_gets_the_first_answer_but_a_changed_transaction_does_not(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         changes = []
         for number, name in enumerate(("a", "b"), 1):
@@ -113,8 +113,8 @@ async def test_repeated_transaction_gets_its_first_outcome_and_a_different_one_d
         entries = [await rig.catalog.tables.load_entry(DB, name) for name in ("a", "b")]
         await rig.commits.commit_transaction(CALLER, list(reversed(changes)))
         assert [await rig.catalog.tables.load_entry(DB, name) for name in ("a", "b")] == entries
-        other = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(x="1"))
-        for invalid_changes in ([changes[0]], [changes[0], other]):
+        other_change = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(x="1"))
+        for invalid_changes in ([changes[0]], [changes[0], other_change]):
             with pytest.raises(CommitConflict):
                 await rig.commits.commit_transaction(CALLER, invalid_changes)
 
@@ -123,18 +123,18 @@ async def test_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: 
     async with open_rig(tmp_path) as rig:
         await rig.table()
         await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
-        before = await rig.list_files()
+        files_before = await rig.list_files()
         with pytest.raises(CommitConflict, match="branch main"):
             await rig.commits.commit_table(CALLER, DB, "t", *append(9, None, 1))
-        assert await rig.list_files() == before
+        assert await rig.list_files() == files_before
 
 
 async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path) -> None:
-    async with open_racing_rigs(tmp_path / "a") as (rig, other, racing_store):
+    async with open_racing_rigs(tmp_path / "a") as (rig, other_rig, racing_store):
         await rig.table()
 
         async def intrude() -> None:
-            await other.commits.commit_table(CALLER, DB, "t", [], build_property_update(theirs="1"))
+            await other_rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(theirs="1"))
 
         racing_store.intruder = intrude
         table = await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(ours="1"))
@@ -142,15 +142,17 @@ async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path)
         await rig.publisher.close()
         log = {entry.metadata_file for entry in table.metadata.metadata_log}
         assert table.entry is not None
-        assert await rig.list_files() == log | {table.entry.metadata_location}, "the lost attempt's file must be gone"
+        assert await rig.list_files() == log | {table.entry.metadata_location}, (
+            "the file of the lost attempt must be deleted"
+        )
 
 
 async def test_lost_swap_whose_requirement_no_longer_holds_is_a_conflict(tmp_path: Path) -> None:
-    async with open_racing_rigs(tmp_path / "a") as (rig, other, racing_store):
+    async with open_racing_rigs(tmp_path / "a") as (rig, other_rig, racing_store):
         await rig.table()
 
         async def intrude() -> None:
-            await other.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
+            await other_rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
 
         racing_store.intruder = intrude
         with pytest.raises(CommitConflict):
@@ -169,11 +171,11 @@ async def test_transaction_moves_all_pointers_or_none(tmp_path: Path) -> None:
             requirements=[{"type": "assert-current-schema-id", "current-schema-id": 9}],
             updates=[],
         )
-        before = await rig.list_files()
+        files_before = await rig.list_files()
         with pytest.raises(CommitConflict):
             await rig.commits.commit_transaction(CALLER, [good, bad])
         await rig.publisher.close()
-        assert await rig.list_files() == before
+        assert await rig.list_files() == files_before
         assert "x" not in (await rig.catalog.tables.load(DB, "a")).metadata.properties
         valid_change = TableChange(namespace=DB, name="b", requirements=[], updates=build_property_update(y="1"))
         await rig.commits.commit_transaction(CALLER, [good, valid_change])
@@ -192,12 +194,12 @@ async def test_transaction_that_names_a_table_twice_is_rejected(tmp_path: Path) 
 async def test_commit_without_changes_writes_nothing(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        before = await rig.list_files()
+        files_before = await rig.list_files()
         loaded_table = await rig.catalog.tables.load(DB, "t")
-        same = [{"action": "set-location", "location": loaded_table.metadata.location}]
-        table = await rig.commits.commit_table(CALLER, DB, "t", [], same)
+        unchanged_location = [{"action": "set-location", "location": loaded_table.metadata.location}]
+        table = await rig.commits.commit_table(CALLER, DB, "t", [], unchanged_location)
         assert table.entry == loaded_table.entry
-        assert await rig.list_files() == before
+        assert await rig.list_files() == files_before
 
 
 async def test_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_path: Path) -> None:
@@ -211,11 +213,11 @@ async def test_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_pat
         assert record is not None
         assert table.entry is not None
         assert (record.status, record.metadata_location) == (200, table.entry.metadata_location)
-        before = await rig.list_files()
+        files_before = await rig.list_files()
         with pytest.raises(IdempotencyTaken):
             await rig.commits.commit_table(keyed, DB, "t", [], build_property_update(x="2"))
         await rig.publisher.close()
-        assert await rig.list_files() == before
+        assert await rig.list_files() == files_before
         assert (await rig.catalog.tables.load(DB, "t")).metadata.properties["x"] == "1"
 
 
@@ -245,7 +247,9 @@ async def test_staged_table_is_created_by_its_first_commit(tmp_path: Path) -> No
         second_table = await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
         assert second_table.entry is not None
         assert table.entry is not None
-        assert second_table.entry.metadata_location == table.entry.metadata_location, "a lost reply, asked again"
+        assert second_table.entry.metadata_location == table.entry.metadata_location, (
+            "a repeated creation gets the same answer"
+        )
         create[0]["uuid"] = "5b0c6e1a-8f2e-4a57-9a64-0d1c5f3b7e21"
         with pytest.raises(CommitConflict, match="table already exists"):
             await rig.commits.commit_table(CALLER, DB, "t", requirements, create)
@@ -277,7 +281,7 @@ async def test_missing_objects_are_named_in_the_error(tmp_path: Path) -> None:
             await rig.catalog.tables.create(CALLER, DB, CreateTable(name="t", schema=SCHEMA, location="file:///etc/t"))
 
 
-async def test_old_metadata_files_are_deleted_as_the_properties_say(tmp_path: Path) -> None:
+async def test_old_metadata_files_are_deleted_according_to_the_properties(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         keep = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
         await rig.table(properties=keep)
@@ -290,7 +294,7 @@ async def test_old_metadata_files_are_deleted_as_the_properties_say(tmp_path: Pa
         assert await rig.list_files() == metadata_files | {table.entry.metadata_location}
 
 
-async def test_copy_never_deletes_the_metadata_files_of_its_source_table(tmp_path: Path) -> None:
+async def test_copied_table_never_deletes_the_metadata_files_of_its_source(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         keep = {"write.metadata.previous-versions-max": "1", "write.metadata.delete-after-commit.enabled": "true"}
         await rig.table(properties=keep)
@@ -340,8 +344,10 @@ async def test_metadata_file_numbers_continue_after_register(tmp_path: Path) -> 
 WRITERS = [Caller(principal_name=name, request_id=f"request-of-{name}") for name in ("ann", "bob")]
 
 
-async def publish(rig: CatalogRig, loaded_table: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
-    """Publish consecutive appends by ann and bob in turn; ann's producer advances to `sequence`."""
+async def publish_appends(
+    rig: CatalogRig, loaded_table: LoadedTable, *snapshots: int, sequence: int = 1
+) -> LoadedTable:
+    """Publish consecutive appends, by ann and bob in turn. The producer of ann advances to `sequence`."""
     assert loaded_table.entry is not None
     updates, happenings = [], []
     parent, last = loaded_table.metadata.current_snapshot_id, loaded_table.metadata.last_sequence_number
@@ -366,7 +372,7 @@ async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(t
         await rig.table()
         loaded_table = await rig.catalog.tables.load(DB, "t")
         assert loaded_table.entry is not None
-        publication = await publish(rig, loaded_table, 7, 8, 9)
+        publication = await publish_appends(rig, loaded_table, 7, 8, 9)
         current_table = await rig.catalog.tables.load(DB, "t")
         assert publication.entry is not None
         assert current_table.entry is not None
@@ -402,26 +408,26 @@ async def test_commit_that_cannot_be_published_leaves_no_trace(tmp_path: Path) -
         await rig.table()
         loaded_table = await rig.catalog.tables.load(DB, "t")
         await rig.commits.commit_table(CALLER, DB, "t", [], build_property_update(x="1"))
-        stands, before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
-        assert stands.entry is not None
+        current_table, files_before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
+        assert current_table.entry is not None
         with pytest.raises(CommitConflict, match="changed by another commit"):
-            await publish(rig, loaded_table, 7)
-        assert await rig.store.load_producer(stands.entry.uuid, "ann") is None
+            await publish_appends(rig, loaded_table, 7)
+        assert await rig.store.load_producer(current_table.entry.uuid, "ann") is None
         with pytest.raises(ValueError, match="metadata is unchanged"):
             await rig.publisher.publish(
-                CALLER, stands.entry, stands.metadata, stands.metadata, events=[], operations=[]
+                CALLER, current_table.entry, current_table.metadata, current_table.metadata, events=[], operations=[]
             )
-        await publish(rig, stands, 8, sequence=4)
-        stands, before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
+        await publish_appends(rig, current_table, 8, sequence=4)
+        current_table, files_before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
         with pytest.raises(CommitConflict, match="has already committed sequence 4"):
-            await publish(rig, stands, 9, sequence=4)
+            await publish_appends(rig, current_table, 9, sequence=4)
         await rig.publisher.close()
-        assert await rig.list_files() == before
-        assert await rig.catalog.tables.load(DB, "t") == stands
+        assert await rig.list_files() == files_before
+        assert await rig.catalog.tables.load(DB, "t") == current_table
 
 
 class LostReplyStore:
-    """A store that loses one transaction's request or reply, and may be silent afterwards."""
+    """A store that loses the request or the reply of one transaction, and afterwards may not answer."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -450,18 +456,18 @@ async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknow
     capture = WrapperCapture(LostReplyStore)
     async with open_rig(tmp_path, wrap_store=capture) as rig:
         await rig.table()
-        loaded_table, before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
+        loaded_table, files_before = await rig.catalog.tables.load(DB, "t"), await rig.list_files()
         assert loaded_table.entry is not None
         capture.wrapper.loses, capture.wrapper.falls_silent = lost, silent
         try:
-            await publish(rig, loaded_table, 7, 8)
+            await publish_appends(rig, loaded_table, 7, 8)
             outcome = "published"
         except (CommitConflict, CommitUnknown) as error:
             outcome = error.kind
         await rig.publisher.close()
         settled = {"request": "commit_conflict", "reply": "published"}[lost]
         assert outcome == ("commit_unknown" if silent else settled)
-        assert len(await rig.list_files() - before) == (0 if outcome == "commit_conflict" else 1)
+        assert len(await rig.list_files() - files_before) == (0 if outcome == "commit_conflict" else 1)
         state = await rig.store.load_producer(loaded_table.entry.uuid, "ann")
         assert (state is not None) == (lost == "reply")
 
@@ -476,11 +482,11 @@ async def test_publications_and_commits_of_one_process_take_turns(tmp_path: Path
             )
             for _ in range(20):
                 await asyncio.sleep(0.001)
-            publication = await publish(rig, loaded_table, 7)
-        after = await waiting_task
+            publication = await publish_appends(rig, loaded_table, 7)
+        answer = await waiting_task
         await rig.publisher.close()
-        assert after.metadata.current_snapshot_id == 7
-        assert after.entry is not None
+        assert answer.metadata.current_snapshot_id == 7
+        assert answer.entry is not None
         assert publication.entry is not None
-        assert after.entry.previous_location == publication.entry.metadata_location
-        assert len(await rig.list_files()) == 3, "nobody has written in vain"
+        assert answer.entry.previous_location == publication.entry.metadata_location
+        assert len(await rig.list_files()) == 3, "no attempt has written an unused file"

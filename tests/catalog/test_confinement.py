@@ -1,4 +1,4 @@
-"""Tests that a writer of one namespace cannot place anything over files of others, in any operation."""
+"""Tests that a writer of one namespace cannot place anything over files of other namespaces, by any operation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VERSION = {
 
 
 async def _create_tenants(rig: CatalogRig) -> str:
-    """Create two namespaces with a table each, and return the location of the forbidden table."""
+    """Create two namespaces with a table each, and return the location of the table that the caller may not use."""
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
     await rig.catalog.tables.create(CONFINED_CALLER, ("a",), CreateTable(name="mine", schema=SCHEMA))
@@ -41,7 +41,7 @@ async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> N
         tenants = await _create_tenants(rig)
         tables, namespaces = rig.catalog.tables, rig.catalog.namespaces
 
-        def commit(**update: Any) -> Any:
+        def commit_update(**update: Any) -> Any:
             return rig.commits.commit_table(CONFINED_CALLER, ("a",), "mine", [], [update])
 
         data_path = {"write.data.path": f"{tenants}/data"}
@@ -53,27 +53,27 @@ async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> N
             "create with a path": tables.create(
                 CONFINED_CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, properties=data_path)
             ),
-            "move": commit(action="set-location", location=tenants),
-            "set a path": commit(action="set-properties", updates=data_path),
+            "move": commit_update(action="set-location", location=tenants),
+            "set a path": commit_update(action="set-properties", updates=data_path),
             "namespace": namespaces.create(CONFINED_CALLER, ("a", "x"), {"location": tenants}),
             "namespace property": namespaces.update_properties(CONFINED_CALLER, ("a",), [], {"location": tenants}),
             "view": rig.catalog.views.create(
                 CONFINED_CALLER, ("a",), CreateView(name="v", schema=SCHEMA, view_version=VERSION, location=tenants)
             ),
-            "the namespace's own folder": commit(
+            "the namespace's own folder": commit_update(
                 action="set-location", location=rig.catalog.warehouse.make_namespace_location(("a",))
             ),
         }
         for description, attempt in attempts.items():
-            with pytest.raises(Forbidden, match="wa"):  # noqa: PT012  the second line says which
+            with pytest.raises(Forbidden, match="wa"):  # noqa: PT012  the failure must name the operation
                 await attempt
                 pytest.fail(f"{description} was accepted")
         inside = f"{rig.catalog.warehouse.make_namespace_location(('a',))}/elsewhere"
-        await commit(action="set-location", location=inside)
+        await commit_update(action="set-location", location=inside)
         assert (await tables.load(("a",), "mine")).metadata.location == inside
 
 
-async def test_caller_under_a_policy_registers_tables_only_inside_its_namespace(tmp_path: Path) -> None:
+async def test_caller_whom_a_policy_confines_registers_tables_only_inside_its_namespace(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await _create_tenants(rig)
         tables, caller = rig.catalog.tables, Caller(principal_name="wa", request_id="r", confined_to=())
@@ -94,9 +94,9 @@ async def test_caller_under_a_policy_registers_tables_only_inside_its_namespace(
             await tables.register(caller, ("a",), "back", loaded.entry.metadata_location, overwrite=False)
 
 
-def _make_staged_creation(metadata: TableMetadata, **changed: str) -> TableChange:
+def _make_staged_creation(metadata: TableMetadata, **changes: str) -> TableChange:
     """Return the change that a client sends to create a staged table."""
-    document = {"uuid": metadata.table_uuid, "location": metadata.location, **changed}
+    document = {"uuid": metadata.table_uuid, "location": metadata.location, **changes}
     updates: list[dict[str, Any]] = [
         {"action": "assign-uuid", "uuid": document["uuid"]},
         {"action": "add-schema", "schema": SCHEMA},
@@ -150,7 +150,7 @@ async def test_table_that_an_admin_placed_elsewhere_can_still_be_changed(tmp_pat
         assert table.metadata.properties["x"] == "1"
 
 
-def test_staging_pass_opens_one_table_for_a_limited_time() -> None:
+def test_staging_pass_is_valid_for_one_table_and_a_limited_time() -> None:
     clock = SimulatedClock(1)
     staging = StagingPasses(clock, make_fixed_keyring())
     token = staging.issue(("a", "b"), "t", "s3://lake/a/b/t-1")

@@ -44,10 +44,10 @@ async def _serve_two_tenants(home: Path, **settings: Any) -> AsyncIterator[tuple
     async with run_server(home, auth="token", **settings) as server:
         api = Api(server)
 
-        async def ask(principal: str, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        async def send_request(principal: str, method: str, path: str, body: Any = None, **headers: str) -> Answer:
             return await api(method, path, body, headers={"Authorization": f"Bearer {tokens[principal]}", **headers})
 
-        yield server, ask
+        yield server, send_request
 
 
 async def test_entries_are_limited_for_each_namespace_separately(
@@ -74,7 +74,7 @@ async def test_entries_are_limited_for_each_namespace_separately(
         assert (await ask("ann", "POST", "/v1/tables/rename", moved)).status == 204
         assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204
         second_answer = await ask("ann", "POST", "/v1/namespaces/a/tables", {"name": "t2", "schema": SCHEMA})
-        assert second_answer.status == 403  # A dropped table is retained, and counts.
+        assert second_answer.status == 403  # A dropped table is retained, so it still counts.
         (dropped,) = (await ask("ann", "GET", "/api/v1/dropped?namespace=a%1Fx")).json["dropped"]
         assert (await ask("ann", "POST", f"/api/v1/dropped/{dropped['id']}/undrop", {})).status == 200
         assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204
@@ -97,7 +97,7 @@ async def test_properties_of_a_namespace_and_its_descendants_are_limited_togethe
         assert "namespace_properties_limit" in refusal.json["error"]["message"]
         answer = await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "n" * 2_000}})
         assert answer.status == 403
-        # A change that needs no more space is possible at any size.
+        # A change that needs no more space is always allowed.
         for note in ("m" * 2_000, "m" * 1_900, "m" * 2_000):
             updated = await ask("ann", "POST", "/v1/namespaces/a%1Fx/properties", {"updates": {"note": note}})
             assert updated.status == 200
@@ -105,7 +105,7 @@ async def test_properties_of_a_namespace_and_its_descendants_are_limited_togethe
         assert (await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "n" * 2_000}})).status == 200
 
 
-async def test_writes_of_a_principal_are_limited_by_the_hour_and_others_continue(tmp_path: Path) -> None:
+async def test_writes_of_a_principal_are_limited_each_hour_without_affecting_other_principals(tmp_path: Path) -> None:
     async with _serve_two_tenants(tmp_path, database_rows_limit=40) as (server, ask):
         statuses = []
         for number in range(40):
@@ -121,14 +121,14 @@ async def test_writes_of_a_principal_are_limited_by_the_hour_and_others_continue
         assert (await ask("bob", "POST", "/v1/namespaces/b/properties", {"updates": {"n": "x"}})).status == 200
         # Rejected requests write nothing, so they are not recorded one by one.
         await asyncio.sleep(0)
-        before = len(await server.components.store.read_audit_records(None, 10_000))
+        audit_record_count_before = len(await server.components.store.read_audit_records(None, 10_000))
         for _ in range(20):
             assert (await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "x"}})).status == 429
-        assert len(await server.components.store.read_audit_records(None, 10_000)) <= before + 1
+        assert len(await server.components.store.read_audit_records(None, 10_000)) <= audit_record_count_before + 1
         assert (await ask("ann", "DELETE", "/v1/namespaces/a")).status == 204
 
 
-def test_bytes_count_for_their_principals_and_expire_after_an_hour() -> None:
+def test_written_bytes_count_for_their_principal_for_one_hour() -> None:
     clock = SimulatedClock(0)
     shares = DatabaseShares(Settings(database_bytes_limit=10_000), clock)
     record = AuditRecord(
@@ -154,7 +154,7 @@ def test_bytes_count_for_their_principals_and_expire_after_an_hour() -> None:
 
 
 def test_transaction_of_several_principals_counts_for_each() -> None:
-    """One task commits changes of a table together, in the context of the first request."""
+    """One task commits concurrent changes of a table together, in the context of the first request."""
     shares = DatabaseShares(Settings(database_rows_limit=20), SimulatedClock(0))
     advanced = [AdvanceProducer("u", f"producer {number}", 1, 1, 0) for number in range(2)]
     with set_principal("ann"):
@@ -171,7 +171,7 @@ def test_transaction_of_several_principals_counts_for_each() -> None:
     shares.require_room("cid")
 
 
-def test_any_content_of_an_operation_can_be_counted() -> None:
+def test_size_of_any_operation_can_be_computed() -> None:
     shares = DatabaseShares(Settings(database_bytes_limit=10_000), SimulatedClock(0))
     deep_list: list[Any] = []
     for _ in range(50):
@@ -188,7 +188,7 @@ def test_any_content_of_an_operation_can_be_counted() -> None:
 
 
 class _Store:
-    """A store that records how often it counts."""
+    """A store that counts how often the namespace is measured."""
 
     def __init__(self, rows: int) -> None:
         self.rows, self.counts = rows, 0
@@ -199,26 +199,26 @@ class _Store:
         return self.rows, 0
 
 
-async def test_namespace_is_counted_rarely_and_never_exceeds_its_limit() -> None:
+async def test_namespace_is_measured_rarely_and_never_exceeds_its_limit() -> None:
     store, clock, sizes = _Store(0), SimulatedClock(0), NamespaceSizes()
     settings = Settings(namespace_entries_limit=10_000)
 
-    async def create(count: int = 1) -> None:
+    async def require_room(count: int = 1) -> None:
         create_namespaces = [CreateNamespace(("a", "x"), {}) for _ in range(count)]
         await sizes.require_room(store, settings, clock, create_namespaces)  # type: ignore[arg-type]
         store.rows += count
 
-    await asyncio.gather(*(create() for _ in range(500)))
+    await asyncio.gather(*(require_room() for _ in range(500)))
     assert store.counts == 1
     for _ in range(9_500):
-        await create()
+        await require_room()
     assert store.counts < 30
     store.counts = 0
     for _ in range(50):
         with pytest.raises(Forbidden, match="10,000"):
-            await create()
+            await require_room()
     assert store.counts <= 1
     store.rows -= 5
     clock.advance(1000 * int(module.COUNTED_AGAIN_S))
-    await create(5)
+    await require_room(5)
     assert store.rows == 10_000

@@ -39,7 +39,7 @@ def _encode_avro(schema: dict[str, Any], rows: list[dict[str, Any]]) -> bytes:
 
 
 async def _create_filled_table(rig: CatalogRig, name: str, foreign: str | None = None) -> set[str]:
-    """Create a table with one snapshot of two data files and a foreign file; return its files."""
+    """Create a table with one snapshot of two data files and a foreign file. Return the table's files."""
     await rig.table(name)
     base = (await rig.catalog.tables.load(DB, name)).metadata.location
     data = [f"{base}/data/a.parquet", f"{base}/data/b.parquet"]
@@ -133,8 +133,10 @@ async def test_purge_spares_files_of_a_table_registered_again_from_them(tmp_path
         assert (await rig.catalog.tables.load(DB, "saved")).metadata.current_snapshot_id == 1
 
 
-async def test_interrupted_purge_is_finished_later(tmp_path: Path) -> None:
+async def test_interrupted_purge_is_finished_by_the_next_purge(tmp_path: Path) -> None:
     class DyingObjects:
+        """Objects whose third deletion ends the process."""
+
         def __init__(self, objects: Any) -> None:
             self._objects = objects
             self.left = 2
@@ -149,7 +151,7 @@ async def test_interrupted_purge_is_finished_later(tmp_path: Path) -> None:
             await self._objects.delete(location)
 
     with pytest.raises(KeyboardInterrupt):
-        await _die_while_purging(tmp_path / "a", DyingObjects)
+        await _fail_while_purging(tmp_path / "a", DyingObjects)
     async with open_rig(tmp_path / "a", drop_retention_s=0) as rig:
         assert await rig.list_files() != set()
         assert await rig.catalog.dropped.purge_expired() == 1
@@ -157,11 +159,11 @@ async def test_interrupted_purge_is_finished_later(tmp_path: Path) -> None:
         assert await rig.catalog.dropped.purge_expired() == 0
 
 
-async def _die_while_purging(home: Path, jam: Any) -> None:
+async def _fail_while_purging(home: Path, wrap_objects: Any) -> None:
     async with open_rig(home, drop_retention_s=0) as rig:
         await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
-    async with open_rig(home, drop_retention_s=0, wrap_objects=jam) as rig:
+    async with open_rig(home, drop_retention_s=0, wrap_objects=wrap_objects) as rig:
         await rig.catalog.dropped.purge_expired()
 
 
@@ -238,6 +240,8 @@ async def test_broken_manifest_does_not_delay_other_purges(tmp_path: Path, kind:
 
 async def test_purge_waits_for_unavailable_storage(tmp_path: Path) -> None:
     class UnavailableObjects:
+        """Objects whose reads of Avro files or deletion of one file fail, as the test chooses."""
+
         def __init__(self, objects: Any) -> None:
             self._objects = objects
             self.call = ""
@@ -271,11 +275,11 @@ async def test_purge_waits_for_unavailable_storage(tmp_path: Path) -> None:
 
 
 async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Path) -> None:
-    """Between a request's lookup of the name and its transaction, another request drops the table and creates
-    a new one.
-    """
+    """After a request has looked up the name, and before its transaction, another request replaces the table."""
 
     class StoreWithIntruder:
+        """A store that calls the intruder once, directly before the next transaction."""
+
         def __init__(self, store: Any) -> None:
             self._store = store
             self.intruder: Any = None
@@ -290,12 +294,12 @@ async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Pa
             return await self._store.transact(operations)
 
     capture = WrapperCapture(StoreWithIntruder)
-    async with open_rig(tmp_path / "a", wrap_store=capture) as rig, open_rig(tmp_path / "a") as other:
+    async with open_rig(tmp_path / "a", wrap_store=capture) as rig, open_rig(tmp_path / "a") as other_rig:
         await rig.table()
 
         async def intrude() -> None:
-            await other.catalog.tables.drop(CALLER, DB, "t", purge=False)
-            await other.table()
+            await other_rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
+            await other_rig.table()
 
         tables = rig.catalog.tables
         for attempt in (
@@ -305,7 +309,7 @@ async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Pa
             capture.wrapper.intruder = intrude
             with pytest.raises(CommitConflict):
                 await attempt()
-            assert await other.catalog.tables.exists(DB, "t")
+            assert await other_rig.catalog.tables.exists(DB, "t")
 
 
 @pytest.mark.parametrize("jump_ms", [86_400_000, 365 * 86_400_000, -365 * 86_400_000])
@@ -313,7 +317,7 @@ async def test_clock_jump_ends_no_retention(tmp_path: Path, jump_ms: int) -> Non
     clock = SimulatedClock(seed=1)
     async with open_rig(tmp_path, clock=clock, drop_retention_s=3600) as rig:
         files = await _create_filled_table(rig, "t")
-        await look_at_clock(rig.store, clock)  # Housekeeping does this each minute.
+        await look_at_clock(rig.store, clock)  # Housekeeping calls this each minute.
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         clock.jump(jump_ms)
         assert await rig.catalog.dropped.purge_expired() == 0

@@ -1,6 +1,6 @@
-"""Seeded simulation: writers over a store and a storage that fail before, after and without a reply.
+"""Seeded simulation: writers over a store and a storage that fail before or after a call, with or without a reply.
 
-The oracle is the list of answers: every acknowledged commit is in the table's history exactly once, no rejected commit
+The oracle is the list of answers. Every acknowledged commit is in the table's history exactly once, no rejected commit
 is in it, and the history is one chain. The file that the pointer names always exists.
 """
 
@@ -49,6 +49,7 @@ async def _append_rounds(rig: CatalogRig, number: int, rounds: int, outcomes: di
 
 
 async def _run_campaign(home: Path, seed: int, rate: float, writers: int, rounds: int) -> dict[int, str]:
+    """Commit from several writers while calls fail at this rate, and check the history after a restart."""
     faults = RandomFaults(seed, 0)
     outcomes: dict[int, str] = {}
     async with open_rig(
@@ -61,7 +62,7 @@ async def _run_campaign(home: Path, seed: int, rate: float, writers: int, rounds
         await asyncio.gather(*(_append_rounds(rig, number, rounds, outcomes) for number in range(1, writers + 1)))
         faults.rate = 0
         await rig.publisher.close()
-    async with open_rig(home) as rig:  # A new process would see the same state.
+    async with open_rig(home) as rig:  # This rig reads the state as a new process does.
         metadata = (await rig.catalog.tables.load(DB, "t")).metadata
         entry = await rig.store.load_entry(EntryKind.TABLE, DB, "t")
         assert entry is not None
@@ -69,11 +70,11 @@ async def _run_campaign(home: Path, seed: int, rate: float, writers: int, rounds
             entry.metadata_location,
             *(log.metadata_file for log in metadata.metadata_log),
         } <= await rig.list_files()
-        _check(metadata, outcomes)
+        _check_history(metadata, outcomes)
     return outcomes
 
 
-def _check(metadata: Any, outcomes: dict[int, str]) -> None:
+def _check_history(metadata: Any, outcomes: dict[int, str]) -> None:
     history = [snapshot.snapshot_id for snapshot in metadata.snapshots]
     assert len(history) == len(set(history))
     parent = None
@@ -84,13 +85,13 @@ def _check(metadata: Any, outcomes: dict[int, str]) -> None:
         if outcome == "acknowledged":
             assert snapshot_id in history, f"acknowledged commit {snapshot_id} is lost"
         if outcome == "refused":
-            assert snapshot_id not in history, f"refused commit {snapshot_id} happened all the same"
+            assert snapshot_id not in history, f"refused commit {snapshot_id} is in the history"
 
 
 @pytest.mark.parametrize("seed", quick(range(6), 1))
 async def test_no_acknowledged_commit_is_lost_and_no_rejected_one_is_applied(tmp_path: Path, seed: int) -> None:
     outcomes = await _run_campaign(tmp_path, seed, rate=0.1, writers=4, rounds=8)
-    assert "acknowledged" in outcomes.values(), f"seed {seed} proved nothing"
+    assert "acknowledged" in outcomes.values(), f"seed {seed} has no acknowledged commit, so it tests nothing"
 
 
 @pytest.mark.slow
@@ -100,7 +101,7 @@ async def test_no_acknowledged_commit_is_lost_over_many_seeds_and_more_faults(tm
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_client_that_repeats_until_an_answer_commits_exactly_once(tmp_path: Path, seed: int) -> None:
+async def test_client_that_repeats_until_it_gets_an_answer_commits_exactly_once(tmp_path: Path, seed: int) -> None:
     faults = RandomFaults(seed, 0)
     async with open_rig(
         tmp_path,
@@ -171,4 +172,4 @@ async def test_concurrent_drops_and_commits_leave_no_table_behind(tmp_path: Path
         assert any(isinstance(result, NoSuchTable) for result in results[1:])
         dropped = (await rig.catalog.dropped.list(DB, None, None)).items
         metadata = await rig.catalog.documents.table(dropped[0].entry.metadata_location)
-        _check(metadata, outcomes)
+        _check_history(metadata, outcomes)

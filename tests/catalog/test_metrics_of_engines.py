@@ -46,7 +46,7 @@ class CountedReads:
 
 def build_metrics(**by_name: dict[int, Any]) -> Row:
     """Return metrics fields of a data file as fastavro writes them."""
-    return {name: [{"key": key, "value": value} for key, value in of.items()] for name, of in by_name.items()}
+    return {name: [{"key": key, "value": value} for key, value in values.items()] for name, values in by_name.items()}
 
 
 def encode_long(number: int) -> bytes:
@@ -54,7 +54,7 @@ def encode_long(number: int) -> bytes:
 
 
 WRONG_METRICS: list[tuple[Row, Row]] = [
-    # A text truncated within a character, as in DuckDB 1.5.5
+    # A text is truncated within a character, as DuckDB 1.5.5 does.
     (
         build_metrics(lower_bounds={TEXT: CUT}, upper_bounds={TEXT: b"El cliente llamp"}),
         build_metrics(lower_bounds={TEXT: CUT[:-1]}, upper_bounds={TEXT: b"El cliente llamp"}),
@@ -62,9 +62,9 @@ WRONG_METRICS: list[tuple[Row, Row]] = [
     (build_metrics(lower_bounds={TEXT: b"\xc3"}), build_metrics(lower_bounds={})),
     (build_metrics(upper_bounds={TEXT: CUT}), build_metrics(upper_bounds={})),
     (build_metrics(lower_bounds={TEXT: b"a\xed\xa0\x80"}), build_metrics(lower_bounds={TEXT: b"a"})),
-    # Bounds whose length differs from that of their type
+    # The length of a bound differs from the length of its type.
     (build_metrics(lower_bounds={ID: b"\0" * 3, TEXT: b"a"}), build_metrics(lower_bounds={TEXT: b"a"})),
-    # A lower bound above the upper bound
+    # The lower bound is above the upper bound.
     (
         build_metrics(lower_bounds={ID: encode_long(5)}, upper_bounds={ID: encode_long(4)}),
         build_metrics(lower_bounds={}, upper_bounds={}),
@@ -73,7 +73,7 @@ WRONG_METRICS: list[tuple[Row, Row]] = [
         build_metrics(lower_bounds={TEXT: b"b"}, upper_bounds={TEXT: b"a"}),
         build_metrics(lower_bounds={}, upper_bounds={}),
     ),
-    # More nulls than values, and counts below zero
+    # There are more nulls than values, and counts below zero.
     (
         build_metrics(value_counts={ID: 3}, null_value_counts={ID: 4, TEXT: 1}),
         build_metrics(value_counts={ID: 3}, null_value_counts={TEXT: 1}),
@@ -142,9 +142,9 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
     is_locked: bool,
     is_full: bool,
 ) -> None:
-    """Several checks use them, and one more for a writer of one namespace.
+    """Several checks use the read manifests, and one more check for a writer of one namespace.
 
-    Many commits that wait would hold much memory.
+    If many commits wait, they do not read ahead, because they would hold much memory.
     """
     if is_full:
         monkeypatch.setattr(engine_commits, "_PRELOADING_COMMITS_MAX", 0)
@@ -159,11 +159,11 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
         assert isinstance(objects, CountedReads)
         checked: list[set[str]] = []
 
-        async def find_and_note(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
+        async def find_and_record(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
             checked.append({path.rpartition("/")[0] for path in paths})
             return await find_foreign_paths(context, uuid, paths)
 
-        monkeypatch.setattr(commit_manifests, "find_foreign_paths", find_and_note)
+        monkeypatch.setattr(commit_manifests, "find_foreign_paths", find_and_record)
         objects.reads.clear()
         async with AsyncExitStack() as other_commit:
             if is_locked:
@@ -177,7 +177,7 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
                 assert [objects.reads[location] for location in locations] == [0 if is_full else 1] * 2
         await committing
         assert [objects.reads[location] for location in locations] == [1, 1]
-        assert checked == [{client.folder}], "the database says once for each folder whose files it has"
+        assert checked == [{client.folder}], "the database is asked once for each folder"
 
 
 async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path) -> None:
@@ -185,13 +185,17 @@ async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path
         await create(rig, 2)
         client = EngineAppender(await load(rig), file=WRONG_METRICS[0][0])
         request = client.commit({"file:///data/a": 3})
-        first = await commit_table(rig, request)
+        first_answer = await commit_table(rig, request)
         second_commit = await commit_table(rig, request)
-        assert first.metadata.current_snapshot_id == second_commit.metadata.current_snapshot_id == client.snapshot_id
+        assert (
+            first_answer.metadata.current_snapshot_id
+            == second_commit.metadata.current_snapshot_id
+            == client.snapshot_id
+        )
         assert len((await load(rig))["snapshots"]) == 1
 
 
-async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) -> None:
+async def test_metrics_of_overtaken_and_merged_appends_are_corrected(tmp_path: Path) -> None:
     """A rebase writes the manifest list, and also the manifests of a merge that another commit overtook."""
     rng = random.Random(f"metrics {first_seed()}")
     for version in (2, 3):

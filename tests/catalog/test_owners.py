@@ -57,7 +57,7 @@ def test_identity_properties_of_engines_are_recognised(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["owner", "comment", "presto_version", "team", "trino_version", "spark.query"])
-def test_other_view_properties_are_allowed(key: str) -> None:
+def test_view_properties_without_effect_on_rights_are_allowed(key: str) -> None:
     assert not determines_rights(key)
 
 
@@ -95,7 +95,7 @@ async def test_user_who_changes_the_text_of_a_view_becomes_its_owner(tmp_path: P
         await _create_view(rig)
         views = rig.catalog.views
         await views.replace(CONFINED_CALLER, ("db",), "v", [], [_build_set_properties(comment="ours")])
-        assert await _read_owner(rig, "v") == "admin", "nothing that runs has changed"
+        assert await _read_owner(rig, "v") == "admin", "the text of the view has not changed"
         await views.replace(CONFINED_CALLER, ("db",), "v", [], [_build_set_properties(**{RUN_AS: "admin"})])
         assert await _read_owner(rig, "v") == "admin"
         await views.replace(CONFINED_CALLER, ("db",), "v", [], _build_text_updates("select secret from t"))
@@ -106,7 +106,7 @@ async def test_user_who_changes_the_text_of_a_view_becomes_its_owner(tmp_path: P
         assert (await views.replace(CONFINED_CALLER, ("db",), "w", [], repeated)).metadata.properties[RUN_AS] == "wendy"
 
 
-async def test_trusted_engine_names_the_owner_who_stays_over_new_texts(tmp_path: Path) -> None:
+async def test_owner_named_by_a_trusted_engine_stays_after_a_change_of_the_text(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await _create_view(rig)
         for caller in (ENGINE, CALLER):
@@ -133,7 +133,9 @@ WRITER = Caller(principal_name="mallory", request_id="r", confined_to=(("db",),)
 
 
 async def _overwrite_view_file(rig: CatalogRig, name: str, **changes: Any) -> None:
-    """Overwrite the view's file as a user with access to its folder can; a server without a cached file reads it."""
+    """Overwrite the view's metadata file, as a user with access to its folder can. A server without a cached file reads
+    it.
+    """
     entry = await rig.catalog.views.load_entry(("db",), name)
     path = Path(parse_location(entry.metadata_location).file_path)
     if is_named_by_content(entry.metadata_location):
@@ -182,7 +184,7 @@ async def test_overwritten_metadata_file_does_not_change_the_text_of_an_owned_vi
         assert (await views.load(("db",), "back")).metadata == metadata
 
 
-async def test_owned_view_from_before_fingerprints_is_served(tmp_path: Path) -> None:
+async def test_owned_view_of_an_older_server_without_a_fingerprint_is_served(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.catalog.namespaces.create(CALLER, ("db",), {})
         view = CreateView(name="v", schema=SCHEMA, view_version=VERSION, properties=ROOT_AS_OWNER)

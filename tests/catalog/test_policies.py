@@ -18,14 +18,14 @@ FORGED_SETTERS = {SETTERS: f'{{"{SWITCH}": "admin"}}'}
 ENCRYPTED_COLUMNS = "seamark.encrypted-columns"
 
 
-async def commit(rig: CatalogRig, caller: Caller, *updates: dict[str, Any]) -> dict[str, str]:
+async def commit_updates(rig: CatalogRig, caller: Caller, *updates: dict[str, Any]) -> dict[str, str]:
     change = TableChange(namespace=("db",), name="t", requirements=[], updates=list(updates))
     (loaded_table,) = await rig.commits.commit(caller, [change], is_single=True)
     return loaded_table.metadata.properties
 
 
 async def test_server_records_who_set_each_property_of_a_policy(tmp_path: Path) -> None:
-    """No client can state who it was: in a new table, a change, or a namespace."""
+    """No client can state who set a property: not in a new table, in a change, or in a namespace."""
     async with open_rig(tmp_path) as rig:
         await rig.catalog.namespaces.create(
             OTTO, ("db",), {"history.expire.max-snapshot-age-ms": "1", **FORGED_SETTERS}
@@ -33,12 +33,16 @@ async def test_server_records_who_set_each_property_of_a_policy(tmp_path: Path) 
         request = CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "id", "comment": "c", **FORGED_SETTERS})
         created_table = await rig.catalog.tables.create(WENDY, ("db",), request)
         assert parse_setters(created_table.metadata.properties) == {COLUMNS: "wendy"}
-        change = await commit(rig, OTTO, {"action": "set-properties", "updates": {SWITCH: "true", **FORGED_SETTERS}})
+        change = await commit_updates(
+            rig, OTTO, {"action": "set-properties", "updates": {SWITCH: "true", **FORGED_SETTERS}}
+        )
         assert parse_setters(change) == {COLUMNS: "wendy", SWITCH: "otto"}
-        change = await commit(rig, OTTO, {"action": "set-properties", "updates": {"comment": "d", **FORGED_SETTERS}})
+        change = await commit_updates(
+            rig, OTTO, {"action": "set-properties", "updates": {"comment": "d", **FORGED_SETTERS}}
+        )
         assert parse_setters(change) == {COLUMNS: "wendy", SWITCH: "otto"}
         removal = {"action": "remove-properties", "removals": [SETTERS, COLUMNS]}
-        assert parse_setters(await commit(rig, OTTO, removal)) == {SWITCH: "otto"}
+        assert parse_setters(await commit_updates(rig, OTTO, removal)) == {SWITCH: "otto"}
         loaded_table = await rig.catalog.tables.load(("db",), "t")
         policies = await load_policies(rig.store, ("db",))
         assert find_effective_setters(loaded_table.metadata, policies) == {
@@ -50,7 +54,7 @@ async def test_server_records_who_set_each_property_of_a_policy(tmp_path: Path) 
         assert policies[SWITCH].principal_name == "wendy"
         assert (
             find_effective_setters(loaded_table.metadata, policies)[SWITCH] == "otto"
-        )  # The table's own policy counts.
+        )  # The policy of the table takes precedence.
 
 
 async def test_no_names_are_recorded_without_logins(tmp_path: Path) -> None:
@@ -96,23 +100,23 @@ async def test_commit_cannot_publish_values_of_a_declared_encrypted_column(
         await rig.catalog.tables.create(CALLER, ("db",), CreateTable(name="t", schema=SCHEMA, properties=declaration))
         for updates in USES:
             with pytest.raises(BadRequest, match=r"The column data is encrypted, and .* would publish its values"):
-                await commit(rig, CALLER, *updates)
-        await commit(rig, CALLER, {"action": "set-properties", "updates": {COLUMNS: "id"}})
+                await commit_updates(rig, CALLER, *updates)
+        await commit_updates(rig, CALLER, {"action": "set-properties", "updates": {COLUMNS: "id"}})
         request = CreateTable(name="u", schema=SCHEMA, properties={**declaration, COLUMNS: "data"})
         with pytest.raises(BadRequest, match="data is encrypted"):
             await rig.catalog.tables.create(CALLER, ("db",), request)
 
 
 async def test_published_column_cannot_be_declared_as_encrypted(tmp_path: Path) -> None:
-    """A table that already has both can still be changed otherwise; its jobs refuse the column."""
+    """A table that already has both can still be changed in other ways, but its jobs refuse the column."""
     async with open_rig(tmp_path) as rig:
         await rig.catalog.namespaces.create(CALLER, ("db",), {})
         await rig.catalog.tables.create(
             CALLER, ("db",), CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "data"})
         )
         with pytest.raises(BadRequest, match="data is encrypted"):
-            await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "data"}})
+            await commit_updates(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "data"}})
         with pytest.raises(BadRequest, match="'dat', but the table has no such column"):
-            await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "id, dat"}})
-        change = await commit(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "id"}})
+            await commit_updates(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "id, dat"}})
+        change = await commit_updates(rig, CALLER, {"action": "set-properties", "updates": {ENCRYPTED_COLUMNS: "id"}})
         assert change[COLUMNS] == "data"

@@ -1,4 +1,4 @@
-"""Tests of quotas of amounts that expire, such as the leases and the bytes of plans."""
+"""Tests of quotas for amounts that expire, such as the leases and the bytes of plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_holders_without_later_requests_are_forgotten() -> None:
         quota.add(f"oidc:{number}", number, number + 60.0)
     quota.check_invariants()
     assert len(quota._usages) < 1_100
-    assert not quota.has_room("oidc:4999", 5_000.0, 10), "what has not ended still counts"
+    assert not quota.has_room("oidc:4999", 5_000.0, 10), "a lease that has not ended still counts"
     assert quota.has_room("oidc:4999", 5_060.5, 10)
 
 
@@ -48,8 +48,12 @@ def build_shares(**options: int) -> PlanShares:
 def test_short_lease_counts_exactly_for_its_granted_time() -> None:
     quota = build_shares()
     for second in range(
-        0, 7200, 6
-    ):  # Ten at once, for hours: with leases of an hour and a grace period, only a few would be possible.
+        0,
+        7200,
+        6,
+        # There are ten leases at a time, for hours. With leases of an hour and a grace period, only a few would be
+        # possible.
+    ):
         assert quota.find_exhausted_limit("trino", second) is None, second
         quota.grant("trino", second, second, second + 45, 20_000)
     for number in range(10):
@@ -59,7 +63,7 @@ def test_short_lease_counts_exactly_for_its_granted_time() -> None:
     quota.check_invariants()
 
 
-def test_withdrawn_lease_no_longer_counts_and_a_renewed_lease_counts_on() -> None:
+def test_withdrawn_lease_no_longer_counts_but_a_renewed_lease_does() -> None:
     quota = build_shares()
     for number in range(10):
         quota.grant("trino", number, 0, 60, 1)
@@ -92,10 +96,12 @@ def test_bytes_count_until_the_files_are_deleted_and_each_plan_has_a_minimum() -
         quota.grant("rita", number, 0, 60, 1)
     assert quota.find_exhausted_limit("rita", 0) == "bytes of one principal"
     quota.withdraw("rita", range(10), 10)
-    assert quota.find_exhausted_limit("rita", 3600) == "bytes of one principal", "the files are there for the grace"
+    assert quota.find_exhausted_limit("rita", 3600) == "bytes of one principal", (
+        "the files exist until the end of the grace period"
+    )
     assert quota.find_exhausted_limit("rita", 3616) is None
     for number in range(20):
-        assert quota.find_exhausted_limit(ANONYMOUS_NAME, 3700) is None, "without a login nobody has a share"
+        assert quota.find_exhausted_limit(ANONYMOUS_NAME, 3700) is None, "an anonymous caller has no share of its own"
         quota.grant(ANONYMOUS_NAME, number, 3700, 3760, 1)
         quota.grant(ANONYMOUS_NAME, number, 3700, 3790)
     assert quota.find_exhausted_limit(ANONYMOUS_NAME, 3700) == "bytes"

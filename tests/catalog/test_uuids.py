@@ -1,4 +1,6 @@
-"""Tests that a UUID belongs to one table for ever, because its timeline is found by it even after the table is gone."""
+"""Tests that a UUID belongs to one table for ever. The UUID identifies the table's timeline even after the table is
+gone.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: s
 
 
 class _LosesFirst:
-    """A database that loses the first transaction with a create, before its execution."""
+    """A database that loses the first transaction with a create, before it executes it."""
 
     def __init__(self, store: PointerStore) -> None:
         self._store = store
@@ -75,7 +77,7 @@ class _LosesFirst:
 
 
 async def test_create_that_the_database_lost_can_be_repeated_with_its_uuid(tmp_path: Path) -> None:
-    """The timeline of the first attempt is rolled back, and has the UUID too."""
+    """The timeline of the first attempt is rolled back, and has the same UUID."""
     async with open_rig(tmp_path, wrap_store=_LosesFirst) as rig:
         await rig.catalog.namespaces.create(CALLER, ("a",), {})
         change = await _stage_with_uuid(rig)

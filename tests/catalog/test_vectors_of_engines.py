@@ -1,4 +1,6 @@
-"""Tests of engine commits that remove deletion vectors: the server omits marks and changes nothing else."""
+"""Tests of engine commits that remove deletion vectors. The server omits entries with the status DELETED, and changes
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,12 @@ def build_vector(path: str, data_path: str, offset: int) -> Row:
     return {"content": 1, "file_path": path, "file_format": "PUFFIN", **position}
 
 
-async def delete(rig: CatalogRig, client: EngineAppender, entries: list[Row]) -> dict[str, tuple[Any, ...]]:
+async def commit_delete_files(
+    rig: CatalogRig, client: EngineAppender, entries: list[Row]
+) -> dict[str, tuple[Any, ...]]:
     """Commit a snapshot with these delete files.
 
-    Return the status and the numbers of each entry, by its path and offset.
+    Return the status and the sequence numbers of each entry, by its path and offset.
     """
     assert client.parent is not None
     data = [row for row in read_list(client.parent) if row["content"] == 0]
@@ -67,27 +71,29 @@ async def delete(rig: CatalogRig, client: EngineAppender, entries: list[Row]) ->
     }
 
 
-async def test_sequence_numbers_chosen_by_the_engine_stay(tmp_path: Path) -> None:
-    """For a rewritten equality delete file, the snapshot's own number would delete later rows."""
+async def test_sequence_numbers_chosen_by_the_engine_are_kept(tmp_path: Path) -> None:
+    """With the snapshot's own number, a rewritten equality delete file would delete later rows."""
     async with open_rig(tmp_path) as rig:
         await rig.table(properties={"format-version": "3"})
         await append(rig, {"a": 1, "b": 1})
-        first = EngineAppender(await load(rig))
-        puffin, equality = (f"{first.metadata['location']}/data/{name}" for name in ("p.puffin", "eq.parquet"))
+        first_appender = EngineAppender(await load(rig))
+        puffin, equality = (f"{first_appender.metadata['location']}/data/{name}" for name in ("p.puffin", "eq.parquet"))
         a, b = build_vector(puffin, "a", 4), build_vector(puffin, "b", 44)
-        await delete(rig, first, [build_entry(first.snapshot_id, ADDED, None, item) for item in (a, b)])
-        second = EngineAppender(await load(rig))
+        await commit_delete_files(
+            rig, first_appender, [build_entry(first_appender.snapshot_id, ADDED, None, item) for item in (a, b)]
+        )
+        second_appender = EngineAppender(await load(rig))
         rewritten = {"content": 2, "file_path": equality, "file_format": "PARQUET", "equality_ids": [1]}
         entries = [
-            build_entry(second.snapshot_id, DELETED, first.sequence, a),
-            build_entry(first.snapshot_id, EXISTING, first.sequence, b),
-            build_entry(second.snapshot_id, ADDED, 1, rewritten) | {"file_sequence_number": None},
-            build_entry(second.snapshot_id, ADDED, None, build_vector(f"{puffin}-2", "a", 4)),
+            build_entry(second_appender.snapshot_id, DELETED, first_appender.sequence, a),
+            build_entry(first_appender.snapshot_id, EXISTING, first_appender.sequence, b),
+            build_entry(second_appender.snapshot_id, ADDED, 1, rewritten) | {"file_sequence_number": None},
+            build_entry(second_appender.snapshot_id, ADDED, None, build_vector(f"{puffin}-2", "a", 4)),
         ]
-        assert await delete(rig, second, entries) == {
-            f"{puffin} 44": (EXISTING, first.snapshot_id, first.sequence, first.sequence),
-            f"{equality} None": (ADDED, second.snapshot_id, 1, None),
-            f"{puffin}-2 4": (ADDED, second.snapshot_id, None, None),
+        assert await commit_delete_files(rig, second_appender, entries) == {
+            f"{puffin} 44": (EXISTING, first_appender.snapshot_id, first_appender.sequence, first_appender.sequence),
+            f"{equality} None": (ADDED, second_appender.snapshot_id, 1, None),
+            f"{puffin}-2 4": (ADDED, second_appender.snapshot_id, None, None),
         }
 
 
@@ -103,12 +109,18 @@ async def test_marks_over_the_memory_limit_are_counted_before_they_are_read(
     async with open_rig(tmp_path) as rig:
         await rig.table(properties={"format-version": "3"})
         await append(rig, {"a": 1, "b": 1})
-        first = EngineAppender(await load(rig))
-        puffin = f"{first.metadata['location']}/data/p.puffin"
+        first_appender = EngineAppender(await load(rig))
+        puffin = f"{first_appender.metadata['location']}/data/p.puffin"
         vectors = [build_vector(puffin, "a", offset) for offset in range(4, 244, 40)]
-        await delete(rig, first, [build_entry(first.snapshot_id, ADDED, None, vector) for vector in vectors])
-        second = EngineAppender(await load(rig))
-        marks = [build_entry(second.snapshot_id, DELETED, first.sequence, vector) for vector in vectors[1:]]
-        stays = build_entry(first.snapshot_id, EXISTING, first.sequence, vectors[0])
+        await commit_delete_files(
+            rig, first_appender, [build_entry(first_appender.snapshot_id, ADDED, None, vector) for vector in vectors]
+        )
+        second_appender = EngineAppender(await load(rig))
+        marks = [
+            build_entry(second_appender.snapshot_id, DELETED, first_appender.sequence, vector) for vector in vectors[1:]
+        ]
+        stays = build_entry(first_appender.snapshot_id, EXISTING, first_appender.sequence, vectors[0])
         monkeypatch.setattr(manifests, "list_removals", refuse)
-        assert len(await delete(rig, second, [*marks, stays])) == 6, "the commit is as the engine wrote it"
+        assert len(await commit_delete_files(rig, second_appender, [*marks, stays])) == 6, (
+            "the commit is as the engine wrote it"
+        )

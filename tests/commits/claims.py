@@ -1,4 +1,4 @@
-"""A table with any columns, and data files that are named but never written, for tests of partitions and counts."""
+"""A table with any columns for tests of partitions and counts. Its data files have names but are never written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ class ClaimedTable:
         version: int = 2,
         **properties: str,
     ) -> ClaimedTable:
-        """Create a table. `columns` are types by name, with ids from 1 on; `spec` are (column, transform)."""
+        """Create a table.
+
+        Args:
+            columns: Types by name. Their ids count from 1.
+            spec: (column, transform) of each partition field.
+        """
         ids = {column: number for number, column in enumerate(columns, 1)}
         body = {
             "name": name,
@@ -60,7 +65,7 @@ class ClaimedTable:
         }
 
     async def send(self, **body: Any) -> Answer:
-        """Send a change whose keys have underscores for hyphens."""
+        """Send a change. In `body`, underscores stand for the hyphens of the keys."""
         change = {key.replace("_", "-"): value for key, value in body.items()}
         return await self.api("POST", f"/api/v1/tables/db/{self.name}/commit", change)
 

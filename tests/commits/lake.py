@@ -1,6 +1,6 @@
 """A table written only by changes: real files with metrics, their ContentFile JSON, and their rows.
 
-Rows are (id, part, value). The tests store the rows that a reader must see, in plain Python.
+Rows are (id, part, value). The tests store the rows that a reader must see as plain Python tuples.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _counts: WeakKeyDictionary[Commits, Counter[str]] = WeakKeyDictionary()
 
 
 def _count_waiting(commits: Commits) -> None:
+    """Wrap the queue of these commits so that it counts the waiting jobs of each table."""
     if commits in _counts:
         return
     counts, queue = _counts.setdefault(commits, Counter()), commits._queue_and_wait
@@ -50,7 +51,7 @@ def _count_waiting(commits: Commits) -> None:
 
 @dataclass
 class CommitTable:
-    """The table `db.<name>`; `spec` are the fields of partition spec 0, by identity of `part` or none."""
+    """The table `db.<name>`. `spec` has the fields of partition spec 0: the identity of `part`, or none."""
 
     api: Api
     folder: Path
@@ -58,7 +59,7 @@ class CommitTable:
     version: int
     spec: Sequence[dict[str, Any]]
     rows: dict[str, list[Row]] = field(default_factory=dict)
-    """The rows of each data file that was written"""
+    """The rows of each written data file, by path."""
     _file_numbers: Any = field(default_factory=itertools.count)
 
     @staticmethod
@@ -113,6 +114,7 @@ class CommitTable:
         return [part] if self.spec else []
 
     def write_data_file(self, rows: Sequence[Row], *, metrics: bool = True, path: Path | None = None) -> dict[str, Any]:
+        """Write a Parquet file of rows of one partition, and return its entry of a commit request."""
         path = path or self._create_path(".parquet")
         columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
         write(
@@ -137,9 +139,10 @@ class CommitTable:
     def write_position_deletes(
         self, positions: Iterable[tuple[str, int]], part: int | None = None, *, has_path_bounds: bool = False
     ) -> dict[str, Any]:
+        """Write a file that deletes rows at (path, position), and return its entry of a commit request."""
         listed_positions = sorted(positions)
         path = self._create_path("-deletes.parquet")
-        spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed_positions], pa.string()))}
+        spots = {PATH_ID: ("file_path", pa.array([data_path for data_path, _ in listed_positions], pa.string()))}
         spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed_positions], pa.int64()))}
         write(path, spots)
         low, high = listed_positions[0][0].encode().hex(), listed_positions[-1][0].encode().hex()

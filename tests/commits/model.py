@@ -1,8 +1,8 @@
-"""Two changes from one snapshot: their meaning, how an engine realises them, and their allowed outcomes.
+"""Two changes from one snapshot: their meaning, how an engine writes them, and their allowed outcomes.
 
-The oracle is a list of rows. A change is a function of them. A history of two changes is serialisable if the rows that
-a reader sees are those of one order or the other. Under snapshot isolation both count as made at the snapshot, and no
-row may have been written by both. The oracle does not use manifests, partitions or bounds.
+The oracle is a list of rows, and a change is a function of it. A history of two changes is serialisable if a reader
+sees the rows of one order or the other. Under snapshot isolation both changes apply to the snapshot, and no row may
+have been written by both. The oracle does not use manifests, partitions or bounds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ READING_KINDS = ("delete", "update", "update", "count", "compact")
 
 @dataclass
 class StoredFile:
-    """A data file of the snapshot from which both changes start."""
+    """A data file of the snapshot on which both changes are based."""
 
     path: str
     part: int
@@ -39,7 +39,7 @@ class StoredFile:
 class Change:
     """A change of `kind` to the rows of `part` whose id is in `ids`.
 
-    `how` says how an engine writes it, and what it states about its reads.
+    `how` is the way in which an engine writes it, and `scope` is what it states about its reads.
     """
 
     kind: str
@@ -62,19 +62,19 @@ class Change:
 
     def apply(self, rows: Iterable[Row]) -> list[Row]:
         """Return the rows after the change."""
-        before = list(rows)
+        old_rows = list(rows)
         if self.kind == "append":
-            return before + self.inserted_rows
+            return old_rows + self.inserted_rows
         if self.kind in ("delete", "equality"):
-            return [row for row in before if not self.matches(row)]
+            return [row for row in old_rows if not self.matches(row)]
         if self.kind == "update":
-            return [self.update_row(row) if self.matches(row) else row for row in before]
+            return [self.update_row(row) if self.matches(row) else row for row in old_rows]
         if self.kind == "count":
-            return [*before, (1000 + sum(map(self.matches, before)), self.part, f"count{self.number}")]
+            return [*old_rows, (1000 + sum(map(self.matches, old_rows)), self.part, f"count{self.number}")]
         if self.kind == "overwrite":
-            return [row for row in before if row[1] != self.part] + self.inserted_rows
+            return [row for row in old_rows if row[1] != self.part] + self.inserted_rows
         assert self.kind == "compact"
-        return before
+        return old_rows
 
     @property
     def blind(self) -> bool:
@@ -96,7 +96,7 @@ def draw_change(rng: random.Random, version: int, number: int, parts: tuple[int,
 
 @dataclass
 class ConcurrentChanges:
-    """A table with its base, and two changes made from it."""
+    """A table with its base snapshot, and two changes that read this snapshot."""
 
     lake: CommitTable
     version: int
@@ -107,6 +107,7 @@ class ConcurrentChanges:
 
     @staticmethod
     async def make(api: Any, seed: int, name: str) -> ConcurrentChanges:
+        """Create a table with random rows and deletes, and two changes that usually overlap."""
         rng = random.Random(seed)
         version = rng.choice([2, 3])
         lake = await CommitTable.create(api, name, version=version, spec=BY_PART)
@@ -122,13 +123,15 @@ class ConcurrentChanges:
                 added_files.append(data)
             snapshot_id = (await lake.commit({"add": added_files}))["snapshot-id"]
         if rng.random() < 0.6:
-            snapshot_id = await _delete_some(lake, base, version, snapshot_id, rng)
+            snapshot_id = await _delete_random_rows(lake, base, version, snapshot_id, rng)
         changes: list[Change] = []
         for number in (1, 2):
-            near = tuple(change.part for change in changes) * 3  # Few ids, so that the changes usually overlap
-            change = draw_change(rng, version, number, (*PARTS, *near))
-            while not _does_something(change, base):
-                change = draw_change(rng, version, number, (*PARTS, *near))
+            nearby_parts = (
+                tuple(change.part for change in changes) * 3
+            )  # There are few ids, so that the changes usually overlap.
+            change = draw_change(rng, version, number, (*PARTS, *nearby_parts))
+            while not _changes_rows(change, base):
+                change = draw_change(rng, version, number, (*PARTS, *nearby_parts))
             changes.append(change)
         return ConcurrentChanges(lake, version, base, snapshot_id, *changes)
 
@@ -140,7 +143,9 @@ class ConcurrentChanges:
         return _REALISED[change.kind](self, change) | _describe_reads(self, change)
 
     def list_allowed_results(self) -> list[Counter[Row]]:
-        """Return the rows that a reader may see when both are committed; empty if no outcome would be right."""
+        """Return the rows that a reader may see when both changes are committed, or an empty list if both must
+        not be.
+        """
         base, first, second = self.list_rows(), self.first, self.second
         if second.isolation == "snapshot" and not second.blind:
             return self._list_snapshot_isolation_results()
@@ -156,7 +161,7 @@ class ConcurrentChanges:
         return [base - (gone_one | gone_two) + (counts - base) + (second_count - base)]
 
     def must_commit(self) -> bool:
-        """Return whether the second change must not be rejected."""
+        """Return True if the server must accept the second change."""
         first, second = self.first, self.second
         if second.blind:
             return True
@@ -168,14 +173,14 @@ class ConcurrentChanges:
         return appended and (second.isolation == "snapshot" or second.kind == "compact")
 
 
-def _does_something(change: Change, base: dict[str, StoredFile]) -> bool:
+def _changes_rows(change: Change, base: dict[str, StoredFile]) -> bool:
     live = [row for item in base.values() if item.part == change.part for _, row in item.live]
     if change.kind in ("delete", "update"):
         return any(map(change.matches, live))
     return change.kind != "compact" or bool(live)
 
 
-async def _delete_some(
+async def _delete_random_rows(
     lake: CommitTable, base: dict[str, StoredFile], version: int, snapshot_id: int, rng: random.Random
 ) -> int:
     choice = rng.choice(list(base.values()))
@@ -191,7 +196,7 @@ async def _delete_some(
 
 
 def _describe_reads(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
-    """Return what the change states about its reads."""
+    """Return the part of the request that states what the change has read."""
     if change.blind:
         return {}
     document: dict[str, Any] = {"read-snapshot-id": case.snapshot_id, "isolation": change.isolation}
@@ -234,7 +239,7 @@ def _compact(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
 
 
 def _rewrite_files(case: ConcurrentChanges, change: Change) -> dict[str, Any]:
-    """Return the files of a delete or update: copy-on-write, or position deletes."""
+    """Return the request of a delete or update: copy-on-write, or position deletes."""
     touched = [item for item in case.base.values() if any(change.matches(row) for _, row in item.live)]
     update = change.kind == "update"
     if change.how == "rewrite":

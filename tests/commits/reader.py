@@ -1,6 +1,7 @@
-"""A reader of tables that follows the specification alone: files, rows, row ids, and invariants of every snapshot.
+"""A reader of tables that follows only the specification: files, rows, row ids, and invariants of every snapshot.
 
-It shares no code with the server: fastavro for manifests, pyarrow for Parquet, pyroaring for deletion vectors.
+It shares no code with the server. It uses fastavro for manifests, pyarrow for Parquet, and pyroaring for deletion
+vectors.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ NAMES = ("id", "part", "value")
 
 @dataclass(frozen=True)
 class PlannedFile:
+    """A data or delete file of a snapshot, with the values that it inherits from its manifest."""
+
     content: int
     path: str
     partition: tuple[Any, ...]
@@ -39,7 +42,7 @@ class PlannedFile:
 
 
 def to_local_path(location: str) -> Path:
-    """Return the local path; engines write file:///p and file:/p."""
+    """Return the local path of a location. Engines write file:///p and file:/p."""
     return Path("/" + location.removeprefix("file:").lstrip("/"))
 
 
@@ -119,7 +122,8 @@ def read_snapshot_rows(snapshot: dict[str, Any] | None) -> list[Row]:
 
 
 def _find_deleted(delete: PlannedFile, file: PlannedFile, file_rows: list[Row], has_vector: bool) -> set[int]:
-    same = (delete.spec_id, delete.partition) == (file.spec_id, file.partition)
+    """Return the positions of the rows in `file` that the delete file applies to, by the Iceberg specification."""
+    has_same_partition = (delete.spec_id, delete.partition) == (file.spec_id, file.partition)
     path = to_local_path(delete.path)
     if delete.offset is not None:
         if delete.referenced != file.path or delete.sequence < file.sequence:
@@ -128,12 +132,12 @@ def _find_deleted(delete: PlannedFile, file: PlannedFile, file_rows: list[Row], 
         blob = path.read_bytes()[delete.offset : delete.offset + delete.length]
         return set(pyroaring.BitMap64.deserialize(blob[8:-4]))
     if delete.content == 1:
-        if not same or has_vector or delete.sequence < file.sequence:
+        if not has_same_partition or has_vector or delete.sequence < file.sequence:
             return set()
         table = pq.read_table(path)
         pairs = zip(table.column("file_path").to_pylist(), table.column("pos").to_pylist(), strict=True)
         return {at for name, at in pairs if name == file.path}
-    if delete.sequence <= file.sequence or not (same or not delete.partition):
+    if delete.sequence <= file.sequence or not (has_same_partition or not delete.partition):
         return set()
     keys = set(pq.read_table(path).column("id").to_pylist())
     return {at for at, row in enumerate(file_rows) if row[0] in keys}
@@ -183,7 +187,7 @@ def _check_row_ids(metadata: dict[str, Any], snapshot: dict[str, Any], live: lis
             assert item.first_row_id is not None, item.path
             spans.append((item.first_row_id, item.first_row_id + item.records))
     spans.sort()
-    for before, after in pairwise(spans):
-        assert before[1] <= after[0], "two rows have one id"
+    for previous, span in pairwise(spans):
+        assert previous[1] <= span[0], "two rows have the same id"
     assert all(end <= metadata["next-row-id"] for _, end in spans)
     assert snapshot["first-row-id"] + snapshot["added-rows"] <= metadata["next-row-id"]

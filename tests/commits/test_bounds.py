@@ -1,4 +1,4 @@
-"""Tests of the limits on what one change may make the server hold and compare."""
+"""Tests of the limits on what the server holds in memory and compares for one change."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from tests.waits import until
 
 
 @pytest.mark.parametrize("needs", ["the history", "the files to remove"])
-async def test_change_holds_no_more_decoded_manifests_than_its_limit(
+async def test_change_holds_at_most_the_limit_of_decoded_manifests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: str
 ) -> None:
     async with run_server(tmp_path) as server:
         table = await ClaimedTable.create(Api(server), {"a": "long"})
-        first = await table.commit(add=[table.build_data_file("first")])
+        first_answer = await table.commit(add=[table.build_data_file("first")])
         for number in range(4):
             await table.commit(add=[table.build_data_file(f"f{number}")])
         scope = {"filter": {"type": "eq", "term": "a", "value": 5}}
         body: dict[str, Any] = {
             "add": [table.build_data_file("new")],
-            "read_snapshot_id": first["snapshot-id"],
+            "read_snapshot_id": first_answer["snapshot-id"],
             "scope": scope,
         }
         if needs == "the files to remove":
             removed_files = [{"file-path": table.build_data_file(name)["file-path"]} for name in ("first", "f0")]
-            body = {"read_snapshot_id": first["snapshot-id"], "remove": removed_files}
+            body = {"read_snapshot_id": first_answer["snapshot-id"], "remove": removed_files}
         assert (await table.send(**body)).status == 409
         monkeypatch.setattr(change_application, "DECODED_BYTES_MAX", 1000)
         response = await table.send(**body)
@@ -54,7 +54,7 @@ async def test_change_holds_no_more_decoded_manifests_than_its_limit(
         assert "decoded manifests" in response.error[2]
 
 
-async def test_scope_has_no_more_partitions_than_a_change_may_have_files(tmp_path: Path) -> None:
+async def test_scope_with_more_partitions_than_the_limit_of_files_is_rejected(tmp_path: Path) -> None:
     async with run_server(tmp_path, commit_files_limit=2) as server:
         table = await ClaimedTable.create(Api(server), {"a": "long"}, [("a", "identity")])
         for count, status in ((2, 200), (3, 400)):
@@ -72,17 +72,17 @@ async def test_entries_of_large_manifests_are_compared_off_the_event_loop(
     """
     threads, real = [], manifest_filter.make_file_key
 
-    def count_and_key(file: ContentFile) -> Remove:
+    def record_thread(file: ContentFile) -> Remove:
         threads.append(threading.get_ident())
         return real(file)
 
-    monkeypatch.setattr(manifest_filter, "make_file_key", count_and_key)
+    monkeypatch.setattr(manifest_filter, "make_file_key", record_thread)
     monkeypatch.setattr(manifests, "_IN_LOOP_ENTRIES_MAX", 0)
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         files = [lake.write_data_file([(number, 0, "a")]) for number in range(3)]
-        first = await lake.commit({"add": files})
-        body = {"read-snapshot-id": first["snapshot-id"], "remove": [{"file-path": files[1]["file-path"]}]}
+        first_answer = await lake.commit({"add": files})
+        body = {"read-snapshot-id": first_answer["snapshot-id"], "remove": [{"file-path": files[1]["file-path"]}]}
         assert (await lake.commit(body))["summary"]["total-data-files"] == "2"
         paths = {live_file.path for live_file in list_live_files(find_snapshot(await lake.read_metadata()))}
         assert paths == {files[0]["file-path"], files[2]["file-path"]}
@@ -111,24 +111,24 @@ _LONG_WORK: tuple[tuple[Any, str], ...] = (
 
 
 async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change may add deletes for, remove or restore two hundred thousand files that commits since its read have
-    changed, and have a filter with as many values.
+    """A change may have up to two hundred thousand files, and a filter with as many values.
 
-    In this test every change counts as large.
+    It may add deletes for files that commits since its read have changed, remove them, or restore them. In this test
+    every change counts as large.
     """
     threads: dict[str, set[int]] = {}
 
-    def note_threads(module: Any, name: str) -> None:
-        real, where = getattr(module, name), threads.setdefault(f"{module.__name__}.{name}", set())
+    def record_threads_of(module: Any, name: str) -> None:
+        real, thread_ids = getattr(module, name), threads.setdefault(f"{module.__name__}.{name}", set())
 
-        def count_and_work(*args: Any, **options: Any) -> Any:
-            where.add(threading.get_ident())
+        def record_and_work(*args: Any, **options: Any) -> Any:
+            thread_ids.add(threading.get_ident())
             return real(*args, **options)
 
-        monkeypatch.setattr(module, name, count_and_work)
+        monkeypatch.setattr(module, name, record_and_work)
 
     for module, name in _LONG_WORK:
-        note_threads(module, name)
+        record_threads_of(module, name)
     monkeypatch.setattr(commits, "read_request", change.read_request)
     monkeypatch.setattr(manifests, "_IN_LOOP_ENTRIES_MAX", -1)
     monkeypatch.setattr(snapshot_writer, "_IN_THREAD_ENTRIES_MIN", 0)
@@ -138,21 +138,21 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
         lake = await CommitTable.create(Api(server))
         files = [lake.write_data_file([(number, 0, "a"), (number, 1, "b")]) for number in range(4)]
         places = [file["file-path"] for file in files]
-        first = (await lake.commit({"add": files}))["snapshot-id"]
+        first_snapshot_id = (await lake.commit({"add": files}))["snapshot-id"]
         deletes = [lake.write_position_deletes([(place, 0)], has_path_bounds=True) for place in places[:2]]
-        second = (await lake.commit({"add": deletes, "read-snapshot-id": first}))["snapshot-id"]
+        second_snapshot_id = (await lake.commit({"add": deletes, "read-snapshot-id": first_snapshot_id}))["snapshot-id"]
         small_file = lake.write_data_file([(0, 1, "b")])
         answer = await lake.commit(
             {
                 "add": [small_file],
                 "remove": [{"file-path": places[0]}],
                 "operation": "replace",
-                "read-snapshot-id": second,
+                "read-snapshot-id": second_snapshot_id,
             }
         )
         await lake.commit({"undo-snapshot-id": answer["snapshot-id"]})
         narrow = {"type": "in", "term": "id", "values": [0, 1]}
-        await lake.commit({"add": [lake.write_equality_deletes([7])], "read-snapshot-id": second})
+        await lake.commit({"add": [lake.write_equality_deletes([7])], "read-snapshot-id": second_snapshot_id})
         wide_filter = {"type": "lt", "term": "id", "value": 100}
         star_table = {"add": [lake.write_data_file([(5, 5, "c")])]}
         head = (await lake.commit(star_table))["snapshot-id"]
@@ -173,7 +173,7 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
             (star_table, 409),
             (removal, 409),
         ):
-            answer = await lake.send({"read-snapshot-id": first, **body})
+            answer = await lake.send({"read-snapshot-id": first_snapshot_id, **body})
             assert answer.status == status, (body, answer.raw)
     for name, thread in threads.items():
         assert thread, name
@@ -183,7 +183,7 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
 async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Freeing 200,000 files took a tenth of a second of the loop's time after their answer."""
+    """Freeing 200,000 files took a tenth of a second of the event loop's time after the answer."""
     freed: list[int] = []
     threads: set[int] = set()
     free = fair_lock._drop_contents
@@ -201,7 +201,7 @@ async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
         lake = await CommitTable.create(Api(server))
         await lake.commit({"add": [lake.write_data_file([(number, 1, "a")]) for number in range(5)]})
         await until(lambda: len(freed) == 3)
-    assert freed == [5, 5, 5], "files as they were sent, as they were decoded, and their names"
+    assert freed == [5, 5, 5], "three lists are freed: sent files, decoded files, and file names"
     assert threading.get_ident() not in threads
 
 
@@ -225,8 +225,8 @@ async def test_freed_objects_have_no_other_references(monkeypatch: pytest.Monkey
     assert threads.count(threading.get_ident()) == 1
 
 
-async def test_bytes_that_wait_for_their_write_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change of many manifests would hold them all, because encoding continues while the disk writes."""
+async def test_encoded_bytes_that_wait_for_the_disk_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a limit, a change would hold all its manifests, because encoding continues while the disk writes."""
     waiting_bytes = most_bytes = size_bytes = 0
 
     class SlowDisk:

@@ -1,4 +1,6 @@
-"""Tests of commit priority: a change that has often collided comes first for a short time, and no other waits long."""
+"""Tests of commit priority. A change that has often collided comes first for a short time, and no other change waits
+long.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,17 @@ T = "table"
 A, B, C = ("a", "1"), ("b", "2"), ("c", "3")
 
 
-def collide(priority: CommitPriority, change: tuple[str, str], *times: float, table: str = T) -> None:
+def record_collisions(priority: CommitPriority, change: tuple[str, str], *times: float, table: str = T) -> None:
     for now_s in times:
         priority.record_collision(table, change, now_s)
 
 
 def test_priority_is_earned_by_collisions_and_ends_with_the_change() -> None:
     priority = CommitPriority(after=3, longest_s=10.0)
-    collide(priority, A, 0.0, 0.5)
+    record_collisions(priority, A, 0.0, 0.5)
     assert priority.find_holder(T, 0.5) is None
-    collide(priority, A, 1.0)
-    assert priority.find_holder(T, 1.0) == (A, 4.0), "long enough for what an attempt takes"
+    record_collisions(priority, A, 1.0)
+    assert priority.find_holder(T, 1.0) == (A, 4.0), "the priority lasts as long as one attempt takes"
     assert priority.find_holder("another", 1.0) is None
     priority.release(T, A, 2.0)
     assert priority.find_holder(T, 2.0) is None
@@ -26,10 +28,10 @@ def test_priority_is_earned_by_collisions_and_ends_with_the_change() -> None:
 
 def test_change_that_has_waited_longest_is_next() -> None:
     priority = CommitPriority(after=2, longest_s=10.0)
-    collide(priority, B, 0.0)
-    collide(priority, A, 0.5, 1.0)
-    collide(priority, C, 0.6, 1.1)
-    collide(priority, B, 1.2)
+    record_collisions(priority, B, 0.0)
+    record_collisions(priority, A, 0.5, 1.0)
+    record_collisions(priority, C, 0.6, 1.1)
+    record_collisions(priority, B, 1.2)
     assert priority.find_holder(T, 1.3) == (A, 1.0 + 4.0 - 1.3)
     priority.release(T, A, 1.4)
     holder = priority.find_holder(T, 1.4)
@@ -43,24 +45,24 @@ def test_change_that_has_waited_longest_is_next() -> None:
 
 def test_unused_priority_ends_and_the_table_pauses() -> None:
     priority = CommitPriority(after=1, longest_s=2.0)
-    collide(priority, A, 0.0)
+    record_collisions(priority, A, 0.0)
     assert priority.find_holder(T, 1.9) is not None
     assert priority.find_holder(T, 2.0) is None
-    collide(priority, A, 2.1, 10.0, 21.0)
+    record_collisions(priority, A, 2.1, 10.0, 21.0)
     assert priority.find_holder(T, 21.0) is None
-    collide(priority, A, 22.1)
+    record_collisions(priority, A, 22.1)
     assert priority.find_holder(T, 22.1) is not None
 
 
 def test_no_change_has_priority_with_length_0() -> None:
     priority = CommitPriority(after=1, longest_s=0.0)
-    collide(priority, A, 0.0, 1.0, 2.0)
+    record_collisions(priority, A, 0.0, 1.0, 2.0)
     assert priority.find_holder(T, 2.0) is None
 
 
 def test_change_that_is_not_repeated_is_forgotten() -> None:
     priority = CommitPriority(after=2, longest_s=10.0)
-    collide(priority, A, 0.0)
-    collide(priority, B, 200.0)
-    collide(priority, A, 201.0)
+    record_collisions(priority, A, 0.0)
+    record_collisions(priority, B, 200.0)
+    record_collisions(priority, A, 201.0)
     assert priority.find_holder(T, 201.0) is None

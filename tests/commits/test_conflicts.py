@@ -1,4 +1,4 @@
-"""Tests of random pairs of changes from one snapshot: commits are right, and no independent change is rejected."""
+"""Tests of random pairs of changes from one snapshot. Commits are correct, and no independent change is rejected."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from tests.server.rig import run_server
 SEED = first_seed("COMMIT_SEED")
 
 
-async def _play(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
+async def _commit_pair(api: Api, seed: int, name: str, outcomes: Counter[str]) -> None:
+    """Commit two changes of one snapshot, and check the rows or the refusal against the model."""
     case = await ConcurrentChanges.make(api, seed, name)
     label = f"COMMIT_SEED={seed} {case.first} {case.second}"
     bodies = [case.build_body(case.first), case.build_body(case.second)]
-    first = await case.lake.send(bodies[0])
-    assert first.status == 200, (label, first.raw)
-    second = await case.lake.send(bodies[1])
+    first_answer = await case.lake.send(bodies[0])
+    assert first_answer.status == 200, (label, first_answer.raw)
+    second_answer = await case.lake.send(bodies[1])
     metadata = await case.lake.read_metadata()
     check(metadata)
     counts = Counter(read_snapshot_rows(find_snapshot(metadata)))
-    if second.status == 200:
+    if second_answer.status == 200:
         assert counts in case.list_allowed_results(), (label, counts, case.list_allowed_results())
     else:
-        assert second.error[:2] == (409, "CommitFailedException"), (label, second.raw)
-        assert not case.must_commit(), (label, second.error)
+        assert second_answer.error[:2] == (409, "CommitFailedException"), (label, second_answer.raw)
+        assert not case.must_commit(), (label, second_answer.error)
         assert counts == Counter(case.first.apply(case.list_rows())), label
-    outcomes[f"{case.second.kind} {'committed' if second.status == 200 else 'refused'}"] += 1
+    outcomes[f"{case.second.kind} {'committed' if second_answer.status == 200 else 'refused'}"] += 1
 
 
 async def _run_campaign(api: Api, count: int) -> Counter[str]:
-    print(f"conflicts: COMMIT_SEED={SEED} of the first of {count}")
+    print(f"conflicts: COMMIT_SEED={SEED} is the seed of the first of {count} pairs")
     outcomes: Counter[str] = Counter()
     for number in range(count):
-        await _play(api, SEED + number, f"t{number}", outcomes)
+        await _commit_pair(api, SEED + number, f"t{number}", outcomes)
     print(dict(outcomes))
     return outcomes
 

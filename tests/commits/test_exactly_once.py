@@ -1,4 +1,6 @@
-"""Tests of producers: each sequence is in the table once, whatever was lost, repeated, killed or forgotten."""
+"""Tests of producers. Each sequence is in the table once, even if requests are lost or repeated, servers are killed, or
+records expire.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ async def read_rows(lake: CommitTable) -> list[Any]:
     return read_snapshot_rows(find_snapshot(metadata))
 
 
-async def test_sequence_is_committed_once_and_repeats_get_its_answer(api: Api) -> None:
+async def test_sequence_is_committed_once_and_repeats_get_the_first_answer(api: Api) -> None:
     lake = await CommitTable.create(api)
     bodies = [make_numbered_change(lake, sequence) for sequence in (3, 4, 9)]
     answers = [await lake.commit(body) for body in bodies]
@@ -58,8 +60,8 @@ async def test_sequence_is_committed_once_and_repeats_get_its_answer(api: Api) -
         assert second_answer == {**answer, "duplicate": True, "metadata-location": answers[-1]["metadata-location"]}
     never = await lake.commit(make_numbered_change(lake, 7))
     assert (never["duplicate"], never["snapshot-id"]) == (True, None)
-    other = await lake.commit(make_numbered_change(lake, 1, "q"))
-    assert not other["duplicate"]
+    other_answer = await lake.commit(make_numbered_change(lake, 1, "q"))
+    assert not other_answer["duplicate"]
     assert len(await read_rows(lake)) == 4
 
 
@@ -102,8 +104,8 @@ async def _change_table_of_name(api: Api, how: str) -> None:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("how", ["renamed", "replaced", "dropped"])
-async def test_repeat_reports_success_after_its_table_has_left_the_name(api: Api, how: str) -> None:
-    """A rejection would make the client delete files that are live."""
+async def test_repeat_reports_success_after_its_table_has_lost_the_name(api: Api, how: str) -> None:
+    """After a rejection, the client would delete files that are live."""
     lake = await CommitTable.create(api)
     body = make_numbered_change(lake, 4)
     uuid = (await lake.commit(body))["table-uuid"]
@@ -117,7 +119,7 @@ async def test_repeat_reports_success_after_its_table_has_left_the_name(api: Api
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("how", ["renamed", "replaced"])
-async def test_change_that_another_server_commits_meanwhile_is_not_rejected_later(api: Api, how: str) -> None:
+async def test_change_that_another_server_has_committed_is_not_rejected(api: Api, how: str) -> None:
     lake = await CommitTable.create(api)
     uuid = (await lake.read_metadata())["table-uuid"]
     async with api.server.components.engine_commits.publisher.lock(("db",), "t"):
@@ -131,7 +133,7 @@ async def test_change_that_another_server_commits_meanwhile_is_not_rejected_late
 
 
 def _open_lake(base_url: str, name: str) -> CommitTable:
-    """Return a table behind a server of another process."""
+    """Return a table on a server in another process."""
     client = HttpClient(base_url)
     client.call("POST", "/v1/namespaces", {"namespace": ["db"]})
     status, created_table = client.call("POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA})
@@ -147,7 +149,7 @@ def _read_ids(base_url: str, name: str) -> list[int]:
     return sorted(row[0] for row in read_snapshot_rows(find_snapshot(loaded_table["metadata"])))
 
 
-def test_lost_requests_and_replies_lose_and_duplicate_nothing(tmp_path: Path) -> None:
+def test_lost_requests_and_replies_neither_lose_nor_duplicate_rows(tmp_path: Path) -> None:
     with MortalServer(tmp_path / "home") as server:
         server.start()
         lake = _open_lake(server.base_url, "t")
@@ -158,21 +160,21 @@ def test_lost_requests_and_replies_lose_and_duplicate_nothing(tmp_path: Path) ->
             while sequence < 15 or not {fate for fate, *_ in proxy.requests} >= {*FATES}:
                 body = make_numbered_change(lake, sequence)
                 while True:
-                    with suppress(Unreachable, ServerFailed):  # If all attempts fail, it starts again.
+                    with suppress(Unreachable, ServerFailed):  # If all attempts fail, the loop repeats them.
                         client.commit("db.t", body)
                         break
                 sequence += 1
-            before = len(proxy.requests)
+            request_count = len(proxy.requests)
             proxy.fate = lambda method, path: "lost reply"
             with pytest.raises(Unreachable):
                 client.commit("db.t", {"add": [lake.write_data_file([(99, 0, "x")])]})
-            assert len(proxy.requests) == before + 1, "without a producer nothing is sent twice"
+            assert len(proxy.requests) == request_count + 1, "a change without a producer is sent only once"
         assert _read_ids(server.base_url, "t") == sorted([*range(sequence), 99]), f"FAULT_SEED={SEED}"
 
 
 @pytest.mark.slow
 def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> None:
-    """Some of the changes remove files, so that manifests are rewritten too."""
+    """Some of the changes remove files, so the server also rewrites manifests."""
     print(f"kills: FAULT_SEED={SEED}")
     rng = random.Random(SEED)
     steps = ("before-metadata-write", "after-metadata-write", "before-swap", "after-swap")
@@ -188,7 +190,7 @@ def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> 
                 body |= {"remove": [{"file-path": expected.pop(removed_file)}], "read-snapshot-id": head}
             expected[sequence] = body["add"][0]["file-path"]
             step = rng.choice(steps)
-            # Manifests, the list and the metadata are written; there is one swap.
+            # A commit writes manifests, the manifest list and the metadata, and swaps the pointer once.
             nth = 1 if step.endswith("swap") else rng.randint(1, 3)
             server.run_until_death(step, nth, lambda client=client, body=body: client.call("POST", lake.path, body))
             client = server.start()

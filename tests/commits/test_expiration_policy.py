@@ -1,4 +1,4 @@
-"""Tests of the snapshots that a policy keeps, compared with its definition: branch by branch, snapshot by snapshot."""
+"""Tests of the snapshots that a policy keeps. The expected snapshots follow from its definition, branch by branch."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def find_snapshots_to_keep(metadata: Any, policy: ExpirationPolicy) -> set[int]:
     return kept_ids | free
 
 
-def test_branches_that_share_snapshots_keep_what_each_keeps_alone() -> None:
-    """The tests include cyclic and missing parents."""
+def test_branches_that_share_snapshots_keep_the_union_of_what_each_keeps() -> None:
+    """The random tables include cyclic and missing parents."""
     rng = random.Random(7)
     for _ in range(3000):
         count = rng.randint(1, 9)
@@ -75,7 +75,7 @@ def test_branches_that_share_snapshots_keep_what_each_keeps_alone() -> None:
 
 
 def test_many_branches_over_a_long_history_read_each_snapshot_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer makes 30,000 branches with one request; 30,000 times 10,000 snapshots took minutes."""
+    """A writer can create 30,000 branches with one request. 30,000 times 10,000 snapshots took minutes."""
     snapshots = [Snapshot(number, number, parent_snapshot_id=number - 1 if number else None) for number in range(300)]
     refs = {f"b{number}": SnapshotRef(299 - number % 9, "branch", 1, 900 + number) for number in range(300)}
     monkeypatch.setattr(policies, "READS_MAX", 1500)

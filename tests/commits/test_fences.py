@@ -1,5 +1,5 @@
-"""Tests that a job whose server has lost the lease of the table services commits nothing, and blocks no other
-change.
+"""Tests of a job whose server has lost the lease of the table services. It commits nothing, and blocks no
+other change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.commits.lake import CommitTable
 from tests.server.rig import run_server
 
 
-async def test_only_the_change_with_an_old_fencing_number_is_rejected_from_its_group(
+async def test_only_the_change_with_an_old_fencing_number_is_rejected_in_a_group(
     tmp_path: Path,
 ) -> None:
     async with run_server(tmp_path, services_workers=0) as server:

@@ -1,4 +1,4 @@
-"""Tests of changes that wait for one table: committed together, each with its own snapshot, answer, instant
+"""Tests of changes that wait for one table. They are committed together, each with its own snapshot, answer, instant
 and conflict.
 """
 
@@ -31,7 +31,7 @@ from tests.waits import until
 WRITERS, TURNS = 16, 6
 
 
-async def _write(lake: CommitTable, writer: int) -> list[Any]:
+async def append_repeatedly(lake: CommitTable, writer: int) -> list[Any]:
     return [await lake.append([(writer * 100 + turn, 0, "a")]) for turn in range(TURNS)]
 
 
@@ -46,7 +46,9 @@ async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Pa
         api = Api(server)
         lake = await CommitTable.create(api, version=3)
         answers = [
-            item for result in await asyncio.gather(*(_write(lake, n) for n in range(WRITERS))) for item in result
+            item
+            for result in await asyncio.gather(*(append_repeatedly(lake, n) for n in range(WRITERS)))
+            for item in result
         ]
         metadata = await lake.read_metadata()
         check(metadata)
@@ -66,14 +68,14 @@ async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Pa
 async def test_racing_replicas_lose_no_append(tmp_path: Path, postgres_url: str) -> None:
     warehouse = (tmp_path / "lake").as_uri()
     async with (
-        run_server(tmp_path / "a", database=postgres_url, warehouse=warehouse) as first,
-        run_server(tmp_path / "b", database=postgres_url, warehouse=warehouse) as second,
+        run_server(tmp_path / "a", database=postgres_url, warehouse=warehouse) as first_server,
+        run_server(tmp_path / "b", database=postgres_url, warehouse=warehouse) as second_server,
     ):
-        lake = await CommitTable.create(Api(first))
-        other = CommitTable(
-            Api(second), lake.folder, lake.name, lake.version, lake.spec, _file_numbers=lake._file_numbers
+        lake = await CommitTable.create(Api(first_server))
+        other_table = CommitTable(
+            Api(second_server), lake.folder, lake.name, lake.version, lake.spec, _file_numbers=lake._file_numbers
         )
-        await asyncio.gather(*(_write((lake, other)[n % 2], n) for n in range(8)))
+        await asyncio.gather(*(append_repeatedly((lake, other_table)[n % 2], n) for n in range(8)))
         metadata = await lake.read_metadata()
         check(metadata)
         expected = sorted(writer * 100 + turn for writer in range(8) for turn in range(TURNS))
@@ -84,7 +86,7 @@ async def test_racing_replicas_lose_no_append(tmp_path: Path, postgres_url: str)
 async def test_replica_that_loses_every_race_commits_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its storage is slow: whenever it has read the table, the other replica has committed again."""
+    """The storage of this replica is slow: whenever it has read the table, the other replica has committed again."""
     shared: dict[str, Any] = {"database": f"sqlite:///{tmp_path}/shared.db", "warehouse": (tmp_path / "lake").as_uri()}
     async with run_server(tmp_path / "a", **shared) as fast, run_server(tmp_path / "b", **shared) as slow:
         lake = await CommitTable.create(Api(fast))
@@ -101,23 +103,23 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
         async def prepare_slowly(*args: Any, **kwargs: Any) -> Any:
             nonlocal lost
             prepared = await prepare(*args, **kwargs)
-            before = await read_pointer()
+            pointer_before = await read_pointer()
             lost += 1
             with suppress(TimeoutError):  # The other replica commits first, unless the test prevents it.
                 async with asyncio.timeout(0.5):
-                    while await read_pointer() == before:
+                    while await read_pointer() == pointer_before:
                         await asyncio.sleep(0.005)
             return prepared
 
         monkeypatch.setattr(slow.components.engine_commits.publisher, "prepare", prepare_slowly)
 
-        async def keep_on() -> None:
+        async def append_until_over() -> None:
             number = 100
             while not is_over:
                 await lake.append([(number, 0, "f")])
                 number += 1
 
-        tasks = [asyncio.create_task(keep_on()) for _ in range(2)]
+        tasks = [asyncio.create_task(append_until_over()) for _ in range(2)]
         answers = [await late_lake.send({"add": [late_lake.write_data_file([(n, 0, "s")])]}) for n in (1, 2)]
         lost_races, name = lost, "seamark.test.late"
         set_property = {"action": "set-properties", "updates": {name: "yes"}}
@@ -142,13 +144,13 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
 ) -> None:
     """The files are written concurrently.
 
-    One file is stored last, or not at all: then the change is not committed.
+    One file is stored last, or not at all. In the second case the change is not committed.
     """
     create = LocalObjects.create
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         await lake.append([(0, 0, "a")])
-        before = (await lake.read_metadata())["current-snapshot-id"]
+        snapshot_id_before = (await lake.read_metadata())["current-snapshot-id"]
         paths = sorted(tmp_path.rglob("*.avro"))
         late_results: list[str] = []
 
@@ -157,14 +159,14 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
                 late_results.append(location)
                 is_first = len(late_results) == 1
                 await asyncio.sleep(0.1)
-                assert (await lake.read_metadata())["current-snapshot-id"] == before
+                assert (await lake.read_metadata())["current-snapshot-id"] == snapshot_id_before
                 if is_first:
                     raise StorageError("the disk is gone")
             await create(self, location, data, **options)
 
         monkeypatch.setattr(LocalObjects, "create", create_late)
         assert (await lake.send({"add": [lake.write_data_file([(1, 0, "b")])]})).status == 500
-        assert (await lake.read_metadata())["current-snapshot-id"] == before
+        assert (await lake.read_metadata())["current-snapshot-id"] == snapshot_id_before
         await until(lambda: sorted(tmp_path.rglob("*.avro")) == paths)
         await lake.append([(2, 0, "c")])
         assert late_results
@@ -173,7 +175,7 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
         assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == [0, 2]
 
 
-async def test_rejected_change_does_not_block_others(tmp_path: Path) -> None:
+async def test_rejected_change_does_not_block_other_changes(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         victim = lake.write_data_file([(0, 0, "v")])
@@ -183,7 +185,7 @@ async def test_rejected_change_does_not_block_others(tmp_path: Path) -> None:
             lake.send({"add": [lake.write_data_file([(n, 0, "a")])]}) for n in (1, 2)
         ]
         answers = await asyncio.gather(*requests)
-        # The first change may be compared with the appends: then none of the three is allowed.
+        # If the first change is compared with the appends, none of the three changes is allowed.
         assert [answer.status for answer in answers[3:]] == [200, 200]
         assert sum(answer.status == 200 for answer in answers[:3]) <= 1
         assert all(answer.error[1] == "CommitFailedException" for answer in answers[:3] if answer.status != 200)
@@ -195,16 +197,16 @@ async def test_rejected_change_does_not_block_others(tmp_path: Path) -> None:
 async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail_overwrites(writer: SnapshotWriter, change: Change, *more: Any, **kwargs: Any) -> ProducedSnapshot:
+    async def fail_overwrites(writer: SnapshotWriter, change: Change, *args: Any, **kwargs: Any) -> ProducedSnapshot:
         if change.operation == "overwrite":
             raise OverflowError("a bug")
-        return await produce(writer, change, *more, **kwargs)
+        return await produce(writer, change, *args, **kwargs)
 
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         monkeypatch.setattr(change_application, "produce", fail_overwrites)
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
-            # The first change is a group by itself; all that arrive while it waits are another group.
+            # The first change is a group by itself. All changes that arrive while it waits form a second group.
             bodies = [{"add": [lake.write_data_file([(n, 0, "a")])]} for n in range(4)]
             bodies[2]["operation"] = "overwrite"
             tasks = []
@@ -245,7 +247,7 @@ async def test_index_file_of_another_index_fails_only_its_change(
         order = [1, 0, 2, 3] if registered == "before" else [0, 1, 2, 3]
         answers = [await lake.send(bodies[order.pop(0)])] if registered == "before" else []
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
-            # The first change is a group by itself; all that arrive while it waits are another group.
+            # The first change is a group by itself. All changes that arrive while it waits form a second group.
             tasks = []
             for number in order:
                 tasks.append(asyncio.create_task(lake.send(bodies[number])))
@@ -256,7 +258,7 @@ async def test_index_file_of_another_index_fails_only_its_change(
         assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(await lake.read_metadata()))) == [0, 1, 3]
 
 
-async def test_taken_key_within_a_group_fails_only_its_change(tmp_path: Path) -> None:
+async def test_idempotency_key_in_use_fails_only_its_change_in_a_group(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         body, key = {"add": [lake.write_data_file([(1, 0, "a")])]}, create_key()
@@ -266,14 +268,14 @@ async def test_taken_key_within_a_group_fails_only_its_change(tmp_path: Path) ->
         assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(await lake.read_metadata()))) == [1, 2, 3, 4]
 
 
-async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Path) -> None:
+async def test_two_changes_with_one_idempotency_key_in_a_group_get_the_same_answer(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         key = create_key()
         body = {"add": [lake.write_data_file([(1, 0, "a")])]}
         other_changes = [{"add": [lake.write_data_file([(number, 0, "b")])]} for number in (2, 3, 4)]
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
-            # The first change is a group by itself; all that arrive while it waits are another group.
+            # The first change is a group by itself. All changes that arrive while it waits form a second group.
             first_commit = asyncio.create_task(lake.send(other_changes[0]))
             await lake.wait_for_changes(1)
             tasks = [asyncio.create_task(lake.send(body, key=key)) for _ in range(2)]
@@ -293,13 +295,13 @@ async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Pa
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("action", ["committed", "refused", "repeated"])
-async def test_unused_files_are_deleted_and_others_stay(tmp_path: Path, action: str) -> None:
+async def test_unused_files_of_a_group_are_deleted_and_used_files_stay(tmp_path: Path, action: str) -> None:
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         body = {"add": [lake.write_data_file([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
         await lake.commit(body)
         if action == "committed":
-            await asyncio.gather(*(_write(lake, n) for n in range(4)))
+            await asyncio.gather(*(append_repeatedly(lake, n) for n in range(4)))
         elif action == "refused":
             response = await lake.send({"remove": [{"file-path": "file:///x"}], "read-snapshot-id": 1})
             assert response.status == 409
@@ -319,7 +321,7 @@ async def test_unused_files_are_deleted_and_others_stay(tmp_path: Path, action: 
 async def test_failed_change_is_answered_even_if_the_log_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """The disk of the log may be full; the client waited without an end."""
+    """The disk of the log may be full. Without this answer, the client waited for ever."""
 
     async def raise_zero_division(*_: object) -> None:
         raise ZeroDivisionError
@@ -335,4 +337,4 @@ async def test_failed_change_is_answered_even_if_the_log_fails(
             patched.setattr(group_commit, "_log", SimpleNamespace(error=raise_disk_full))
             assert (await lake.send(body)).status == 500
         await lake.commit(body)
-    gc.collect()  # asyncio reports the failed task now, and not in the middle of another test.
+    gc.collect()  # asyncio reports the failed task here, and not during another test.

@@ -1,4 +1,4 @@
-"""Tests that manifests which cannot be merged block no append, and that others are still merged."""
+"""Tests that manifests that cannot be merged do not block appends, and that other manifests are still merged."""
 
 from __future__ import annotations
 

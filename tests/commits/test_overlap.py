@@ -1,4 +1,4 @@
-"""Tests of partitions of different specs, and of the rest of a filter (the residual), compared with rows.
+"""Tests of partitions of different specs, and of the residual of a filter, compared with rows.
 
 If two partitions are proved to be disjoint, contained or complementary, the rows must agree.
 """
@@ -39,6 +39,7 @@ POOLS: dict[int, list[Any]] = {
 
 
 def _build_table(specs: list[PartitionSpec]) -> TableMetadata:
+    """Return metadata of a table with one column of each tested type."""
     fields = tuple(Field(number, f"c{number}", False, kind) for number, kind in KINDS.items())
     return TableMetadata(
         format_version=2,
@@ -84,7 +85,7 @@ def test_partitions_beyond_the_comparison_limit_count_as_overlapping(
     assert not any(targets.overlap(other_partition) for _ in range(49))
     assert targets.overlap(other_partition)
     assert not targets.contain(contained_partition)
-    assert targets.contain(partitions.partition(1, (5,))), "a partition of its own spec is found by value"
+    assert targets.contain(partitions.partition(1, (5,))), "a partition of the same spec is found by its value"
 
 
 def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
@@ -94,13 +95,13 @@ def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
     proved = 0
     rows = [dict(zip(POOLS, values, strict=True)) for values in itertools.product(*POOLS.values())]
     for round_number in itertools.count():
-        # Some random cases prove little; the test requires that enough was proved in total.
+        # Some random cases prove little, so the test requires a minimum number of proofs in total.
         if round_number >= 60 and proved > 500:
             break
         assert round_number < 600, (seed, proved)
-        spec, other = _draw_spec(rng, 0), _draw_spec(rng, 1)
-        partitions = PartitionOverlap(_build_table([spec, other]))
-        pairs = [(_compute_partition(spec, row), _compute_partition(other, row)) for row in rows]
+        spec, second_spec = _draw_spec(rng, 0), _draw_spec(rng, 1)
+        partitions = PartitionOverlap(_build_table([spec, second_spec]))
+        pairs = [(_compute_partition(spec, row), _compute_partition(second_spec, row)) for row in rows]
         together = set(pairs)
         lefts, rights = sorted({left for left, _ in pairs}, key=repr), sorted({right for _, right in pairs}, key=repr)
         for left, right in itertools.product(rng.sample(lefts, min(8, len(lefts))), rights[:12]):
@@ -108,15 +109,21 @@ def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
             meets = (left, right) in together
             if not b.overlap(a):
                 proved += 1
-                assert not meets, (seed, spec, left, other, right)
+                assert not meets, (seed, spec, left, second_spec, right)
                 assert not Targets(partitions, [(0, left)]).overlap(partitions.partition(1, right))
             if b.contain(a):
                 proved += 1
-                assert all(theirs == right for mine, theirs in pairs if mine == left), (seed, spec, left, other, right)
+                assert all(right_value == right for left_value, right_value in pairs if left_value == left), (
+                    seed,
+                    spec,
+                    left,
+                    second_spec,
+                    right,
+                )
     assert proved > 500
 
 
-def test_partitions_of_the_same_spec_are_found_by_value_and_others_one_by_one() -> None:
+def test_partitions_of_the_same_spec_are_found_by_value_and_other_partitions_by_comparison() -> None:
     seed = first_seed()
     print(f"many: seed {seed}")
     rng = random.Random(seed)
@@ -162,12 +169,12 @@ def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_
     look_count = 0
     constraints = PartitionOverlap.list_constraints
 
-    def count_looks(self: PartitionOverlap, partition: Any) -> Any:
+    def count_lookups(self: PartitionOverlap, partition: Any) -> Any:
         nonlocal look_count
         look_count += 1
         return constraints(self, partition)
 
-    monkeypatch.setattr(PartitionOverlap, "list_constraints", count_looks)
+    monkeypatch.setattr(PartitionOverlap, "list_constraints", count_lookups)
     monkeypatch.setattr(overlap, "_are_disjoint", None)  # A comparison of two partitions would raise an error.
     monkeypatch.setattr(overlap, "_implies", None)
     targets = Targets(partitions, [(0, (number,)) for number in range(1000)])
@@ -187,19 +194,19 @@ def test_zeros_are_distinct_and_nan_equals_nan(zeros: tuple[float, float]) -> No
 
 
 def _build_two_partitions(
-    first: tuple[str, Any], other: tuple[str, Any], source: int = 1
+    first: tuple[str, Any], second: tuple[str, Any], source: int = 1
 ) -> tuple[PartitionOverlap, Any, Any]:
     """Return partitions of one column, each with its own spec."""
     specs = [
         PartitionSpec(number, (PartitionField("f", transform, source, (), 1000 + number),))
-        for number, (transform, _) in enumerate((first, other))
+        for number, (transform, _) in enumerate((first, second))
     ]
     partitions = PartitionOverlap(_build_table(specs))
-    return partitions, (0, (first[1],)), (1, (other[1],))
+    return partitions, (0, (first[1],)), (1, (second[1],))
 
 
 @pytest.mark.parametrize(
-    ("first", "other", "are_disjoint"),
+    ("first", "second", "are_disjoint"),
     [
         (("bucket[8]", 3), ("bucket[16]", 11), False),
         (("bucket[8]", 3), ("bucket[16]", 4), True),
@@ -215,13 +222,13 @@ def _build_two_partitions(
     ],
 )
 def test_partitions_of_different_specs_are_disjoint_if_no_row_can_be_in_both(
-    first: Any, other: Any, are_disjoint: bool
+    first: Any, second: Any, are_disjoint: bool
 ) -> None:
-    partitions, a, b = _build_two_partitions(first, other)
+    partitions, a, b = _build_two_partitions(first, second)
     assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not are_disjoint
 
 
-def test_bucket_is_contained_in_that_of_half_as_many() -> None:
+def test_bucket_is_contained_in_a_bucket_of_half_as_many_buckets() -> None:
     partitions, half, whole_partition = _build_two_partitions(("bucket[8]", 3), ("bucket[16]", 11))
     assert Targets(partitions, [half]).contain(partitions.partition(*whole_partition))
     assert not Targets(partitions, [whole_partition]).contain(partitions.partition(*half))
@@ -240,7 +247,7 @@ def test_bucket_is_contained_in_that_of_half_as_many() -> None:
         ("day", 0, -1, True),
     ],
 )
-def test_dates_before_1970_may_be_one_too_high_as_old_java_wrote_them(
+def test_partition_dates_before_1970_may_be_one_day_too_high_as_in_old_java_versions(
     transform: str, stored_value: int, value: int, are_disjoint: bool
 ) -> None:
     partitions, a, b = _build_two_partitions((transform, stored_value), ("identity", value), source=3)
@@ -249,7 +256,7 @@ def test_dates_before_1970_may_be_one_too_high_as_old_java_wrote_them(
 
 
 @pytest.mark.parametrize(("width", "apart"), [(1 << 30, True), ((1 << 30) + 1, False)])
-def test_int_truncations_that_differ_between_writers_are_never_disjoint(width: int, apart: bool) -> None:
+def test_int_truncations_that_writers_compute_differently_are_never_disjoint(width: int, apart: bool) -> None:
     partitions, a, b = _build_two_partitions((f"truncate[{width}]", 0), ("identity", -5), source=5)
     assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
     partitions, a, b = _build_two_partitions((f"truncate[{width}]", 0), ("identity", 5), source=5)
@@ -257,7 +264,10 @@ def test_int_truncations_that_differ_between_writers_are_never_disjoint(width: i
 
 
 def _matches(expression: Expression, value: Any) -> bool:
-    """Evaluate a filter on one column: comparisons match neither null nor NaN, their negations match both."""
+    """Return True if the value matches a filter on one column.
+
+    Comparisons match neither null nor NaN, and negated comparisons match both.
+    """
     match expression:
         case Always(said):
             return said
@@ -300,7 +310,7 @@ def _draw_filter(rng: random.Random, depth: int = 0) -> Any:
     return filter_json
 
 
-def test_every_row_that_a_filter_excludes_matches_its_rest() -> None:
+def test_residual_excludes_no_row_that_the_filter_matches() -> None:
     seed = first_seed()
     print(f"rest: seed {seed}")
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Tests of overwrites: nothing that is replaced stays, and nothing is lost that another writer added meanwhile."""
+"""Tests of overwrites. No replaced row stays, and no row is lost that another writer added at the same time."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def _build_metrics_of_value(value: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("operation", [None, "replace"])
 @pytest.mark.parametrize("scoped", [True, False])
-async def test_replaced_rows_are_protected_whatever_else_was_read(
+async def test_overwrite_conflicts_with_concurrent_changes_of_the_replaced_rows(
     api: Api, operation: str | None, scoped: bool
 ) -> None:
     table = await ClaimedTable.create(api, {"x": "long", "p": "int"}, [("p", "identity")])
-    first = table.build_data_file("base", 1, **_build_metrics_of_value(5))
-    read_snapshot = (await table.commit(add=[first, table.build_data_file("other", 2)]))["snapshot-id"]
+    first_file = table.build_data_file("base", 1, **_build_metrics_of_value(5))
+    read_snapshot = (await table.commit(add=[first_file, table.build_data_file("other", 2)]))["snapshot-id"]
     await table.commit(add=[table.build_data_file("theirs", 1, **_build_metrics_of_value(100))])
     body: dict[str, Any] = {
         "read_snapshot_id": read_snapshot,
@@ -71,7 +71,7 @@ async def test_replaced_rows_are_protected_whatever_else_was_read(
     if scoped:
         body["scope"] = {"filter": {"type": "eq", "term": "x", "value": 5}}
     if operation is not None:
-        body |= {"operation": operation, "remove": [{"file-path": first["file-path"]}]}
+        body |= {"operation": operation, "remove": [{"file-path": first_file["file-path"]}]}
     response = await table.send(**body)
     assert response.error[:2] == (409, "CommitFailedException")
     assert "theirs" in response.error[2]
@@ -80,7 +80,7 @@ async def test_replaced_rows_are_protected_whatever_else_was_read(
 
 
 async def test_filter_uses_the_columns_of_its_schema_after_they_have_swapped_names(api: Api) -> None:
-    """Three of five rows are null in column 1, which is named `a` in schema 0 and `b` in schema 1."""
+    """Column 1, with three nulls in five rows, is named `a` in schema 0 and `b` in schema 1."""
     table = await ClaimedTable.create(api, {"a": "long", "b": "long"})
     ten = (10).to_bytes(8, "little").hex()
     metrics = {
@@ -101,7 +101,7 @@ async def test_filter_uses_the_columns_of_its_schema_after_they_have_swapped_nam
             "add": [table.build_data_file(f"new-{schema_id}")],
         }
 
-    assert (await table.send(**build_body("a", 0))).status == 400  # Three of its rows do not match.
+    assert (await table.send(**build_body("a", 0))).status == 400  # Three rows of the file do not match.
     swapped = build_struct({1: ("b", "long"), 2: ("a", "long")}, 1)
     await table.update({"action": "add-schema", "schema": swapped}, {"action": "set-current-schema", "schema-id": -1})
     for name, schema_id in (("a", 0), ("b", 1)):

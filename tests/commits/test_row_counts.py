@@ -1,7 +1,7 @@
 """Tests of changes that claim to replace files by files with the same rows.
 
-A change is rejected exactly if its files cannot have the same rows. A plain model of random tables counts rows and
-deletes.
+The server rejects a change if and only if its files cannot have the same rows. A plain model of random tables counts
+rows and deletes.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ class CountedFile:
     rows: int
     deleted: set[int] = field(default_factory=set)
     named: int = 0
-    """Rows of the delete files of this data file alone, which are removed with it."""
+    """The number of rows in delete files for only this data file. These delete files are removed with it."""
     vector: str | None = None
 
 
 @dataclass
 class RowCountModel:
+    """A table under random commits, and the row count of each of its files."""
+
     table: ClaimedTable
     version: int
     rng: random.Random
     files: dict[str, CountedFile] = field(default_factory=dict)
     loose: int = 0
-    """Rows of the delete files of several data files. They stay when the data files are removed."""
+    """The number of rows in delete files for several data files. They stay when the data files are removed."""
     by_value: bool = False
     count: int = 0
     read: int | None = None
@@ -56,18 +58,18 @@ class RowCountModel:
         await self.commit(added_files)
 
     async def delete(self) -> None:
-        """Delete rows of one file or two.
+        """Delete rows of one file or of two files.
 
-        In version 2, some of them were deleted before.
+        In version 2, some of these rows may already be deleted.
         """
-        add, remove, loose = [], [], 0
+        add, remove, loose_rows = [], [], 0
         in_one_file = self.version == 2 and self.rng.random() < 0.5
         for path in self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 2))):
             file = self.files[path]
             spots = set(self.rng.sample(range(file.rows), self.rng.randint(1, file.rows)))
             file.deleted |= spots
             if in_one_file:
-                loose += len(spots)
+                loose_rows += len(spots)
                 continue
             delete_fields: dict[str, Any] = {**DELETES, "referenced-data-file": path}
             if self.version == 3:
@@ -80,8 +82,8 @@ class RowCountModel:
                 data_file["record-count"] + (self.version == 2) * file.named,
             )
             add.append(data_file)
-        self.loose += loose
-        await self.commit(add + ([self.build_file(loose, **DELETES)] if loose else []), remove)
+        self.loose += loose_rows
+        await self.commit(add + ([self.build_file(loose_rows, **DELETES)] if loose_rows else []), remove)
 
     async def delete_by_value(self) -> None:
         delete_fields: dict[str, Any] = {"content": "equality-deletes", "equality-ids": [1]}
@@ -89,10 +91,7 @@ class RowCountModel:
         self.by_value = True
 
     async def replace(self) -> str:
-        """Replace files by files with a number of rows near the limits.
-
-        Return the outcome.
-        """
+        """Replace files by files with a number of rows near the limits, and return the outcome."""
         chosen_files = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 3)))
         files = [self.files[path] for path in chosen_files]
         rows = sum(file.rows for file in files)
@@ -138,7 +137,7 @@ async def test_replacement_is_rejected_exactly_if_it_cannot_have_the_same_rows(a
     assert EXPLORING or outcomes == {"replaced", "too few rows", "too many rows"}
 
 
-async def test_overwrite_may_have_any_rows(api: Api) -> None:
+async def test_overwrite_may_change_the_number_of_rows(api: Api) -> None:
     table = await ClaimedTable.create(api, {"x": "long"})
     old_file = table.build_data_file("old", rows=3)
     read_snapshot = (await table.commit(add=[old_file]))["snapshot-id"]
@@ -154,7 +153,7 @@ async def test_overwrite_may_have_any_rows(api: Api) -> None:
 
 
 async def test_rows_of_new_files_that_are_deleted_at_once_do_not_count(api: Api) -> None:
-    """A writer replaced one of the files while it was rewritten with others."""
+    """A compaction adds deletes for its new file if a writer deleted rows of its input files meanwhile."""
     table = await ClaimedTable.create(api, {"x": "long"})
     old_file = table.build_data_file("old", rows=3)
     read_snapshot = (await table.commit(add=[old_file]))["snapshot-id"]

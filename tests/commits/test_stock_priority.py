@@ -1,4 +1,6 @@
-"""Tests that a client that reads a table, computes and commits succeeds beside faster upserts, which continue."""
+"""Tests that a client that reads a table, computes and commits succeeds during faster upserts, and that the upserts
+continue.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ from tests.seeds import examples
 from tests.waits import block_until
 
 TRIES_MAX = 8
-"""Three conflicts earn priority; a group that commits at that time is the fourth, and a busy machine causes more."""
+"""Three conflicts give priority. A group that commits at that time causes the fourth, and a busy machine
+causes more.
+"""
 PRIORITY_S = 100.0
-"""The duration of priority, in which a client on the busiest machine reads, computes and commits."""
+"""The duration of priority. It is long enough for a client on a busy machine to read, compute and commit."""
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerTh
     server.stop()
 
 
-def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(server: ServerThread) -> None:
+def test_row_changes_of_pyiceberg_commit_during_upserts_of_other_rows(server: ServerThread) -> None:
     changes, is_over, upsert_counts = examples(20, 1), threading.Event(), [0, 0]
 
     def upsert_until_over(writer: int) -> None:
@@ -55,9 +59,9 @@ def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(server: Se
             writer.start()
         try:
             block_until(lambda: all(upsert_counts))
-            tries = [_delete(catalog, number) for number in range(changes)]
-            before = sum(upsert_counts)
-            block_until(lambda: sum(upsert_counts) > before)
+            tries = [delete_with_retries(catalog, number) for number in range(changes)]
+            upserts_before = sum(upsert_counts)
+            block_until(lambda: sum(upsert_counts) > upserts_before)
         finally:
             is_over.set()
             for writer in writers:
@@ -70,11 +74,8 @@ def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(server: Se
     }
 
 
-def _delete(catalog: object, number: int) -> int:
-    """Delete a row like users of PyIceberg: repeat all after a conflict.
-
-    Return the number of attempts.
-    """
+def delete_with_retries(catalog: object, number: int) -> int:
+    """Delete a row as users of PyIceberg do: after a conflict, repeat all steps. Return the number of attempts."""
     for tries in range(1, 10 * TRIES_MAX):
         try:
             catalog.load_table("db.t").delete(EqualTo("id", number))  # type: ignore[attr-defined]

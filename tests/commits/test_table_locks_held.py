@@ -1,4 +1,4 @@
-"""Tests of consecutive turns: however many there are, other changes wait not much longer than for one."""
+"""Tests of consecutive turns with a table's lock: other changes wait about as long as for one turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.server.rig import run_server
 CHANGES = 6
 
 
-async def test_consecutive_turns_delay_others_no_longer_than_one_turn(tmp_path: Path) -> None:
+async def test_consecutive_turns_delay_other_changes_no_longer_than_one_turn(tmp_path: Path) -> None:
     async with run_server(tmp_path, commit_turn_after=1, commit_turn_s=1.0) as server:
         lake = await CommitTable.create(Api(server))
         victim = lake.write_data_file([(0, 0, "v")])
@@ -21,12 +21,12 @@ async def test_consecutive_turns_delay_others_no_longer_than_one_turn(tmp_path: 
         await lake.commit(remove)
         async with server.components.engine_commits.publisher.lock(
             ("db",), "t"
-        ):  # All that arrive meanwhile are one group.
-            first = asyncio.create_task(lake.append([(1, 0, "a")]))
+        ):  # All changes that arrive in this time form one group.
+            first_task = asyncio.create_task(lake.append([(1, 0, "a")]))
             await lake.wait_for_changes(1)
             tasks = [asyncio.create_task(lake.send({**remove, "change-id": f"c{n}"})) for n in range(CHANGES)]
             await lake.wait_for_changes(1 + CHANGES)
-        await first
+        await first_task
         assert {result.status for result in await asyncio.gather(*tasks)} == {409}
 
         lock_count = 0

@@ -1,4 +1,4 @@
-"""A Chromium for the tests of the console. It records errors, and requests to other hosts."""
+"""A Chromium browser for the tests of the console. It records errors, and requests to other hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ARGUMENTS = (
     "--disable-sync",
 )
 PATIENCE_MS = PATIENCE_S * 1000
-expect.set_options(timeout=PATIENCE_MS)  # Five seconds by default
+expect.set_options(timeout=PATIENCE_MS)  # The default is five seconds.
 
 
 @dataclass
@@ -39,7 +39,9 @@ class RecordedPage:
     hosts: set[str] = field(default_factory=set)
 
     async def open(self, address: str) -> None:
-        """Show a page of the console, given from `#` on, and wait until its data are shown."""
+        """Show a page of the console, and wait until its data are shown. `address` is the part of the URL from
+        `#` on.
+        """
         await self.page.goto(f"{self.url}/{address}")
         await self.settle()
 
@@ -50,7 +52,7 @@ class RecordedPage:
     async def run(self, expression: str) -> Any:
         """Return the value of a JavaScript expression.
 
-        It runs as in the console of a browser; the page's policy forbids other scripts.
+        It runs as in the console of the browser, because the page's policy forbids other scripts.
         """
         session = await self.page.context.new_cdp_session(self.page)
         answer = await session.send(
@@ -85,6 +87,7 @@ async def open_browser() -> AsyncIterator[Browser]:
 
 @asynccontextmanager
 async def open_page(browser: Browser, url: str, theme: str = "light") -> AsyncIterator[RecordedPage]:
+    """Open a page that records its errors and the hosts of its requests."""
     context = await browser.new_context(
         viewport={"width": 1360, "height": 900}, color_scheme="dark" if theme == "dark" else "light"
     )

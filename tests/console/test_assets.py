@@ -1,4 +1,4 @@
-"""Tests of what the server sends to a browser before a user has signed in."""
+"""Tests of the files that the server sends to a browser before a user has signed in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.console.world import create_tokens
 from tests.server.rig import run_server
 
 
-async def test_page_and_assets_are_public_complete_and_under_one_policy(tmp_path: Path) -> None:
+async def test_page_and_assets_are_public_and_complete_and_have_the_content_security_policy(tmp_path: Path) -> None:
     await create_tokens(tmp_path)
     async with run_server(tmp_path, auth="token") as server:
         async with server.http.get(f"{server.url}/") as answer:
@@ -39,7 +39,7 @@ async def test_page_and_assets_are_public_complete_and_under_one_policy(tmp_path
         assert status == 401
 
 
-async def test_no_path_leads_out_of_the_assets(tmp_path: Path) -> None:
+async def test_no_path_reaches_files_outside_of_the_assets(tmp_path: Path) -> None:
     digest = load_assets().digest
     async with run_server(tmp_path) as server:
         for path in (
@@ -56,7 +56,7 @@ async def test_no_path_leads_out_of_the_assets(tmp_path: Path) -> None:
 
 
 def test_each_stage_of_a_plan_has_a_title() -> None:
-    """The test compares with the names in the planner's code, because the console cannot cause some stages."""
+    """The test reads the stages from the planner's code, because the console cannot cause some stages."""
     planner = REPO / "metaserver" / "planner"
     code = "".join((planner / name).read_text() for name in ("plan/stages.py", "indexes/probe.py"))
     names = {*re.findall(r'(?:yield |Stage\()"(\w+)"', code), *KINDS}
@@ -66,7 +66,7 @@ def test_each_stage_of_a_plan_has_a_title() -> None:
     assert set(re.findall(r"(\w+):", titles[1])) == names
 
 
-def test_vendored_libraries_equal_those_of_npm() -> None:
+def test_vendored_libraries_equal_the_npm_packages() -> None:
     spec = importlib.util.spec_from_file_location("vendor", REPO / "deploy" / "console" / "vendor.py")
     assert spec is not None
     assert spec.loader is not None
@@ -76,7 +76,7 @@ def test_vendored_libraries_equal_those_of_npm() -> None:
     assert {path.name: path.read_text() for path in vendor.FOLDER.iterdir()} == assets
 
 
-def test_no_source_makes_markup_of_text() -> None:
+def test_no_script_turns_text_into_markup() -> None:
     unsafe = re.compile(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|dangerouslySet|\beval\(|new Function|https?://"
     )

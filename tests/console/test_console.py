@@ -1,4 +1,6 @@
-"""Tests of the console in a browser: it shows the server's data to users with rights, and sends nothing elsewhere."""
+"""Tests of the console in a browser: it shows the server's data to users with rights, and sends no requests to other
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ PAGES = {
     "#/sql?sql=SELECT+1": "Ctrl+Enter runs",
     "#/admin": "commitChange",
 }
-"""A text of the shown data, by address"""
+"""A text that the page must show, by address."""
 
 
 def _build_reads(mebibytes: int) -> dict[str, float]:
@@ -80,7 +82,7 @@ async def wait_for_text(recorded_page: RecordedPage, text: str) -> None:
     await recorded_page.page.get_by_text(text).first.wait_for()
 
 
-def check(recorded_page: RecordedPage, server: RunningServer) -> None:
+def check_no_errors_and_hosts(recorded_page: RecordedPage, server: RunningServer) -> None:
     assert recorded_page.errors == []
     assert recorded_page.hosts == {server.url.removeprefix("http://")}
 
@@ -91,7 +93,7 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
         open_browser() as browser,
         open_page(browser, server.url) as recorded_page,
     ):
-        before, after = await make_orders(server)
+        snapshot_before, snapshot_after = await make_orders(server)
         for address, text in PAGES.items():
             await recorded_page.open(address)
             await wait_for_text(recorded_page, text)
@@ -99,7 +101,7 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
         module = "new URL('format.js', document.querySelector('script[type=module]').src)"
         sizes = [0, 999, 1023, 1024, 1280, 30_000, 104_806, 10**6, 512 << 20, 999_999_999, 1 << 40]
         output = await recorded_page.run(f"import({module}).then((format) => {sizes}.map(format.size))")
-        assert output == [show_size(size) for size in sizes], "as on the command line"
+        assert output == [show_size(size) for size in sizes], "the console shows sizes as the command line does"
         texts = ["0", "249,998", "499,998", "749,998", "999,998"]
         marks = [{"position": at / 4, "text": text} for at, text in enumerate(texts)]
         input_text = f"{json.dumps(marks)}, {[at / 4 for at in range(len(texts))]}"
@@ -107,15 +109,15 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
         output = await recorded_page.run(
             f"{charts}.then((one) => [270, 420].map((width) => one.labelsOf({input_text}, width)))"
         )
-        assert output == [["0", "", "", "", "999,998"], texts], "labels do not overlap in a narrow window"
+        assert output == [["0", "", "", "", "999,998"], texts], "labels overlap in a narrow window"
         await recorded_page.open("#/tables")
         await recorded_page.page.get_by_label("Search").fill("ord")
         await recorded_page.page.get_by_role("link", name="db.orders").click()
         await recorded_page.page.get_by_role("link", name="Layout").click()
         await recorded_page.page.get_by_role("button", name="Before and after the last rewrite").click()
         await wait_for_text(recorded_page, "Ranges of the files: before")
-        assert f"snapshot={after}" in recorded_page.page.url
-        assert f"before={before}" in recorded_page.page.url
+        assert f"snapshot={snapshot_after}" in recorded_page.page.url
+        assert f"before={snapshot_before}" in recorded_page.page.url
         await recorded_page.page.get_by_role("link", name="Explain").click()
         box = recorded_page.page.get_by_label("Predicate or query in SQL")
         await box.fill("customer_id = 4711")
@@ -136,11 +138,11 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
         await commit_change(
             server, "orders", [build_content_file(f"{location}/x", {"id": (1, 2)}, rows=31_337, day=20_000)]
         )
-        await wait_for_text(recorded_page, "31,337")  # Without a reload
+        await wait_for_text(recorded_page, "31,337")  # The page updates without a reload.
         await recorded_page.page.get_by_role("link", name="Health").click()
         await recorded_page.page.get_by_role("button", name="Expire snapshots: dry run").click()
         await wait_for_text(recorded_page, "Would remove 0 snapshots")
-        check(recorded_page, server)
+        check_no_errors_and_hosts(recorded_page, server)
 
 
 async def sign_in(recorded_page: RecordedPage, token: str) -> None:
@@ -179,10 +181,12 @@ async def test_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> N
             await wait_for_text(recorded_page, "rita may not applyAdvice in db")
             await ask(server, "DELETE", "/api/v1/tokens/rita", token=admin)
             await recorded_page.page.get_by_role("link", name="Indexes").click()
-            await recorded_page.page.get_by_label("Token").wait_for()  # The token is revoked.
+            await recorded_page.page.get_by_label(
+                "Token"
+            ).wait_for()  # The page asks for a token, because the token is revoked.
             assert all("(Unauthorized)" in error or "(Forbidden)" in error for error in recorded_page.errors)
             await sign_in(recorded_page, admin)
-            await recorded_page.page.get_by_role("button", name="Sign out").wait_for()  # The page is loaded again.
+            await recorded_page.page.get_by_role("button", name="Sign out").wait_for()  # Here the page is loaded again.
             await recorded_page.open("#/admin")
             await wait_for_text(recorded_page, "rita")
             await recorded_page.page.get_by_role("button", name="Sign out").click()
@@ -190,7 +194,7 @@ async def test_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> N
             assert await recorded_page.run("sessionStorage.length") == 0
 
 
-async def test_names_and_texts_of_others_are_shown_as_text(tmp_path: Path) -> None:
+async def test_names_and_texts_of_other_users_are_shown_as_text(tmp_path: Path) -> None:
     markup = "<img src=x onerror=alert(1)>"
     async with (
         run_server(tmp_path) as server,
@@ -213,7 +217,7 @@ async def test_names_and_texts_of_others_are_shown_as_text(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-async def test_advisor_page_shows_the_proposals_and_a_picture_of_the_applied_ones(tmp_path: Path) -> None:
+async def test_advisor_page_shows_proposals_and_a_chart_of_applied_proposals(tmp_path: Path) -> None:
     async with (
         run_server(tmp_path) as server,
         open_browser() as browser,
@@ -230,7 +234,7 @@ async def test_advisor_page_shows_the_proposals_and_a_picture_of_the_applied_one
         widths = [float(str(await bar.get_attribute("width"))) for bar in await picture.locator("rect").all()]
         assert widths == [300, 75, 150]
         assert await recorded_page.find_violations() == []
-        # The server decides about the change. The history of this table has no statements, so there is no proposal.
+        # The server rejects the change: the history of this table has no statements, so there is no proposal.
         await recorded_page.page.get_by_role("button", name="Apply: Cluster by id").click()
         await wait_for_text(recorded_page, "The advisor does not make the proposal 'a1' now")
 
@@ -260,8 +264,8 @@ async def test_running_jobs_are_shown_with_their_progress(tmp_path: Path) -> Non
         await wait_for_text(recorded_page, "The first 2; more jobs wait.")
         assert await recorded_page.find_violations() == []
         jobs.clear()
-        await wait_for_text(recorded_page, "No job is running.")  # Without a reload
-        check(recorded_page, server)
+        await wait_for_text(recorded_page, "No job is running.")  # The page updates without a reload.
+        check_no_errors_and_hosts(recorded_page, server)
 
 
 @pytest.mark.slow
@@ -291,7 +295,7 @@ async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(
         await wait_for_text(recorded_page, "1,001,700")
         rates = await recorded_page.page.locator("tbody tr:first-child td:nth-child(3)").all_inner_texts()
         assert float(rates[0].replace(",", "")) > 0
-        check(recorded_page, server)
+        check_no_errors_and_hosts(recorded_page, server)
 
 
 @pytest.mark.slow
@@ -315,10 +319,12 @@ async def test_keyboard_reaches_the_content_first(tmp_path: Path) -> None:
             if await recorded_page.run("document.activeElement.hash") == "#/table/db/first":
                 break
         else:
-            raise AssertionError("no table within reach")
+            raise AssertionError("the keyboard reaches no table")
         await recorded_page.page.keyboard.press("Enter")
         await recorded_page.page.get_by_role("heading", name="first").wait_for()
-        assert await recorded_page.run("document.activeElement.id") == "main"  # So that a screen reader continues there
+        assert (
+            await recorded_page.run("document.activeElement.id") == "main"
+        )  # A screen reader continues at this element.
 
 
 @pytest.mark.slow
@@ -331,8 +337,8 @@ async def test_axe_finds_nothing_serious_on_any_page(theme: str, width: int, tmp
         open_page(browser, server.url, theme) as recorded_page,
     ):
         await recorded_page.page.set_viewport_size({"width": width, "height": 900})
-        before, after = await make_orders(server)
-        comparison_url = f"{TABLE}/layout?column=customer_id&snapshot={after}&before={before}"
+        snapshot_before, snapshot_after = await make_orders(server)
+        comparison_url = f"{TABLE}/layout?column=customer_id&snapshot={snapshot_after}&before={snapshot_before}"
         for address in (*PAGES, comparison_url, f"{TABLE}/explain", "#/table/db/nothing"):
             await recorded_page.open(address)
             assert await recorded_page.find_violations() == [], address
@@ -343,7 +349,7 @@ async def test_axe_finds_nothing_serious_on_any_page(theme: str, width: int, tmp
                 await summary.click()
             assert await recorded_page.find_violations() == [], address
         await recorded_page.run("document.querySelector('h1').insertAdjacentElement('afterend', new Image())")
-        assert await recorded_page.find_violations() != [], "axe finds nothing at all"
+        assert await recorded_page.find_violations() != [], "axe found no violation in a page that has one"
 
 
 @pytest.mark.slow
@@ -378,4 +384,4 @@ async def test_console_of_a_warehouse_shows_the_tables_of_this_warehouse(tmp_pat
             await recorded_page.page.get_by_role("link", name="sales").click()
             await wait_for_text(recorded_page, "db.sold")
             assert "db.own" not in await recorded_page.page.inner_text("main")
-            check(recorded_page, world.server)
+            check_no_errors_and_hosts(recorded_page, world.server)

@@ -1,4 +1,6 @@
-"""Tests of the layout of a column, compared with loops over the files, for random tables with all kinds of bounds."""
+"""Tests of the layout of a column. Loops over the files compute the expected layout, for random tables with all kinds
+of bounds.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,15 @@ def sort_values(column: str, values: tuple[Any, Any]) -> Range:
 
 
 def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Range]]]:
+    """Return random data files, and the bounds of the columns of each file. A file may lack bounds of a column."""
     bounds = []
     for _ in range(count):
         own_files = {}
         for column in COLUMNS:
             if rng.random() < 0.9:
-                first = draw_value(column, rng)
+                first_value = draw_value(column, rng)
                 own_files[column] = sort_values(
-                    column, (first, first if rng.random() < 0.2 else draw_value(column, rng))
+                    column, (first_value, first_value if rng.random() < 0.2 else draw_value(column, rng))
                 )
         bounds.append(own_files)
     sizes = [rng.choice((0, 1, 2, 1023, 1024, rng.randrange(1 << 34))) for _ in bounds]
@@ -62,23 +65,26 @@ def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict
 
 
 class ExpectedLayout:
-    """The layout computed by loops.
+    """The layout, computed by loops.
 
-    It has the `ranges` of each snapshot; the positions are those of the answer, which other tests check.
+    It uses the `ranges` of each snapshot. The positions are those of the answer, which other tests check.
     """
 
     def __init__(self, column: str, snapshots: list[list[Range]], by_rank: bool) -> None:
         def compute_order(value: Any) -> Any:
             return value.encode() if isinstance(value, str) else value
 
-        values = {compute_order(value) for ranges in snapshots for one in ranges for value in one}
+        values = {compute_order(value) for ranges in snapshots for value_range in ranges for value in value_range}
         self.values = sorted(values)
         self.snapshots = [[(compute_order(low), compute_order(high)) for low, high in ranges] for ranges in snapshots]
         self.by_value = not by_rank and column != "country" and len(self.values) > 1
         span = len(self.values) - 1
         if self.by_value:
-            first, last = float(self.values[0]), float(self.values[-1])
-            self.position = {value: (float(value) / 2 - first / 2) / (last / 2 - first / 2) for value in self.values}
+            least_value, greatest_value = float(self.values[0]), float(self.values[-1])
+            self.position = {
+                value: (float(value) / 2 - least_value / 2) / (greatest_value / 2 - least_value / 2)
+                for value in self.values
+            }
         else:
             self.position = {value: number / span if span else 0.0 for number, value in enumerate(self.values)}
 
@@ -86,7 +92,9 @@ class ExpectedLayout:
         return sum(low <= value <= high for low, high in self.snapshots[number])
 
     def compute_mean_depth(self, number: int) -> float | None:
-        """Return for each file the depth between neighbouring values, weighted by their distance."""
+        """Return the mean depth of a snapshot. The depths between neighbouring values are weighted by the values'
+        distance.
+        """
         ranges = self.snapshots[number]
         total = 0.0
         for low, high in ranges:
@@ -95,18 +103,19 @@ class ExpectedLayout:
                 total += self.count_overlaps(number, low)
                 continue
             inside = [value for value in self.values if low <= value <= high]
-            for left, right in pairwise(inside):
-                depth = sum(one[0] <= left and one[1] >= right for one in ranges)
-                total += depth * (self.position[right] - self.position[left]) / width
+            for start, end in pairwise(inside):
+                depth = sum(value_range[0] <= start and value_range[1] >= end for value_range in ranges)
+                total += depth * (self.position[end] - self.position[start]) / width
         return total / len(ranges) if ranges else None
 
     def list_values_at(self, position: float) -> list[Any]:
-        return [value for value, own in self.position.items() if abs(own - position) < 1e-12]
+        return [value for value, value_position in self.position.items() if abs(value_position - position) < 1e-12]
 
 
-def check(
+def check_layout(
     answer: dict[str, Any], column: str, expected: ExpectedLayout, files: list[int], bars: int, points: int
 ) -> None:
+    """Check an answer of the layout route against the expected depths, marks and scale."""
     assert answer["scale"] == ("value" if expected.by_value else "rank")
     for mark in answer["marks"]:
         assert expected.list_values_at(mark["position"]), mark
@@ -154,21 +163,26 @@ def check_sizes(layout: dict[str, Any], files: list[dict[str, Any]]) -> None:
     for size in sizes:
         expected.setdefault(1 << (size.bit_length() - 1) if size else 0, []).append(size)
     assert layout["sizes"] == [
-        {"size-in-bytes": of, "files": len(own), "total-bytes": sum(own)} for of, own in sorted(expected.items())
+        {"size-in-bytes": of, "files": len(file_sizes), "total-bytes": sum(file_sizes)}
+        for of, file_sizes in sorted(expected.items())
     ]
 
 
-async def check_one_table(server: RunningServer, name: str, rng: random.Random) -> None:
+async def check_table(server: RunningServer, name: str, rng: random.Random) -> None:
+    """Create a table with two commits, and check the layout of each column at both snapshots."""
     location = await create_table(server, name)
     empty = (await ask(server, "GET", f"/api/v1/tables/db/{name}/layout/id"))["snapshots"][0]
     assert (empty["snapshot-id"], empty["files"], empty["depth-mean"], empty["bars"]) == (None, 0, None, [])
-    first, first_bounds = draw_files(location, rng.randrange(1, 40), rng)
-    second, second_bounds = draw_files(location, rng.randrange(1, 40), rng)
-    ids = [await commit_change(server, name, first), await commit_change(server, name, second)]
+    first_files, first_bounds = draw_files(location, rng.randrange(1, 40), rng)
+    second_files, second_bounds = draw_files(location, rng.randrange(1, 40), rng)
+    ids = [await commit_change(server, name, first_files), await commit_change(server, name, second_files)]
     for column in COLUMNS:
         bars, points, by_rank = rng.choice((1, 3, 500)), rng.choice((1, 4, 400)), rng.random() < 0.3
         later_bounds, earlier = [*first_bounds, *second_bounds], first_bounds
-        ranges = [[own[column] for own in bounds if column in own] for bounds in (later_bounds, earlier)]
+        ranges = [
+            [file_bounds[column] for file_bounds in bounds if column in file_bounds]
+            for bounds in (later_bounds, earlier)
+        ]
         has_comparison = rng.random() < 0.6
         query = f"bars={bars}&points={points}&scale={'rank' if by_rank else 'value'}"
         if has_comparison:
@@ -176,8 +190,8 @@ async def check_one_table(server: RunningServer, name: str, rng: random.Random) 
         answer = await ask(server, "GET", f"/api/v1/tables/db/{name}/layout/{column}?{query}")
         expected = ExpectedLayout(column, ranges if has_comparison else ranges[:1], by_rank)
         files = [len(later_bounds), len(earlier)]
-        check(answer, column, expected, files, bars, points)
-        check_sizes(answer["snapshots"][0], [*first, *second])
+        check_layout(answer, column, expected, files, bars, points)
+        check_sizes(answer["snapshots"][0], [*first_files, *second_files])
         assert [snapshot["snapshot-id"] for snapshot in answer["snapshots"]] == (
             ids[::-1] if has_comparison else [ids[1]]
         )
@@ -190,7 +204,7 @@ async def test_layout_equals_that_of_a_loop_over_the_files(tables: int, tmp_path
     rng = random.Random(seed)
     async with run_server(tmp_path) as server:
         for number in range(tables):
-            await check_one_table(server, f"t{number}", rng)
+            await check_table(server, f"t{number}", rng)
 
 
 async def test_column_without_a_layout_is_rejected(tmp_path: Path) -> None:
@@ -214,7 +228,7 @@ async def test_column_without_a_layout_is_rejected(tmp_path: Path) -> None:
 
 
 class _Bounds:
-    """Files with numbers as bounds, without a table."""
+    """The statistics of files with numbers as bounds, without a table."""
 
     form = Form.INTEGERS
 
@@ -228,7 +242,7 @@ class _Bounds:
         return np.arange(self.files, dtype=np.int64) * 1000 + (500 if side == "upper" else 0)
 
 
-def test_numeric_bounds_stay_arrays() -> None:
+def test_numeric_bounds_are_not_converted_to_objects() -> None:
     files = 100_000
     tracemalloc.start()
     try:
@@ -236,7 +250,7 @@ def test_numeric_bounds_stay_arrays() -> None:
         memory_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # A bound has a key, a position and a rank of 8 bytes each; a number object takes 40.
+    # A bound takes a key, a position and a rank of 8 bytes each. As a Python number it would take 40 bytes more.
     assert memory_bytes < 2 * files * 32
     assert [axis.get_key(rank) for rank in (0, 1, 2 * files - 1)] == [0, 500, (files - 1) * 1000 + 500]
     assert len(ranges[0].lower) == files

@@ -1,5 +1,5 @@
-"""Tests of the console's SQL page: it runs, explains and cancels statements, and shows results, errors and a
-disabled SQL.
+"""Tests of the console's SQL page. It runs, explains and cancels statements, and shows results, errors and that SQL is
+disabled.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from playwright.async_api import expect
 
 from tests.connector.lake import append, create, spread
 from tests.console.browser import RecordedPage, open_browser, open_page
-from tests.console.test_console import check, wait_for_text
+from tests.console.test_console import check_no_errors_and_hosts, wait_for_text
 from tests.server.rig import run_server
 
 LONG_STATEMENT = "SELECT count(*) FROM " + ", ".join(f"db.t t{n}" for n in range(12))
-"""A join of 60 rows with themselves that does not end by itself."""
+"""A join of 12 times the same 60 rows, which runs longer than any test."""
 
 
-async def enter(recorded_page: RecordedPage, statement: str, keys: str = "Control+Enter") -> None:
+async def enter_statement(recorded_page: RecordedPage, statement: str, keys: str = "Control+Enter") -> None:
     box = recorded_page.page.get_by_label("Statement", exact=True)
     await box.fill(statement)
     await box.press(keys)
@@ -38,10 +38,10 @@ async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -
         await recorded_page.open("#/sql?sql=SELECT+1")
         page = recorded_page.page
         assert await page.get_by_label("Statement", exact=True).input_value() == "SELECT 1"
-        assert await page.get_by_role("region", name="Result").count() == 0, "a link runs nothing"
+        assert await page.get_by_role("region", name="Result").count() == 0, "the page runs no statement of a link"
 
         await page.get_by_label("Namespace of names without one").fill("db")
-        await enter(
+        await enter_statement(
             recorded_page,
             f"SELECT id, country, CAST(NULL AS bigint) AS n, '{markup}' AS m FROM t WHERE id < 2 ORDER BY id",
         )
@@ -53,29 +53,29 @@ async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -
         table, files, considered, _, columns, joins = await cells.all_inner_texts()
         assert (table, files, considered, columns, joins) == ("db.t", "2 (66.7 %)", "3", "2", "")
 
-        await enter(recorded_page, "SELECT * FROM db.t", "Control+Shift+Enter")
+        await enter_statement(recorded_page, "SELECT * FROM db.t", "Control+Shift+Enter")
         await wait_for_text(recorded_page, "explained")
         assert await page.get_by_role("region", name="Result").count() == 0
         assert "3 (100 %)" in await page.get_by_role("region", name="Tables").inner_text()
 
         await page.get_by_label("Rows shown").select_option("100")
-        await enter(recorded_page, "SELECT a.id FROM db.t a, db.t b")
+        await enter_statement(recorded_page, "SELECT a.id FROM db.t a, db.t b")
         await wait_for_text(recorded_page, "100 rows in")
         await wait_for_text(recorded_page, "there are more")
         assert await rows.count() == 100
         assert recorded_page.errors == []
 
-        await enter(recorded_page, "SELECT nope FROM db.t")
+        await enter_statement(recorded_page, "SELECT nope FROM db.t")
         await expect(page.get_by_role("alert")).to_contain_text("nope")
-        await enter(recorded_page, LONG_STATEMENT)
+        await enter_statement(recorded_page, LONG_STATEMENT)
         await expect(page.get_by_role("button", name="Run")).to_be_disabled()
         await page.keyboard.press("Escape")
         await wait_for_text(recorded_page, "Cancelled")
         # A cancelled statement gets an answer, unless the connection is closed first.
         assert all("400 (Bad Request)" in error or "404 (Not Found)" in error for error in recorded_page.errors)
 
-        past = page.get_by_role("region", name="Statements of this tab").locator("tbody tr")
-        assert [(await past.nth(at).locator("td").nth(2).inner_text()) for at in range(5)] == [
+        past_statements = page.get_by_role("region", name="Statements of this tab").locator("tbody tr")
+        assert [(await past_statements.nth(at).locator("td").nth(2).inner_text()) for at in range(5)] == [
             *("cancelled", "failed", "100 rows", "explained", "2 rows")
         ]
         await recorded_page.open("#/tables")
@@ -83,12 +83,12 @@ async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -
         await page.get_by_role("button", name="SELECT nope FROM db.t").click()
         assert await page.get_by_label("Statement", exact=True).input_value() == "SELECT nope FROM db.t"
         assert await recorded_page.find_violations() == []
-        assert await recorded_page.run("localStorage.length + sessionStorage.length <= 1")  # The theme
+        assert await recorded_page.run("localStorage.length + sessionStorage.length <= 1")  # Only the theme is stored.
         await page.reload()
         await recorded_page.settle()
-        assert await past.count() == 0
+        assert await past_statements.count() == 0
         recorded_page.errors.clear()
-        check(recorded_page, server)
+        check_no_errors_and_hosts(recorded_page, server)
 
 
 @pytest.mark.slow
@@ -102,4 +102,4 @@ async def test_page_of_a_server_without_sql_says_how_to_enable_it(tmp_path: Path
         await wait_for_text(recorded_page, "an operator switches it on with the setting sql = on")
         assert await recorded_page.page.get_by_label("Statement", exact=True).count() == 0
         assert await recorded_page.find_violations() == []
-        check(recorded_page, server)
+        check_no_errors_and_hosts(recorded_page, server)

@@ -1,6 +1,6 @@
-"""Tables for the console: a clustered one with branches, an empty one, and others of any number and size.
+"""Tables for the console: a clustered table with branches, an empty table, and others of any number and size.
 
-The API writes them. Their data files exist in manifests only, with bounds, which is all that the console reads.
+The API writes them. Their data files exist only in manifests, with bounds, because the console reads nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCHEMA = {
 BY_DAY = {"spec-id": 0, "fields": [{"source-id": IDS["day"], "field-id": 1000, "name": "day", "transform": "identity"}]}
 COUNTRIES = ("AT", "BR", "CH", "DE", "ES", "FR", "GB", "IN", "JP", "US")
 FIRST_DAY = 19_700
-"""2023-12-09, in days since 1970"""
+"""2023-12-09, in days since 1970."""
 Bounds = dict[str, tuple[Any, Any]]
 _ADDED_AT_ONCE = 1_000
 
@@ -38,7 +38,7 @@ def build_content_file(
     """Return a data file as clients send it.
 
     Args:
-        bounds: The lowest and the highest value by column.
+        bounds: The lowest and the highest value of each column, by name.
     """
     kinds = dict(COLUMNS)
     keys = [IDS[name] for name in bounds]
@@ -63,7 +63,7 @@ def build_content_file(
 
 
 async def create_tokens(home: Path) -> dict[str, str]:
-    """Return secrets of an admin, and of Rita, a reader of `db`; called before the server starts."""
+    """Return the secrets of an admin, and of Rita, a reader of `db`. Call this before the server starts."""
     clock = SystemClock()
     async with open_store(build_settings(home).make_database_url(), clock=clock) as store:
         await store.transact([CreateNamespace(path=("db",), properties={})])
@@ -83,7 +83,7 @@ async def ask(server: RunningServer, method: str, path: str, body: Any = None, t
 
 async def create_table(server: RunningServer, name: str, *, partitioned: bool = False, **options: Any) -> str:
     """Create a table of `db`, and return its location."""
-    # The target size is that of the files, so that a layout has as many.
+    # The target size equals the size of the files, so that a layout has as many files.
     properties = {"format-version": "2", "write.target-file-size-bytes": str(1 << 20), **options.pop("properties", {})}
     body = {
         "name": name,
@@ -102,14 +102,14 @@ async def commit_change(server: RunningServer, name: str, add: Sequence[dict[str
 
 
 def make_unclustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
-    """Yield files of one day each, whose customers spread over the whole range."""
+    """Yield files of one day each. The customers of a file spread over the whole range."""
     for number in range(count):
         low, high = sorted(rng.randrange(1_000_000) for _ in range(2))
         low, high = low // 8, 1_000_000 - (1_000_000 - high) // 8
         day = FIRST_DAY + int(days * rng.random() ** 1.5)
-        first = number * 1000
+        first_id = number * 1000
         bounds = {
-            "id": (first, first + 999),
+            "id": (first_id, first_id + 999),
             "customer_id": (low, high),
             "country": (COUNTRIES[rng.randrange(3)], COUNTRIES[rng.randrange(7, 10)]),
             "amount": (rng.random() * 5, 900 + rng.random() * 100),
@@ -121,7 +121,7 @@ def make_unclustered(location: str, count: int, rng: random.Random, days: int = 
 
 
 def make_clustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
-    """Yield files of one day each; within a day they are ordered by customer."""
+    """Yield files of one day each. The files of a day are ordered by customer."""
     rows_per_day = -(-count // days)
     for number in range(count):
         day, part = FIRST_DAY + number // rows_per_day, number % rows_per_day
@@ -139,36 +139,36 @@ def make_clustered(location: str, count: int, rng: random.Random, days: int = 40
 
 
 async def make_orders(server: RunningServer, seed: int = 1) -> tuple[int, int]:
-    """Make `db.orders` with appends, a branch, a tag, and a clustering of all files.
+    """Create `db.orders` with appends, a branch, a tag, and a clustering of all files.
 
-    Return the snapshots before and after the clustering.
+    Return the snapshot ids before and after the clustering.
     """
     rng = random.Random(seed)
     location = await create_table(
         server, "orders", partitioned=True, properties={"seamark.clustering.columns": "customer_id"}
     )
     files = list(make_unclustered(location, 600, rng))
-    before = 0
+    snapshot_before = 0
     for start in range(0, 600, 100):
-        before = await commit_change(server, "orders", files[start : start + 100])
+        snapshot_before = await commit_change(server, "orders", files[start : start + 100])
         if start == 100:
-            await set_ref(server, "orders", "audit", "branch", before)
+            await set_ref(server, "orders", "audit", "branch", snapshot_before)
         if start == 300:
-            await set_ref(server, "orders", "2024-q1", "tag", before)
+            await set_ref(server, "orders", "2024-q1", "tag", snapshot_before)
     stray = list(make_unclustered(f"{location}/audit", 20, rng))
     await commit_change(server, "orders", stray, branch="audit")
-    after = await commit_change(
+    snapshot_after = await commit_change(
         server,
         "orders",
         list(make_clustered(location, 480, rng)),
         remove=[{"file-path": file["file-path"]} for file in files],
         operation="replace",
-        **{"read-snapshot-id": before},
+        **{"read-snapshot-id": snapshot_before},
     )
     await ask(
         server, "PUT", "/api/v1/tables/db/orders/indexes/by_customer", {"kind": "bloom", "columns": ["customer_id"]}
     )
-    return before, after
+    return snapshot_before, snapshot_after
 
 
 async def set_ref(server: RunningServer, table: str, name: str, kind: str, snapshot_id: int) -> None:
@@ -177,7 +177,7 @@ async def set_ref(server: RunningServer, table: str, name: str, kind: str, snaps
 
 
 async def make_large(server: RunningServer, files: int, seed: int = 2) -> None:
-    """Make `db.large`, unpartitioned."""
+    """Create the unpartitioned table `db.large` with this number of files."""
     rng = random.Random(seed)
     location = await create_table(server, "large")
     written_files = list(make_unclustered(location, files, rng))
@@ -188,7 +188,7 @@ async def make_large(server: RunningServer, files: int, seed: int = 2) -> None:
 
 
 async def make_many(server: RunningServer, tables: int) -> None:
-    """Make tables in the namespace `many`, all with one metadata file."""
+    """Create tables in the namespace `many`, all with the same metadata file."""
     await create_table(server, "template")
     store = server.components.store
     template = await store.load_entry(EntryKind.TABLE, ("db",), "template")

@@ -1,1 +1,1 @@
-"""Tests with real processes: servers killed at each step of a commit, racing clients, and a checker of the history."""
+"""Tests with real processes: servers killed at each step of a commit, racing clients, and a checker of histories."""

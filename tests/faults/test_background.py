@@ -1,4 +1,4 @@
-"""Tests that background work continues after a failure, also if the log fails too, as on a full disk."""
+"""Tests that background work continues after a failure, even if the log also fails, as on a full disk."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def full_disk() -> None:
 @pytest.mark.parametrize("error", [ValueError("a bug"), SeamarkError("the store")])
 async def test_failed_background_work_is_restarted(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(background, "RESTART_S", 0.0)
-    begun = 0
+    start_count = 0
 
     async def raise_error() -> None:
-        nonlocal begun
-        begun += 1
+        nonlocal start_count
+        start_count += 1
         raise error
 
     async with background.run_in_background("work", raise_error):
-        await until(lambda: begun > 3)
+        await until(lambda: start_count > 3)
 
 
 @pytest.mark.usefixtures("full_disk")
-async def test_failure_of_a_single_background_run_stops_no_other_run() -> None:
+async def test_failure_of_one_background_run_does_not_stop_other_runs() -> None:
     has_started = asyncio.Event()
 
     async def raise_error() -> None:
@@ -79,16 +79,16 @@ async def test_watchers_are_woken_after_a_failed_read_of_the_timeline(
         open_timeline(settings, store, CLOCK) as timeline,
     ):
         await store.transact([CreateNamespace(path=("db",), properties={})])
-        failures, look = 0, timeline._look
+        failures, read_timeline = 0, timeline._look
 
-        async def raise_zero_division() -> None:
+        async def fail_three_times() -> None:
             nonlocal failures
             failures += 1
             if failures < 4:
                 raise ValueError("a bug")
-            await look()
+            await read_timeline()
 
-        monkeypatch.setattr(timeline, "_look", raise_zero_division)
+        monkeypatch.setattr(timeline, "_look", fail_three_times)
         watching = asyncio.create_task(timeline.watch(InstantFilter(), 10, 60))
         await until(lambda: failures > 2)
         instant = build_instant(CLOCK)
@@ -122,16 +122,18 @@ async def test_audit_records_are_written_once_the_database_is_back(
 
 
 @pytest.mark.usefixtures("full_disk")
-async def test_failed_part_of_housekeeping_stops_no_other_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_part_of_housekeeping_does_not_stop_the_other_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def raise_zero_division() -> int:
         raise ZeroDivisionError
 
     async with run_server(tmp_path) as server:
         parts = server.components.housekeeping._tasks
-        before = await server.components.housekeeping.round()
-        for first in list(parts)[:-1]:
-            monkeypatch.setitem(parts, first, raise_zero_division)
-        assert (await server.components.housekeeping.round()).keys() == {list(before)[-1]}
+        result_before = await server.components.housekeeping.round()
+        for failing_part in list(parts)[:-1]:
+            monkeypatch.setitem(parts, failing_part, raise_zero_division)
+        assert (await server.components.housekeeping.round()).keys() == {list(result_before)[-1]}
 
 
 def test_log_line_with_any_content_is_written(capfd: pytest.CaptureFixture[str]) -> None:

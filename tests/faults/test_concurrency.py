@@ -1,4 +1,4 @@
-"""Tests of eight processes on one table and fifty on one name: linearisable history, one winner, no loss, no 5xx."""
+"""Tests of eight processes on one table and fifty on one name: a linearisable history, one winner, no loss, no 5xx."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from tests.faults.rigs.linear import Event, find_violations
 from tests.services.postgres import Postgres
 from tests.services.seamark import Seamark
 
-# A new process gets all modules from the fork server: importing them in each costs more than its work.
+# A new process gets all modules from the fork server, because an import takes longer than the work of a process.
 _FORKS = multiprocessing.get_context("forkserver")
 
 
 def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], Counter[int]]:
-    """Append until `commits` commits succeeded, recording each attempt; count answers other than 200 and 409."""
+    """Append until `commits` commits have succeeded. Return each attempt, and the number of answers other than 200 and
+    409.
+    """
     client = HttpClient(base_url)
     events: list[Event] = []
     statuses: Counter[int] = Counter()
@@ -34,10 +36,10 @@ def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], 
         snapshot_id = number * 1_000_000 + attempt
         began = time.monotonic()
         status, _ = client.append(snapshot_id, head, sequence + 1)
-        ended = time.monotonic()
+        ended_s = time.monotonic()
         statuses[status] += 1
         outcome = {200: "ok", 409: "conflict"}.get(status, "unknown")
-        events.append(Event("append", began, ended, outcome, head, snapshot_id))
+        events.append(Event("append", began, ended_s, outcome, head, snapshot_id))
         commit_count += status == 200
         if statuses.total() - statuses[200] - statuses[409] > 10:
             break
@@ -45,6 +47,7 @@ def _run_client(base_url: str, number: int, commits: int) -> tuple[list[Event], 
 
 
 def _run_race(base_urls: list[str], processes: int, commits: int) -> None:
+    """Commit from many processes at once, and check the chain of snapshots for lost or repeated commits."""
     HttpClient(base_urls[0]).create_table()
     _FORKS.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(processes, mp_context=_FORKS) as pool:
@@ -53,7 +56,7 @@ def _run_race(base_urls: list[str], processes: int, commits: int) -> None:
             for number in range(processes)
         ]
         results = [future.result(timeout=1200) for future in work]
-    events = [event for found, _ in results for event in found]
+    events = [event for events_of_client, _ in results for event in events_of_client]
     statuses: Counter[int] = sum((counted for _, counted in results), Counter())
     assert set(statuses) <= {200, 409}, f"unexplained answers: {statuses}"
     assert statuses[200] == processes * commits
@@ -77,9 +80,9 @@ def test_eight_processes_of_two_hundred_commits_each_make_a_linearisable_history
         _run_race([start_seamark(flags=flags).base_url], processes=8, commits=200)
         return
     url = postgres.create_database()
-    first = start_seamark("a", database=url)
-    second = start_seamark("b", database=url, warehouse=first.warehouse)
-    _run_race([first.base_url, second.base_url], processes=8, commits=200)
+    first_server = start_seamark("a", database=url)
+    second_server = start_seamark("b", database=url, warehouse=first_server.warehouse)
+    _run_race([first_server.base_url, second_server.base_url], processes=8, commits=200)
 
 
 @pytest.mark.few_cases(1)

@@ -1,4 +1,6 @@
-"""Tests of a full disk: commits are rejected clearly at once, the table is unchanged, and later work succeeds."""
+"""Tests of a full disk: commits are rejected at once with a clear error, the table is unchanged, and later work
+succeeds.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: Small
             disk.fill()
             key = create_key()
             while True:
-                # The database may still have free pages in its log, but not for ever. A commit that hangs ends by
+                # The database may still have free pages in its log for some commits. A commit that hangs ends at
                 # the client's time limit.
                 status, body = client.append(commit_count + 1, commit_count, commit_count + 1, key=key)
                 if status != 200:
@@ -70,8 +72,8 @@ def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: Small
             assert is_http_ok(f"{server.base_url}/healthz")
             status, body = client.create_table("other")
             assert status == 503, body
-            assert client.read_chain() == list(range(1, commit_count + 1)), "the table is as it was"
-            # Files of rejected commits are removed; the pointer's file and its log are complete.
+            assert client.read_chain() == list(range(1, commit_count + 1)), "the table is unchanged"
+            # Files of rejected commits are removed. The current metadata file and those of its log exist.
             expected = {Path(location.removeprefix("file://")) for location in client.list_metadata_files()}
             assert becomes_true(lambda wanted=expected: set(_list_metadata_files(server)) == wanted), place
 
@@ -84,7 +86,9 @@ def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: Small
             json.loads(path.read_text())
         server.kill9()
         server.start()
-        assert HttpClient(server.base_url).read_chain() == list(range(1, commit_count + 1)), "and it is on the disk"
+        assert HttpClient(server.base_url).read_chain() == list(range(1, commit_count + 1)), (
+            "the table is unchanged after a restart"
+        )
 
 
 def test_server_killed_on_a_full_disk_restarts_once_there_is_space(tmp_path: Path, disk: SmallDisk) -> None:
@@ -105,7 +109,7 @@ def test_server_killed_on_a_full_disk_restarts_once_there_is_space(tmp_path: Pat
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("place", [place for place in PLACES if "warehouse only" not in place])
-def test_start_on_a_full_disk_ends_with_one_sentence(tmp_path: Path, disk: SmallDisk, place: str) -> None:
+def test_server_on_a_full_disk_ends_with_an_error_of_one_sentence(tmp_path: Path, disk: SmallDisk, place: str) -> None:
     """The test starts with an empty disk, and with the files of an earlier server."""
     if place.startswith("home"):
         flags = ["--home", str(disk.root / "home")]
@@ -114,7 +118,7 @@ def test_start_on_a_full_disk_ends_with_one_sentence(tmp_path: Path, disk: Small
     disk.fill()
     for _ in range(
         2 if place.startswith("home") else 1
-    ):  # A database without other files may have free pages in its log.
+    ):  # If the disk has only the database, its log may have free pages.
         started = run_seamark("serve", "--port", "0", *flags, env={"SEAMARK_ENCRYPTION_KEY": SHARED_KEY})
         assert started.returncode == 2, started.stderr
         assert "Traceback" not in started.stderr

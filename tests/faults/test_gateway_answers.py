@@ -1,8 +1,8 @@
 """Tests of the gateway with a store that breaks its answers: truncated, reset, rejected, too long, or of another
 object.
 
-Some answers have bodies where HTTP allows none. A client gets the right bytes or sees that its answer is incomplete;
-it never gets wrong bytes.
+Some answers have bodies where HTTP allows none. A client gets the right bytes, or sees that its answer is incomplete.
+It never gets wrong bytes.
 """
 
 from __future__ import annotations
@@ -31,15 +31,19 @@ from tests.seeds import first_seed
 FAULTS = ("cut", "reset", "silent", "refused", "long", "other")
 """Faults of an answer.
 
-It ends early; it ends early with a reset; it ends before the header; 503; it has more bytes than the range; it has
-another ETag.
+- cut: The answer ends early.
+- reset: The answer ends early with a reset.
+- silent: The answer ends before the header.
+- refused: The status is 503.
+- long: The answer has more bytes than the range.
+- other: The answer has another ETag.
 """
 DATE = "Thu, 26 Nov 2026 00:00:00 GMT"
 
 
 @dataclass
 class BrokenStore:
-    """An S3 server for GET and HEAD.
+    """An S3 server for GET and HEAD whose answers have random faults.
 
     Attributes:
         rate: The share of answers to GET with a fault, of the kinds `faults`.
@@ -52,7 +56,7 @@ class BrokenStore:
     faults: tuple[str, ...] = FAULTS
     fault_counts: Counter[str] = field(default_factory=Counter)
     replace: dict[str, bytes] = field(default_factory=dict)
-    """Objects that are replaced after the next fault"""
+    """New content, by path, of objects that are replaced after the next fault."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.IncompleteReadError):
@@ -62,8 +66,8 @@ class BrokenStore:
 
     async def _answer(self, request: str, writer: asyncio.StreamWriter) -> bool:
         """Answer a request, and return whether the connection stays open."""
-        first, *lines = request.split("\r\n")
-        method, path, _ = first.split(" ")
+        request_line, *lines = request.split("\r\n")
+        method, path, _ = request_line.split(" ")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         data = self.objects[path]
         etag = compute_etag(data)
@@ -82,7 +86,7 @@ class BrokenStore:
             writer.write(b"HTTP/1.1 412 Precondition Failed\r\nContent-Length: 0\r\n\r\n")
             return True
         if headers.get("if-none-match") == etag:
-            # The answer has a body, which HTTP forbids: the body must not become the beginning of the next answer.
+            # HTTP forbids this body. It must not become the beginning of the next answer.
             writer.write(f"HTTP/1.1 304 Not Modified\r\nETag: {etag}\r\nContent-Length: 9\r\n\r\nforbidden".encode())
             return False
         size = len(data)
@@ -122,7 +126,7 @@ def compute_etag(data: bytes) -> str:
 async def open_gateway(
     store: BrokenStore, folder: Path, connections: int = 8, **changes: object
 ) -> AsyncIterator[Worker]:
-    """Open a gateway worker with its cache before the store."""
+    """Open a gateway worker with its cache, in front of the store."""
     async with await asyncio.start_server(store.serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         settings = Settings(
@@ -141,7 +145,7 @@ async def open_gateway(
 async def read_answer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: str, *, has_body: bool
 ) -> tuple[int, int, bytes, bool]:
-    """Return (status, declared length, bytes, whether the connection ended before that length)."""
+    """Return (status, declared length, bytes, True if the connection ended before that length)."""
     writer.write(request.encode())
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -187,7 +191,7 @@ async def test_no_fault_of_the_store_gives_wrong_bytes(tmp_path: Path, case: str
     store.objects = {path: rng.randbytes(9 * BLOCK + n) for n, path in enumerate(paths)}
     outcomes: Counter[str] = Counter()
     async with open_gateway(store, tmp_path, gateway_cache_disk_bytes=0, **CASES[case]) as gateway:
-        for path in paths:  # The records are known, so reads need no opening.
+        for path in paths:  # After this read, the records of the objects are cached.
             assert (await gateway.send("GET", path, Range="bytes=0-0"))[1] == store.objects[path][:1]
         store.rate = 0.3
         address = urlsplit(gateway.url)
@@ -260,7 +264,8 @@ async def test_interrupted_answer_is_completed_without_a_second_connection(tmp_p
     async with open_gateway(store, tmp_path, connections=1, gateway_cache_fetch_bytes=BLOCK - 1) as gateway:
         address = urlsplit(gateway.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        request = f"GET {path} HTTP/1.1\r\nHost: x\r\nIf-Match: {compute_etag(data)}\r\n\r\n"  # The store answers.
+        # The condition makes the store answer the request.
+        request = f"GET {path} HTTP/1.1\r\nHost: x\r\nIf-Match: {compute_etag(data)}\r\n\r\n"
         answer = await read_answer(reader, writer, request, has_body=True)
         writer.close()
     assert answer == (200, len(data), data, False)

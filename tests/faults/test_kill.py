@@ -1,4 +1,4 @@
-"""Tests of kill -9 at every step of a change: no change is partial, and a retry gets the first outcome."""
+"""Tests of kill -9 at every step of a change: no change is partial, and a retry gets the first answer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ RETRIES = ("with its idempotency key", "blindly", "as another commit on the same
 STEPS_AFTER_COMMIT = ("after-swap", "before-reply")
 
 
-def _die_and_retry(server: MortalServer, client: HttpClient, step: str, retry: str, name: str) -> HttpClient:
-    """Acknowledge two commits, kill the server at `step` of the third, and retry it on a restarted server."""
+def _kill_and_retry(server: MortalServer, client: HttpClient, step: str, retry: str, name: str) -> HttpClient:
+    """Commit twice, kill the server at `step` of the third commit, and retry this commit on a restarted server."""
     assert client.create_table(name)[0] == 200
     for snapshot_id in (1, 2):
         status, body = client.append(snapshot_id, snapshot_id - 1 or None, snapshot_id, name)
@@ -44,11 +44,13 @@ def _die_and_retry(server: MortalServer, client: HttpClient, step: str, retry: s
     return client
 
 
-# One server for each test, which dies several times, because starting it is the expensive part.
+# Each test uses one server, which dies several times, because a start takes the most time.
 
 
 QUICK = ("before-swap", "after-swap")
-"""The steps directly before and after the commit. The other steps are slow; a test with PostgreSQL covers all."""
+"""The steps directly before and after the commit. Tests of the other steps are slow. A test with PostgreSQL
+covers all.
+"""
 
 
 def _list_steps(*steps: str) -> list[ParameterSet]:
@@ -57,21 +59,21 @@ def _list_steps(*steps: str) -> list[ParameterSet]:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("step", _list_steps(*STEPS))
-def test_killed_server_leaves_a_whole_commit_or_nothing(tmp_path: Path, step: str) -> None:
+def test_killed_server_leaves_a_complete_commit_or_nothing(tmp_path: Path, step: str) -> None:
     with MortalServer(tmp_path / "home") as server:
         client = server.start()
         for number, retry in enumerate(RETRIES):
-            client = _die_and_retry(server, client, step, retry, f"t{number}")
+            client = _kill_and_retry(server, client, step, retry, f"t{number}")
 
 
-def test_killed_server_on_postgresql_and_s3_leaves_a_whole_commit_or_nothing(
+def test_killed_server_on_postgresql_and_s3_leaves_a_complete_commit_or_nothing(
     tmp_path: Path, postgres_url: str, s3: S3, s3_bucket: str
 ) -> None:
     env = {**s3.build_seamark_env(), "SEAMARK_DATABASE": postgres_url, "SEAMARK_WAREHOUSE": f"s3://{s3_bucket}/lake"}
     with MortalServer(tmp_path / "home", env) as server:
         client = server.start()
         for number, step in enumerate(STEPS):
-            client = _die_and_retry(server, client, step, RETRIES[number % 2], f"t{number}")
+            client = _kill_and_retry(server, client, step, RETRIES[number % 2], f"t{number}")
         for name in client.list_tables():
             for location in client.list_metadata_files(name):
                 assert (s3.root / location.removeprefix("s3://")).is_file()
@@ -80,7 +82,7 @@ def test_killed_server_on_postgresql_and_s3_leaves_a_whole_commit_or_nothing(
 def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> None:
     with MortalServer(tmp_path / "home") as server:
         client = server.start()
-        # "after-metadata-write": one of three files exists.
+        # At "after-metadata-write" one of three files exists.
         for step in ("after-metadata-write", "before-swap", "after-swap"):
             names = [f"{table}-{step}" for table in "abc"]
             changes = []
@@ -90,7 +92,7 @@ def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> No
                 identifier = {"namespace": ["db"], "name": name}
                 changes.append({"identifier": identifier, "requirements": requirements, "updates": updates})
             request = ("POST", "/v1/transactions/commit", {"table-changes": changes}, {"Idempotency-Key": create_key()})
-            server.run_until_death(step, 1, lambda call=client.call, sent=request: call(*sent))
+            server.run_until_death(step, 1, lambda call=client.call, sent_request=request: call(*sent_request))
             client = server.start()
             expected = [7] if step in STEPS_AFTER_COMMIT else []
             assert [client.read_chain(name) for name in names] == [expected] * 3, step
@@ -100,7 +102,9 @@ def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> No
 
 
 def _list_changes(client: HttpClient) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
-    """Return by name: a request, the status of its first outcome, and a check of whether it was executed."""
+    """Return changes by name: a request, the status of its first answer, and a function that tells if it was
+    executed.
+    """
     location = client.list_metadata_files("source")[0]
     rename_request = {
         "source": {"namespace": ["db"], "name": "old"},
@@ -115,7 +119,7 @@ def _list_changes(client: HttpClient) -> dict[str, tuple[tuple[Any, ...], int, A
         "rename": (
             ("POST", "/v1/tables/rename", rename_request),
             204,
-            lambda now: _choose_one(now.list_tables(), "new", "old") == "new",
+            lambda now: _find_only_name(now.list_tables(), "new", "old") == "new",
         ),
         "register": (
             ("POST", "/v1/namespaces/db/register", {"name": "twin", "metadata-location": location}),
@@ -126,15 +130,16 @@ def _list_changes(client: HttpClient) -> dict[str, tuple[tuple[Any, ...], int, A
             ("DELETE", "/v1/namespaces/db/tables/doomed", None),
             204,
             lambda now: (
-                _choose_one([*now.list_tables(), *_list_dropped(now)], "dropped:doomed", "doomed") == "dropped:doomed"
+                _find_only_name([*now.list_tables(), *_list_dropped(now)], "dropped:doomed", "doomed")
+                == "dropped:doomed"
             ),
         ),
     }
 
 
-def _choose_one(answers: list[str], *names: str) -> str:
+def _find_only_name(answers: list[str], *names: str) -> str:
     answered_names = [name for name in names if name in answers]
-    assert len(answered_names) == 1, f"of {names}, {answered_names} are there"
+    assert len(answered_names) == 1, f"of {names}, {answered_names} exist, but exactly one must"
     return answered_names[0]
 
 
@@ -154,7 +159,9 @@ def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_
             if step == "after-metadata-write" and operation != "create":
                 continue  # The other steps write no file.
             key = {"Idempotency-Key": create_key()}
-            server.run_until_death(step, 1, lambda call=client.call, sent=request, key=key: call(*sent, key))
+            server.run_until_death(
+                step, 1, lambda call=client.call, sent_request=request, key=key: call(*sent_request, key)
+            )
             client = server.start()
             assert has_happened(client) == (step == "after-swap"), operation
             for _ in range(2):

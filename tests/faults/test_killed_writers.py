@@ -41,6 +41,7 @@ def list_model_rows(model: Model) -> list[tuple[int, int]]:
 
 
 def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, is_indexed: bool) -> None:
+    """Kill the writer job `kills` times, let it finish, and check the rows of each snapshot."""
     context = f"FAULT_SEED={seed} version={version} is_indexed={is_indexed}"
     source = random.Random(seed)
     notes = home / "notes"
@@ -50,16 +51,16 @@ def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: in
         create(client, version=version, spec=[("bucket[4]", 1)], properties=properties, fields=FIELDS)
         notes.write_text("0")
         argv = [sys.executable, "-m", "tests.faults.rigs.mortal_writer", server.base_url, "db.t", str(notes), str(seed)]
-        killed = 0
+        kill_count = 0
         for _ in range(10 * kills):
             job = subprocess.Popen([*argv, str(batches)], stderr=subprocess.PIPE)
-            before = int(notes.read_text())
+            batches_before = int(notes.read_text())
             try:
-                if killed < kills:  # Let it begin, then kill it within one of its batches.
-                    while job.poll() is None and int(notes.read_text()) == before:
+                if kill_count < kills:  # The job is killed during one of its batches.
+                    while job.poll() is None and int(notes.read_text()) == batches_before:
                         time.sleep(0.005)
                     time.sleep(source.random() * 0.3)
-                    killed += job.poll() is None
+                    kill_count += job.poll() is None
                     job.kill()
                 _, error = job.communicate(timeout=250)
             finally:
@@ -68,12 +69,13 @@ def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: in
             assert job.returncode in (0, -9), (context, error.decode())
             if job.returncode == 0:
                 break
-        assert killed > kills // 2, f"{context}: the job was through too early for {kills} kills"
+        assert kill_count > kills // 2, f"{context}: the job ended too early for {kills} kills"
         assert int(notes.read_text()) == batches
         check_whole_batches(client, seed, batches, context)
 
 
 def check_whole_batches(client: IndexClient, seed: int, batches: int, message: str) -> None:
+    """Check that each snapshot has the rows of all batches up to its sequence number, and no part of another."""
     loaded_table = client.load_table("db.t", history=True)
     model: Model = {}
     number = 0
@@ -93,7 +95,7 @@ def check_whole_batches(client: IndexClient, seed: int, batches: int, message: s
 
 
 @pytest.mark.slow
-def test_job_that_is_killed_and_restarted_applies_each_batch_once(tmp_path: Path) -> None:
+def test_killed_and_restarted_job_applies_each_batch_once(tmp_path: Path) -> None:
     seed = first_seed("FAULT_SEED")
     run_campaign(tmp_path, kills=3, batches=25, seed=seed, version=3, is_indexed=True)
 
@@ -102,6 +104,6 @@ def test_job_that_is_killed_and_restarted_applies_each_batch_once(tmp_path: Path
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("is_indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
-def test_job_that_is_killed_many_times_applies_each_batch_once(tmp_path: Path, version: int, is_indexed: bool) -> None:
+def test_job_killed_many_times_applies_each_batch_once(tmp_path: Path, version: int, is_indexed: bool) -> None:
     seed = first_seed("FAULT_SEED")
     run_campaign(tmp_path, kills=15, batches=150, seed=seed, version=version, is_indexed=is_indexed)

@@ -1,4 +1,4 @@
-"""Tests of the checker itself: it accepts histories of real registers, and reports each kind of violation."""
+"""Tests of the checker of histories: it accepts histories of real registers, and reports each kind of violation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from tests.faults.rigs.linear import Event, find_violations
 
 
-def _append(value: int, expected: int | None, began: float, ended: float, outcome: str = "ok") -> Event:
+def build_append_event(value: int, expected: int | None, began: float, ended: float, outcome: str = "ok") -> Event:
     return Event("append", began, ended, outcome, expected, value)
 
 
 def _simulate_history(seed: int) -> tuple[list[int], list[Event]]:
-    """Simulate clients of a real compare-and-swap register; each operation takes effect within its interval."""
+    """Simulate clients of a real compare-and-swap register. Each operation takes effect within its interval."""
     rng = random.Random(seed)
     head: int | None = None
     chain: list[int] = []
@@ -32,9 +32,9 @@ def _simulate_history(seed: int) -> tuple[list[int], list[Event]]:
             head = number
             heads.append(head)
             outcome = "unknown" if rng.random() < 0.1 else "ok"
-            events.append(_append(number, expected, began, ended, outcome))
+            events.append(build_append_event(number, expected, began, ended, outcome))
         else:
-            events.append(_append(number, expected, began, ended, "conflict"))
+            events.append(build_append_event(number, expected, began, ended, "conflict"))
     return chain, events
 
 
@@ -45,19 +45,29 @@ def test_histories_of_a_real_register_are_accepted(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_lost_update_is_found(seed: int) -> None:
+def test_lost_update_is_reported(seed: int) -> None:
     chain, events = _simulate_history(seed)
-    lost = next(event.value for event in events if event.kind == "append" and event.outcome == "ok")
-    assert any("lost update" in text for text in find_violations([v for v in chain if v != lost], events))
+    lost_value = next(event.value for event in events if event.kind == "append" and event.outcome == "ok")
+    assert any("lost update" in text for text in find_violations([v for v in chain if v != lost_value], events))
 
 
-def test_phantom_stale_read_and_wrong_order_are_found() -> None:
-    first, second = _append(1, None, 0, 1), _append(2, 1, 2, 3)
-    assert find_violations([1, 2], [first, second]) == []
-    assert "phantom" in find_violations([1, 2], [first, _append(2, 1, 2, 3, "conflict")])[0]
-    assert "stale read" in find_violations([1, 2], [first, second, Event("read", 4, 5, "ok", value=1)])[0]
-    assert "before it was written" in find_violations([1, 2], [first, second, Event("read", 0, 1, "ok", value=2)])[0]
-    assert any("stands after" in text for text in find_violations([2, 1], [first, _append(2, None, 2, 3)]))
-    assert "was the head all the while" in find_violations([1], [first, _append(9, 1, 2, 3, "conflict")])[0]
-    assert any("built on" in text for text in find_violations([1, 2], [first, _append(2, None, 2, 3)]))
+def test_phantom_stale_read_and_wrong_order_are_reported() -> None:
+    first_append, second_append = build_append_event(1, None, 0, 1), build_append_event(2, 1, 2, 3)
+    assert find_violations([1, 2], [first_append, second_append]) == []
+    assert "phantom" in find_violations([1, 2], [first_append, build_append_event(2, 1, 2, 3, "conflict")])[0]
+    assert "stale read" in find_violations([1, 2], [first_append, second_append, Event("read", 4, 5, "ok", value=1)])[0]
+    assert (
+        "before it was written"
+        in find_violations([1, 2], [first_append, second_append, Event("read", 0, 1, "ok", value=2)])[0]
+    )
+    assert any(
+        "stands after" in text for text in find_violations([2, 1], [first_append, build_append_event(2, None, 2, 3)])
+    )
+    assert (
+        "was the head during the whole append"
+        in find_violations([1], [first_append, build_append_event(9, 1, 2, 3, "conflict")])[0]
+    )
+    assert any(
+        "built on" in text for text in find_violations([1, 2], [first_append, build_append_event(2, None, 2, 3)])
+    )
     assert find_violations([1], []) == ["nobody wrote 1"]

@@ -1,4 +1,4 @@
-"""Tests that no live file is ever deleted by concurrent commits, drops, purges, undrops, renames and registers.
+"""Tests that concurrent commits, drops, purges, undrops, renames and registers never delete a live file.
 
 Afterwards every live table can be loaded, and every file that it refers to exists.
 """
@@ -32,7 +32,7 @@ purge).
 
 
 class RandomClient:
-    """A client that does something random to a random table; every answer is counted by its status."""
+    """A client that sends random requests for a random table. It counts every answer by its status."""
 
     def __init__(self, base_url: str, seed: int, number: int) -> None:
         self._client = HttpClient(base_url)
@@ -43,12 +43,13 @@ class RandomClient:
         self.registered: set[str] = set()
 
     def run(self, stop: threading.Event) -> None:
+        """Send random operations until `stop` is set, and record each answer that the state cannot explain."""
         actions: list[tuple[Callable[[str], tuple[int, Any] | None], int]] = [
             (self._commit, 12), (self._drop, 2), (self._undrop, 3), (self._rename, 2), (self._create, 2),
             (self._register, 2), (self._purge, 1),
         ]  # fmt: skip
         while not stop.is_set():
-            action = self._random.choices([one for one, _ in actions], [weight for _, weight in actions])[0]
+            action = self._random.choices([kind for kind, _ in actions], [weight for _, weight in actions])[0]
             answer = action(self._random.choice(NAMES))
             if answer is None:
                 continue
@@ -90,14 +91,17 @@ class RandomClient:
 
     def _rename(self, name: str) -> tuple[int, Any]:
         new_name = self._random.choice(NAMES)
-        ends = {"source": {"namespace": ["db"], "name": name}, "destination": {"namespace": ["db"], "name": new_name}}
-        return self._client.call("POST", "/v1/tables/rename", ends)
+        identifiers = {
+            "source": {"namespace": ["db"], "name": name},
+            "destination": {"namespace": ["db"], "name": new_name},
+        }
+        return self._client.call("POST", "/v1/tables/rename", identifiers)
 
     def _create(self, name: str) -> tuple[int, Any]:
         return self._client.call("POST", TABLES, {"name": name, "schema": SCHEMA, "properties": KEEP_LITTLE})
 
     def _register(self, name: str) -> tuple[int, Any]:
-        """Register a second name for a live table, or a name for a dropped one; both then share their files."""
+        """Register a second name for a live table, or a name for a dropped table. Both names then share their files."""
         row = self._choose_dropped() if self._random.random() < 0.5 else None
         if row is None:
             status, body = self._client.call("GET", f"{TABLES}/{self._random.choice(NAMES)}")
@@ -116,7 +120,7 @@ def _to_path(location: str) -> Path:
 
 
 def _list_snapshot_files(location: str, snapshot_id: int) -> list[str]:
-    """Return the files of a snapshot of this test: data file, manifest, manifest list."""
+    """Return the files of a snapshot that this test writes: data file, manifest, manifest list."""
     return [
         f"{location}/data/{snapshot_id}.parquet",
         *(f"{location}/metadata/{kind}-{snapshot_id}.avro" for kind in "ml"),
@@ -124,7 +128,7 @@ def _list_snapshot_files(location: str, snapshot_id: int) -> list[str]:
 
 
 def _write_snapshot(location: str, snapshot_id: int) -> str:
-    """Write the files of an append, with the fields that refer to one another.
+    """Write the files of an append, with the fields that refer to other files.
 
     Return the manifest list's location.
     """
@@ -155,8 +159,8 @@ def _build_record_schema(name: str, kind: Any) -> Any:
 def _find_missing_files(server: Seamark, registered: set[str]) -> list[str]:
     """Return the missing files to which live tables refer, and tables that cannot be loaded.
 
-    The log of a registered table is not checked: a registered older file has an older log, and later commits may have
-    deleted its files correctly.
+    The log of a registered table is not checked. If an older file was registered, later commits may have correctly
+    deleted the files of its older log.
     """
     client = HttpClient(server.base_url)
     results = []
@@ -176,6 +180,7 @@ def _find_missing_files(server: Seamark, registered: set[str]) -> list[str]:
 
 
 def _run_campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
+    """Run random clients for some rounds, and check after each round that no live file is missing."""
     print(f"live files: FAULT_SEED={seed}")
     clients = [RandomClient(server.base_url, seed, number) for number in range(1, 5)]
     HttpClient(server.base_url).call("POST", "/v1/namespaces", {"namespace": ["db"]})

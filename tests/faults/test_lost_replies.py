@@ -1,6 +1,6 @@
 """Tests of lost requests and replies: after the retry, the change was made exactly once and no live file was deleted.
 
-Neither the server nor a client that mistook a success for a failure may delete one (apache/iceberg#13867).
+Neither the server nor a client that mistakes a success for a failure may delete a live file (apache/iceberg#13867).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def proxy(server: Seamark) -> Iterator[LossyProxy]:
 
 
 def _repeat_until_answered(call: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
-    """Repeat the same request until the server's own answer arrives."""
+    """Repeat the same request until an answer of the server itself arrives."""
     for _ in range(50):
         try:
             status, body = call()
@@ -53,7 +53,7 @@ def _is_change(method: str, path: str) -> bool:
 
 @pytest.mark.parametrize("key", [True, False], ids=["with a key", "blindly"])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
-def test_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, seed: int, key: bool) -> None:
+def test_repeat_after_a_lost_reply_gets_the_first_answer(proxy: LossyProxy, seed: int, key: bool) -> None:
     client, name = HttpClient(proxy.base_url), f"t{seed}{key}"
     assert client.create_table(name)[0] == 200
     proxy.fate = choose_fates(seed, 0.6, applies=_is_change)
@@ -67,7 +67,7 @@ def test_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, see
         )
         assert status == 200, f"seed {seed}: {body}"
         assert body["metadata"]["current-snapshot-id"] == snapshot_id
-    assert {fate for fate, *_ in proxy.requests} >= {*FATES}, f"seed {seed} proved nothing"
+    assert {fate for fate, *_ in proxy.requests} >= {*FATES}, f"seed {seed} did not test all outcomes"
     proxy.fate = lambda method, path: None
     assert client.read_chain(name) == list(range(1, 31))
 
@@ -86,8 +86,8 @@ def test_creates_renames_drops_and_undrops_with_keys_are_executed_once(proxy: Lo
     change("POST", "/v1/namespaces", {"namespace": [namespace]})
     for number in range(8):
         creation = change("POST", f"/v1/namespaces/{namespace}/tables", {"name": f"a{number}", "schema": SCHEMA})
-        ends = [{"namespace": [namespace], "name": f"{letter}{number}"} for letter in "ab"]
-        change("POST", "/v1/tables/rename", {"source": ends[0], "destination": ends[1]})
+        identifiers = [{"namespace": [namespace], "name": f"{letter}{number}"} for letter in "ab"]
+        change("POST", "/v1/tables/rename", {"source": identifiers[0], "destination": identifiers[1]})
         change("DELETE", f"/v1/namespaces/{namespace}/tables/b{number}")
         change(
             "POST",
@@ -104,7 +104,7 @@ def test_creates_renames_drops_and_undrops_with_keys_are_executed_once(proxy: Lo
 def test_repeat_of_a_commit_with_a_deleted_key_never_reports_failure(
     start_seamark: Callable[..., Seamark],
 ) -> None:
-    """A 404 or 409 here would make Java delete the manifests of a valid commit."""
+    """After a 404 or 409, Java would delete the manifests of a valid commit."""
     server = start_seamark(env={"SEAMARK_METADATA_CACHE_BYTES": "0"})
     client, key = HttpClient(server.base_url), create_key()
     assert client.create_table("brief")[0] == 200
@@ -138,7 +138,7 @@ def _find_expected_rows(proxy: LossyProxy, name: str) -> int:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("seed", [21, pytest.param(22, marks=pytest.mark.slow)])
-def test_pyiceberg_appends_are_there_once_and_can_be_read(server: Seamark, proxy: LossyProxy, seed: int) -> None:
+def test_pyiceberg_appends_are_applied_once_and_can_be_read(server: Seamark, proxy: LossyProxy, seed: int) -> None:
     name = f"py{seed}"
     rows = pa.table({"id": pa.array([1], pa.int64())})
     certain = unknown = 0
@@ -152,7 +152,7 @@ def test_pyiceberg_appends_are_there_once_and_can_be_read(server: Seamark, proxy
                 certain += 1
             except LOST:
                 unknown += 1
-    assert min(certain, unknown) > 0, f"seed {seed} proved nothing"
+    assert min(certain, unknown) > 0, f"seed {seed} did not test all outcomes"
     with RestCatalog("direct", uri=server.base_url) as catalog:
         table = catalog.load_table(f"db.{name}")
         assert table.scan().to_arrow().num_rows == len(table.snapshots()) == _find_expected_rows(proxy, name), (
@@ -164,7 +164,7 @@ def test_pyiceberg_appends_are_there_once_and_can_be_read(server: Seamark, proxy
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("seed", [31])
-def test_spark_inserts_are_there_once_and_can_be_read(
+def test_spark_inserts_are_applied_once_and_can_be_read(
     spark: SparkSession, server: Seamark, proxy: LossyProxy, seed: int
 ) -> None:
     name = f"spark{seed}"
@@ -177,17 +177,18 @@ def test_spark_inserts_are_there_once_and_can_be_read(
         try:
             spark.sql(f"INSERT INTO {catalog}.db.{name} VALUES ({number})")
             certain += 1
-        except Exception as error:  # noqa: BLE001  Spark's wrapper of Java's exception has no class of its own
+        except Exception as error:  # noqa: BLE001  Spark wraps Java's exception in a general class
             print(f"insert {number}: {str(error).splitlines()[0][:200]}")
             unknown += 1
     print([(fate, status) for fate, _, path, status in proxy.requests if path.endswith(name)])
-    # Iceberg 1.11 gives up after a lost reply; 1.12 sends the commit again with its idempotency key, and all succeed.
+    # Iceberg 1.11 gives up after a lost reply. Iceberg 1.12 repeats the commit with its idempotency key, and all
+    # succeed.
     fates = {
         fate for fate, method, path, _ in proxy.requests if fate and method == "POST" and path.endswith(f"/{name}")
     }
-    assert certain, f"seed {seed} proved nothing"
-    assert {"lost request", "lost reply"} <= fates, f"seed {seed} proved nothing"
+    assert certain, f"seed {seed} did not test all outcomes"
+    assert {"lost request", "lost reply"} <= fates, f"seed {seed} did not test all outcomes"
     ids = [row.id for row in spark.table(f"{new_catalog(spark, server.base_url)}.db.{name}").collect()]
-    assert len(ids) == len(set(ids)), f"seed {seed}: a row is there twice: {sorted(ids)}"
+    assert len(ids) == len(set(ids)), f"seed {seed}: a row occurs twice: {sorted(ids)}"
     assert certain <= len(ids) <= certain + unknown
     assert len(HttpClient(server.base_url).read_chain(name)) == len(ids)

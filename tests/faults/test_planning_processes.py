@@ -1,4 +1,4 @@
-"""Tests of planning with several worker processes: they share decoded manifests and plan tasks, and may be killed.
+"""Tests of planning with several worker processes. They share decoded manifests and plan tasks, and may be killed.
 
 The oracle of plans is the hand-made table, or PyIceberg's plan of the same snapshot.
 """
@@ -31,12 +31,12 @@ Start = Callable[..., Seamark]
 
 
 def wait_for_workers(server: Seamark, count: int = 2) -> None:
-    """Wait until `count` workers have begun to serve since the start."""
+    """Wait until `count` workers have begun to serve since the start of the server."""
     wait_until(lambda: server.log.read_text().count('"event":"serving"') == count)
 
 
 def register_table(server: Seamark, name: str, manifests: int, per_manifest: int) -> Table:
-    """Register a table `db.<name>` with the files from number 0 on, and return it."""
+    """Register a table `db.<name>`, and return it. Its files are numbered from 0."""
     table = Table(Path(server.warehouse.removeprefix("file://")) / "db" / name)
     listed_manifests = [
         table.write_manifest(f"m{at}", range(at * per_manifest, (at + 1) * per_manifest), day=at)
@@ -65,7 +65,7 @@ def plan_on_new_connection(server: Seamark, filter: Any = True, *, name: str = "
 
 
 def count_decoded_manifests(server: Seamark) -> int:
-    """Return the number of manifests decoded by all live workers, as of the last second."""
+    """Return the number of manifests that all live workers have decoded, as of the last second."""
     with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=60) as answer:
         match = re.search(r"^seamark_plan_manifests_decoded (\S+)$", answer.read().decode(), re.MULTILINE)
     return int(float(match[1])) if match else 0
@@ -90,7 +90,7 @@ def test_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: St
         assert list_file_numbers(answer) == list(range(low, high + 1))
     assert list_workers_with(server, "planTableScan") == {0, 1}
     wait_until(lambda: count_decoded_manifests(server) >= 60)
-    time.sleep(1.5)  # A worker that decodes a manifest again reports it within a second.
+    time.sleep(1.5)  # If a worker decodes a manifest again, it reports this within a second.
     assert count_decoded_manifests(server) == 60
 
 
@@ -117,7 +117,7 @@ def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.8])
-def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seamark: Start, share: float) -> None:
+def test_worker_killed_during_a_cold_plan_does_not_affect_other_workers(start_seamark: Start, share: float) -> None:
     server = start_seamark(flags=("--workers", "2"))
     wait_for_workers(server)
     count, per_manifest = 250, 40
@@ -126,7 +126,7 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seama
     all_numbers = list(range(count * per_manifest))
     last_number = all_numbers[-1]
 
-    def ask(snapshot_id: int) -> list[int] | None:
+    def plan_from(snapshot_id: int) -> list[int] | None:
         try:
             status, answer = plan_on_new_connection(server, make_between(last_number - 900 + snapshot_id, last_number))
         except OutcomeUnknown:
@@ -135,7 +135,7 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seama
         return list_file_numbers(answer)
 
     with ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(ask, result_number) for result_number in range(8)]
+        futures = [pool.submit(plan_from, result_number) for result_number in range(8)]
         deadline = time.monotonic() + 60
         while len(list(blocks.rglob("*.block"))) < share * count and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -143,15 +143,17 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seama
         results = [future.result() for future in futures]
     for result_number, result in enumerate(results):
         assert result is None or result == all_numbers[last_number - 900 + result_number :], (
-            "an answer from beside the dead is right"
+            "an answer of another worker is right"
         )
     wait_for_workers(server, 3)
-    before = count_decoded_manifests(server)
+    decoded_before = count_decoded_manifests(server)
     with ThreadPoolExecutor(8) as pool:
-        second_answers = list(pool.map(ask, range(10, 40)))
+        second_answers = list(pool.map(plan_from, range(10, 40)))
     assert second_answers == [all_numbers[last_number - 900 + result_number :] for result_number in range(10, 40)]
     time.sleep(1.5)
-    assert count_decoded_manifests(server) - before <= count, "what the dead had put on the disk is used"
+    assert count_decoded_manifests(server) - decoded_before <= count, (
+        "the manifests that the killed worker has stored are used"
+    )
 
 
 @pytest.mark.slow
@@ -164,7 +166,7 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
     head = [1]
 
     def write() -> None:
-        """Add a manifest with each commit, and drop one now and then."""
+        """Add a manifest with each commit, and sometimes drop one."""
         source, client = random.Random(7), HttpClient(server.base_url)
         manifests = [
             table.write_manifest(f"w{position}", range(position * 5, position * 5 + 5), day=position)
@@ -193,21 +195,23 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
             head[0] = snapshot_id
 
     def read(seed: int) -> list[tuple[int, int, int, int, list[int]]]:
-        """Return (oldest and newest possible snapshot, the filter's numbers, planned files) of each plan."""
+        """Return (oldest possible snapshot, newest possible snapshot, low and high of the filter, planned
+        files) of each plan.
+        """
         source, answers = random.Random(seed), []
         while not stop.is_set():
             low = source.randrange(500)
             high = low + source.randrange(600)
-            before = head[0]
+            head_before = head[0]
             if source.random() < 0.5:
-                named_number = source.randint(max(1, before - 20), before)
+                named_number = source.randint(max(1, head_before - 20), head_before)
                 status, answer = plan_on_new_connection(
                     server, make_between(low, high), **{"snapshot-id": named_number}
                 )
                 oldest = newest = named_number
             else:
                 status, answer = plan_on_new_connection(server, make_between(low, high))
-                oldest, newest = before, head[0] + 1  # A commit may have succeeded without being recorded yet.
+                oldest, newest = head_before, head[0] + 1  # A commit may have succeeded without being recorded yet.
             assert status == 200, answer
             answers.append((oldest, newest, low, high, list_file_numbers(answer)))
         return answers

@@ -1,6 +1,6 @@
-"""Tests of PostgreSQL failures during commits: no acknowledged commit is lost, and clients are told to retry.
+"""Tests of PostgreSQL failures during commits. No acknowledged commit is lost, and clients are told to retry.
 
-Both replicas recover by themselves when the database is back.
+Both replicas recover by themselves when the database is available again.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPair]:
         url = postgres.create_database()
         warehouse = f"file://{home / 'lake'}"
         with (
-            Seamark(home / "a", database=url, warehouse=warehouse) as first,
-            Seamark(home / "b", database=url, warehouse=warehouse) as second,
+            Seamark(home / "a", database=url, warehouse=warehouse) as first_server,
+            Seamark(home / "b", database=url, warehouse=warehouse) as second_server,
         ):
-            yield ServerPair(postgres, (first, second))
+            yield ServerPair(postgres, (first_server, second_server))
 
 
 def _is_answering(postgres: Postgres) -> bool:
@@ -54,16 +54,16 @@ def _is_answering(postgres: Postgres) -> bool:
     return False
 
 
-def _start(postgres: Postgres) -> None:
+def _start_postgres(postgres: Postgres) -> None:
     postgres.process.start(lambda: _is_answering(postgres), timeout_s=60)
 
 
-def _stop(postgres: Postgres) -> None:
+def _stop_postgres(postgres: Postgres) -> None:
     postgres.process.stop(first=signal.SIGINT)
 
 
-def _kill(postgres: Postgres) -> None:
-    """Kill all processes of PostgreSQL at once, as in a power failure; each has a group of its own."""
+def _kill_postgres(postgres: Postgres) -> None:
+    """Kill all processes of PostgreSQL at once, as in a power failure. Each process has its own process group."""
     main = psutil.Process(postgres.process.pid)
     everyone = [main, *main.children(recursive=True)]
     for process in everyone:
@@ -80,8 +80,8 @@ def _exists(location: str) -> bool:
 @pytest.mark.parametrize(
     "ends",
     [
-        pytest.param(_stop, id="stopped", marks=pytest.mark.slow),
-        pytest.param(_kill, id="killed -9"),
+        pytest.param(_stop_postgres, id="stopped", marks=pytest.mark.slow),
+        pytest.param(_kill_postgres, id="killed -9"),
     ],
 )
 def test_database_outage_loses_no_acknowledged_commit(pair: ServerPair, ends: Callable[[Postgres], None]) -> None:
@@ -98,9 +98,9 @@ def test_database_outage_loses_no_acknowledged_commit(pair: ServerPair, ends: Ca
                 assert status == 503, body
                 assert int(client.headers["Retry-After"]) >= 1
                 assert client.call("GET", "/readyz")[0] == 503
-                assert is_http_ok(f"{url}/healthz"), "an orchestrator must not restart a server whose database is away"
+                assert is_http_ok(f"{url}/healthz"), "a server must stay alive while its database is unavailable"
         finally:
-            _start(pair.postgres)
+            _start_postgres(pair.postgres)
         assert becomes_true(lambda: all(is_http_ok(f"{url}/readyz") for url in pair.base_urls), 60), (
             "the servers become ready again without a restart"
         )
@@ -127,7 +127,7 @@ def test_connections_cut_during_commits_lose_no_acknowledged_commit(pair: Server
 
 @pytest.mark.slow
 def test_hanging_database_leaves_the_server_responsive_and_loses_nothing(pair: ServerPair) -> None:
-    """SIGSTOP to all its processes keeps connections open without answers, as when the disk of its host hangs."""
+    """SIGSTOP to all processes of the database keeps connections open without answers, as when its disk hangs."""
     client = HttpClient(pair.base_urls[0])
     assert client.create_table("hung")[0] == 200
     main = psutil.Process(pair.postgres.process.pid)
@@ -139,9 +139,9 @@ def test_hanging_database_leaves_the_server_responsive_and_loses_nothing(pair: S
         try:
             time.sleep(1)
             for url in pair.base_urls:
-                assert is_http_ok(f"{url}/healthz"), "answered while the database still hangs"
+                assert is_http_ok(f"{url}/healthz"), "the server must answer while the database hangs"
                 assert HttpClient(url).call("GET", "/readyz")[0] == 503
-            time.sleep(40)  # Longer than every time limit of the store
+            time.sleep(40)  # This is longer than every time limit of the store.
         finally:
             for process in everyone:
                 with contextlib.suppress(psutil.NoSuchProcess):

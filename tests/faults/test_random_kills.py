@@ -1,4 +1,4 @@
-"""A campaign: one of two replicas is killed at random moments, repeatedly, while clients commit through both."""
+"""A test that repeatedly kills one of two replicas at random moments, while clients commit through both."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ ROUNDS = int(os.environ.get("FAULT_ROUNDS", "15"))
 def test_replicas_killed_at_random_moments_lose_no_acknowledged_commit(
     start_seamark: Callable[..., Seamark], postgres_url: str
 ) -> None:
-    """FAULT_SEED repeats the moments of a run (not the machine's own timing); FAULT_ROUNDS makes it longer."""
+    """FAULT_SEED repeats the moments of a run, but not the machine's own timing. FAULT_ROUNDS makes the test longer."""
     seed = first_seed("FAULT_SEED")
     print(f"random kills: FAULT_SEED={seed} FAULT_ROUNDS={ROUNDS}")
     source = random.Random(seed)
-    first = start_seamark("a", database=postgres_url)
-    second = start_seamark("b", database=postgres_url, warehouse=first.warehouse)
-    base_urls = [first.base_url, second.base_url]
-    assert HttpClient(first.base_url).create_table()[0] == 200
+    first_server = start_seamark("a", database=postgres_url)
+    second_server = start_seamark("b", database=postgres_url, warehouse=first_server.warehouse)
+    base_urls = [first_server.base_url, second_server.base_url]
+    assert HttpClient(first_server.base_url).create_table()[0] == 200
     with run_writers(base_urls, "t", seed) as notes:
         for round_ in range(ROUNDS):
             assert wait_for_commits(notes, 5, 60), (seed, round_, notes.unexplained)
             time.sleep(source.random() * 0.3)
-            victim = source.choice((first, second))
+            victim = source.choice((first_server, second_server))
             victim.kill9()
             time.sleep(source.random() * 0.2)
             victim.start(60)

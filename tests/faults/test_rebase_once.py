@@ -19,17 +19,17 @@ from tests.faults.rigs.mortal import MortalServer
 from tests.services.seamark import Seamark
 
 REBASE = {"seamark.commit.rebase": "append"}
-HAPPENED = ("after-swap", "before-reply")
+STEPS_AFTER_COMMIT = ("after-swap", "before-reply")
 
 
-def _create(client: HttpClient, name: str, version: int) -> None:
+def create_table(client: HttpClient, name: str, version: int) -> None:
     client.call("POST", "/v1/namespaces", {"namespace": ["db"]})
     properties = {"format-version": str(version), **REBASE}
     body = {"name": name, "schema": SCHEMA, "properties": properties}
     assert client.call("POST", "/v1/namespaces/db/tables", body)[0] == 200
 
 
-def _load(client: HttpClient, name: str) -> Row:
+def load_metadata(client: HttpClient, name: str) -> Row:
     status, body = client.call("GET", f"/v1/namespaces/db/tables/{name}")
     assert status == 200, body
     metadata: Row = body["metadata"]
@@ -38,14 +38,14 @@ def _load(client: HttpClient, name: str) -> Row:
     return metadata
 
 
-def _send(client: HttpClient, name: str, commit: Commit, key: str | None = None) -> tuple[int, Any]:
+def send_commit(client: HttpClient, name: str, commit: Commit, key: str | None = None) -> tuple[int, Any]:
     headers = {"Idempotency-Key": key} if key else None
     body = {"requirements": commit[0], "updates": commit[1]}
     return client.call("POST", f"/v1/namespaces/db/tables/{name}", body, headers)
 
 
 def _list_files(metadata: Row) -> set[str]:
-    """Return the files of the head.
+    """Return the data files of the current snapshot.
 
     The function reads the files of all snapshots, so that it detects a missing file.
     """
@@ -56,15 +56,15 @@ def _list_files(metadata: Row) -> set[str]:
 
 
 def _commit_overtaken(client: HttpClient, name: str, version: int, merge: int) -> tuple[EngineAppender, Commit]:
-    """Commit two of three appends on one parent; return the third, which merges like the second."""
-    _create(client, name, version)
+    """Commit two of three appends on the same parent, and return the third. It merges manifests like the second."""
+    create_table(client, name, version)
     for file in ("a", "b"):
-        assert _send(client, name, EngineAppender(_load(client, name)).commit({file: 1}))[0] == 200
-    metadata = _load(client, name)
+        assert send_commit(client, name, EngineAppender(load_metadata(client, name)).commit({file: 1}))[0] == 200
+    metadata = load_metadata(client, name)
     appenders = [EngineAppender(metadata, merge=merge) for _ in range(3)]
     requests = [appender.commit({f"late-{number}": 3}) for number, appender in enumerate(appenders)]
     for request in requests[:2]:
-        status, body = _send(client, name, request)
+        status, body = send_commit(client, name, request)
         assert status == 200, body
     return appenders[2], requests[2]
 
@@ -79,25 +79,25 @@ def _commit_overtaken(client: HttpClient, name: str, version: int, merge: int) -
     ],
 )
 def test_killed_rebase_is_applied_completely_or_not_at_all_and_only_once(tmp_path: Path, step: str, nth: int) -> None:
-    """It writes a manifest, a manifest list and metadata, in this order."""
+    """The rebase writes a manifest, a manifest list and metadata, in this order."""
     with MortalServer(tmp_path / "home") as server:
         client = server.start()
         for number, (version, key) in enumerate(((2, None), (3, create_key()))):
             name = f"t{number}"
             late_appender, request = _commit_overtaken(client, name, version, merge=2)
-            before = _list_files(_load(client, name))
-            server.run_until_death(step, nth, partial(_send, client, name, request, key))
+            files_before = _list_files(load_metadata(client, name))
+            server.run_until_death(step, nth, partial(send_commit, client, name, request, key))
             client = server.start()
-            happened = step in HAPPENED
-            assert _list_files(_load(client, name)) == before | ({"late-2"} if happened else set())
+            happened = step in STEPS_AFTER_COMMIT
+            assert _list_files(load_metadata(client, name)) == files_before | ({"late-2"} if happened else set())
             for _ in range(2):
-                status, body = _send(client, name, request, key)
+                status, body = send_commit(client, name, request, key)
                 assert status == 200, body
                 assert body["metadata"]["current-snapshot-id"] == late_appender.snapshot_id
-            metadata = _load(client, name)
+            metadata = load_metadata(client, name)
             assert _list_files(metadata) == {"a", "b", "late-0", "late-1", "late-2"}
             assert len(metadata["snapshots"]) == 5
-            assert _send(client, name, EngineAppender(metadata).commit({"after": 1}))[0] == 200
+            assert send_commit(client, name, EngineAppender(metadata).commit({"after": 1}))[0] == 200
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +118,11 @@ def proxy(server: Seamark) -> Iterator[LossyProxy]:
 def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy, seed: int, key: bool) -> None:
     client, direct, name = HttpClient(proxy.base_url), HttpClient(f"http://{proxy.upstream}"), f"lossy-{seed}-{key}"
     source = random.Random(seed)
-    _create(direct, name, 2 + seed % 2)
+    create_table(direct, name, 2 + seed % 2)
     proxy.fate = choose_fates(seed, 0.6, applies=lambda method, path: method == "POST")
     expected: set[str] = set()
     for round_number in range(8):
-        metadata = _load(direct, name)
+        metadata = load_metadata(direct, name)
         appenders = [EngineAppender(metadata, merge=source.choice([0, 0, 2])) for _ in range(4)]
         for number, appender in enumerate(appenders):
             request, chosen_key = (
@@ -131,22 +131,22 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
             )
             for _ in range(50):
                 try:
-                    status, body = _send(client, name, request, chosen_key)
+                    status, body = send_commit(client, name, request, chosen_key)
                 except (OutcomeUnknown, ValueError):  # ValueError: the load balancer's answer is not JSON.
                     continue
                 break
             assert status == 200, f"seed {seed}: {body}"
             assert body["metadata"]["current-snapshot-id"] == appender.snapshot_id
             expected.add(f"{round_number}-{number}")
-        assert _list_files(_load(direct, name)) == expected, f"seed {seed}, turn {round_number}"
-        # Delete files that the snapshot does not name, as engines do once they know the outcome.
+        assert _list_files(load_metadata(direct, name)) == expected, f"seed {seed}, turn {round_number}"
+        # Engines delete the files that the snapshot does not name once they know the outcome.
         for appender in appenders:
-            _clean_up(appender, _load(direct, name))
-    assert _list_files(_load(direct, name)) == expected, f"seed {seed}"
-    assert {fate for fate, *_ in proxy.requests} >= {*FATES}, f"seed {seed} proved nothing"
+            _delete_unused_files(appender, load_metadata(direct, name))
+    assert _list_files(load_metadata(direct, name)) == expected, f"seed {seed}"
+    assert {fate for fate, *_ in proxy.requests} >= {*FATES}, f"seed {seed} did not test all fates"
 
 
-def _clean_up(client: EngineAppender, metadata: Row) -> None:
+def _delete_unused_files(client: EngineAppender, metadata: Row) -> None:
     saved = next(snapshot for snapshot in metadata["snapshots"] if snapshot["snapshot-id"] == client.snapshot_id)
     manifest_paths = {row["manifest_path"] for row in read_list(saved)} | {saved["manifest-list"]}
     for place in {*client.manifests, client.manifest_list} - manifest_paths:

@@ -16,8 +16,9 @@ DB = ("db",)
 
 
 class LosingStore:
-    """A store that commits the swap and loses its reply, then accepts the tombstone's read but fails to read
-    the instant.
+    """A store that commits the swap and loses its reply.
+
+    Afterwards it fails to record the rollback if `in_tombstone` is set, and it always fails to load the instant.
     """
 
     def __init__(self, store: Any) -> None:
@@ -43,7 +44,9 @@ class LosingStore:
         return await self._store.load_instant(instant_id)
 
 
-@pytest.mark.parametrize("in_tombstone", [True, False], ids=["asking fails", "reading the answer fails"])
+@pytest.mark.parametrize(
+    "in_tombstone", [True, False], ids=["recording the rollback fails", "loading the instant fails"]
+)
 @pytest.mark.parametrize("error", [RetryLater("injected: away"), StorageError("injected: broken")], ids=["away", "bad"])
 async def test_failed_check_of_a_lost_commit_keeps_its_file(
     tmp_path: Path, error: SeamarkError, in_tombstone: bool
@@ -100,10 +103,10 @@ async def test_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_pat
 async def test_files_removed_from_the_log_are_deleted_once_no_other_name_shares_them(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table(properties=_KEEP_LITTLE)
-        first = (await rig.catalog.tables.load_entry(DB, "t")).metadata_location
+        first_location = (await rig.catalog.tables.load_entry(DB, "t")).metadata_location
         for sequence in range(1, 5):
             await rig.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1 or None, sequence))
         await rig.publisher.close()
-        assert first not in await rig.list_files()
+        assert first_location not in await rig.list_files()
         with pytest.raises(NotFound):
-            await rig.catalog.documents.read_raw(first)
+            await rig.catalog.documents.read_raw(first_location)

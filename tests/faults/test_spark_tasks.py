@@ -26,9 +26,9 @@ from tests.seeds import first_seed
 from tests.services.java import find_java_17
 from tests.services.seamark import Seamark
 
-HELD_UP_S = 1.5
+STRAGGLER_PAUSE_S = 1.5
 BUSY_S = 0.03
-"""The time for which workers are observed, to find those that are working."""
+"""The time, in seconds, for which workers are observed to find those that are working."""
 
 
 class ExecutorFaults:
@@ -49,20 +49,22 @@ class ExecutorFaults:
         with suppress(psutil.Error):
             if choice == "straggler":
                 victim.send_signal(signal.SIGSTOP)
-                time.sleep(HELD_UP_S)
+                time.sleep(STRAGGLER_PAUSE_S)
                 victim.send_signal(signal.SIGCONT)
             else:
                 victim.kill()
             self.befell.append(choice)
 
     def _list_workers(self) -> list[psutil.Process]:
-        """Return the Python workers, forked by their daemons, that are working."""
+        """Return the Python workers that are working. Their daemons have forked them."""
         results = [
             item for item in self._list_below("pyspark.daemon") if _has_argument(item.parent(), "pyspark.daemon")
         ]
-        before = [_read_cpu_s(result) for result in results]
+        cpu_before_s = [_read_cpu_s(result) for result in results]
         time.sleep(BUSY_S)
-        return [result for result, was in zip(results, before, strict=True) if _read_cpu_s(result) > was]
+        return [
+            result for result, before_s in zip(results, cpu_before_s, strict=True) if _read_cpu_s(result) > before_s
+        ]
 
     def _list_executors(self) -> list[psutil.Process]:
         return list(self._list_below("CoarseGrainedExecutorBackend"))
@@ -101,25 +103,29 @@ def run_campaign(home: Path, *, failures: int, seed: int, version: int, is_index
         argv = [sys.executable, "-m", "tests.faults.rigs.spark_job", server.base_url, "db.t", str(notes), str(seed)]
         with (home / "job.log").open("wb") as log:
             job = subprocess.Popen([*argv, str(scratch)], stdout=log, stderr=log)
-            trouble = ExecutorFaults(job, source)
-            until = time.monotonic() + within_s
+            faults = ExecutorFaults(job, source)
+            deadline_s = time.monotonic() + within_s
             try:
-                while job.poll() is None and time.monotonic() < until:
+                while job.poll() is None and time.monotonic() < deadline_s:
                     time.sleep(source.uniform(0.05, 0.5))
-                    if int(notes.read_text()):  # The job has begun.
-                        trouble.strike()
+                    if int(notes.read_text()):  # The job has committed a batch.
+                        faults.strike()
                     if len(count_failed_tasks(scratch / "events")) >= failures:
                         break
                 notes.with_suffix(".last").touch()
                 job.wait(timeout=120)
             finally:
-                _end(job)
+                _kill_job(job)
         assert job.returncode == 0, (context, (home / "job.log").read_text()[-3000:])
         check_whole_batches(client, seed, int(notes.read_text()), context)
-    ended = list_task_ends(scratch / "events")
-    lost = count_failed_tasks(scratch / "events")
-    assert len(lost) >= failures, f"{context}: {len(lost)} of {len(ended)} tasks failed ({trouble.befell})"
-    assert any(map(_is_another, ended)), f"{context}: no task was run again of {len(ended)} ({trouble.befell})"
+    attempts = list_task_ends(scratch / "events")
+    failed_attempts = count_failed_tasks(scratch / "events")
+    assert len(failed_attempts) >= failures, (
+        f"{context}: {len(failed_attempts)} of {len(attempts)} tasks failed ({faults.befell})"
+    )
+    assert any(map(_is_repeated_attempt, attempts)), (
+        f"{context}: no task was run again of {len(attempts)} ({faults.befell})"
+    )
 
 
 def count_failed_tasks(events: Path) -> list[dict[str, Any]]:
@@ -128,13 +134,13 @@ def count_failed_tasks(events: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _is_another(ended: dict[str, Any]) -> bool:
-    """Return whether this attempt repeats a task: as a later attempt, or in a stage that runs again."""
-    task_info = ended["Task Info"]
-    return bool(task_info["Attempt"] or task_info["Speculative"] or ended["Stage Attempt ID"])
+def _is_repeated_attempt(attempt: dict[str, Any]) -> bool:
+    """Return True if this attempt repeats a task: as a later attempt, or in a stage that runs again."""
+    task_info = attempt["Task Info"]
+    return bool(task_info["Attempt"] or task_info["Speculative"] or attempt["Stage Attempt ID"])
 
 
-def _end(job: subprocess.Popen[bytes]) -> None:
+def _kill_job(job: subprocess.Popen[bytes]) -> None:
     with suppress(psutil.Error):
         for item in psutil.Process(job.pid).children(recursive=True):
             with suppress(psutil.Error):
@@ -144,14 +150,15 @@ def _end(job: subprocess.Popen[bytes]) -> None:
 
 
 def list_task_ends(events: Path) -> list[dict[str, Any]]:
-    """Return the ends of all attempts in Spark's event log so far; its last line may be incomplete."""
+    """Return the ends of all task attempts in Spark's event log so far. The last line may be incomplete."""
     logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
     lines = [line for text in logs for line in text[: text.rfind("\n") + 1].splitlines()]
     documents = [json.loads(line) for line in lines if '"SparkListenerTaskEnd"' in line]
     return [document for document in documents if document["Event"] == "SparkListenerTaskEnd"]
 
 
-@pytest.mark.slow  # test_spark_upserts_again.py runs tasks twice; test_killed_writers.py kills a job.
+# In the fast tier, test_spark_upserts_again.py runs tasks twice, and test_killed_writers.py kills a job.
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_each_batch_is_applied_once_when_tasks_are_killed_and_repeated(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Tests of a real server with an unreliable S3 store: slow, failing, hanging, losing replies.
 
-Acknowledged commits exist, rejected ones do not, the pointer's file exists, and requests that do not need the storage
-are answered.
+Acknowledged commits exist, rejected commits do not, the current metadata file exists, and requests that do not need the
+storage are answered.
 """
 
 from __future__ import annotations
@@ -29,50 +29,55 @@ TIMEOUT_S = 2
 
 @asynccontextmanager
 async def _start_behind_proxy(s3: S3, home: Path) -> AsyncIterator[tuple[Seamark, Misbehaviour]]:
-    """Start a server that reaches the store through the proxy, gives up after TIMEOUT_S, and tries once more."""
+    """Start a server that reaches the store through the proxy. It gives up after TIMEOUT_S, and tries once more."""
     port = free_port()
     env = {**s3.build_seamark_env(), "SEAMARK_S3_ENDPOINT": f"http://127.0.0.1:{port}"}
     env |= {"SEAMARK_STORAGE_TIMEOUT_S": str(TIMEOUT_S), "SEAMARK_STORAGE_RETRIES": "1"}
-    async with run_misbehaving_proxy(s3.endpoint, port) as weather:
+    async with run_misbehaving_proxy(s3.endpoint, port) as misbehaviour:
         server = Seamark(home, warehouse=f"s3://{s3.create_bucket()}/lake", env=env)
         await asyncio.to_thread(server.start)
         try:
-            yield server, weather
+            yield server, misbehaviour
         finally:
-            weather.hang = weather.hang_all = False
+            misbehaviour.hang = misbehaviour.hang_all = False
             await asyncio.to_thread(server.kill9)
 
 
-async def _change_weather(weather: Misbehaviour, source: random.Random, seconds: float) -> None:
+async def _change_faults(misbehaviour: Misbehaviour, source: random.Random, seconds: float) -> None:
     """Every tenth of a second, select another fault for the following PUTs."""
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
         match source.randrange(5):
             case 0:
-                weather.lose_replies += source.randrange(1, 4)
+                misbehaviour.lose_replies += source.randrange(1, 4)
             case 1:
-                weather.drop_requests += source.randrange(1, 4)
+                misbehaviour.drop_requests += source.randrange(1, 4)
             case 2:
-                weather.answer_500_after += source.randrange(1, 4)
+                misbehaviour.answer_500_after += source.randrange(1, 4)
             case 3:
-                weather.delay_s = source.random() * 0.2
+                misbehaviour.delay_s = source.random() * 0.2
             case _:
-                weather.delay_s = 0.0
+                misbehaviour.delay_s = 0.0
         await asyncio.sleep(0.1)
-    weather.lose_replies = weather.drop_requests = weather.answer_500_after = 0
-    weather.delay_s = 0.0
+    misbehaviour.lose_replies = misbehaviour.drop_requests = misbehaviour.answer_500_after = 0
+    misbehaviour.delay_s = 0.0
 
 
 async def _run_campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
+    """Write while the proxy before the storage misbehaves, and check that commits resume and no file is missing."""
     print(f"storage weather: seed {seed}")
-    async with _start_behind_proxy(s3, home) as (server, weather):
+    async with _start_behind_proxy(s3, home) as (server, misbehaviour):
         client = HttpClient(server.base_url)
         assert (await asyncio.to_thread(client.create_table))[0] == 200
 
         def write() -> None:
             with run_writers([server.base_url], "t", seed) as notes:
-                asyncio.run_coroutine_threadsafe(_change_weather(weather, random.Random(seed), seconds), loop).result()
-                assert wait_for_commits(notes, 3, 60), f"seed {seed}: no commit after the storm: {notes.unexplained}"
+                asyncio.run_coroutine_threadsafe(
+                    _change_faults(misbehaviour, random.Random(seed), seconds), loop
+                ).result()
+                assert wait_for_commits(notes, 3, 60), (
+                    f"seed {seed}: no commit after the faults ended: {notes.unexplained}"
+                )
             notes.check(
                 HttpClient(server.base_url),
                 "t",
@@ -83,7 +88,7 @@ async def _run_campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
 
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(write)
-        assert any("dropped" in request for request in weather.requests), f"seed {seed} proved nothing"
+        assert any("dropped" in request for request in misbehaviour.requests), f"seed {seed} did not drop a request"
 
 
 @pytest.mark.parametrize("seed", [41])
@@ -101,7 +106,7 @@ async def test_commits_to_unreliable_storage_exist_or_were_rejected_for_longer(
 
 @pytest.mark.slow
 async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_path: Path) -> None:
-    async with _start_behind_proxy(s3, tmp_path / "home") as (server, weather):
+    async with _start_behind_proxy(s3, tmp_path / "home") as (server, misbehaviour):
 
         def check_progress() -> None:
             client = HttpClient(server.base_url)
@@ -112,26 +117,26 @@ async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_pat
         def commit_append(key: str) -> tuple[int, Any]:
             return HttpClient(server.base_url).append(2, 1, 2, key=key)
 
-        def serve() -> None:
+        def check_other_requests() -> None:
             """Check the requests that need no storage."""
             client = HttpClient(server.base_url)
             for path in ("/healthz", "/v1/config", "/v1/namespaces/db/tables", "/v1/namespaces/db/tables/t"):
                 assert client.call("GET", path)[0] == 200
 
         await asyncio.to_thread(check_progress)
-        weather.hang_all = True
+        misbehaviour.hang_all = True
         first_key, *keys = [create_key() for _ in range(5)]
-        first = asyncio.create_task(asyncio.to_thread(commit_append, first_key))
-        await until(lambda: "PUT hung" in weather.requests)
+        first_task = asyncio.create_task(asyncio.to_thread(commit_append, first_key))
+        await until(lambda: "PUT hung" in misbehaviour.requests)
         later_commits = [asyncio.create_task(asyncio.to_thread(commit_append, key)) for key in keys]
-        await asyncio.to_thread(serve)
-        assert not first.done()
+        await asyncio.to_thread(check_other_requests)
+        assert not first_task.done()
         assert not await asyncio.to_thread(is_http_ok, f"{server.base_url}/readyz")
-        results = await asyncio.gather(first, *later_commits)
+        results = await asyncio.gather(first_task, *later_commits)
         assert {status for status, _ in results} == {503}
-        # A commit that waits behind a hanging one is rejected; otherwise the waits would add up.
+        # A commit that waits behind a hanging commit is rejected, because the waits would add up.
         assert any("waited in the table's queue" in answer["error"]["message"] for _, answer in results), results
-        weather.hang_all = False
+        misbehaviour.hang_all = False
         status, _ = await asyncio.to_thread(commit_append, first_key)
         assert status == 200
         assert await asyncio.to_thread(HttpClient(server.base_url).read_chain) == [1, 2]

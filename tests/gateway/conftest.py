@@ -1,4 +1,4 @@
-"""A server for each kind of store behind the gateway, shared by all tests of a session here."""
+"""A server for each kind of store behind the gateway. All tests of this folder share it."""
 
 from __future__ import annotations
 

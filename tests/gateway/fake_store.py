@@ -1,4 +1,6 @@
-"""A store in memory behind the gateway's cache: it answers like S3, in odd pieces, and sometimes incompletely."""
+"""A store in memory behind the gateway's cache. It answers like S3, in pieces of random sizes, and sometimes
+incompletely.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class StoredObject:
 
 
 class FakeStore:
-    """The port of the cache, and also the backend behind it.
+    """The store of the cache, and also the backend behind it.
 
     `fails` is the share of answers that break.
     """
@@ -57,6 +59,7 @@ class FakeStore:
         yield StoreAnswer(status, result, self._yield_pieces(data if method == "GET" else b""))
 
     def _find(self, location: str, headers: Mapping[str, str], method: str) -> tuple[int, dict[str, str], bytes]:
+        """Return status, headers and data of a conditional or ranged read."""
         stored_object = self.objects.get(location)
         if stored_object is None:
             return 404, {}, b"<Error/>"

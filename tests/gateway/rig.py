@@ -60,7 +60,10 @@ class Keys:
         return path, signed_headers
 
     def make_client(self, *, verify: str | None = None, **options: Any) -> Any:
-        """Return a boto3 client. `verify` is the file of the authority that issued the gateway's certificate."""
+        """Return a boto3 client.
+
+        `verify` is the file with the certificate of the authority that issued the gateway's certificate.
+        """
         settings = Config(
             s3={"addressing_style": "path"}, retries={"max_attempts": 1}, **({"signature_version": "s3v4"} | options)
         )
@@ -114,12 +117,14 @@ class Keys:
 
 @dataclass(frozen=True)
 class GatewayRig:
+    """A server, its objects gateway, and direct access to the objects behind the gateway."""
+
     seamark: Seamark
     gateway: str
     direct: S3 | None
-    """The store behind the gateway; None for a folder."""
+    """The store behind the gateway, or None if it is a folder."""
     folder: Path
-    """The folder with the objects as files, below the name of their bucket."""
+    """The folder that has the objects as files. Each bucket is a subfolder."""
 
     def request(self, method: str, path: str, body: object = None, token: str = "", **headers: str) -> dict[str, Any]:
         request = urllib.request.Request(

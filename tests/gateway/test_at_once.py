@@ -1,6 +1,6 @@
-"""Tests of answers that are sent in the call that receives the request.
+"""Tests of answers that the gateway sends within the call that receives the request.
 
-They equal the answers of a request's task, in order, complete, and within the limits. A request with
+They equal the answers of a request's task, and are in order, complete, and within the limits. A request with
 `Connection: close`, which a task always answers, serves for comparison.
 """
 
@@ -41,7 +41,7 @@ SIZE = 9 << 20
 
 
 class CachedObject:
-    """An object that was read once through the cache, so that all of it is in memory."""
+    """An object that was read once through the cache, so that all of its bytes are in memory."""
 
     def __init__(self, keys: Keys, client: Any, size: int = SIZE) -> None:
         self.key, self.data = f"{keys.prefix}data/00000-0-{uuid.uuid4()}.parquet", os.urandom(size)
@@ -67,7 +67,7 @@ class CachedObject:
 
 
 def receive(connection: socket.socket, *, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
-    """Read the next answer exactly to its end, and return (status, headers, body)."""
+    """Read the next answer exactly to its end. Return (status, headers, body)."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         byte = connection.recv(1)
@@ -78,7 +78,7 @@ def receive(connection: socket.socket, *, has_body: bool = True) -> tuple[int, d
     remaining_bytes, body = int(headers.get("content-length", "0")) if has_body else 0, bytearray()
     while len(body) < remaining_bytes:
         piece = connection.recv(min(1 << 20, remaining_bytes - len(body)))
-        assert piece, f"{len(body)} of {remaining_bytes} bytes"
+        assert piece, f"the answer ended after {len(body)} bytes; {remaining_bytes} bytes are missing"
         body += piece
     return int(status.split()[1]), headers, bytes(body)
 
@@ -100,9 +100,11 @@ def test_immediate_answer_equals_that_of_the_requests_task(cached_rig: CachedObj
         for start, end in ((0, 1), (5, 300_000), (SIZE - 10, SIZE + 100), (SIZE, SIZE + 1)):
             connection.sendall(cached_rig.request(start, end, method=method))
             response = receive(connection, has_body=method == "GET")
-            with socket.create_connection(cached_rig.address) as other:
-                other.sendall(cached_rig.request(start, end, method=method, extra_headers="Connection: close\r\n"))
-                expected = receive(other, has_body=method == "GET")
+            with socket.create_connection(cached_rig.address) as other_socket:
+                other_socket.sendall(
+                    cached_rig.request(start, end, method=method, extra_headers="Connection: close\r\n")
+                )
+                expected = receive(other_socket, has_body=method == "GET")
             for _, headers, _ in (response, expected):
                 assert len(headers.pop("x-amz-request-id")) == 32
                 headers.pop("date"), headers.pop("connection", None)
@@ -171,7 +173,7 @@ async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_close
         async with server.http.post(f"{server.url}/v1/namespaces/db/tables", json=create_request) as answer:
             keys = read_keys(await answer.json())
 
-        def make() -> CachedObject:
+        def create_cached_object() -> CachedObject:
             with closing(keys.make_client()) as client:
                 return CachedObject(keys, client, 1000)
 
@@ -184,7 +186,7 @@ async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_close
 
         monkeypatch.setattr(CachingBackend, "answer", answer)
 
-        def use(cached_rig: CachedObject) -> bytes:
+        def read_object(cached_rig: CachedObject) -> bytes:
             with socket.create_connection(cached_rig.address, timeout=60) as connection:
                 # On a busy machine, the object is in memory only some time after its first answer.
                 for _ in range(100):
@@ -200,12 +202,12 @@ async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_close
                 assert s3_calls == []
                 return connection.recv(1)
 
-        assert await asyncio.to_thread(use, await asyncio.to_thread(make)) == b""
+        assert await asyncio.to_thread(read_object, await asyncio.to_thread(create_cached_object)) == b""
 
 
 async def test_connection_lost_before_its_woken_task_runs_causes_no_error() -> None:
     async def handle(_: web.BaseRequest) -> web.StreamResponse:
-        raise AssertionError("a request of a lost connection")
+        raise AssertionError("the handler ran for a lost connection")
 
     limits = ConnectionLimits(connections=4, per_address=4, header_bytes=4096, header_timeout_s=60, send_timeout_s=60)
     connections = Connections(web.Server(handle), limits, Answers(lambda *_: web.Response(body=b"x"), lambda: None))
@@ -223,7 +225,7 @@ async def test_connection_lost_before_its_woken_task_runs_causes_no_error() -> N
 def test_aiohttp_has_the_private_parts_that_immediate_answers_use() -> None:
     """aiohttp has no public hook between the parser and the task of a connection.
 
-    An aiohttp version without these parts must fail here by name, and not by slow or wrong answers.
+    If an aiohttp version lacks these parts, this test must fail and name them, instead of slow or wrong answers.
     """
     handler = inspect.getsource(RequestHandler)
     connection = inspect.getsource(GatewayConnection)

@@ -1,4 +1,4 @@
-"""Tests of the gateway's cache with a store in memory: each answer has bytes that the store had during the request."""
+"""Tests of the gateway's cache with a store in memory. Each answer has bytes that the store had during the request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.gateway.fake_store import FakeStore
 from tests.seeds import first_seed
 
 AFTER_RECHECK_MS = 301_000
-"""A second longer than the default of `gateway_cache_recheck_s`"""
+"""A second longer than the default of `gateway_cache_recheck_s`, in milliseconds."""
 BLOCK = 64 << 10
 PREFIX = "/b/t/data/"
 
@@ -47,13 +47,13 @@ def build_settings(folder: Path, **changes: object) -> Settings:
         gateway_cache_fetch_bytes=2 << 20,
         gateway_cache_memory_bytes=1 << 20,
         gateway_cache_disk_bytes=8 << 20,
-        gateway_hedged_percent=0,  # Tests count requests.
+        gateway_hedged_percent=0,  # Hedged requests would change the number of requests, which tests count.
     )
     return replace(defaults, **changes)  # type: ignore[arg-type]
 
 
 class Worker:
-    """One worker: the cache behind HTTP, without logins."""
+    """A worker of the gateway: the cache behind HTTP, without logins."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, backend: CachingBackend, store: FakeStore) -> None:
         self.session, self.url, self.backend, self.store = session, url, backend, store
@@ -77,6 +77,7 @@ class Worker:
 async def open_worker(
     store: FakeStore, folder: Path, clock: SimulatedClock, *, principal: str = "me", **changes: object
 ) -> AsyncIterator[Worker]:
+    """Serve a gateway worker with a cache over the store. Each second request tries the synchronous path first."""
     tiers = await open_tiers(build_settings(folder, **changes), clock, store)
     backend = CachingBackend(store, tiers, clock)
 
@@ -211,13 +212,13 @@ async def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> 
     data = rng.randbytes(3 * BLOCK)
     store.put(to_location(path), data)
     other_names = [draw_name(rng) for _ in range(60)]
-    for other in other_names:
-        store.put(to_location(other), rng.randbytes(2 * BLOCK))
+    for other_name in other_names:
+        store.put(to_location(other_name), rng.randbytes(2 * BLOCK))
     async with open_worker(store, tmp_path, SimulatedClock(1)) as first_worker:
         assert await first_worker.get(path, Range="bytes=0-9") == data[:10]
         assert await first_worker.get(path) == data
-        for other in other_names:
-            await first_worker.get(other)
+        for other_name in other_names:
+            await first_worker.get(other_name)
         count = len(store.requests)
         assert await first_worker.get(path) == data
         assert len(store.requests) == count
@@ -238,10 +239,12 @@ async def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_pa
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("disk_bytes", [0, 8 << 20])
-async def test_blocks_of_others_stay_cached_while_one_principal_reads_and_pins_all_it_can(
+async def test_blocks_of_other_principals_stay_cached_while_one_principal_reads_and_pins_much(
     tmp_path: Path, disk_bytes: int
 ) -> None:
-    """A principal has shares of data, pinned data, metadata files and records of objects, and evicts only its own."""
+    """A principal has shares of data, pinned data, metadata files and records of objects. It evicts only its own
+    entries.
+    """
 
     rng = random.Random(first_seed())
     store = FakeStore(rng)
@@ -268,7 +271,7 @@ async def test_blocks_of_others_stay_cached_while_one_principal_reads_and_pins_a
         assert worker.count_served()["memory"] == served["memory"] + 3 * BLOCK
 
 
-async def test_unavailable_store_fails_only_what_is_not_cached(tmp_path: Path) -> None:
+async def test_unavailable_store_fails_only_reads_of_uncached_objects(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
     store, path = FakeStore(rng), draw_name(rng)
     data = rng.randbytes(2 * BLOCK)
@@ -278,12 +281,12 @@ async def test_unavailable_store_fails_only_what_is_not_cached(tmp_path: Path) -
         store.away = True
         assert await worker.get(path) == data
         clock.advance(10 * AFTER_RECHECK_MS)
-        assert await worker.get(path) == data, "the age of a record is no reason to refuse what is immutable"
+        assert await worker.get(path) == data, "an immutable object is served although its record is old"
         status, _, _ = await worker.send("GET", draw_name(rng))
         assert status == 503
 
 
-async def test_object_replaced_behind_the_gateway_is_noticed_within_the_recheck_time(tmp_path: Path) -> None:
+async def test_object_replaced_behind_the_gateway_is_detected_within_the_recheck_time(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
     store, path = FakeStore(rng), draw_name(rng)
     store.put(to_location(path), b"old" * BLOCK)
@@ -316,8 +319,8 @@ async def test_write_through_one_worker_is_visible_to_all_at_once(tmp_path: Path
         assert (await second_worker.send("HEAD", path))[0] == 404
 
 
-def _damage(folder: Path, rng: random.Random) -> None:
-    """Change a byte of some blocks and the length of others; evicted blocks are skipped."""
+def _damage_blocks(folder: Path, rng: random.Random) -> None:
+    """Change a byte of some blocks, and the length of others. Skip evicted blocks."""
     for file in sorted(folder.rglob("*.block")):
         with contextlib.suppress(FileNotFoundError), file.open("r+b") as opened_file:
             content = opened_file.read()
@@ -340,31 +343,33 @@ async def test_damaged_blocks_are_read_again_and_never_served(tmp_path: Path) ->
         async with open_worker(store, tmp_path, clock, gateway_cache_memory_bytes=0) as worker:
             for path, data in objects.items():
                 assert await worker.get(path) == data
-            _damage(tmp_path, rng)
+            _damage_blocks(tmp_path, rng)
             for path, data in objects.items():
                 assert await worker.get(path) == data
-        _damage(tmp_path, rng)
+        _damage_blocks(tmp_path, rng)
 
 
 class _Model:
-    """All contents of an object with their times: an answer must equal one that was current during the request."""
+    """All contents of each object with their times. An answer must equal a content that was current during the
+    request.
+    """
 
     def __init__(self) -> None:
         self.history: dict[str, list[tuple[int, int, bytes | None]]] = {}
-        """By path: (begin of the write, end of the write, content), in order of their ends."""
+        """(begin of the write, end of the write, content) by path, in the order of the ends."""
         self.tick = 0
 
     def get_tick(self) -> int:
         self.tick += 1
         return self.tick
 
-    def list_possible_contents(self, path: str, begun: int) -> list[bytes | None]:
-        """Return the contents that a read from `begun` until now may return."""
+    def list_possible_contents(self, path: str, begin_tick: int) -> list[bytes | None]:
+        """Return the contents that a read from the tick `begun` until now may return."""
         history = self.history.get(path, [])
         settled: bytes | None = None
         results: list[bytes | None] = []
         for _, end, content in history:
-            if end < begun:
+            if end < begin_tick:
                 settled = content
             else:
                 results.append(content)
@@ -372,6 +377,7 @@ class _Model:
 
 
 async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
+    """Read and write random objects through several workers, and check each answer against the history."""
     rng, clock = random.Random(seed), SimulatedClock(seed)
     store, model = FakeStore(rng), _Model()
     paths = [draw_name(rng, rng.choice(("parquet", "avro", "puffin"))) for _ in range(8)] + [f"{PREFIX}plain.parquet"]
@@ -395,7 +401,7 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
             model.history[path][model.history[path].index(entry)] = (now, model.get_tick(), content)
 
     async def read(worker: Worker, path: str) -> None:
-        begun, method = model.get_tick(), rng.choice(("GET", "GET", "GET", "HEAD"))
+        begin_tick, method = model.get_tick(), rng.choice(("GET", "GET", "GET", "HEAD"))
         start = rng.randrange(8 * BLOCK)
         text = rng.choice(
             (
@@ -415,14 +421,16 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
         try:
             status, body, actual = await worker.send(method, path, **headers)
         except aiohttp.ClientError:
-            assert store.fails or len(model.list_possible_contents(path, begun)) > 1, "a broken answer without a reason"
+            assert store.fails or len(model.list_possible_contents(path, begin_tick)) > 1, (
+                "the answer is incomplete, but neither the store failed nor the object changed"
+            )
             return
         if status == 503:
             assert store.fails
             return
         assert any(
             _agrees(content, method, text, headers, status, body, actual)
-            for content in model.list_possible_contents(path, begun)
+            for content in model.list_possible_contents(path, begin_tick)
         ), (seed, path, method, text, headers, status, len(body))
 
     async with (
@@ -436,7 +444,7 @@ async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
                 case 1:
                     clock.advance(rng.randrange(400_000))
                 case 2:
-                    _damage(folder, rng)
+                    _damage_blocks(folder, rng)
                 case _:
                     operations = [
                         read(rng.choice((first_worker, second_worker)), rng.choice(paths))
@@ -458,7 +466,7 @@ def _agrees(
     body: bytes,
     actual_text: Any,
 ) -> bool:
-    """Return whether an answer equals that of an S3 store with this content."""
+    """Return True if an answer equals the answer of an S3 store with this content."""
     if content is None:
         return status == 404
     if conditions.get("If_Match") == '"none"':

@@ -39,7 +39,7 @@ def test_two_workers_serve_the_last_write_from_their_shared_cache(tmp_path: Path
         object_key: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + _create_name()}
         for round_number in range(12):
             data = bytes([round_number]) * (300_000 + round_number)
-            with closing(keys.make_client()) as client:  # A new connection, which any of the workers may accept.
+            with closing(keys.make_client()) as client:  # Any of the workers may accept a new connection.
                 client.put_object(**object_key, Body=data)
             for _ in range(4):
                 with closing(keys.make_client()) as client:
@@ -57,10 +57,8 @@ def test_two_workers_serve_the_last_write_from_their_shared_cache(tmp_path: Path
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("extension", ["parquet", "avro"])
-def test_cached_answer_equals_that_of_the_store(store_rig: GatewayRig, extension: str) -> None:
-    """The test sends the same requests for a cached object, for an object that is not cached, and to the store
-    itself.
-    """
+def test_cached_answer_equals_the_answer_of_the_store(store_rig: GatewayRig, extension: str) -> None:
+    """Send the same requests for a cached object, for an uncached object, and to the store itself."""
     keys = store_rig.create_table(f"same_{extension}")
     cached, plain = (keys.prefix + name for name in (_create_name(extension), f"data/plain.{extension}"))
     data = bytes(range(256)) * 3000
@@ -116,7 +114,7 @@ async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
             keys = read_keys(await answer.json())
         assert keys.endpoint.startswith("https://")
 
-        def use() -> None:
+        def read_and_write() -> None:
             data = bytes(range(256)) * 4000
             object_key = {"Bucket": keys.bucket, "Key": keys.prefix + _create_name()}
             with closing(keys.make_client(verify=str(trusted.file))) as client:
@@ -124,4 +122,4 @@ async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
                 for _ in range(2):
                     assert client.get_object(**object_key)["Body"].read() == data
 
-        await asyncio.to_thread(use)
+        await asyncio.to_thread(read_and_write)

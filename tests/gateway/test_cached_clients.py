@@ -1,6 +1,6 @@
-"""Tests that each write, copy and delete through the gateway is visible to the next read, possibly from the cache.
+"""Tests that each write, copy and delete through the gateway is visible to the next read, even if objects are cached.
 
-The calls are those of `test_conformance.py`, whose objects have names that are not cached.
+The calls are the same as in `test_conformance.py`, where the names of the objects are not cached.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: GatewayRig) -> No
     source, target = ({"Bucket": keys.bucket, "Key": keys.prefix + _create_name()} for _ in range(2))
     with closing(keys.make_client()) as client, closing(store_rig.direct.client()) as direct:
 
-        def answer_twice(object_address: dict[str, str], **options: Any) -> Any:
-            """Return what the gateway answers, twice; asserts that the store answers the same."""
+        def read_twice(object_address: dict[str, str], **options: Any) -> Any:
+            """Return the answer of the gateway. Check that a second answer and the answer of the store are equal."""
             results = []
             for item in (client, client, direct):
                 try:
@@ -51,30 +51,30 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: GatewayRig) -> No
             assert results[0] == results[1] == results[2]
             return results[0][0]
 
-        assert answer_twice(source) == "NoSuchKey"
-        first, second = os.urandom(700_000), os.urandom(6 << 20)
-        tag = client.put_object(**source, Body=first, Metadata={"a": "b"})["ETag"]
-        assert answer_twice(source) == first
-        assert answer_twice(source, Range="bytes=300000-") == first[300_000:]
+        assert read_twice(source) == "NoSuchKey"
+        first_data, second_data = os.urandom(700_000), os.urandom(6 << 20)
+        tag = client.put_object(**source, Body=first_data, Metadata={"a": "b"})["ETag"]
+        assert read_twice(source) == first_data
+        assert read_twice(source, Range="bytes=300000-") == first_data[300_000:]
         client.put_object(**target, Body=b"before")
-        assert answer_twice(target) == b"before"
+        assert read_twice(target) == b"before"
         client.copy_object(**target, CopySource=source, CopySourceIfMatch=tag)
-        assert answer_twice(target) == first
+        assert read_twice(target) == first_data
         upload = client.create_multipart_upload(**target, ContentType="x/y")["UploadId"]
         parts = [
             {"PartNumber": number, "ETag": part["ETag"]}
-            for number, data in ((1, second), (2, first))
+            for number, data in ((1, second_data), (2, first_data))
             for part in [client.upload_part(**target, UploadId=upload, PartNumber=number, Body=data)]
         ]
-        assert answer_twice(target) == first
+        assert read_twice(target) == first_data
         client.complete_multipart_upload(**target, UploadId=upload, MultipartUpload={"Parts": parts})
-        assert answer_twice(target) == second + first
-        assert answer_twice(target, Range="bytes=-5") == first[-5:]
-        assert answer_twice(target, IfMatch=tag) == "PreconditionFailed"
-        assert answer_twice(source, IfNoneMatch=tag) == "304"
+        assert read_twice(target) == second_data + first_data
+        assert read_twice(target, Range="bytes=-5") == first_data[-5:]
+        assert read_twice(target, IfMatch=tag) == "PreconditionFailed"
+        assert read_twice(source, IfNoneMatch=tag) == "304"
         with pytest.raises(ClientError, match="PreconditionFailed"):
             client.put_object(**source, Body=b"refused", IfNoneMatch="*")
-        assert answer_twice(source) == first
+        assert read_twice(source) == first_data
         pages = client.get_paginator("list_objects_v2").paginate(
             Bucket=keys.bucket, Prefix=keys.prefix, PaginationConfig={"PageSize": 1}
         )
@@ -83,14 +83,14 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: GatewayRig) -> No
         objects = [{"Key": at["Key"]} for at in (source, target)]
         deleted = client.delete_objects(Bucket=keys.bucket, Delete={"Objects": objects})
         assert len(deleted["Deleted"]) == 2
-        assert answer_twice(source) == answer_twice(target, Range="bytes=0-9") == "NoSuchKey"
+        assert read_twice(source) == read_twice(target, Range="bytes=0-9") == "NoSuchKey"
 
 
 @pytest.mark.slow
 def test_pyarrow_rereads_parquet_from_the_cache(keys: Keys) -> None:
     files = keys.open_pyarrow()
     path = f"{keys.bucket}/{keys.prefix}{_create_name()}"
-    for seed in (1, 2):  # The second read is of another object with the same name.
+    for seed in (1, 2):  # The second object replaces the first under the same name.
         table = pa.table({"id": np.arange(500_000), "x": np.random.default_rng(seed).random(500_000)})
         pq.write_table(table, path, filesystem=files, row_group_size=100_000)
         for _ in range(2):
@@ -109,17 +109,19 @@ def test_obstore_and_s3fs_share_the_cache(keys: Keys) -> None:
     for size in (6 << 20, 1 << 20):
         data = os.urandom(size)
         obstore.put(store, name, data, use_multipart=size > 5 << 20)
-        starts, ends = [0, 300_000, size - 7], [10, 900_000, size]
-        ranges = obstore.get_ranges(store, name, starts=starts, ends=ends)
-        assert [bytes(item) for item in ranges] == [data[start:end] for start, end in zip(starts, ends, strict=True)]
+        start_bytes, end_bytes = [0, 300_000, size - 7], [10, 900_000, size]
+        ranges = obstore.get_ranges(store, name, starts=start_bytes, ends=end_bytes)
+        assert [bytes(item) for item in ranges] == [
+            data[start:end] for start, end in zip(start_bytes, end_bytes, strict=True)
+        ]
         assert files.cat_file(path) == data
         assert files.cat_file(path, start=-100) == data[-100:]
         assert bytes(obstore.get(store, name).bytes()) == data
-    other = _create_name("orc")
-    obstore.rename(store, name, other)
+    other_name = _create_name("orc")
+    obstore.rename(store, name, other_name)
     with pytest.raises(FileNotFoundError):
         files.cat_file(path)
-    assert files.cat_file(f"{keys.bucket}/{keys.prefix}{other}") == data
-    files.rm(f"{keys.bucket}/{keys.prefix}{other}")
+    assert files.cat_file(f"{keys.bucket}/{keys.prefix}{other_name}") == data
+    files.rm(f"{keys.bucket}/{keys.prefix}{other_name}")
     with pytest.raises(FileNotFoundError):
-        obstore.get(store, other)
+        obstore.get(store, other_name)

@@ -94,9 +94,9 @@ def test_s3_clients_write_read_list_and_delete_objects(rig: GatewayRig) -> None:
     client.delete_object(Bucket=bucket, Key=f"{keys.prefix}empty")
 
     def read_error_code(call: Any, **arguments: Any) -> str:
-        with pytest.raises(ClientError) as refused:
+        with pytest.raises(ClientError) as refusal:
             call(Bucket=bucket, **arguments)
-        return str(refused.value.response["Error"]["Code"])
+        return str(refusal.value.response["Error"]["Code"])
 
     assert read_error_code(client.get_object, Key=f"{keys.prefix}missing") == "NoSuchKey"
     assert read_error_code(client.get_object, Key=f"{keys.prefix}c", Range="bytes=7-8") == "InvalidRange"
@@ -107,8 +107,8 @@ def test_s3_clients_write_read_list_and_delete_objects(rig: GatewayRig) -> None:
     assert client.get_object(Bucket=bucket, Key=f"{keys.prefix}e")["Body"].read() == b"new"
 
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=keys.prefix, MaxKeys=2)
-    listed = [entry["Key"].removeprefix(keys.prefix) for page in pages for entry in page.get("Contents", [])]
-    assert sorted(name for name in listed if not name.startswith("metadata/")) == sorted([*names, "d", "e"])
+    listed_keys = [entry["Key"].removeprefix(keys.prefix) for page in pages for entry in page.get("Contents", [])]
+    assert sorted(name for name in listed_keys if not name.startswith("metadata/")) == sorted([*names, "d", "e"])
     grouped = client.list_objects_v2(Bucket=bucket, Prefix=keys.prefix, Delimiter="/")
     assert {"Prefix": f"{keys.prefix}a/"} in grouped["CommonPrefixes"]
     assert [entry["Key"].removeprefix(keys.prefix) for entry in grouped["Contents"]] == ["b ü+%20", "c", "d", "e"]
@@ -131,13 +131,13 @@ def test_object_in_parts_appears_when_its_upload_is_completed(rig: GatewayRig) -
         client.upload_part(**address, UploadId=upload, PartNumber=number, Body=body)["ETag"]
         for number, body in enumerate(bodies, 1)
     ]
-    listed = client.list_parts(**address, UploadId=upload)["Parts"]
-    assert [(part["PartNumber"], part["Size"]) for part in listed] == [(1, PART_BYTES), (2, 1000)]
+    listed_parts = client.list_parts(**address, UploadId=upload)["Parts"]
+    assert [(part["PartNumber"], part["Size"]) for part in listed_parts] == [(1, PART_BYTES), (2, 1000)]
     with pytest.raises(ClientError, match="404"):
         client.head_object(**address)
-    other = {"Bucket": keys.bucket, "Key": f"{keys.prefix}other"}
+    other_address = {"Bucket": keys.bucket, "Key": f"{keys.prefix}other"}
     with pytest.raises(ClientError, match="NoSuchUpload"):
-        client.upload_part(**other, UploadId=upload, PartNumber=1, Body=b"x")
+        client.upload_part(**other_address, UploadId=upload, PartNumber=1, Body=b"x")
     parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
     with pytest.raises(ClientError, match="InvalidPart"):
         client.complete_multipart_upload(
@@ -152,13 +152,13 @@ def test_object_in_parts_appears_when_its_upload_is_completed(rig: GatewayRig) -
     client.put_object(**address, Body=body)
     assert client.get_object(**address)["Body"].read() == body
     assert client.get_object(**address, Range=f"bytes={PUT_BYTES_MAX}-")["Body"].read() == b"3" * 1000
-    second = client.create_multipart_upload(**address)["UploadId"]
-    client.abort_multipart_upload(**address, UploadId=second)
+    second_upload = client.create_multipart_upload(**address)["UploadId"]
+    client.abort_multipart_upload(**address, UploadId=second_upload)
     with pytest.raises(ClientError, match="NoSuchUpload"):
-        client.upload_part(**address, UploadId=second, PartNumber=1, Body=b"x")
+        client.upload_part(**address, UploadId=second_upload, PartNumber=1, Body=b"x")
 
 
-def test_large_body_that_is_not_the_signed_body_is_not_stored(rig: GatewayRig) -> None:
+def test_large_body_that_differs_from_the_signed_body_is_not_stored(rig: GatewayRig) -> None:
     keys = rig.create_table("forged")
     path, headers = keys.sign("PUT", "forged", hashlib.sha256(b"the signed body").hexdigest())
     answer = requests.put(keys.endpoint + path, headers=headers, data=b"4" * (PUT_BYTES_MAX + 1000), timeout=60)
@@ -167,22 +167,22 @@ def test_large_body_that_is_not_the_signed_body_is_not_stored(rig: GatewayRig) -
         keys.make_client().head_object(Bucket=keys.bucket, Key=f"{keys.prefix}forged")
 
 
-def test_keys_of_one_table_open_no_object_of_another(rig: GatewayRig) -> None:
-    own, other = rig.create_table("own"), rig.create_table("other")
-    other.make_client().put_object(Bucket=other.bucket, Key=f"{other.prefix}secret", Body=b"secret")
-    client, foreign = own.make_client(), {"Bucket": other.bucket, "Key": f"{other.prefix}secret"}
-    source = {"Bucket": other.bucket, "Key": f"{other.prefix}secret"}
+def test_keys_of_one_table_open_no_object_of_another_table(rig: GatewayRig) -> None:
+    own_keys, other_keys = rig.create_table("own"), rig.create_table("other")
+    other_keys.make_client().put_object(Bucket=other_keys.bucket, Key=f"{other_keys.prefix}secret", Body=b"secret")
+    client, foreign = own_keys.make_client(), {"Bucket": other_keys.bucket, "Key": f"{other_keys.prefix}secret"}
+    source = {"Bucket": other_keys.bucket, "Key": f"{other_keys.prefix}secret"}
     for call, arguments in (
         (client.get_object, foreign),
         (client.put_object, {**foreign, "Body": b"x"}),
         (client.delete_object, foreign),
-        (client.list_objects_v2, {"Bucket": other.bucket, "Prefix": other.prefix}),
-        (client.list_objects_v2, {"Bucket": other.bucket, "Prefix": ".seamark-uploads/"}),
-        (client.copy_object, {"Bucket": own.bucket, "Key": f"{own.prefix}copy", "CopySource": source}),
+        (client.list_objects_v2, {"Bucket": other_keys.bucket, "Prefix": other_keys.prefix}),
+        (client.list_objects_v2, {"Bucket": other_keys.bucket, "Prefix": ".seamark-uploads/"}),
+        (client.copy_object, {"Bucket": own_keys.bucket, "Key": f"{own_keys.prefix}copy", "CopySource": source}),
     ):
         with pytest.raises(ClientError, match="AccessDenied"):
             call(**arguments)
-    assert other.make_client().get_object(**foreign)["Body"].read() == b"secret"
+    assert other_keys.make_client().get_object(**foreign)["Body"].read() == b"secret"
 
 
 class _WaitingBody(Body):
@@ -204,24 +204,24 @@ async def test_conditional_writes_share_a_limit_of_memory() -> None:
     backend = CloudBackend(settings, SystemClock())
     request = make_mocked_request("PUT", "/bucket/wh/t/key")
 
-    def put(body: Body) -> Awaitable[web.StreamResponse]:
+    def start_put(body: Body) -> Awaitable[web.StreamResponse]:
         address, headers = Address("bucket", "wh/t/key", {}), {"if-none-match": "*"}
         return backend.answer(S3Call("PUT", address, headers, "id", "principal", False, request, body, None))
 
     body = _WaitingBody(1000)
-    write = asyncio.ensure_future(put(body))
+    write = asyncio.ensure_future(start_put(body))
     await asyncio.wait_for(body.is_read.wait(), timeout=30)
-    with pytest.raises(S3Error, match="limit of 1,500 bytes of conditional writes") as refused:
-        await asyncio.wait_for(put(_WaitingBody(1000)), timeout=30)
-    assert (refused.value.code, refused.value.status) == ("SlowDown", 503)
+    with pytest.raises(S3Error, match="limit of 1,500 bytes of conditional writes") as refusal:
+        await asyncio.wait_for(start_put(_WaitingBody(1000)), timeout=30)
+    assert (refusal.value.code, refusal.value.status) == ("SlowDown", 503)
     write.cancel()
     with pytest.raises(asyncio.CancelledError):
         await write
     with pytest.raises(S3Error, match="at most 1500 bytes"):
-        await put(_WaitingBody(1501))
+        await start_put(_WaitingBody(1501))
     # The cancelled write has released its memory.
     with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(put(_WaitingBody(1500)), timeout=0.01)
+        await asyncio.wait_for(start_put(_WaitingBody(1500)), timeout=0.01)
 
 
 async def test_folder_is_listed_in_pages_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ async def test_folder_is_listed_in_pages_outside_of_the_event_loop(monkeypatch: 
     monkeypatch.setattr(CloudBackend, "_open_bucket", lambda backend, bucket: store)
     backend = CloudBackend(Settings(s3_backend="gs://"), SystemClock())
     query = {"list-type": "2", "prefix": "wh/t/", "delimiter": "/", "max-keys": "2"}
-    listed, token = [], ""
+    listed_keys, token = [], ""
     for _ in names:
         address = Address("bucket", "", {**query, **({"continuation-token": token} if token else {})})
         request = make_mocked_request("GET", "/bucket")
@@ -246,12 +246,12 @@ async def test_folder_is_listed_in_pages_outside_of_the_event_loop(monkeypatch: 
         assert isinstance(answer, web.Response)
         assert isinstance(answer.body, bytes)
         page = answer.body.decode()
-        listed += re.findall("<(?:Key|Prefix)>wh/t/([^<]+)<", page)
+        listed_keys += re.findall("<(?:Key|Prefix)>wh/t/([^<]+)<", page)
         token = "".join(re.findall("<NextContinuationToken>(.*)</NextContinuationToken>", page))
         if not token:
             break
     await backend.close()
-    assert sorted(listed) == ["a/", "b", "b/", "z", "ä"]
+    assert sorted(listed_keys) == ["a/", "b", "b/", "z", "ä"]
     assert len(threads) > 0
     assert threading.get_ident() not in threads
 

@@ -41,7 +41,7 @@ def client(keys: Keys) -> Iterator[Any]:
 
 
 def _get_outcome(call: Callable[..., Any], **arguments: Any) -> tuple[Any, ...]:
-    """Return what a client sees: the error's code and status, or status, size, range and bytes."""
+    """Return the outcome of a call: the error's code and status, or the status, size, range and bytes."""
     try:
         answer = call(**arguments)
     except ClientError as error:
@@ -173,7 +173,7 @@ def test_objects_and_parts_can_be_copied(keys: Keys, client: Any) -> None:
 
 @pytest.mark.few_cases(1)
 def test_keys_with_uri_characters_are_written_listed_copied_and_deleted(keys: Keys, client: Any) -> None:
-    """`#` and `?` are valid in a key: writers put partition values into keys."""
+    """`#` and `?` are valid in a key, and writers put partition values into keys."""
     names = [f"{keys.prefix}data/{name}" for name in ("c=#1/x", "c=what?/x", "a#b?c=d&e%23%3F", "?", "#")]
     for name in names:
         client.put_object(Bucket=keys.bucket, Key=name, Body=name.encode())
@@ -214,8 +214,10 @@ def test_paged_listings_have_every_key(keys: Keys, client: Any, seed: int) -> No
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + key, Body=key.encode())
     for _ in range(20):
         prefix = f"data/{rng.choice(['', 'a', 'a/', 'a/c', 'a/c/', 'b/', 'b/1', 'none'])}"
-        delimiter, after = str(rng.choice(["", "/"])), str(rng.choice(["", *texts]))
-        after = after if after.startswith(prefix) and not delimiter else ""  # Stores differ about the combination.
+        delimiter, start_after = str(rng.choice(["", "/"])), str(rng.choice(["", *texts]))
+        start_after = (
+            start_after if start_after.startswith(prefix) and not delimiter else ""
+        )  # Stores treat this combination differently.
         results: list[str] = []
         token: dict[str, str] = {}
         while True:
@@ -224,7 +226,7 @@ def test_paged_listings_have_every_key(keys: Keys, client: Any, seed: int) -> No
                 Prefix=keys.prefix + prefix,
                 MaxKeys=int(rng.integers(1, 5)),
                 **({"Delimiter": delimiter} if delimiter else {}),
-                **({"StartAfter": keys.prefix + after} if after and not token else {}),
+                **({"StartAfter": keys.prefix + start_after} if start_after and not token else {}),
                 **token,
             )
             names = [item["Key"] for item in page.get("Contents", [])]
@@ -234,10 +236,10 @@ def test_paged_listings_have_every_key(keys: Keys, client: Any, seed: int) -> No
                 break
             token = {"ContinuationToken": page["NextContinuationToken"]}
         expected = set()
-        for key in (key for key in texts if key.startswith(prefix) and key > after):
+        for key in (key for key in texts if key.startswith(prefix) and key > start_after):
             remaining_key = key[len(prefix) :]
             expected.add(prefix + remaining_key.partition("/")[0] + "/" if delimiter and "/" in remaining_key else key)
-        assert results == sorted(expected, key=str.encode), (prefix, delimiter, after)
+        assert results == sorted(expected, key=str.encode), (prefix, delimiter, start_after)
 
 
 def test_many_objects_are_deleted_in_one_request(keys: Keys, client: Any) -> None:
@@ -257,7 +259,9 @@ def test_many_objects_are_deleted_in_one_request(keys: Keys, client: Any) -> Non
 def test_checksums_of_clients_are_verified(keys: Keys, client: Any, algorithm: str) -> None:
     object_key = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}
     data = os.urandom(300_000)
-    client.put_object(**object_key, Body=io.BytesIO(data), ChecksumAlgorithm=algorithm)  # In chunks, with a trailer
+    client.put_object(
+        **object_key, Body=io.BytesIO(data), ChecksumAlgorithm=algorithm
+    )  # boto3 sends chunks with a trailer.
     assert client.get_object(**object_key)["Body"].read() == data
     size = {"CRC32": 4, "CRC32C": 4, "CRC64NVME": 8, "SHA1": 20, "SHA256": 32}[algorithm]
     wrong_checksum = base64.b64encode(bytes(size)).decode()

@@ -1,4 +1,4 @@
-"""Tests of engines that read and write tables through the gateway with vended credentials only."""
+"""Tests of engines that read and write tables through the gateway, only with vended credentials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of hedged reads: the answer that begins first is used, and the other request is cancelled."""
+"""Tests of hedged reads: the gateway uses the answer that begins first, and cancels the other request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.waits import until
 
 @dataclass
 class ScriptedAnswer:
-    """The behaviour of the store for a request: it waits until `goes`, then answers or fails."""
+    """The behaviour of the store for one request. It waits until `goes` is set, then answers or fails."""
 
     status: int = 206
     fails: bool = False
@@ -35,6 +35,8 @@ class ScriptedAnswer:
 
 
 class ScriptedStore:
+    """A store that gives the scripted answers in order, and records how each of them ended."""
+
     def __init__(self, *turns: ScriptedAnswer) -> None:
         self.turns = list(turns)
         self.sent = 0
@@ -66,13 +68,13 @@ class ScriptedStore:
 
 @pytest.fixture(autouse=True)
 def send_second_request_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send the second request at once if the first answer has not begun."""
+    """Send the second request immediately if the first answer has not begun."""
     monkeypatch.setattr(hedging, "_INITIAL_WAIT_S", 0.0)
     monkeypatch.setattr(hedging, "_WAIT_MIN_S", 0.0)
     monkeypatch.setattr(hedging, "_WAIT_MAX_S", 0.0)
 
 
-async def read(store: HedgedStore) -> tuple[str, bytes]:
+async def read_object(store: HedgedStore) -> tuple[str, bytes]:
     async with store.request("GET", "b", "k", {}) as answer:
         return answer.headers["turn"], b"".join([piece async for piece in answer.pieces])
 
@@ -81,7 +83,7 @@ async def test_answer_that_begins_first_is_used_and_the_other_request_is_cancell
     for faster in (0, 1):
         turns = ScriptedAnswer(), ScriptedAnswer()
         scripted = ScriptedStore(*turns)
-        reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
+        reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
         await until(lambda scripted=scripted: scripted.sent == 2)
         turns[faster].goes.set()
         assert await reading == (str(faster), b"a")
@@ -92,7 +94,7 @@ async def test_answer_that_begins_first_is_used_and_the_other_request_is_cancell
 async def test_failure_is_used_only_if_no_answer_arrives(refused: ScriptedAnswer) -> None:
     last_answer = ScriptedAnswer()
     scripted = ScriptedStore(refused, last_answer)
-    reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
+    reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
     await until(lambda: scripted.sent == 2)
     refused.goes.set()
     await asyncio.sleep(0)
@@ -100,10 +102,10 @@ async def test_failure_is_used_only_if_no_answer_arrives(refused: ScriptedAnswer
     assert await reading == ("1", b"a")
 
 
-async def test_error_is_that_of_the_store_when_both_requests_fail() -> None:
+async def test_error_of_the_store_is_returned_if_both_requests_fail() -> None:
     turns = ScriptedAnswer(fails=True), ScriptedAnswer(fails=True)
     scripted = ScriptedStore(*turns)
-    reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
+    reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
     await until(lambda: scripted.sent == 2)
     for turn in turns:
         turn.goes.set()
@@ -115,14 +117,14 @@ async def test_interrupted_answer_has_the_error_of_its_request() -> None:
     turn = ScriptedAnswer(breaks=True)
     turn.goes.set()
     with pytest.raises(RetryLater, match="ended early"):
-        await read(HedgedStore(ScriptedStore(turn, ScriptedAnswer()), SystemClock(), percent=100))
+        await read_object(HedgedStore(ScriptedStore(turn, ScriptedAnswer()), SystemClock(), percent=100))
     assert turn.ended == "broken"
 
 
 async def test_reader_that_disconnects_cancels_both_requests() -> None:
     turns = ScriptedAnswer(), ScriptedAnswer()
     scripted = ScriptedStore(*turns)
-    reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
+    reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
     await until(lambda: scripted.sent == 2)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -131,22 +133,22 @@ async def test_reader_that_disconnects_cancels_both_requests() -> None:
 
 
 @pytest.mark.parametrize("percent", [0, 5, 50])
-async def test_hedged_requests_stay_within_their_share_of_all(percent: int) -> None:
+async def test_hedged_requests_stay_within_their_percentage_of_all_requests(percent: int) -> None:
     count = 400
     scripted = ScriptedStore(*(ScriptedAnswer() for _ in range(2 * count)))
     store = HedgedStore(scripted, SystemClock(), percent=percent)
     for number in range(count):
         sent_requests = scripted.sent
-        reading = asyncio.create_task(read(store))
+        reading = asyncio.create_task(read_object(store))
         while scripted.sent == sent_requests:
             await asyncio.sleep(0)
-        for _ in range(20):  # Enough turns of the event loop for a second request, if there is one
+        for _ in range(20):  # These turns of the event loop suffice for a second request.
             await asyncio.sleep(0)
         scripted.turns[sent_requests].goes.set()
         await reading
         assert store.hedged <= (number + 1) * percent / 100
     assert scripted.sent == count + store.hedged
-    assert store.hedged >= count * percent // 200, "the allowance is used"
+    assert store.hedged >= count * percent // 200, "fewer requests were hedged than the percentage allows"
 
 
 async def test_every_hedged_read_has_the_right_bytes(tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ async def test_every_hedged_read_has_the_right_bytes(tmp_path: Path) -> None:
             end = rng.randrange(start, len(data)) + 1
             try:
                 status, actual, _ = await worker.send("GET", path, Range=f"bytes={start}-{end - 1}")
-            except aiohttp.ClientError:  # An interrupted answer is not a wrong one.
+            except aiohttp.ClientError:  # An interrupted answer does not count as wrong.
                 status, actual = 0, b""
             assert status == 206 or store.fails
             assert status != 206 or actual == data[start:end]

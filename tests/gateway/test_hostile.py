@@ -116,7 +116,7 @@ def test_impossible_date_is_ignored(name: str, date: str) -> None:
 
 
 @pytest.mark.parametrize("signature", [b"\xff" * 64, "٣".encode() * 32, b"", b"0" * 64])
-def test_trailer_signature_of_any_bytes_is_compared(signature: bytes) -> None:
+def test_trailer_signature_with_any_bytes_is_compared_without_an_error(signature: bytes) -> None:
     claim = SignatureClaim("a", "t", "20261125T000000Z", "us-east-1", ("host",), "0" * 64, SIGNED_TRAILER)
     signer = ChunkSigner("secret", claim.timestamp, claim.region, SIGNED_TRAILER, claim.signature)
     body = signer.sign_chunk(b"hello") + signer.end("x-amz-checksum-crc32", "NhCmhg==")
@@ -152,7 +152,7 @@ def test_errors_contain_no_path_of_the_server(folder_rig: GatewayRig) -> None:
 
 
 def test_written_object_has_no_checksums_of_an_older_file(folder_rig: GatewayRig) -> None:
-    """Spark stores checksums beside files that it writes without the gateway, and would refuse to read the new
+    """Spark stores checksum files for files that it writes without the gateway, and would refuse to read the new
     object.
     """
     keys = folder_rig.create_table(f"checksums{next(_numbers)}")
@@ -201,23 +201,23 @@ def test_listing_has_no_keys_with_empty_names(folder_rig: GatewayRig) -> None:
             assert objects["KeyCount"] == 0, name
 
 
-def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: GatewayRig, tmp_path: Path) -> None:
-    """During requests, a program with access to one table's folder swaps it for a link to another table's folder."""
+def test_folder_replaced_by_a_link_at_any_moment_reveals_nothing(folder_rig: GatewayRig, tmp_path: Path) -> None:
+    """During requests, a program with access to one table's folder replaces it by a link to another table's folder."""
     keys = folder_rig.create_table(f"swaps{next(_numbers)}")
     prefix_folder = folder_rig.folder / keys.bucket / keys.prefix
-    other = tmp_path / "other"
-    other.mkdir()
+    other_folder = tmp_path / "other"
+    other_folder.mkdir()
     with closing(keys.make_client()) as client:
         for number in range(4):
             client.put_object(Bucket=keys.bucket, Key=f"{keys.prefix}data/{number}", Body=b"own")
-            (other / str(number)).write_bytes(b"secret")
-        (other / "only-here").write_bytes(b"secret")
-        before = {path.name: (path.read_bytes(), path.stat().st_ino) for path in other.iterdir()}
-        ended = threading.Event()
+            (other_folder / str(number)).write_bytes(b"secret")
+        (other_folder / "only-here").write_bytes(b"secret")
+        files_before = {path.name: (path.read_bytes(), path.stat().st_ino) for path in other_folder.iterdir()}
+        ending = threading.Event()
 
         def swap_repeatedly() -> None:
-            while not ended.wait(0.0005):
-                (prefix_folder / "data-link").symlink_to(other)
+            while not ending.wait(0.0005):
+                (prefix_folder / "data-link").symlink_to(other_folder)
                 (prefix_folder / "data").rename(prefix_folder / "data-away")
                 try:
                     (prefix_folder / "data-link").rename(prefix_folder / "data")
@@ -225,11 +225,11 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Gat
                     (prefix_folder / "data-link").unlink()
                     shutil.rmtree(prefix_folder / "data-away")
                     continue
-                ended.wait(0.0005)
+                ending.wait(0.0005)
                 (prefix_folder / "data").unlink()
                 try:
                     (prefix_folder / "data-away").rename(prefix_folder / "data")
-                except OSError:  # A request has created the folder again, as above.
+                except OSError:  # A request has created the folder again.
                     shutil.rmtree(prefix_folder / "data-away")
 
         thread = threading.Thread(target=swap_repeatedly)
@@ -247,13 +247,13 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(folder_rig: Gat
                     objects = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix)
                     assert "only-here" not in str(objects.get("Contents"))
         finally:
-            ended.set()
+            ending.set()
             thread.join()
     assert answers <= {b"own"}
-    assert {path.name: (path.read_bytes(), path.stat().st_ino) for path in other.iterdir()} == before
+    assert {path.name: (path.read_bytes(), path.stat().st_ino) for path in other_folder.iterdir()} == files_before
 
 
-def test_listing_follows_no_link(folder_rig: GatewayRig, tmp_path: Path) -> None:
+def test_listing_follows_no_symbolic_link(folder_rig: GatewayRig, tmp_path: Path) -> None:
     keys = folder_rig.create_table(f"links{next(_numbers)}")
     prefix_folder = folder_rig.folder / keys.bucket / keys.prefix
     (tmp_path / "secret").write_text("secret")
@@ -275,9 +275,9 @@ def test_listing_that_starts_after_a_folders_name_has_the_keys_in_it(rig: Gatewa
     with closing(keys.make_client()) as client:
         for name in names:
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + name, Body=b"x")
-        after = {"Bucket": keys.bucket, "Prefix": keys.prefix + "data/", "StartAfter": keys.prefix + "data/a/"}
-        objects = client.list_objects_v2(**after)["Contents"]
-        grouped = client.list_objects_v2(**after, Delimiter="/")["CommonPrefixes"]
+        list_arguments = {"Bucket": keys.bucket, "Prefix": keys.prefix + "data/", "StartAfter": keys.prefix + "data/a/"}
+        objects = client.list_objects_v2(**list_arguments)["Contents"]
+        grouped = client.list_objects_v2(**list_arguments, Delimiter="/")["CommonPrefixes"]
     assert [item["Key"].removeprefix(keys.prefix) for item in objects] == names
     assert [item["Prefix"].removeprefix(keys.prefix) for item in grouped] == ["data/b/"]
 

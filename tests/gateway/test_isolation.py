@@ -1,4 +1,4 @@
-"""Tests that keys of one table reach no object of another, with any operation, spelling or forgery."""
+"""Tests that the keys of one table reach no object of another table, with any operation, spelling or forgery."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def send_raw(
 ) -> tuple[int, bytes]:
     """Send a request whose target is not normalised, and return the response.
 
-    The request has a valid signature of exactly that target.
+    The request has a valid signature of exactly this target.
     """
     request = AWSRequest(method, keys.endpoint + target, data=body, headers=headers or {})
     request.headers["Host"] = urlsplit(keys.endpoint).netloc
@@ -105,7 +105,7 @@ def test_no_operation_reaches_another_table(rig: GatewayRig, victim_keys: Keys, 
         "parts of another": _call_for_code(client.list_parts, **victim_object, UploadId=foreign),
     }
     assert set(refused_paths.values()) == {"AccessDenied"}, refused_paths
-    # An upload id of another table is useless with the caller's own key.
+    # The upload id of another table is rejected for the caller's own key.
     assert (
         _call_for_code(client.upload_part, **environment, UploadId=foreign, PartNumber=1, Body=b"x") == "NoSuchUpload"
     )
@@ -115,7 +115,7 @@ def test_no_operation_reaches_another_table(rig: GatewayRig, victim_keys: Keys, 
 
 
 def _list_spellings(own_keys: str, victim_keys: str) -> list[str]:
-    """Return encoded keys that some reader might take for the victim's."""
+    """Return encoded keys that a reader might decode to the victim's key."""
     up = "../" * own_keys.count("/")
     name = f"{up}{victim_keys}data/secret"
     return [
@@ -199,7 +199,7 @@ def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: 
 
 
 def test_request_changed_after_its_signature_is_rejected(own_keys: Keys, client: Any) -> None:
-    """The test replaces each part of a signed request."""
+    """The test replaces each part of a signed request in turn."""
     target = f"/{own_keys.bucket}/{own_keys.prefix}data/o"
     request = AWSRequest(
         "PUT", own_keys.endpoint + target, data=b"signed", headers={"Host": urlsplit(own_keys.endpoint).netloc}

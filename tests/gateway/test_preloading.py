@@ -67,11 +67,11 @@ def test_chosen_partitions_are_cached_before_their_first_reader(
     }
     table = catalog.create_table(f"pre.{kind}", PARTITIONED, partition_spec=SPEC, properties=properties)
     table.io = load_file_io(s3.build_client_properties())  # PyIceberg does not read its own writes through the cache.
-    before = count_events(counting_rig, "preloaded_file")
+    preloaded_before = count_events(counting_rig, "preloaded_file")
     for number in range(2):
         rows = pa.table({"id": range(number, number + 50), "p": ["hot", "cold"] * 25})
         table.append(rows)
-    block_until(lambda: count_events(counting_rig, "preloaded_file") >= before + 2)
+    block_until(lambda: count_events(counting_rig, "preloaded_file") >= preloaded_before + 2)
     files = {task.file.file_path: task.file.partition[0] for task in table.scan().plan_files()}
     assert sorted(files.values()) == ["cold", "cold", "hot", "hot"]
     proxy.requests.clear()
@@ -89,34 +89,36 @@ def test_chosen_partitions_are_cached_before_their_first_reader(
             assert (request_count == 0) is (partition == "hot"), (path, proxy.requests)
     finally:
         client.close()
-    assert count_events(counting_rig, "preloaded_file") == before + 2
+    assert count_events(counting_rig, "preloaded_file") == preloaded_before + 2
 
 
 @pytest.mark.slow
 def test_files_outside_the_tables_location_are_not_preloaded(counting_rig: GatewayRig, s3: S3) -> None:
-    """The table's metadata names files of another table, as after `add_files`."""
+    """The metadata names files of another table, as after Spark's `add_files`."""
     catalog = open_catalog(counting_rig)
     schema = Schema(NestedField(1, "id", LongType()))
-    other = catalog.create_table("pre.other", schema)
-    other.append(pa.table({"id": range(10)}))
-    (path,) = [task.file.file_path for task in other.scan().plan_files()]
-    before = count_events(counting_rig, "preloaded_file")
+    other_table = catalog.create_table("pre.other", schema)
+    other_table.append(pa.table({"id": range(10)}))
+    (path,) = [task.file.file_path for task in other_table.scan().plan_files()]
+    preloaded_before = count_events(counting_rig, "preloaded_file")
     table = catalog.create_table("pre.thief", schema, properties={"seamark.cache.preload": "files"})
-    table.io = load_file_io(s3.build_client_properties())  # As a program with its own credentials
+    table.io = load_file_io(
+        s3.build_client_properties()
+    )  # PyIceberg reads the files with its own credentials, without the gateway.
     table.add_files([path])
     log: Path = counting_rig.seamark.log
     block_until(lambda: any("not preloaded" in line and "thief" in line for line in log.read_text().splitlines()))
-    assert count_events(counting_rig, "preloaded_file") == before
+    assert count_events(counting_rig, "preloaded_file") == preloaded_before
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("text", ["no JSON", '{"type": "eq", "term": "missing", "value": 1}', "[" * 5000])
 def test_unusable_preload_filter_is_logged_and_nothing_is_preloaded(counting_rig: GatewayRig, text: str) -> None:
     catalog = open_catalog(counting_rig)
-    before, log = count_events(counting_rig, "preloaded_file"), counting_rig.seamark.log
+    events_before, log = count_events(counting_rig, "preloaded_file"), counting_rig.seamark.log
     name = f"f{uuid.uuid4().hex}"
     properties = {"seamark.cache.preload": "files", "seamark.cache.preload-filter": text}
     table = catalog.create_table(f"pre.{name}", Schema(NestedField(1, "id", LongType())), properties=properties)
     table.append(pa.table({"id": range(10)}))
     block_until(lambda: any("not preloaded" in line and name in line for line in log.read_text().splitlines()))
-    assert count_events(counting_rig, "preloaded_file") == before
+    assert count_events(counting_rig, "preloaded_file") == events_before

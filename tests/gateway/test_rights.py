@@ -1,4 +1,4 @@
-"""Tests that vended credentials have the rights of the login that loaded the table, expire, and follow revocations."""
+"""Tests of the rights of vended credentials. They equal those of the login, expire, and end with revocations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def _read_tokens(home: Path) -> dict[str, str]:
 
 
 def _collect_codes(keys: Keys) -> dict[str, str]:
-    """Return the outcome of each operation."""
+    """Return the error code of each operation, or OK."""
     client, object_key = keys.make_client(), {"Bucket": keys.bucket, "Key": keys.prefix + "data/o"}
 
     def call_for_code(call: Any, **arguments: Any) -> str:
@@ -108,7 +108,7 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
         codes = await asyncio.to_thread(_collect_codes, reader)
         assert {name for name, code in codes.items() if code == "OK"} == {"get", "list"}
         assert {code for code in codes.values() if code != "OK"} == {"AccessDenied"}
-        # An answer is reused only by its own principal, and only while its credentials are valid.
+        # An answer is cached only for its principal, and only while its credentials are valid.
         assert tag != read_tag
         assert (await load("writer", tag))[0] == 304
         assert (await load("reader", tag))[0] == 200
@@ -119,14 +119,14 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
         assert late_answer[0] == 200
         assert read_keys(late_answer[1]).token != writer.token
         clock.ahead_ms = 0
-        # botocore signs with the real time, so only the credentials have expired.
+        # botocore signs with the real time, so the signature has not expired.
         clock.ahead_ms = 61_000
         assert set((await asyncio.to_thread(_collect_codes, writer)).values()) == {"ExpiredToken"}
         assert set((await asyncio.to_thread(_collect_codes, read_keys(late_answer[1]))).values()) == {"OK"}
 
 
 async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: Path) -> None:
-    """The test revokes a grant, the token, or a part of the role; a remaining right stays usable."""
+    """The test revokes a grant, the token, or a part of the role. The remaining rights stay usable."""
     home = tmp_path / "home"
     tokens = await _read_tokens(home)
     settings: dict[str, Any] = {
@@ -149,7 +149,7 @@ async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: 
             codes = await asyncio.to_thread(_collect_codes, keys)
             return codes["get"], codes["put"]
 
-        async def become(keys: Keys, expected_keys: tuple[str, str]) -> None:
+        async def wait_for_outcomes(keys: Keys, expected_keys: tuple[str, str]) -> None:
             async with asyncio.timeout(60):
                 while await read_outcomes(keys) != expected_keys:
                     await asyncio.sleep(0.02)
@@ -165,14 +165,14 @@ async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: 
         # After losing the role writer, the right to read remains, with new credentials.
         await send("admin", "PUT", grants, {"principal": "writer", "role": "reader", "namespace": ["db"]})
         await send("admin", "DELETE", f"{grants}?principal=writer&role=writer&namespace=db")
-        await become(written_statuses["writer"], refusals)
+        await wait_for_outcomes(written_statuses["writer"], refusals)
         assert await read_outcomes(read_keys(await send("writer", "GET", table))) == ("OK", "AccessDenied")
         await send("admin", "DELETE", "/api/v1/tokens/reader")
-        await become(written_statuses["reader"], refusals)
+        await wait_for_outcomes(written_statuses["reader"], refusals)
         assert await read_outcomes(written_statuses["admin"]) == ok
 
 
-def _is_overlapping(first: str, other: str) -> bool:
+def _do_overlap(first: str, other: str) -> bool:
     return f"{first}/".startswith(f"{other}/") or f"{other}/".startswith(f"{first}/")
 
 
@@ -180,7 +180,7 @@ def _is_overlapping(first: str, other: str) -> bool:
 async def _run_without_polling(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
     """Open a server with a gateway that does not poll its database during a test, and that caches checks for longer.
 
-    Yields a function that sends a request and returns its JSON.
+    Yield a function that sends a request and returns its JSON.
     """
     settings: dict[str, Any] = {
         "warehouse": "s3://lake/wh",
@@ -203,8 +203,8 @@ async def _run_without_polling(tmp_path: Path) -> AsyncIterator[Callable[..., Aw
 async def test_credentials_of_a_dropped_table_are_rejected_at_once(tmp_path: Path) -> None:
     async with _run_without_polling(tmp_path) as send:
         keys = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}))
-        other = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "u", "schema": SCHEMA}))
-        for item in (keys, other):
+        other_keys = read_keys(await send("POST", "/v1/namespaces/db/tables", {"name": "u", "schema": SCHEMA}))
+        for item in (keys, other_keys):
             assert set((await asyncio.to_thread(_collect_codes, item)).values()) == {"OK"}
         await send("DELETE", "/v1/namespaces/db/tables/t")
 
@@ -214,11 +214,11 @@ async def test_credentials_of_a_dropped_table_are_rejected_at_once(tmp_path: Pat
         async with asyncio.timeout(60):
             while not await is_refused():
                 await asyncio.sleep(0.02)
-        assert set((await asyncio.to_thread(_collect_codes, other)).values()) == {"OK"}
+        assert set((await asyncio.to_thread(_collect_codes, other_keys)).values()) == {"OK"}
 
 
 async def test_credentials_of_a_table_moved_to_another_namespace_are_rejected_at_once(tmp_path: Path) -> None:
-    """Otherwise a user without rights on the new namespace could read and write until the credentials expire."""
+    """If they stayed valid, a user without rights on the new namespace could read and write until they expire."""
     async with _run_without_polling(tmp_path) as send:
 
         async def rename(source: tuple[str, str], target: tuple[str, str]) -> None:
@@ -261,7 +261,7 @@ async def test_body_that_ends_after_its_table_was_dropped_is_not_stored(tmp_path
         assert not list((tmp_path / "objects").rglob("late"))
 
 
-async def test_credentials_say_whether_their_table_is_pinned(tmp_path: Path) -> None:
+async def test_credentials_contain_the_pinned_property_of_their_table(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "warehouse": "s3://lake/wh",
         "s3_folder": str(tmp_path / "objects"),
@@ -280,6 +280,8 @@ async def test_credentials_say_whether_their_table_is_pinned(tmp_path: Path) -> 
 
 
 class _Claims:
+    """The store's claims of tables, given by the test."""
+
     def __init__(self, claims: dict[str, list[str]]) -> None:
         self.by_uuid, self.calls = claims, 0
         self.dropped: set[str] = set()
@@ -298,14 +300,14 @@ class _Claims:
 
     async def find_overlapping_claims(self, keys: list[str], uuid: str, limit: int) -> list[Claim]:
         return [
-            Claim(uuid=other, location=location, shared=False)
-            for other, locations in self.by_uuid.items()
+            Claim(uuid=other_uuid, location=location, shared=False)
+            for other_uuid, locations in self.by_uuid.items()
             for location in locations
-            if other != uuid and any(_is_overlapping(location, key) for key in keys)
+            if other_uuid != uuid and any(_do_overlap(location, key) for key in keys)
         ]
 
 
-async def test_credentials_end_with_the_ownership_of_their_location() -> None:
+async def test_credentials_become_invalid_when_their_table_loses_its_location() -> None:
     clock, claims = SimulatedClock(1), _Claims({"t": ["s3://bkt/t"]})
     ownership = GrantChecker(claims, clock, build_settings(Path("unused"), rights_recheck_s=5))
     grant = ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60)
@@ -345,7 +347,7 @@ async def test_credentials_end_with_the_ownership_of_their_location() -> None:
 
 
 class _Logins(_Claims):
-    """The claims of one table, and the logins of principals."""
+    """A store with the claims of one table, and the logins of principals."""
 
     def __init__(self, grants: dict[str, list[RoleGrant]]) -> None:
         super().__init__({"t": ["s3://bkt/t"]})
@@ -362,7 +364,7 @@ class _Logins(_Claims):
 
 
 @pytest.mark.parametrize("claim", ["", "roles"])
-async def test_claims_that_only_an_issuer_states_do_not_invalidate_credentials(claim: str) -> None:
+async def test_role_claims_of_an_issuer_do_not_invalidate_credentials(claim: str) -> None:
     logins = _Logins({"oidc:granted": [RoleGrant("oidc:granted", "reader", ("db",))]})
     settings = build_settings(Path("unused"), auth="token+oidc", oidc_issuer="https://i", oidc_roles_claim=claim)
     ownership = GrantChecker(logins, SimulatedClock(1), settings)
@@ -384,7 +386,7 @@ async def test_claims_that_only_an_issuer_states_do_not_invalidate_credentials(c
 
 @pytest.mark.parametrize(("auth", "accepted"), [("token", "ann"), ("oidc", "oidc:eve")])
 async def test_credentials_end_when_their_kind_of_login_is_disabled(auth: str, accepted: str) -> None:
-    """The setting may have changed since they were issued."""
+    """The setting may have changed after the credentials were issued."""
     logins = _Logins({principal: [RoleGrant(principal, "reader", ("db",))] for principal in ("ann", "oidc:eve")})
     settings = build_settings(Path("unused"), auth=auth, oidc_issuer="https://i")
     ownership = GrantChecker(logins, SimulatedClock(1), settings)

@@ -1,4 +1,6 @@
-"""Tests of the memory for answers that clients read slowly: it has a limit, and more slow readers get less each."""
+"""Tests of the limited memory for answers that clients read slowly. The more slow readers there are, the less each
+gets.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tests.waits import until
 BUDGET = 8 << 20
 
 
-def test_answers_stay_within_the_budget_with_a_least_step_each_and_a_share_for_each_principal() -> None:
+def test_answers_stay_within_the_budget_and_the_share_of_their_principal() -> None:
     rng, budget = random.Random(first_seed()), SendBudget(BUDGET, BUDGET // 2)
     budgets: dict[AnswerBudget, tuple[str, int]] = {}
     for _ in range(2_000):
@@ -51,7 +53,7 @@ def test_answers_stay_within_the_budget_with_a_least_step_each_and_a_share_for_e
     assert len(budgets) > 100
 
 
-def test_principal_with_many_slow_readers_leaves_large_steps_to_others() -> None:
+def test_principal_with_many_slow_readers_leaves_large_steps_to_other_principals() -> None:
     budget = SendBudget(64 << 20, 32 << 20)
     for _ in range(5000):
         answer_budget = AnswerBudget(budget, "crowd")
@@ -66,7 +68,7 @@ def test_principal_with_many_slow_readers_leaves_large_steps_to_others() -> None
 
 @pytest.mark.slow
 async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path: Path) -> None:
-    """Without a memory tier each reader has its own copy of a block.
+    """Without a memory tier, each reader would have its own copy of a block.
 
     There are 10 readers of 8 MiB, and a budget of 1 MiB.
     """
@@ -102,7 +104,7 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
             data, actual = store.objects[to_location(path)].data, 0
             while actual < len(data):
                 piece = await reader.read(65_536)
-                assert piece, f"{actual} of {len(data)} bytes"
+                assert piece, f"the answer ended after {actual} of {len(data)} bytes"
                 assert piece == data[actual : actual + len(piece)]
                 actual += len(piece)
                 maximum = max(maximum, budget.taken_bytes)
@@ -118,7 +120,9 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
 async def test_data_waiting_for_slow_readers_is_counted_and_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There are 40 readers that read nothing, and a budget of 1 MiB: connections hold what it counts, and headers."""
+    """There are 40 readers that read nothing, and a budget of 1 MiB. Connections hold the counted bytes, and
+    headers.
+    """
     rng = random.Random(1)
     store, path = FakeStore(rng), draw_name(rng)
     store.put(to_location(path), rng.randbytes(16 * BLOCK))

@@ -1,4 +1,4 @@
-"""Tests of signatures and chunked bodies, compared with botocore and the example in AWS's documentation."""
+"""Tests of signatures and chunked bodies, compared with botocore and with the example in AWS's documentation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KEYS = Credentials("AKIAIOSFODNN7EXAMPLE", SECRET, "a/token+")
 text = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=12)
 
 
-def _read(method: str, url: str, headers: dict[str, str]) -> tuple[SignatureClaim, RequestTarget]:
+def read_signed_request(method: str, url: str, headers: dict[str, str]) -> tuple[SignatureClaim, RequestTarget]:
     parts = urlsplit(url)
     lower = {name.lower(): value for name, value in headers.items()}
     target = RequestTarget(method, parts.path, parts.query, lower)
@@ -53,7 +53,7 @@ def test_requests_are_accepted_only_as_botocore_signed_them(key: str, names: dic
     meta = meta.strip("\n")
     request = AWSRequest("PUT", url, headers={"Host": "host:1", "x-amz-meta-a": meta}, data=b"body")
     S3SigV4Auth(KEYS, "s3", "us-east-1").add_auth(request)
-    claim, target = _read("PUT", url, dict(request.headers.items()))
+    claim, target = read_signed_request("PUT", url, dict(request.headers.items()))
     assert claim.payload == hashlib.sha256(b"body").hexdigest()
     check_signed_headers(claim, target.headers)
     assert is_signed(claim, target, SECRET)
@@ -74,7 +74,7 @@ def test_requests_are_accepted_only_as_botocore_signed_them(key: str, names: dic
 def test_urls_presigned_by_botocore_are_accepted(key: str) -> None:
     request = AWSRequest("GET", f"http://host:1/bucket/k{quote(key, safe='/-_.~')}")
     S3SigV4QueryAuth(KEYS, "s3", "us-east-1", expires=60).add_auth(request)
-    claim, target = _read("GET", request.url, {"Host": "host:1"})
+    claim, target = read_signed_request("GET", request.url, {"Host": "host:1"})
     assert (claim.token, claim.payload) == ("a/token+", "UNSIGNED-PAYLOAD")
     assert is_signed(claim, target, SECRET)
     assert not is_signed(claim, replace(target, method="DELETE"), SECRET)
@@ -152,7 +152,7 @@ def test_signed_chunks_are_decoded_in_pieces_of_any_size(cuts: list[int]) -> Non
 
 
 @given(position=st.integers(0, 66823), byte=st.integers(1, 255))
-def test_changed_byte_of_a_signed_body_never_completes_it(position: int, byte: int) -> None:
+def test_body_with_a_changed_byte_is_never_completed(position: int, byte: int) -> None:
     body = bytearray(_build_example())
     body[position] ^= byte
     decoder, received = _build_decoder(), 0
@@ -161,10 +161,10 @@ def test_changed_byte_of_a_signed_body_never_completes_it(position: int, byte: i
             received += sum(map(len, decoder.feed(bytes(body[start : start + 5000]))))
         decoder.finish()
     except S3Error:
-        # The last piece of the changed chunk was withheld, unless only bytes after the data were changed.
+        # The decoder withholds the last piece of a changed chunk, unless only bytes after the data were changed.
         assert received < 66560 or position > 65536 + 1024
     else:
-        # A signature does not cover upper-case digits of a size and the last line end.
+        # The signature covers neither the case of a size's digits nor the last line end.
         assert received == 66560
 
 

@@ -38,7 +38,7 @@ def client(keys: Keys) -> Iterator[Any]:
         yield client
 
 
-def _send(keys: Keys, name: str, payload: str, body: bytes, **headers: str) -> tuple[int, bytes]:
+def put_object(keys: Keys, name: str, payload: str, body: bytes, **headers: str) -> tuple[int, bytes]:
     target, signed_headers = keys.sign("PUT", name, payload, **headers)
     with closing(http.client.HTTPConnection(urlsplit(keys.endpoint).netloc, timeout=30)) as connection:
         connection.request("PUT", target, body=body, headers=signed_headers)
@@ -55,7 +55,7 @@ def _is_absent(keys: Keys, client: Any, name: str) -> bool:
 
 
 def _build_chunks(signed: dict[str, str], keys: Keys, data: list[bytes]) -> bytes:
-    """Return a body of signed chunks, which continue the signature of the header."""
+    """Return a body of signed chunks. Their signatures continue the signature of the header."""
     claim = SignatureClaim(
         keys.access_key, "", signed["x-amz-date"], keys.region, (), signed["authorization"][-64:], ""
     )
@@ -72,12 +72,12 @@ def _build_chunks(signed: dict[str, str], keys: Keys, data: list[bytes]) -> byte
 
 def test_body_that_differs_from_its_signature_is_not_stored(keys: Keys, client: Any) -> None:
     wrong_digest = hashlib.sha256(b"other").hexdigest()
-    status, text = _send(keys, "hash", wrong_digest, b"x" * MEBIBYTE)
+    status, text = put_object(keys, "hash", wrong_digest, b"x" * MEBIBYTE)
     assert (status, b"XAmzContentSHA256Mismatch" in text) == (400, True)
     assert _is_absent(keys, client, "hash")
 
 
-def test_signed_chunks_are_stored_and_changed_ones_are_not(keys: Keys, client: Any) -> None:
+def test_signed_chunks_are_stored_but_changed_chunks_are_not(keys: Keys, client: Any) -> None:
     data = [b"a" * 65536, b"b" * 65536, b"c" * 100]
     length = str(sum(map(len, data)))
     options = {"x_amz_decoded_content_length": length, "content_encoding": "aws-chunked"}
@@ -100,7 +100,7 @@ def test_signed_chunks_are_stored_and_changed_ones_are_not(keys: Keys, client: A
 def test_connection_that_ends_early_stores_nothing(folder_rig: GatewayRig) -> None:
     """The store is a folder.
 
-    Other stores may treat a short body without hash or framing differently: versitygw keeps it.
+    Other stores may handle a short body without hash or framing differently: versitygw stores it.
     """
     rig, keys = folder_rig, folder_rig.create_table(f"s{next(_numbers)}")
     client = keys.make_client()
@@ -158,19 +158,19 @@ def test_objects_are_never_completely_in_memory(rig: GatewayRig, keys: Keys, cli
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
     client.put_object(Bucket=keys.bucket, Key=keys.prefix + "warm", Body=b"x")
-    before, peak, is_over = _read_rss(rig), [0], threading.Event()
+    rss_before, peak, is_over = _read_rss(rig), [0], threading.Event()
 
-    def watch() -> None:
+    def record_peak_memory() -> None:
         while not is_over.wait(0.02):
             peak[0] = max(peak[0], _read_rss(rig))
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=record_peak_memory)
     watcher.start()
     try:
         with (tmp_path / "large").open("rb") as file:
             client.put_object(Bucket=keys.bucket, Key=keys.prefix + "large", Body=file)
         body = client.get_object(Bucket=keys.bucket, Key=keys.prefix + "large")["Body"]
-        # A slow reader: the server must not read ahead of it.
+        # The reader is slow, and the server must not read ahead.
         assert sum(len(piece) for piece in body.iter_chunks(MEBIBYTE)) == size
         unread = client.get_object(Bucket=keys.bucket, Key=keys.prefix + "large")["Body"]
         assert len(unread.read(10)) == 10
@@ -178,7 +178,7 @@ def test_objects_are_never_completely_in_memory(rig: GatewayRig, keys: Keys, cli
     finally:
         is_over.set()
         watcher.join()
-    assert peak[0] - before < 64 * MEBIBYTE, f"{(peak[0] - before) / MEBIBYTE:.0f} MiB more"
+    assert peak[0] - rss_before < 64 * MEBIBYTE, f"{(peak[0] - rss_before) / MEBIBYTE:.0f} MiB more"
     client.delete_object(Bucket=keys.bucket, Key=keys.prefix + "large")
     assert "unexpected error" not in rig.seamark.log.read_text()
 
@@ -193,7 +193,7 @@ def test_unavailable_or_killed_store_gives_no_short_object(tmp_path: Path) -> No
                 client.put_object(**object_address, Body=b"x" * 4 * MEBIBYTE)
                 proxy.cut_after = MEBIBYTE
                 assert client.get_object(**object_address)["Body"].read() == b"x" * 4 * MEBIBYTE, (
-                    "each cut is continued"
+                    "the gateway must continue the answer after each cut"
                 )
                 proxy.dies = True
                 with pytest.raises(Exception, match=r"(?i)incomplete|closed|reset|broken|aborted"):
@@ -207,14 +207,14 @@ def test_unavailable_or_killed_store_gives_no_short_object(tmp_path: Path) -> No
 
 
 class _CuttingProxy:
-    """A TCP proxy before a store that closes each connection after a number of bytes of answers."""
+    """A TCP proxy before a store. It closes each connection after a number of bytes of answers."""
 
     def __init__(self, s3: S3) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.cut_after = 1 << 40
         self.dies = False
-        """After the next cut, nothing comes through any more."""
+        """If True, the proxy forwards nothing after the next cut."""
         self._to = urlsplit(s3.endpoint)
         self._listener = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._accept, daemon=True).start()
@@ -232,7 +232,7 @@ class _CuttingProxy:
             threading.Thread(target=self._pump, args=(client, store, False), daemon=True).start()
             threading.Thread(target=self._pump, args=(store, client, True), daemon=True).start()
 
-    def _pump(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
         sent_bytes = 0
         with source, target:
             try:

@@ -1,4 +1,6 @@
-"""Tests of multipart uploads to a folder: limited for each principal, deleted when abandoned, rejected early."""
+"""Tests of multipart uploads to a folder: limited for each principal, deleted when they are abandoned,
+rejected early.
+"""
 
 from __future__ import annotations
 
@@ -69,11 +71,11 @@ def test_part_of_an_unknown_upload_is_rejected_before_its_body(folder_rig: Gatew
         with socket.create_connection((endpoint.hostname, endpoint.port), timeout=30) as raw:
             head = "".join(f"{name}: {value}\r\n" for name, value in signed_headers.items())
             raw.sendall(f"PUT {target}?{query} HTTP/1.1\r\n{head}{expected}Content-Length: 50000000\r\n\r\n".encode())
-            answer = raw.recv(65536)  # Before a byte of the body was sent
+            answer = raw.recv(65536)  # The client has sent no byte of the body yet.
             assert answer.startswith(b"HTTP/1.1 404"), answer[:200]
 
 
-def test_upload_is_complete_only_with_its_parts(folder_rig: GatewayRig) -> None:
+def test_upload_is_completed_only_with_its_own_parts(folder_rig: GatewayRig) -> None:
     keys = folder_rig.create_table("upload")
     with closing(keys.make_client()) as client:
         object_address: dict[str, Any] = {"Bucket": keys.bucket, "Key": keys.prefix + "o"}

@@ -1,5 +1,5 @@
 """Tests of the Helm chart in deploy/helm/seamark.
 
-`make test` checks the rendered manifests in `rendered/` without helm. `make helm` renders them again, by helm itself,
-and runs `with_helm.py`.
+`make test` checks the rendered manifests in `rendered/` without helm. `make helm` renders them again with helm, and
+runs `with_helm.py`.
 """

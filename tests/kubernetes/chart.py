@@ -1,4 +1,4 @@
-"""The chart, its rendered manifests, and `python -m tests.kubernetes.chart HELM`, which renders them again by helm."""
+"""The chart and its rendered manifests. `python -m tests.kubernetes.chart HELM` renders them again with helm."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def compute_chart_digest() -> str:
 
 
 def run_helm(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run helm and return its result, also if it fails."""
+    """Run helm and return its result, even if it fails."""
     return subprocess.run([str(helm), *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
 def render(helm: Path, case: str) -> str:
-    """Return the manifests of a values file, below a comment with the digest of the chart.
+    """Return the manifests of a values file, with a first comment that has the digest of the chart.
 
     Raises:
         AssertionError: helm fails.
@@ -54,7 +54,7 @@ def read_manifests(case: str) -> list[dict[str, Any]]:
 
 
 def find_manifest(case: str, kind: str, name: str = "seamark") -> dict[str, Any]:
-    """Return the manifest of a kind and a name."""
+    """Return the manifest with this kind and name."""
     (manifest,) = (
         manifest
         for manifest in read_manifests(case)
@@ -64,7 +64,7 @@ def find_manifest(case: str, kind: str, name: str = "seamark") -> dict[str, Any]
 
 
 def main() -> None:
-    """Render all values files."""
+    """Render the manifests of all values files."""
     for case in CASES:
         (RENDERED_FOLDER / f"{case}.yaml").write_text(render(Path(sys.argv[1]), case))
 

@@ -43,7 +43,7 @@ def list_core_manifests(case: str) -> list[dict[str, Any]]:
 
 
 def read_environment(container: dict[str, Any]) -> dict[str, str]:
-    """Return the variables of a container, with a valid value for each secret."""
+    """Return the environment variables of a container, with a valid value for each secret."""
     return {
         variable["name"]: variable.get("value", SECRETS.get(variable["name"], POD_IP)).replace("$(POD_IP)", POD_IP)
         for variable in container["env"]
@@ -64,7 +64,7 @@ def write_settings(case: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rendered_manifests_are_those_of_the_present_chart(case: str) -> None:
+def test_rendered_manifests_are_up_to_date(case: str) -> None:
     assert compute_chart_digest() in (RENDERED_FOLDER / f"{case}.yaml").read_text().splitlines()[0], "run `make helm`"
 
 
@@ -160,7 +160,7 @@ def test_proxy_accepts_its_arguments() -> None:
     deployment = find_manifest("fleet", "Deployment", "seamark-trino-proxy")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     name, *arguments = container["args"]
-    # The certificates exist in the container only.
+    # The certificates exist only in the container.
     arguments = [text for text in arguments if not text.startswith("--tls-")]
     parsed = list_subcommands(cli)[name].make_context(name, arguments).params
     assert parsed["coordinators"] == ("https://trino.engines.svc:8443",)
@@ -169,7 +169,7 @@ def test_proxy_accepts_its_arguments() -> None:
     assert container["readinessProbe"]["httpGet"]["path"] == f"{PROXY_PATH}/healthz"
 
 
-def test_container_before_the_server_creates_the_first_token() -> None:
+def test_init_container_creates_the_first_token() -> None:
     pod = find_manifest("postgresql", "Deployment")["spec"]["template"]["spec"]
     (container,) = pod["initContainers"]
     group, command, *arguments = container["args"]
@@ -201,7 +201,7 @@ def test_pods_follow_the_restricted_standard_with_a_read_only_root() -> None:
                 assert "/tmp" in {mount["mountPath"] for mount in container["volumeMounts"]}
 
 
-def test_image_and_chart_use_one_account() -> None:
+def test_image_and_chart_use_the_same_user_id() -> None:
     account = re.search(r"--uid (\d+)", (REPO / "deploy" / "seamark" / "Dockerfile").read_text())
     assert account
     for case in CASES:
@@ -220,7 +220,7 @@ def test_secrets_are_only_referenced() -> None:
                 assert variable["valueFrom"]["secretKeyRef"]["name"]
 
 
-def test_a_fleet_restarts_without_a_gap_and_one_server_with_a_claim_stops_first() -> None:
+def test_fleet_restarts_without_a_gap_but_one_server_with_a_claim_stops_first() -> None:
     spec = find_manifest("fleet", "Deployment")["spec"]
     assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
     probe = spec["template"]["spec"]["containers"][0]["readinessProbe"]

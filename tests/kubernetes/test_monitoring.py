@@ -1,4 +1,4 @@
-"""Tests that the alert rules and the dashboard use metrics, labels and values that `/metrics` of a server has."""
+"""Tests that the alert rules and the dashboard use only metrics, labels and values that a server's `/metrics` has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.services.process import DEPLOY
 ALERTS: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
 RULES: list[dict[str, Any]] = [rule for group in ALERTS["groups"] for rule in group["rules"]]
-OF_PROMETHEUS = {"job", "instance"}
+PROMETHEUS_LABELS = {"job", "instance"}
 """Labels that Prometheus adds to all samples."""
 Labels = dict[str, set[str]]
 
@@ -34,7 +34,7 @@ def list_dashboard_expressions() -> list[str]:
 
 
 def record_labelled_values(metrics: ServerMetrics) -> None:
-    """Record a value of each metric that a new server does not show because its labels have no values yet."""
+    """Record a value of each metric that a new server does not show, because its labels have no values yet."""
     metrics.jobs.count_ended_job(
         "compaction", "completed", 1.0, {"bytes_before": 2, "bytes_after": 1, "bytes_wasted": 3}
     )
@@ -49,7 +49,7 @@ def record_labelled_values(metrics: ServerMetrics) -> None:
 
 
 async def read_metrics(folder: Path) -> dict[str, Labels]:
-    """Return the samples of a real server: by the name of the metric, the values of each label."""
+    """Return the samples of a real server: the values of each label, by the name of the metric."""
     async with run_server(folder) as server:
         async with server.http.post(f"{server.url}/v1/namespaces", json={"namespace": ["shop"]}) as answer:
             assert answer.status == 200
@@ -68,10 +68,10 @@ async def read_metrics(folder: Path) -> dict[str, Labels]:
 
 
 def parse_selectors(expression: promql.Expr) -> Iterator[tuple[str, set[str], dict[str, str]]]:
-    """Yield for each selector its metric, the labels that the expression groups its samples by, and its matchers.
+    """Yield (metric, labels by which the expression groups its samples, matchers) of each selector.
 
     Raises:
-        AssertionError: The expression has a part that this function does not know.
+        AssertionError: The expression has a part that this function does not support.
     """
     if isinstance(expression, promql.AggregateExpr):
         modifier = expression.modifier
@@ -104,16 +104,16 @@ async def test_expressions_use_metrics_labels_and_values_of_a_server(tmp_path: P
             assert metric in samples, text
             sample = samples[metric]
             for label in labels | matchers.keys():
-                assert label in sample or label in OF_PROMETHEUS, (text, label)
+                assert label in sample or label in PROMETHEUS_LABELS, (text, label)
             for label, value in matchers.items():
                 # A pattern, such as 5.., stands for values that a healthy server does not have.
-                assert label in OF_PROMETHEUS or "." in value or value in sample[label], (text, value)
+                assert label in PROMETHEUS_LABELS or "." in value or value in sample[label], (text, value)
             checked.add(metric)
     assert len(checked) > 25
 
 
 @pytest.mark.parametrize("text", ["seamark_absent > 0", "sum by (operation) (seamark_requests_in_flight)"])
-async def test_metric_or_label_that_no_server_has_is_found(text: str, tmp_path: Path) -> None:
+async def test_unknown_metric_or_label_in_an_expression_is_reported(text: str, tmp_path: Path) -> None:
     samples = await read_metrics(tmp_path)
     ((metric, labels, _),) = parse_selectors(promql.parse(text))
     assert metric not in samples or not labels <= samples[metric].keys()
@@ -126,7 +126,7 @@ def test_alerts_have_names_texts_and_a_severity() -> None:
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
 
 
-def test_panels_have_titles_and_places_of_their_own() -> None:
+def test_panels_have_unique_titles_and_positions() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert len({(panel["type"], panel["title"]) for panel in panels}) == len(panels)
@@ -140,6 +140,6 @@ def test_panels_have_titles_and_places_of_their_own() -> None:
     assert max(x for x, _ in cells) < 24
 
 
-def test_chart_has_the_alerts_and_the_dashboard_of_this_folder() -> None:
+def test_chart_has_the_alerts_and_the_dashboard_of_the_deploy_folder() -> None:
     for name, file in (("alerts.yaml", "prometheus/alerts.yaml"), ("dashboard.json", "grafana/dashboard.json")):
         assert (CHART / "files" / name).resolve() == DEPLOY / file

@@ -1,4 +1,4 @@
-"""Tests that need helm. `make helm` builds it and names this file to pytest."""
+"""Tests that need helm. `make helm` builds helm and runs this file with pytest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_helm_finds_no_fault_in_the_chart(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_committed_manifests_are_those_that_helm_renders(case: str) -> None:
+def test_committed_manifests_equal_the_manifests_that_helm_renders(case: str) -> None:
     assert (RENDERED_FOLDER / f"{case}.yaml").read_text() == render(HELM, case)
 
 
@@ -65,9 +65,11 @@ def test_chart_refuses_values_with_a_reason(values: list[str], message: str) -> 
 )
 def test_servers_restart_when_their_settings_change(value: str, is_changed: bool) -> None:
     arguments = ("template", "seamark", str(CHART), "-f", POSTGRESQL, "-s", "templates/deployment.yaml")
-    before, after = (run_helm(HELM, *arguments, *more).stdout for more in ((), ("--set", value)))
-    _, before_pod = before.split("  template:", 1)
-    _, after_pod = after.split("  template:", 1)
+    rendered_before, rendered_after = (
+        run_helm(HELM, *arguments, *extra_arguments).stdout for extra_arguments in ((), ("--set", value))
+    )
+    _, before_pod = rendered_before.split("  template:", 1)
+    _, after_pod = rendered_after.split("  template:", 1)
     assert (before_pod != after_pod) is is_changed
 
 

@@ -54,6 +54,8 @@ async def read_texts(log: StreamLog, shard: Shard) -> list[str]:
 
 
 class StreamLogContract:
+    """The tests that each stream log passes. A subclass has the fixture `log`."""
+
     async def test_an_appended_batch_is_read_back(self, log: StreamLog) -> None:
         stored_batch = Batch(3, b"\0payload\xff" * 1000, bytes((0, 1, 2)))
         answer = await log.append({A: stored_batch}, StreamProducer("p", 0))
@@ -91,12 +93,18 @@ class StreamLogContract:
                 for place in range(20)
             ]
 
-        positions = [each for one in await asyncio.gather(*map(write, range(8))) for each in one]
+        positions = [position for positions in await asyncio.gather(*map(write, range(8))) for position in positions]
         records = await read_all(log, A)
-        assert {(each.offset, each.end) for each in records} == {(each.offset, each.end) for each in positions}
-        assert [each.offset for each in records[1:]] == [each.end for each in records[:-1]]
+        assert {(stored_range.offset, stored_range.end) for stored_range in records} == {
+            (stored_range.offset, stored_range.end) for stored_range in positions
+        }
+        assert [stored_range.offset for stored_range in records[1:]] == [
+            stored_range.end for stored_range in records[:-1]
+        ]
         for number in range(8):
-            stored_texts = [each for each in await read_texts(log, A) if each.startswith(f"{number}-")]
+            stored_texts = [
+                stored_range for stored_range in await read_texts(log, A) if stored_range.startswith(f"{number}-")
+            ]
             assert stored_texts == [f"{number}-{place}" for place in range(20)]
 
     async def test_append_to_several_shards_becomes_visible_at_once(self, log: StreamLog) -> None:
@@ -115,10 +123,10 @@ class StreamLogContract:
         assert all(second == 2 * first for first, second in sequences), sequences
 
     async def test_a_repeated_append_gets_the_first_answer_and_is_stored_once(self, log: StreamLog) -> None:
-        first = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
-        second = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
-        assert second.duplicate
-        assert second.positions == first.positions
+        first_answer = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
+        second_answer = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
+        assert second_answer.duplicate
+        assert second_answer.positions == first_answer.positions
         for sequence in range(1, 30):
             await log.append({A: build_batch(str(sequence))}, StreamProducer("p", sequence))
         assert (await log.append({A: build_batch("x", 4)}, StreamProducer("p", 0))).duplicate
@@ -186,8 +194,8 @@ class StreamLogContract:
             await asyncio.sleep(0.002)
         records = await read_all(log, A)
         for record in records:
-            same = [each.offset for each in records if each.time_ms >= record.time_ms]
-            assert await log.find_offset(A, record.time_ms) == same[0]
+            expected_offsets = [each.offset for each in records if each.time_ms >= record.time_ms]
+            assert await log.find_offset(A, record.time_ms) == expected_offsets[0]
         assert await log.find_offset(A, 0) == 0
         assert await log.find_offset(A, records[-1].time_ms + 1) == 6
         assert await log.find_offset(B, 0) == 0
@@ -241,7 +249,7 @@ class StreamLogContract:
 
 
 class DurableLogContract:
-    """The tests of a log whose rows outlive its process."""
+    """Tests of a log that keeps its rows after its process ends."""
 
     async def test_records_and_producers_survive_a_restart(self, opener: Opener) -> None:
         async with opener() as log:
@@ -259,10 +267,10 @@ class DurableLogContract:
 
     async def test_a_repetition_after_a_restart_is_stored_once(self, opener: Opener) -> None:
         async with opener() as log:
-            first = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
+            first_answer = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
         async with opener() as log:
-            second = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
-            assert (second.duplicate, second.positions) == (True, first.positions)
+            second_answer = await log.append({A: build_batch("x", 4), B: build_batch("y")}, StreamProducer("p", 0))
+            assert (second_answer.duplicate, second_answer.positions) == (True, first_answer.positions)
             with pytest.raises(SequenceGap, match="send append 1 first"):
                 await log.append({A: build_batch("z")}, StreamProducer("p", 2))
             await log.append({A: build_batch("z")}, StreamProducer("p", 1))

@@ -1,4 +1,4 @@
-"""A simulated disk, which loses unsynced writes at a power cut, tears writes, becomes full and fails.
+"""A simulated disk that loses unsynced writes at a power cut, tears writes, becomes full and fails.
 
 `SimulatedDisk` implements `LogFiles`. A process can read unsynced writes, but only a sync makes them durable.
 """
@@ -14,12 +14,15 @@ SECTOR_BYTES = 512
 
 
 class Crash(BaseException):
-    """Raised to end the process in the middle of the disk's work."""
+    """Raised to end the process during an operation of the disk."""
 
 
 @dataclass
 class SimulatedFile:
-    """Processes read `visible`. A power cut leaves `durable` and some of the changes in `waiting`."""
+    """A file of the simulated disk.
+
+    Processes read `visible`. A power cut leaves `durable` and some of the changes in `waiting`.
+    """
 
     visible: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
@@ -39,7 +42,8 @@ class SimulatedDisk:
     """The files of one folder.
 
     Attributes:
-        before: Called before each write and sync with the name of the operation. It may raise OSError or Crash.
+        before: A function that is called before each write and sync, with the name of the operation. It may raise
+            OSError or Crash.
         free_bytes: The free space of the disk. Each file uses as much as its size.
     """
 
@@ -52,7 +56,7 @@ class SimulatedDisk:
     # -- faults
 
     def cut_power(self, rng: random.Random) -> None:
-        """Lose a random part of what was not synced: each sector of each write is stored or lost."""
+        """Lose a random part of the unsynced writes. Each sector of each write is either stored or lost."""
         for file in self.files.values():
             for position, part in file.waiting:
                 if part is None:
@@ -119,7 +123,7 @@ class SimulatedDisk:
 
 
 class OpenSimulatedFile:
-    """An open file; implements `LogFile`."""
+    """An open file of the simulated disk, which implements `LogFile`."""
 
     def __init__(self, disk: SimulatedDisk, file: SimulatedFile) -> None:
         self._disk = disk
@@ -159,7 +163,7 @@ class OpenSimulatedFile:
 
 
 class DirectRunner:
-    """Runs the work of the disk at once, in the event loop."""
+    """Runs the operations of the disk at once, in the event loop."""
 
     async def write(self, work):
         return work()
@@ -169,10 +173,10 @@ class DirectRunner:
 
 
 def copy_disk(disk: SimulatedDisk, *, durable: bool = False) -> SimulatedDisk:
-    """Return a copy of the disk with the files that another process reads.
+    """Return a copy of the disk, with the bytes that another process would read.
 
     Args:
-        durable: Copy only the durable bytes, the least that a power cut leaves.
+        durable: If True, copy only the durable bytes, which is the least that a power cut leaves.
     """
     copied = SimulatedDisk()
     for name, file in disk.files.items():

@@ -24,7 +24,7 @@ from seamark.metaserver.log.waiting import Waiters
 
 
 class MemoryLog:
-    """A `StreamLog` in memory. Use `open_memory_log`."""
+    """A `StreamLog` in memory. Open it with `open_memory_log`."""
 
     def __init__(self, clock: Clock, *, producers_max: int, keep_ms: int, append_bytes_max: int) -> None:
         self._clock = clock
@@ -92,7 +92,7 @@ class MemoryLog:
     async def find_offset(self, shard: Shard, time_ms: int) -> int:
         self._check_open()
         records = self._records.get(shard, [])
-        place = bisect.bisect_left(records, time_ms, key=lambda each: each.time_ms)
+        place = bisect.bisect_left(records, time_ms, key=lambda record: record.time_ms)
         return records[place].offset if place < len(records) else self._state.read_watermark(shard)
 
     def list_shards(self, stream: str | None = None) -> dict[Shard, ShardState]:
@@ -112,13 +112,13 @@ class MemoryLog:
             del self._records[shard]
 
     def trim(self) -> None:
-        """Remove all rows that are released."""
+        """Remove all released rows."""
         for shard, records in self._records.items():
             summary = self._state.shards[shard]
-            first = bisect.bisect_right(records, summary.released, key=lambda each: each.end)
-            summary.start = records[first].offset if first < len(records) else summary.watermark
-            summary.size_bytes = sum(each.batch.size_bytes for each in records[first:])
-            del records[:first]
+            first_place = bisect.bisect_right(records, summary.released, key=lambda record: record.end)
+            summary.start = records[first_place].offset if first_place < len(records) else summary.watermark
+            summary.size_bytes = sum(record.batch.size_bytes for record in records[first_place:])
+            del records[:first_place]
 
     def _begin_group(self) -> Group:
         now_ms = self._clock.now_ms()
@@ -134,7 +134,7 @@ class MemoryLog:
 async def open_memory_log(
     clock: Clock, *, producers_max: int = 50_000, keep_ms: int = 7 * 86_400_000, append_bytes_max: int = 64 << 20
 ) -> AsyncIterator[MemoryLog]:
-    """Open a log in memory; its rows are lost at the end of the block."""
+    """Open a log in memory. Its rows are lost at the end of the block."""
     log = MemoryLog(clock, producers_max=producers_max, keep_ms=keep_ms, append_bytes_max=append_bytes_max)
     try:
         yield log

@@ -1,7 +1,7 @@
-"""Tests that both logs keep each append once while connections are delayed, cut and reset at random.
+"""Tests that both logs store each append once while connections are delayed, cut and reset at random.
 
 Rows reach the log in Kafka through a proxy before the broker, and the log in files through a proxy before its server.
-An append that is neither stored nor refused in time fails the test.
+If an append is neither stored nor refused in time, the test fails.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ WRITERS = 6
 SECONDS = 30.0
 APPENDS_MIN = 50
 APPEND_S_MAX = 300.0
-"""The time after which an append has failed: `request_timeout_s`, and patience with a busy machine."""
+"""The maximum time of an append: `request_timeout_s`, and additional time for a busy machine."""
 Rows = list[tuple[str, int, bytes]]
-"""The producer, the number and the payload of each append to a shard."""
+"""(producer, sequence, payload) of each append to a shard."""
 
 
 @contextmanager
 def open_proxied_kafka(folder: Path) -> Iterator[tuple[Kafka, FaultProxy]]:
-    """Start a broker that its clients reach through a proxy only."""
+    """Start a broker that its clients reach only through a proxy."""
     port = free_port()
     with (
         run_fault_proxy("127.0.0.1", port) as proxy,
@@ -54,8 +54,8 @@ def open_proxied_kafka(folder: Path) -> Iterator[tuple[Kafka, FaultProxy]]:
         yield kafka, proxy
 
 
-async def disturb(proxy: FaultProxy, rng: random.Random, is_done: Callable[[], bool]) -> Counter[str]:
-    """Delay, cut and reset connections until `is_done`; return how often."""
+async def cause_faults(proxy: FaultProxy, rng: random.Random, is_done: Callable[[], bool]) -> Counter[str]:
+    """Delay, cut and reset connections until `is_done` returns True. Return the number of each fault."""
     counts: Counter[str] = Counter()
     while not is_done():
         fault = rng.choice(("delay", "cut", "reset", "none"))
@@ -65,17 +65,17 @@ async def disturb(proxy: FaultProxy, rng: random.Random, is_done: Callable[[], b
             proxy.reset_connections()
         proxy.is_cut = fault == "cut"
         await asyncio.sleep(rng.choice((0.1, 0.5, 2.0)))
-        if proxy.is_cut and rng.random() < 0.5:  # The connections that were cut do not come back.
+        if proxy.is_cut and rng.random() < 0.5:  # A cut connection does not resume.
             proxy.reset_connections()
         proxy.is_cut = False
     proxy.piece_delay_s = lambda: 0.0
     return counts
 
 
-async def write(
+async def append_until_done(
     logs: list[KafkaLog], name: str, seed: int, is_done: Callable[[], bool]
 ) -> dict[Shard, list[tuple[int, bytes]]]:
-    """Append to any of the logs, and repeat each append until it is acknowledged; return the appends by shard."""
+    """Append to any of the logs, and repeat each append until it is acknowledged. Return the appends by shard."""
     rng, model, sequence = random.Random(f"{name} {seed}"), defaultdict(list), 0
     while not is_done() or sequence < APPENDS_MIN // WRITERS:
         rows: dict[Shard, Batch] = {}
@@ -96,7 +96,7 @@ async def write(
     return model
 
 
-async def read(log: KafkaLog, shard: Shard) -> dict[str, list[tuple[int, bytes]]]:
+async def read_appends(log: KafkaLog, shard: Shard) -> dict[str, list[tuple[int, bytes]]]:
     """Return the appends of each producer to a shard, in the order of the log."""
     await log.catch_up()
     offset, rows = 0, defaultdict(list)
@@ -111,13 +111,13 @@ async def read(log: KafkaLog, shard: Shard) -> dict[str, list[tuple[int, bytes]]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_log_in_kafka_has_each_append_once_behind_a_network_that_fails(tmp_path: Path) -> None:
+async def test_log_in_kafka_stores_each_append_once_if_connections_fail(tmp_path: Path) -> None:
     seed = first_seed()
     with open_proxied_kafka(tmp_path / "broker") as (kafka, proxy):
         address = KafkaAddress(servers=proxy.address, prefix=kafka.create_prefix())
         async with (
-            open_kafka_log(address, SystemClock(), KafkaLimits()) as first,
-            open_kafka_log(address, SystemClock(), KafkaLimits()) as second,
+            open_kafka_log(address, SystemClock(), KafkaLimits()) as first_log,
+            open_kafka_log(address, SystemClock(), KafkaLimits()) as second_log,
         ):
             until_s = time.monotonic() + SECONDS
 
@@ -125,19 +125,19 @@ async def test_log_in_kafka_has_each_append_once_behind_a_network_that_fails(tmp
                 return time.monotonic() > until_s
 
             faults, *models = await asyncio.gather(
-                disturb(proxy, random.Random(seed), is_done),
-                *(write([first, second], f"w{number}", seed, is_done) for number in range(WRITERS)),
+                cause_faults(proxy, random.Random(seed), is_done),
+                *(append_until_done([first_log, second_log], f"w{number}", seed, is_done) for number in range(WRITERS)),
             )
             async with open_kafka_log(address, SystemClock(), KafkaLimits()) as third:
                 for shard in SHARDS:
                     expected = {f"w{number}": model[shard] for number, model in enumerate(models) if model[shard]}
-                    for log in (first, second, third):
-                        assert await read(log, shard) == expected, (seed, faults)
+                    for log in (first_log, second_log, third):
+                        assert await read_appends(log, shard) == expected, (seed, faults)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_log_in_files_has_each_append_once_behind_a_network_that_fails(tmp_path: Path) -> None:
+async def test_log_in_files_stores_each_append_once_if_connections_fail(tmp_path: Path) -> None:
     seed = first_seed()
     with Seamark(tmp_path / "home") as server, run_fault_proxy("127.0.0.1", server.port) as proxy:
         client = SeamarkClient(server.base_url)
@@ -161,7 +161,7 @@ async def test_log_in_files_has_each_append_once_behind_a_network_that_fails(tmp
             return number
 
         names = [f"w{number}" for number in range(WRITERS)]
-        disturbing = asyncio.create_task(disturb(proxy, random.Random(seed), lambda: time.monotonic() > until_s))
+        disturbing = asyncio.create_task(cause_faults(proxy, random.Random(seed), lambda: time.monotonic() > until_s))
         counts = await asyncio.gather(*(asyncio.to_thread(write_rows, name) for name in names))
         faults = await disturbing
         rows = await asyncio.to_thread(lambda: seamark.scan(client, "db.t").to_arrow().to_pylist())

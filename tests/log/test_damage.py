@@ -1,4 +1,4 @@
-"""Tests of a log with damaged files: it cuts a torn tail, and never loses acknowledged rows without an error."""
+"""Tests of a log with damaged files. It truncates a torn tail, and never loses acknowledged rows without an error."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ def open_log(disk: SimulatedDisk, limits: SegmentLimits = LIMITS):
 async def write_records(count: int, limits: SegmentLimits = LIMITS) -> tuple[SimulatedDisk, list[int]]:
     """Return the disk of a killed process that wrote `count` records, and the end of each record."""
     disk = SimulatedDisk()
-    ends = []
+    record_ends = []
     async with open_log(disk, limits) as log:
         for number in range(count):
             await log.append(
                 {A: build_batch(f"row {number}"), OTHER: build_batch("x" * 40, 2)}, StreamProducer("p", number)
             )
-            ends.append(log._writer.position)
+            record_ends.append(log._writer.position)
         killed = copy_disk(disk)
-    return killed, ends
+    return killed, record_ends
 
 
 def find_last_segment(disk: SimulatedDisk) -> SimulatedFile:
     return disk.files[max(name for name in disk.files if name.endswith(".segment"))]
 
 
-async def test_a_record_that_is_torn_at_any_byte_is_cut_and_the_others_stay() -> None:
-    disk, ends = await write_records(3)
+async def test_record_torn_at_any_byte_is_removed_and_earlier_records_stay() -> None:
+    disk, record_ends = await write_records(3)
     data = find_last_segment(disk).visible
-    end = len(data[: ends[2] - HEADER_BYTES].rstrip(b"\0"))
-    for cut_end in range(ends[1], end):
+    end = len(data[: record_ends[2] - HEADER_BYTES].rstrip(b"\0"))
+    for cut_end in range(record_ends[1], end):
         for tail in (b"", bytes(len(data) - cut_end)):
             torn = copy_disk(disk)
             find_last_segment(torn).visible[:] = data[:cut_end] + tail
@@ -59,12 +59,12 @@ async def test_a_record_that_is_torn_at_any_byte_is_cut_and_the_others_stay() ->
 
 
 async def test_a_flipped_bit_is_detected_or_changes_no_row() -> None:
-    disk, ends = await write_records(3)
+    disk, record_ends = await write_records(3)
     noticed = 0
-    for place in range(ends[2]):
+    for place in range(record_ends[2]):
         flipped = copy_disk(disk)
         find_last_segment(flipped).visible[place] ^= 1 << place % 8
-        before = copy_disk(flipped)
+        original = copy_disk(flipped)
         try:
             async with open_log(flipped) as log:
                 assert await read_texts(log, A) == ["row 0", "row 1", "row 2"], place
@@ -72,14 +72,14 @@ async def test_a_flipped_bit_is_detected_or_changes_no_row() -> None:
         except Corrupt:
             noticed += 1
             contents = {name: file.visible for name, file in flipped.files.items()}
-            assert contents == {name: file.visible for name, file in before.files.items()}
-    assert noticed > ends[2] // 2
+            assert contents == {name: file.visible for name, file in original.files.items()}
+    assert noticed > record_ends[2] // 2
 
 
-async def test_a_flipped_bit_in_a_complete_segment_is_noticed_at_the_start_or_by_the_reader() -> None:
+async def test_flipped_bit_in_a_complete_segment_is_detected_at_the_start_or_by_the_reader() -> None:
     limits = SegmentLimits(segment_bytes=700, trim_interval_s=3600)
     rows = [f"row {number}" for number in range(12)]
-    for released in (0, 12):  # The start checks the bytes of a segment only if it has rows that are not released.
+    for released in (0, 12):  # At the start, the log checks the bytes of a segment only if it has unreleased rows.
         disk = SimulatedDisk()
         async with open_log(disk, limits) as log:
             for number, row in enumerate(rows):
@@ -139,7 +139,7 @@ async def test_retention_stops_before_a_damaged_segment_and_the_sizes_stay() -> 
         assert {shard: state.size_bytes for shard, state in log.list_shards().items()} == sizes
 
 
-async def test_a_missing_segment_is_noticed() -> None:
+async def test_missing_segment_is_detected() -> None:
     disk, _ = await write_records(60, SegmentLimits(segment_bytes=1500, trim_interval_s=3600))
     names = [name for name in disk.files if name.endswith(".segment")]
     assert len(names) > 3
@@ -152,10 +152,10 @@ async def test_a_missing_segment_is_noticed() -> None:
 
 
 async def test_copied_or_renamed_segment_is_refused() -> None:
-    """A copied or renamed file has valid checksums of its own place only."""
+    """The checksums of a segment file are valid only under its own name."""
     disk, _ = await write_records(60, SegmentLimits(segment_bytes=1500, trim_interval_s=3600))
-    first, second, *_ = (name for name in disk.files if name.endswith(".segment"))
-    disk.files[second].visible[:] = disk.files[first].visible
+    first_segment, second_segment, *_ = (name for name in disk.files if name.endswith(".segment"))
+    disk.files[second_segment].visible[:] = disk.files[first_segment].visible
     for name in [name for name in disk.files if name.endswith(".index")]:
         del disk.files[name]
     with pytest.raises(Corrupt, match="damaged record at byte 0"):
@@ -176,8 +176,8 @@ async def test_log_on_a_full_disk_refuses_appends_until_space_is_free() -> None:
         with pytest.raises(LogFull, match="make room"):
             await log.append({A: build_batch("x" * 500)}, StreamProducer("p", acknowledged_rows))
         assert log.read_watermarks([A]) == {A: acknowledged_rows}
-        async with open_log(copy_disk(disk)) as other:
-            assert other.read_watermarks([A]) == {A: acknowledged_rows}
+        async with open_log(copy_disk(disk)) as other_log:
+            assert other_log.read_watermarks([A]) == {A: acknowledged_rows}
         disk.free_bytes = 1 << 30
         await log.append({A: build_batch("y")}, StreamProducer("p", acknowledged_rows))
         assert (await read_texts(log, A))[-2:] == ["x" * 500, "y"]
@@ -200,8 +200,8 @@ async def test_a_write_that_fills_the_disk_leaves_no_partial_record() -> None:
             with pytest.raises(LogFull):
                 await log.append({A: build_batch("second" * 100), B: build_batch("z")})
             disk.before = lambda work: None
-            async with open_log(copy_disk(disk)) as other:
-                assert other.read_watermarks([A, B]) == {A: 1, B: 0}
+            async with open_log(copy_disk(disk)) as other_log:
+                assert other_log.read_watermarks([A, B]) == {A: 1, B: 0}
         await log.append({A: build_batch("third")})
         assert await read_texts(log, A) == ["first", "third"]
 
@@ -224,23 +224,25 @@ async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() ->
                 await refused_call
         with pytest.raises(LogUnavailable):
             log.read_watermarks([A])
-    disk.files[next(iter(disk.files))].waiting.clear()  # The kernel has dropped these pages after the failed sync.
+    disk.files[next(iter(disk.files))].waiting.clear()  # After the failed sync, the kernel has dropped these pages.
     async with open_log(disk) as log:
         await log.append({A: build_batch("second")}, StreamProducer("p", 1))
         assert await read_texts(log, A) == ["first", "second"]
     for file in disk.files.values():
-        assert file.durable == file.visible, "what the log serves is durable, although an earlier sync failed"
+        assert file.durable == file.visible, (
+            "all bytes that the log returns are durable, although an earlier sync failed"
+        )
 
 
-async def test_a_large_append_has_a_segment_of_its_own() -> None:
+async def test_large_append_gets_a_separate_segment() -> None:
     disk = SimulatedDisk()
     async with open_log(disk) as log:
         await log.append({A: build_batch("first")})
         await log.append({A: Batch(1, bytes(20_000))})
         await log.append({A: build_batch("last")})
-        assert [len(each) for each in await read_texts(log, A)] == [5, 20_000, 4]
+        assert [len(text) for text in await read_texts(log, A)] == [5, 20_000, 4]
     async with open_log(disk) as log:
-        assert [len(each) for each in await read_texts(log, A)] == [5, 20_000, 4]
+        assert [len(text) for text in await read_texts(log, A)] == [5, 20_000, 4]
 
 
 async def test_an_unexpected_failure_leaves_no_caller_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +252,7 @@ async def test_an_unexpected_failure_leaves_no_caller_waiting(monkeypatch: pytes
         monkeypatch.setattr(log._writer, "write", lambda frames: 1 / 0)
         waiting_task = asyncio.ensure_future(log.wait({A: 1}, 60))
         answers = await asyncio.gather(*(log.append({A: build_batch("x")}) for _ in range(3)), return_exceptions=True)
-        assert {type(each) for each in answers} == {CommitUnknown}
+        assert {type(answer) for answer in answers} == {CommitUnknown}
         for refused_call in (log.append({A: build_batch("x")}), waiting_task):
             with pytest.raises(LogUnavailable, match="restart the server"):
                 await refused_call
@@ -258,7 +260,7 @@ async def test_an_unexpected_failure_leaves_no_caller_waiting(monkeypatch: pytes
         assert await read_texts(log, A) == ["first"]
 
 
-async def test_other_files_in_the_folder_are_left_alone() -> None:
+async def test_foreign_files_in_the_folder_are_not_changed() -> None:
     disk, _ = await write_records(3)
     for name in ("notes.segment", "1.index", "lost+found", "00000000000000000001.segment.bak"):
         disk.create(name, b"mine")

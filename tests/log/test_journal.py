@@ -1,4 +1,4 @@
-"""Tests of the journal of the log in Kafka: replicas that have applied the same records have the same state."""
+"""Tests of the journal of the log in Kafka. Replicas that have applied the same records have the same state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def build_group(*requests: Request, time_ms: int = 1) -> JournalGroup:
 
 
 def build_append(*records: int, rows: int = 1, shard: Shard = A) -> AppendRequest:
-    """Return an append without a producer. Its rows are in the Kafka records `records`."""
+    """Return an append without a producer. Its rows are in the Kafka records with the offsets `records`."""
     return AppendRequest((RowsEntry(shard.stream, shard.number, rows, 10, 0, records),))
 
 
@@ -46,8 +46,8 @@ def encode_state(state: JournalState) -> bytes:
     return msgspec.msgpack.encode(state.summarize())
 
 
-def read_all(records: list[tuple[int, JournalRecord]], start: int) -> JournalReader:
-    """Return a replica that has read the records from Kafka's offset `start` to the end."""
+def apply_records(records: list[tuple[int, JournalRecord]], start: int) -> JournalReader:
+    """Return a reader of the journal that has applied the records from Kafka's offset `start` to the end."""
     reader = JournalReader(start)
     for offset, record in records:
         if offset >= start:
@@ -56,22 +56,22 @@ def read_all(records: list[tuple[int, JournalRecord]], start: int) -> JournalRea
 
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged_number=3)))
-def test_a_replica_that_begins_at_a_head_ends_in_the_same_state(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_that_starts_at_a_head_ends_in_the_same_state(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "HEAD_PIECE_BYTES", 50)
     rng = random.Random(seed)
-    first = JournalReader(0)
+    first_reader = JournalReader(0)
     records: list[tuple[int, JournalRecord]] = []
     heads: list[int] = []
     kafka = 0
 
     def write(data: bytes) -> None:
         record = decode_record(data)
-        first.read(len(records), record)
+        first_reader.read(len(records), record)
         records.append((len(records), record))
 
     for step in range(60):
         now_ms, shard = step * HOUR_MS, Shard(rng.choice("st"), rng.randrange(2))
-        watermark = first.journal.state.read_watermark(shard)
+        watermark = first_reader.journal.state.read_watermark(shard)
         kind = rng.random()
         if kind < 0.6:
             kafka += 1
@@ -85,44 +85,55 @@ def test_a_replica_that_begins_at_a_head_ends_in_the_same_state(seed: int, monke
         elif kind < 0.87:
             request = RemoveRequest("s")
         else:
-            starts = first.journal.choose_starts(oldest_ms=now_ms - 9 * HOUR_MS, batches_max=8, bytes_max=1 << 30)
+            starts = first_reader.journal.choose_starts(
+                oldest_ms=now_ms - 9 * HOUR_MS, batches_max=8, bytes_max=1 << 30
+            )
             request = TrimRequest(tuple(starts), 20 * HOUR_MS)
         write(encode_group(build_group(request, time_ms=now_ms)))
-        first.journal.check_invariants()
+        first_reader.journal.check_invariants()
         if rng.random() < 0.1:
-            after = first.journal.applied
-            for piece in encode_head(first.journal.summarize(), f"head {step}", after):
-                if rng.random() < 0.3:  # Another replica writes meanwhile.
+            head = first_reader.journal.applied
+            for piece in encode_head(first_reader.journal.summarize(), f"head {step}", head):
+                if rng.random() < 0.3:  # Another replica writes at the same time.
                     kafka += 1
                     write(encode_group(build_group(build_append(kafka), time_ms=now_ms)))
                 write(piece)
-            heads.append(after)
-    for after in heads:
-        later_records = read_all(records, after)
+            heads.append(head)
+    for head in heads:
+        later_records = apply_records(records, head)
         assert later_records.is_recovered
         assert later_records.journal.applied == len(records)
-        assert encode_state(later_records.journal) == encode_state(first.journal)
+        assert encode_state(later_records.journal) == encode_state(first_reader.journal)
         later_records.journal.check_invariants()
 
 
 def test_producers_of_an_input_topic_stay_until_a_later_topic_has_replaced_it() -> None:
     state = JournalState()
-    first, second = (make_topic_producer_name("t", topic_id, 0) for topic_id in ("first-id", "second-id"))
-    other = make_topic_producer_name("u", "third", 0)
+    first_producer, second_producer = (
+        make_topic_producer_name("t", topic_id, 0) for topic_id in ("first-id", "second-id")
+    )
+    other_producer = make_topic_producer_name("u", "third", 0)
 
     def list_producers(hour: int) -> list[str]:
         state.apply(build_group(TrimRequest((), 10 * HOUR_MS), time_ms=hour * HOUR_MS))
         state.check_invariants()
         return list(state.state.producers)
 
-    state.apply(build_group(FenceRequest(first), FenceRequest(other), time_ms=0))
-    assert list_producers(hour=100) == [first, other]  # The topics are idle, and nothing has replaced them.
-    state.apply(build_group(FenceRequest(first), time_ms=101 * HOUR_MS))
-    state.apply(build_group(FenceRequest(second), time_ms=102 * HOUR_MS))
-    assert list_producers(hour=200) == [first, other, second]  # A paused server may still read the first topic.
-    state.apply(build_group(FenceRequest(second), time_ms=201 * HOUR_MS))
-    assert list_producers(hour=202) == [other, second]
-    assert list_producers(hour=900) == [other, second]
+    state.apply(build_group(FenceRequest(first_producer), FenceRequest(other_producer), time_ms=0))
+    assert list_producers(hour=100) == [
+        first_producer,
+        other_producer,
+    ]  # The topics are idle, and no later topic has replaced them.
+    state.apply(build_group(FenceRequest(first_producer), time_ms=101 * HOUR_MS))
+    state.apply(build_group(FenceRequest(second_producer), time_ms=102 * HOUR_MS))
+    assert list_producers(hour=200) == [
+        first_producer,
+        other_producer,
+        second_producer,
+    ]  # A paused server may still read the first topic.
+    state.apply(build_group(FenceRequest(second_producer), time_ms=201 * HOUR_MS))
+    assert list_producers(hour=202) == [other_producer, second_producer]
+    assert list_producers(hour=900) == [other_producer, second_producer]
 
 
 def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:
@@ -140,7 +151,7 @@ def test_replica_does_not_start_from_a_head_before_a_deleted_record() -> None:
 
 
 def test_rows_journaled_before_the_retention_stay_readable() -> None:
-    """Another replica has written its rows to Kafka earlier, and its record of the journal later."""
+    """Another replica wrote the rows to Kafka early, but their record of the journal late."""
     state = JournalState()
     state.apply(build_group(build_append(5), ReleaseRequest((("t", 0, 1),))))
     (start,) = state.choose_starts(oldest_ms=HOUR_MS, batches_max=9, bytes_max=1 << 30)
@@ -163,7 +174,7 @@ def test_an_append_whose_rows_are_deleted_is_refused() -> None:
 
 def test_retention_keeps_all_records_of_a_batch_with_a_piece_that_was_written_again() -> None:
     state = JournalState()
-    # Kafka did not say where it stored the first piece of the second batch, which is at 3 and at 5.
+    # Kafka did not report the offset of the first piece of the second batch, so it was written twice: at 3 and at 5.
     state.apply(build_group(build_append(2, 1), build_append(5, 4)))
     state.apply(build_group(ReleaseRequest((("t", 0, 1),))))
     (start,) = state.choose_starts(oldest_ms=1 << 60, batches_max=9, bytes_max=1 << 30)
@@ -173,8 +184,8 @@ def test_retention_keeps_all_records_of_a_batch_with_a_piece_that_was_written_ag
     state.apply(build_group(ReleaseRequest((("t", 0, 2),))))
     (start,) = state.choose_starts(oldest_ms=1 << 60, batches_max=9, bytes_max=1 << 30)
     assert (start.offset, start.record) == (2, 6)
-    (refused,) = state.apply(build_group(build_append(7, 3)))
-    assert isinstance(refused, LogUnavailable)
+    (refused_append,) = state.apply(build_group(build_append(7, 3)))
+    assert isinstance(refused_append, LogUnavailable)
 
 
 def test_retention_removes_the_oldest_released_batches_first() -> None:

@@ -55,34 +55,34 @@ async def two_logs(kafka: Kafka) -> AsyncIterator[tuple[KafkaLog, KafkaLog]]:
     """Open the same log twice, as two processes do."""
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with (
-        open_kafka_log(address, SystemClock(), KafkaLimits()) as first,
-        open_kafka_log(address, SystemClock(), KafkaLimits()) as second,
+        open_kafka_log(address, SystemClock(), KafkaLimits()) as first_log,
+        open_kafka_log(address, SystemClock(), KafkaLimits()) as second_log,
     ):
-        yield first, second
+        yield first_log, second_log
 
 
-async def test_two_processes_have_one_order_of_rows_and_producers(two_logs: tuple[KafkaLog, KafkaLog]) -> None:
-    first, second = two_logs
-    assert first.identity == second.identity
+async def test_two_processes_see_the_same_order_of_rows_and_producers(two_logs: tuple[KafkaLog, KafkaLog]) -> None:
+    first_log, second_log = two_logs
+    assert first_log.identity == second_log.identity
     appends = []
     for number in range(20):
-        for name, log in (("a", first), ("b", second)):
+        for name, log in (("a", first_log), ("b", second_log)):
             text = build_batch(f"{name}{number}")
             appends.append(log.append({A: text, OTHER: text}))
     await asyncio.gather(*appends)
-    await first.append({A: build_batch("p0")}, StreamProducer("p", 0))
-    assert (await second.append({A: build_batch("p0")}, StreamProducer("p", 0))).duplicate
-    await second.append({A: build_batch("p1")}, StreamProducer("p", 1))
+    await first_log.append({A: build_batch("p0")}, StreamProducer("p", 0))
+    assert (await second_log.append({A: build_batch("p0")}, StreamProducer("p", 0))).duplicate
+    await second_log.append({A: build_batch("p1")}, StreamProducer("p", 1))
     with pytest.raises(SequenceGap):
-        await first.append({A: build_batch("p3")}, StreamProducer("p", 3))
-    await first.catch_up()
-    assert first.read_watermarks([A, OTHER]) == {A: 42, OTHER: 40}
-    assert await read_texts(first, OTHER) == (await read_texts(first, A))[:40]
+        await first_log.append({A: build_batch("p3")}, StreamProducer("p", 3))
+    await first_log.catch_up()
+    assert first_log.read_watermarks([A, OTHER]) == {A: 42, OTHER: 40}
+    assert await read_texts(first_log, OTHER) == (await read_texts(first_log, A))[:40]
     for shard in (A, OTHER):
-        assert await read_all(first, shard) == await read_all(second, shard)
+        assert await read_all(first_log, shard) == await read_all(second_log, shard)
 
 
-async def test_released_rows_are_deleted_and_a_head_replaces_the_journal(kafka: Kafka) -> None:
+async def test_released_rows_are_deleted_and_a_head_replaces_old_journal_records(kafka: Kafka) -> None:
     limits = KafkaLimits(batches_max=3)
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with open_kafka_log(address, SystemClock(), limits) as log:
@@ -113,9 +113,9 @@ async def test_a_batch_larger_than_a_record_of_kafka_is_read_back(kafka: Kafka) 
 
 
 class _ForgetfulProducer:
-    """A producer whose cluster stores records, and does not say where it stored the first ones.
+    """A producer whose cluster stores the first records, but does not report their offsets.
 
-    Smaller records than `size_bytes_min` are not forgotten.
+    It reports the offsets of records smaller than `size_bytes_min`.
     """
 
     def __init__(self, settings: dict[str, Any], *, forgotten: int, size_bytes_min: int = 0) -> None:
@@ -141,7 +141,7 @@ def _answer_without_offset(
     callback(None, SimpleNamespace(offset=lambda: None))
 
 
-async def test_rows_are_written_again_when_kafka_does_not_say_where_they_are(
+async def test_rows_are_written_again_if_kafka_does_not_report_their_offsets(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten=3))
@@ -150,12 +150,12 @@ async def test_rows_are_written_again_when_kafka_does_not_say_where_they_are(
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:
         await log.append({A: large, B: build_batch("small")})
         await log.append({A: build_batch("next")})
-        first, second = await log.read(A, 0, limit_bytes=LIMIT_BYTES)
-        assert (first.batch, second.batch.payload) == (large, b"next")
+        first_record, second_record = await log.read(A, 0, limit_bytes=LIMIT_BYTES)
+        assert (first_record.batch, second_record.batch.payload) == (large, b"next")
         assert log.read_watermarks([A, B]) == {A: 4, B: 1}
 
 
-async def test_retention_keeps_a_large_batch_of_which_a_piece_is_written_again(
+async def test_retention_keeps_a_large_batch_if_one_piece_was_written_again(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten=1, size_bytes_min=10_000))
@@ -171,7 +171,7 @@ async def test_retention_keeps_a_large_batch_of_which_a_piece_is_written_again(
         assert record.batch == large
 
 
-async def test_an_append_fails_when_kafka_never_says_where_its_rows_are(
+async def test_append_fails_if_kafka_never_reports_the_offsets_of_its_rows(
     kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "Producer", partial(_ForgetfulProducer, forgotten=3))
@@ -184,7 +184,7 @@ async def test_an_append_fails_when_kafka_never_says_where_its_rows_are(
 
 
 class _SilentProducer(_ForgetfulProducer):
-    """A producer that drops the answers to the first records, which a fault of the library or its thread would do."""
+    """A producer that drops the answers to the first records, as a fault of the library or its thread would."""
 
     def produce_batch(self, topic: str, messages: list[dict[str, Any]], partition: int) -> int:
         for message in messages:
@@ -207,7 +207,7 @@ async def test_an_append_whose_answers_are_lost_fails_in_time(kafka: Kafka, monk
 
 
 class _FailingConsumer:
-    """A consumer whose first reads of records fail, after they have taken the records."""
+    """A consumer whose first reads fail after they have taken the records."""
 
     failures = 2
 
@@ -226,7 +226,7 @@ class _FailingConsumer:
 
 
 class _LateConsumer:
-    """A consumer whose first message is an error of an earlier assignment, which the client library permits."""
+    """A consumer whose first message is an error of an earlier assignment, as the client library permits."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._consumer = Consumer(settings)
@@ -241,7 +241,7 @@ class _LateConsumer:
         return self._late.pop() if is_reader and self._late else self._consumer.poll(timeout_s)
 
 
-async def test_an_error_of_another_topic_does_not_end_a_read(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_error_of_another_topic_does_not_end_a_read(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "Consumer", _LateConsumer)
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
     async with open_kafka_log(address, SystemClock(), KafkaLimits()) as log:

@@ -1,6 +1,6 @@
 """Tests that each wait for the log in Kafka has a limit, and ends with an error that says what is stored.
 
-A real broker does not fall silent at a chosen step, so `StuckBroker` does.
+A real broker cannot stop answering at a chosen step, so the tests use `StuckBroker`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIMITS = KafkaLimits(answer_timeout_s=0.2, request_timeout_s=60)
 
 
 class StuckBroker:
-    """A cluster in memory. `stuck` is the step that it does not answer."""
+    """A cluster in memory that does not answer the step `stuck`."""
 
     identity = "kafka/stuck"
 
@@ -100,18 +100,18 @@ async def test_append_without_an_answer_to_its_record_has_an_unknown_outcome(stu
 async def test_append_that_waits_too_long_for_its_turn_is_refused() -> None:
     async with open_stuck_log(replace(LIMITS, groups_max=1, request_timeout_s=0.2)) as (broker, log):
         broker.stuck = "write"
-        first = asyncio.create_task(log.append({A: build_batch("first")}))
+        first_task = asyncio.create_task(log.append({A: build_batch("first")}))
         await asyncio.sleep(0.01)
         with pytest.raises(LogUnavailable, match="nothing of the request is stored"):
             await log.append({A: build_batch("second")})
         with pytest.raises(CommitUnknown):
-            await first
+            await first_task
 
 
 async def test_appends_end_when_the_log_is_closed_before_their_group_begins() -> None:
     async with open_stuck_log() as (_, log):
         appends = [asyncio.create_task(log.append({A: build_batch(str(number))})) for number in range(3)]
-        while not log._groups:  # The task of the group exists, and has not run.
+        while not log._groups:  # The task of the group exists, but has not run yet.
             await asyncio.sleep(0)
     for outcome in await asyncio.gather(*appends, return_exceptions=True):
         assert isinstance(outcome, CommitUnknown)
@@ -128,7 +128,7 @@ async def test_appends_are_refused_after_an_unexpected_error_of_the_writer(monke
                 await log.append({A: build_batch("x")})
 
 
-async def test_readers_share_the_error_of_a_question_for_the_end_of_the_journal() -> None:
+async def test_concurrent_readers_share_one_failed_request_for_the_end_of_the_journal() -> None:
     async with open_stuck_log() as (broker, log):
         broker.stuck, broker.questions = "range", 0
         outcomes = await asyncio.gather(*(log.catch_up() for _ in range(20)), return_exceptions=True)
@@ -138,7 +138,7 @@ async def test_readers_share_the_error_of_a_question_for_the_end_of_the_journal(
         await log.catch_up()
 
 
-async def test_readers_are_refused_when_the_end_of_the_journal_is_not_known_in_time() -> None:
+async def test_readers_are_refused_if_the_end_of_the_journal_is_not_read_in_time() -> None:
     async with open_stuck_log() as (broker, log):
         broker.stuck = "range for ever"
         for outcome in await asyncio.gather(*(log.catch_up() for _ in range(3)), return_exceptions=True):

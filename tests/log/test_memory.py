@@ -26,7 +26,7 @@ async def test_released_rows_are_trimmed() -> None:
             await log.append({A: build_batch(text, 10)})
         await log.release({A: 25})
         log.trim()
-        assert [each.offset for each in await log.read(A, 20, limit_bytes=LIMIT_BYTES)] == [20]
+        assert [record.offset for record in await log.read(A, 20, limit_bytes=LIMIT_BYTES)] == [20]
         with pytest.raises(OffsetOutOfRange, match="has the rows 20 to 30"):
             await log.read(A, 19, limit_bytes=LIMIT_BYTES)
 
@@ -40,7 +40,7 @@ async def test_too_many_producers_are_refused() -> None:
         await log.append({A: build_batch("p")}, StreamProducer("p", 1))
 
 
-async def test_one_owner_of_producers_leaves_room_for_others() -> None:
+async def test_one_owner_cannot_use_the_whole_limit_of_producers() -> None:
     clock = SimulatedClock(1)
     async with open_memory_log(clock, producers_max=8, keep_ms=1000) as log:
         for number in range(4):
@@ -51,11 +51,11 @@ async def test_one_owner_of_producers_leaves_room_for_others() -> None:
             await log.append({A: build_batch("x")}, StreamProducer(f"table{number}/modest/p", 0))
         await log.append({A: build_batch("x")}, StreamProducer("table0/greedy/p", 1))
         clock.advance(5000)
-        for number in range(4, 8):  # The log has forgotten the names before.
+        for number in range(4, 8):  # The log has forgotten the earlier names.
             await log.append({A: build_batch("x")}, StreamProducer(f"table{number}/greedy/p", 0))
 
 
-async def test_a_closed_log_refuses() -> None:
+async def test_closed_log_refuses_appends() -> None:
     async with open_memory_log(SystemClock()) as log:
         pass
     with pytest.raises(LogUnavailable):

@@ -58,7 +58,7 @@ class TestSegmentLog(StreamLogContract, DurableLogContract):
 
 
 class TestSmallSegments(TestSegmentLog):
-    """The contract's tests with segments of a few records, so that reads cross segments and use index files."""
+    """The contract's tests with segments of a few records. Reads cross segments and use index files."""
 
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:
@@ -87,19 +87,19 @@ async def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: P
             check_rows(records, acknowledged_appends, dict.fromkeys(SHARDS, 0))
 
 
-async def test_one_sync_is_shared_by_the_appends_that_wait(tmp_path: Path) -> None:
+async def test_waiting_appends_share_one_sync(tmp_path: Path) -> None:
     async with open_segment_log(tmp_path, SystemClock(), SegmentLimits()) as log:
         shards = [Shard(f"table-{number}", 0) for number in range(500)]
         await asyncio.gather(*(log.append({shard: build_batch("x")}) for shard in shards))
         assert log.syncs <= 3
 
 
-async def test_too_many_waiting_bytes_are_refused(tmp_path: Path) -> None:
+async def test_appends_beyond_the_limit_of_waiting_bytes_are_refused(tmp_path: Path) -> None:
     async with open_segment_log(tmp_path, SystemClock(), SegmentLimits(waiting_bytes_max=1000)) as log:
         answers = await asyncio.gather(
             *(log.append({A: build_batch("x" * 400)}) for _ in range(5)), return_exceptions=True
         )
-        assert [isinstance(each, TooManyRequests) for each in answers] == [False, False, True, True, True]
+        assert [isinstance(answer, TooManyRequests) for answer in answers] == [False, False, True, True, True]
         await log.append({A: build_batch("x" * 2000)})
 
 
@@ -112,7 +112,7 @@ async def test_second_process_cannot_open_the_folder(tmp_path: Path) -> None:
         pass
 
 
-async def test_files_are_private(tmp_path: Path) -> None:
+async def test_segment_files_are_readable_only_by_their_owner(tmp_path: Path) -> None:
     async with open_segment_log(tmp_path / "log", SystemClock(), SMALL_SEGMENTS) as log:
         for number in range(20):
             await log.append({A: build_batch(f"{number}" * 50)})
@@ -123,13 +123,13 @@ async def test_files_are_private(tmp_path: Path) -> None:
 
 
 async def test_many_opens_leave_no_descriptor_open(tmp_path: Path) -> None:
-    before = None
+    descriptors_before = None
     for _ in range(20):
         async with open_segment_log(tmp_path, SystemClock(), SMALL_SEGMENTS) as log:
             await log.append({A: build_batch("x" * 300)})
         now = len(os.listdir("/proc/self/fd"))
-        before = before or now
-        assert now <= before
+        descriptors_before = descriptors_before or now
+        assert now <= descriptors_before
 
 
 async def test_a_waiting_reader_is_refused_when_the_log_closes(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ async def fill_log(log: SegmentLog, count: int = 20) -> None:
         await log.append({A: build_batch(f"{number:3}" * 30, 10), B: build_batch("y")})
 
 
-async def test_released_rows_are_removed_by_age_and_others_stay() -> None:
+async def test_released_rows_are_removed_by_age_but_unreleased_rows_stay() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
         await fill_log(log)
@@ -181,13 +181,13 @@ async def test_released_rows_are_removed_by_age_and_others_stay() -> None:
         assert log.list_shards()[B].start == 20
         with pytest.raises(OffsetOutOfRange, match="has the rows 200 to 210"):
             await log.read(A, 199, limit_bytes=LIMIT_BYTES)
-        assert [each.offset for each in await read_all(log, A, 200)] == [200]
+        assert [record.offset for record in await read_all(log, A, 200)] == [200]
         states = log.list_shards()
     async with open_log(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
         assert log.list_shards() == states
 
 
-async def test_rows_that_are_in_no_data_file_are_kept_beyond_every_limit() -> None:
+async def test_unreleased_rows_are_kept_beyond_every_limit() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock, retention_ms=1000, retention_bytes=1, trim_interval_s=3600) as log:
         await fill_log(log)
@@ -195,15 +195,15 @@ async def test_rows_that_are_in_no_data_file_are_kept_beyond_every_limit() -> No
         size_bytes = log.size_bytes
         await log.release({A: 200})
         assert await log.trim() == 0
-        assert [each.batch.payload for each in await read_all(log, B)] == [b"y"] * 20
-        assert log.size_bytes < size_bytes / 2, "the rows of another table do not stay"
+        assert [record.batch.payload for record in await read_all(log, B)] == [b"y"] * 20
+        assert log.size_bytes < size_bytes / 2, "the released rows of the other table are removed"
         assert log.list_shards()[A].start > 150
         states = log.list_shards()
         await log.store_indexes()
-        for left in (copy_disk(disk), copy_without_indexes(disk)):
-            async with open_log(left, clock, retention_bytes=1, trim_interval_s=3600) as other:
-                assert {**other.list_shards(), A: states[A]} == {**states, B: other.list_shards()[B]}
-                assert [each.batch.payload for each in await read_all(other, B)] == [b"y"] * 20
+        for remaining_disk in (copy_disk(disk), copy_without_indexes(disk)):
+            async with open_log(remaining_disk, clock, retention_bytes=1, trim_interval_s=3600) as other_log:
+                assert {**other_log.list_shards(), A: states[A]} == {**states, B: other_log.list_shards()[B]}
+                assert [record.batch.payload for record in await read_all(other_log, B)] == [b"y"] * 20
         await log.release({B: 10})
         assert await log.trim() > 0
         assert 0 < log.list_shards()[B].start <= 10
@@ -214,11 +214,11 @@ async def test_rows_that_are_in_no_data_file_are_kept_beyond_every_limit() -> No
 
 
 class InterruptedRunner(DirectRunner):
-    """Runs other work before one of the accesses to the disk.
+    """Runs another task before one of the accesses to the disk.
 
     Attributes:
         accesses_before: The number of accesses that run before the interruption.
-        interruption: The other work, None if there is none or it has run.
+        interruption: The other task, or None if there is none or it has run.
     """
 
     accesses_before = 0
@@ -235,7 +235,7 @@ class InterruptedRunner(DirectRunner):
 
 @pytest.mark.parametrize("has_index_file", [False, True], ids=["index in memory", "index in a file"])
 @pytest.mark.parametrize("accesses_before", range(3))
-async def test_reader_of_a_segment_that_is_rewritten_meanwhile_gets_the_right_rows(
+async def test_reader_gets_the_right_rows_while_its_segment_is_rewritten(
     accesses_before: int, has_index_file: bool
 ) -> None:
     disk, clock, runner = SimulatedDisk(), SimulatedClock(1), InterruptedRunner()
@@ -270,10 +270,10 @@ async def test_reader_of_a_segment_that_is_rewritten_meanwhile_gets_the_right_ro
 
 
 @pytest.mark.parametrize("has_index_file", [False, True], ids=["index in memory", "index in a file"])
-async def test_reader_between_the_replacement_of_a_segment_and_its_notice_gets_the_right_rows(
+async def test_reader_gets_the_right_rows_before_the_log_notices_that_a_segment_was_replaced(
     has_index_file: bool,
 ) -> None:
-    """The disk has the new segment already, while the log still has the positions of the old one."""
+    """The disk already has the new segment, while the log still has the positions of the old segment."""
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     is_held, release = asyncio.Event(), asyncio.Event()
 
@@ -290,7 +290,7 @@ async def test_reader_between_the_replacement_of_a_segment_and_its_notice_gets_t
     runner = HeldRunner()
     limits = SegmentLimits(segment_bytes=4096, retention_ms=1000, retention_bytes=1, trim_interval_s=3600)
     async with open_segments(disk, runner, clock, limits) as log:
-        for number in range(60):  # All frames have one length, so a moved frame begins where another one began.
+        for number in range(60):  # All frames have the same length, so a moved frame begins where another frame began.
             await log.append({A if number % 2 else B: build_batch(f"{number:3}")})
         if has_index_file:
             await log.store_indexes()
@@ -329,7 +329,9 @@ async def test_segments_with_rows_of_a_removed_stream_are_deleted() -> None:
         with pytest.raises(StreamRemoved):
             await log.append({A: build_batch("x")})
         clock.advance(5000)
-        for _ in range(3):  # A new segment begins. The log deletes the old segment, and forgets the producer in it.
+        for _ in range(
+            3
+        ):  # Each append begins a new segment. The log deletes the old segment, and forgets its producer.
             await log.append({OTHER: build_batch("x" * 1000)})
             clock.advance(10)
             await log.release({OTHER: 99})
@@ -366,7 +368,7 @@ async def test_producers_are_forgotten_after_the_retention() -> None:
         assert log.find_producer("p") is None
 
 
-async def test_positions_of_idle_producers_are_forgotten_and_their_numbers_stay() -> None:
+async def test_positions_of_idle_producers_are_forgotten_but_their_sequences_stay() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock) as log:
         await log.append({A: build_batch("x" * 500)}, StreamProducer("p", 0))
@@ -409,7 +411,7 @@ asyncio.run(main(Path(sys.argv[1])))
 """
 
 
-def test_a_full_file_system_refuses_and_recovers(tmp_path: Path) -> None:
+def test_log_on_a_full_file_system_refuses_appends_and_recovers(tmp_path: Path) -> None:
     script = f"mount -t tmpfs -o size=3m tmpfs {tmp_path} && head -c 1000000 /dev/zero > {tmp_path}/ballast && exec "
     script += f'{sys.executable} -c "$0" {tmp_path}'
     command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, FULL_DISK]

@@ -1,4 +1,4 @@
-"""A writer whose rows identify themselves, and a check that compares the rows of a log with its acknowledgements.
+"""A writer whose rows identify their append, and a check that compares the rows of a log with the acknowledgements.
 
 `python -m tests.log.written_rows FOLDER SEED` appends to the log in a folder until it is killed, and prints each
 acknowledgement.
@@ -24,7 +24,7 @@ WRITERS = 8
 
 
 class AcknowledgedAppend(msgspec.Struct, frozen=True):
-    """One acknowledged append: the offset of each batch by the index of its shard."""
+    """An acknowledged append. `offsets` has the offset of each batch, by the index of its shard."""
 
     producer: str
     sequence: int
@@ -61,35 +61,37 @@ async def write(log: StreamLog, name: str, acknowledged_appends) -> None:
 def check_rows(
     records: dict[Shard, list[Record]], acknowledged_appends: list[AcknowledgedAppend], starts: dict[Shard, int]
 ) -> None:
-    """Check the rows of a log: none is lost or occurs twice, and appends are complete and in order."""
+    """Check the rows of a log: no row is lost or occurs twice, and appends are complete and in order."""
     places: dict[tuple[str, int], dict[Shard, int]] = defaultdict(dict)
     for shard, shard_records in records.items():
         end = starts[shard]
         last_numbers: dict[str, int] = {}
         for record in shard_records:
-            assert record.offset == end, "offsets have no gap"
+            assert record.offset == end, "offsets must have no gap"
             end = record.end
             assert record.sequence > last_numbers.get(record.producer, -1), (
-                "rows of a producer are in order, and none is twice"
+                "the rows of a producer must be in order, and no row may occur twice"
             )
             last_numbers[record.producer] = record.sequence
             assert record.batch == build_rows(record.producer, record.sequence)[shard], "rows are unchanged"
             places[record.producer, record.sequence][shard] = record.offset
     if not any(starts.values()):
         for (producer, sequence), offsets in places.items():
-            assert set(offsets) == set(build_rows(producer, sequence)), "an append is whole"
-    for each in acknowledged_appends:
-        for index, offset in each.offsets.items():
+            assert set(offsets) == set(build_rows(producer, sequence)), "an append must be complete"
+    for acknowledged_append in acknowledged_appends:
+        for index, offset in acknowledged_append.offsets.items():
             shard = SHARDS[index]
-            shard_records = places[each.producer, each.sequence].get(shard)
-            assert shard_records == offset or offset < starts[shard], f"an acknowledged row is lost: {each}"
+            shard_records = places[acknowledged_append.producer, acknowledged_append.sequence].get(shard)
+            assert shard_records == offset or offset < starts[shard], (
+                f"an acknowledged row is lost: {acknowledged_append}"
+            )
 
 
 async def main(folder: str) -> None:
     """Append until the process is killed."""
 
-    def print_acknowledgement(each: AcknowledgedAppend) -> None:
-        sys.stdout.buffer.write(msgspec.json.encode(each) + b"\n")
+    def print_acknowledgement(acknowledged_append: AcknowledgedAppend) -> None:
+        sys.stdout.buffer.write(msgspec.json.encode(acknowledged_append) + b"\n")
         sys.stdout.buffer.flush()
 
     async with open_segment_log(Path(folder), SystemClock(), LIMITS) as log:

@@ -1,1 +1,1 @@
-"""Tests of imports from other catalogs, exports to them, and federated warehouses."""
+"""Tests of imports from other catalogs, exports to other catalogs, and federated warehouses."""

@@ -1,4 +1,4 @@
-"""Two servers: tables move from the one to the other, which may read the warehouse of both."""
+"""Two servers. Tables move from the first to the second, and the second may read the warehouses of both."""
 
 from __future__ import annotations
 

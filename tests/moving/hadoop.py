@@ -1,4 +1,4 @@
-"""Writes tables as Iceberg's Hadoop catalog lays them out: `v1.metadata.json` and `version-hint.text`."""
+"""Write tables in the layout of Iceberg's Hadoop catalog: `v1.metadata.json` and `version-hint.text`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from seamark.connector.client.indexes import IndexClient
 def write_hadoop_table(
     client: IndexClient, table: str, folder: Path, *, version: int = 1, has_scheme: bool = True
 ) -> None:
-    """Write a copy of a table of a server as a table of a Hadoop catalog.
+    """Write a copy of a server's table as a table of a Hadoop catalog.
 
     Args:
         folder: The folder of the new table.
-        has_scheme: Whether the locations in its files begin with `file:`.
+        has_scheme: If True, the locations in its files begin with `file:`.
     """
     loaded = client.load_table(table, history=True)
     old_folder = Path(loaded.location.removeprefix("file://"))
     shutil.copytree(old_folder, folder, ignore=shutil.ignore_patterns("*.metadata.json"), dirs_exist_ok=True)
     location = f"file://{folder}" if has_scheme else str(folder)
     manifests = sorted((folder / "metadata").glob("*.avro"))
-    # Manifest lists contain the lengths of the manifests.
+    # Manifests are rewritten first, because manifest lists contain their lengths.
     manifests.sort(key=lambda path: b'"manifest_path"' in path.read_bytes())
     for path in manifests:
         _replace_locations(path, loaded.location, location)

@@ -1,4 +1,4 @@
-"""A REST catalog whose answers a test chooses, in a thread of its own."""
+"""A REST catalog in a separate thread. A test chooses its answers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Responder = Callable[[str, Mapping[str, str]], tuple[int, Any]]
-"""Returns the status and the JSON for a path with its query, and the headers of a request."""
+"""Returns the status and the JSON answer for a request, by its path with the query and its headers."""
 
 
 @dataclass
 class HttpCatalog:
-    """A running catalog, and the headers of the requests that it received."""
+    """A running catalog that records the headers of the requests it received."""
 
     url: str
     received: list[Mapping[str, str]] = field(default_factory=list)
@@ -24,9 +24,13 @@ class HttpCatalog:
 
 @contextmanager
 def serve_catalog(respond: Responder) -> Iterator[HttpCatalog]:
-    """Serve a catalog."""
+    """Serve a catalog in a thread until the end of the block."""
 
     class Handler(BaseHTTPRequestHandler):
+        """A handler that answers the configuration request without settings, and each further request with
+        `respond`.
+        """
+
         def do_GET(self) -> None:
             headers = dict(self.headers)
             catalog.received.append(headers)

@@ -21,7 +21,10 @@ _COLUMNS = {"type": "struct", "fields": [{"id": 1, "name": "id", "type": "long",
 
 
 def fill_with_odd_names(client: IndexClient, seed: int, *, namespaces: int, entries: int) -> None:
-    """Create random namespaces of up to three levels with properties, and tables and views in them."""
+    """Create random namespaces of up to three levels with properties, and tables and views in them.
+
+    Names have odd characters. `namespaces` and `entries` are the numbers of objects.
+    """
     rng = random.Random(seed)
     number = 0
 
@@ -49,11 +52,11 @@ def fill_with_odd_names(client: IndexClient, seed: int, *, namespaces: int, entr
 def list_catalog(client: IndexClient) -> dict[tuple[str, ...], Any]:
     """Return the properties of each namespace, and the metadata of each table and view.
 
-    The location of a namespace is left out: without this property, it depends on the warehouse.
+    The location of a namespace is left out, because the default location depends on the warehouse.
     """
     listing: dict[tuple[str, ...], Any] = {}
     for namespace in client.namespaces():
-        if namespace == ("db",):  # The server of tests creates it.
+        if namespace == ("db",):  # The test server creates this namespace.
             continue
         properties = load_namespace_properties(client, namespace)
         listing["namespace", *namespace] = {name: value for name, value in properties.items() if name != "location"}

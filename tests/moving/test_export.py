@@ -1,4 +1,4 @@
-"""`seamark export` to another Iceberg REST catalog."""
+"""Tests of `seamark export` to another Iceberg REST catalog."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def export_all(client: IndexClient, target: str, *options: str) -> dict[str, str
     return {".".join(entry["name"]): entry["outcome"] for entry in results}
 
 
-def test_exported_catalog_is_equal_and_a_repeat_changes_nothing(origin: IndexClient, target: IndexClient) -> None:
+def test_exported_catalog_equals_its_origin_and_a_repeat_changes_nothing(
+    origin: IndexClient, target: IndexClient
+) -> None:
     fill_with_odd_names(origin, 3, namespaces=8, entries=20)
     result = run_export(origin, target.url)
     assert result.exit_code == 0, result.output

@@ -1,4 +1,4 @@
-"""A warehouse that shows the tables of another catalog."""
+"""Tests of a warehouse that shows the tables of another catalog."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ from tests.moving.test_import import COLUMNS, append_ids, import_all
 
 @dataclass
 class Federation:
-    """A catalog with tables, and clients of the server that shows them and of its federated warehouse."""
+    """A catalog with tables, and clients of the server that shows them.
+
+    `server` uses the default warehouse of the server, and `shown` its federated warehouse.
+    """
 
     origin: IndexClient
     server: IndexClient
@@ -57,7 +60,8 @@ class Federation:
 def serve_federated_catalog(
     folder: Path, uri: str, lake: Path, *further_uris: str
 ) -> Iterator[tuple[IndexClient, IndexClient]]:
-    """Run a server with the federated warehouse `other`, and yield a client of the server and one of the warehouse.
+    """Run a server with the federated warehouse `other`, and yield a client of the server and a client of the
+    warehouse.
 
     The operator of the server also allows the catalogs in `further_uris`.
     """
@@ -94,7 +98,7 @@ def read_ids(client: IndexClient, table: str = "shop.orders", where: str | None 
 
 
 def list_names(client: IndexClient) -> dict[tuple[str, ...], Any]:
-    """Return the tables of each namespace, with its properties."""
+    """Return the properties and the tables of each namespace."""
     return {
         namespace: (sorted(client.tables(namespace)), load_namespace_properties(client, namespace))
         for namespace in client.namespaces()
@@ -132,7 +136,7 @@ def test_each_read_sees_the_commits_renames_and_drops_of_the_other_catalog(feder
         shown.load_table("shop.sales")
 
 
-def test_views_are_shown_except_those_with_the_rights_of_a_user(federation: Federation) -> None:
+def test_views_are_shown_unless_they_run_with_the_rights_of_a_user(federation: Federation) -> None:
     origin, shown = federation.origin, federation.shown
     for name, properties in (("plain", {}), ("owned", {"trino.run-as-owner": "ann"})):
         body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": properties}
@@ -145,7 +149,7 @@ def test_views_are_shown_except_those_with_the_rights_of_a_user(federation: Fede
         load_view(shown, "shop.owned")
 
 
-def test_indexes_are_beside_the_tables_and_follow_their_commits(federation: Federation, lake: Path) -> None:
+def test_indexes_are_stored_next_to_the_tables_and_cover_their_commits(federation: Federation, lake: Path) -> None:
     origin, shown = federation.origin, federation.shown
     for number in range(3, 6):
         append_ids(origin, "shop.orders", number)
@@ -160,8 +164,8 @@ def test_indexes_are_beside_the_tables_and_follow_their_commits(federation: Fede
     assert [index.name for index in shown.indexes("shop.orders")] == ["by_id"]
     rename_table(origin, "shop.orders", "shop.sales")
     assert [index.name for index in shown.indexes("shop.sales")] == ["by_id"]
-    written = {path for path in list_files(lake) - files if "_seamark" in path}
-    assert written == set()
+    index_paths = {path for path in list_files(lake) - files if "_seamark" in path}
+    assert index_paths == set()
     assert b"by_id" not in metadata + origin.load_table("shop.sales", history=True).metadata
 
 
@@ -187,7 +191,9 @@ def test_changes_are_refused_with_the_address_of_the_other_catalog(federation: F
     assert read_ids(shown) == [1, 2]
 
 
-def test_warehouse_of_a_catalog_that_does_not_answer_says_so(federation: Federation, tmp_path: Path) -> None:
+def test_error_of_a_federated_warehouse_names_a_catalog_that_does_not_answer(
+    federation: Federation, tmp_path: Path
+) -> None:
     shown = IndexClient(federation.shown.url, retries=0)
     url = federation.origin.url
     define = federation.server._request_json
@@ -225,9 +231,9 @@ def test_drop_of_a_federated_warehouse_leaves_the_files_of_the_other_catalog(
 def test_token_of_the_other_catalog_is_sent_and_never_shown(federation: Federation, tmp_path: Path) -> None:
     server = federation.server
     settings = {"federation_uri": federation.origin.url, "federation_fresh_s": 0}
-    changed = change_warehouse(server, "other", settings, {"federation_token": "a-secret-token"})
-    assert changed["has-credentials"]
-    assert "a-secret-token" not in json.dumps(changed) + json.dumps(load_warehouse(server, "other"))
+    change_process = change_warehouse(server, "other", settings, {"federation_token": "a-secret-token"})
+    assert change_process["has-credentials"]
+    assert "a-secret-token" not in json.dumps(change_process) + json.dumps(load_warehouse(server, "other"))
     database = b"".join(path.read_bytes() for path in (tmp_path / "server").glob("seamark.db*"))
     assert b"a-secret-token" not in database
     # The other server has no logins, so it accepts each token.
@@ -239,25 +245,27 @@ def test_login_of_a_catalog_is_not_sent_to_another_catalog(tmp_path: Path, lake:
         return 200, {"namespaces": []}
 
     with (
-        serve_catalog(respond) as former,
-        serve_catalog(respond) as new,
-        serve_federated_catalog(tmp_path, former.url, lake, new.url) as (server, shown),
+        serve_catalog(respond) as first_catalog,
+        serve_catalog(respond) as new_catalog,
+        serve_federated_catalog(tmp_path, first_catalog.url, lake, new_catalog.url) as (server, shown),
     ):
-        settings = {"federation_uri": former.url, "federation_fresh_s": 0}
+        settings = {"federation_uri": first_catalog.url, "federation_fresh_s": 0}
         change_warehouse(server, "other", settings, {"federation_token": "token-of-the-former"})
         with pytest.raises(InvalidRequest, match="send the credentials of the new catalog"):
-            change_warehouse(server, "other", {**settings, "federation_uri": new.url}, None)
-        change_warehouse(server, "other", {**settings, "federation_uri": f"{former.url}/"}, None)
-        change_warehouse(server, "other", {**settings, "federation_uri": new.url}, {"federation_token": "new-token"})
+            change_warehouse(server, "other", {**settings, "federation_uri": new_catalog.url}, None)
+        change_warehouse(server, "other", {**settings, "federation_uri": f"{first_catalog.url}/"}, None)
+        change_warehouse(
+            server, "other", {**settings, "federation_uri": new_catalog.url}, {"federation_token": "new-token"}
+        )
         assert list(shown.namespaces()) == []
-        assert {headers["Authorization"] for headers in new.received} == {"Bearer new-token"}
-        change_warehouse(server, "other", {**settings, "federation_uri": new.url}, {})
+        assert {headers["Authorization"] for headers in new_catalog.received} == {"Bearer new-token"}
+        change_warehouse(server, "other", {**settings, "federation_uri": new_catalog.url}, {})
         change_warehouse(server, "other", settings, None)
 
 
 @pytest.mark.parametrize("operation", ["updateTable", "createTable", "appendRows", "importTable", "makePlanView"])
 async def test_admin_of_a_federated_warehouse_has_no_right_to_write(operation: str) -> None:
-    """Keys and signatures for clients follow these rights."""
+    """Keys and signatures for clients follow the rights of the admin."""
     admin, shop = Principal("ann", (Grant("ann", "admin", ()),)), Securable(("shop",))
     authorizer = FederatedAuthorizer(None, "https://other.example", is_local=False)
     assert not await authorizer.allows(admin, operation, shop)
@@ -274,7 +282,7 @@ def find_metadata_file(client: IndexClient, table: str) -> str:
 
 
 def respond_ignoring_case(files: Mapping[str, str], path: str) -> tuple[int, Any]:
-    """Answer for a catalog that ignores the case of names.
+    """Return the answer of a catalog that ignores the case of names.
 
     Args:
         files: The metadata file of each table of the namespace `hr`, by the name of the table.
@@ -318,7 +326,7 @@ def test_name_has_one_spelling_if_the_other_catalog_ignores_case(
             shown.load_table("hr.salaries")
 
 
-def test_second_name_of_a_table_is_refused_and_leaves_its_rights(
+def test_second_name_of_a_table_is_refused_and_does_not_change_its_rights(
     tmp_path: Path, origin: IndexClient, lake: Path
 ) -> None:
     create_namespace(origin, "hr", {})
@@ -339,12 +347,14 @@ def test_second_name_of_a_table_is_refused_and_leaves_its_rights(
                 shown.load_table("hr.copy")
             assert shown.load_table("hr.salaries").metadata
         assert shown._request_json("GET", "/api/v1/grants?principal=ann")["grants"] == grants != []
-        # The first name becomes the name of another table, so the second name is the only name of the first table.
+        # The first name now belongs to another table, so the second name is the only name of the first table.
         files["salaries"] = find_metadata_file(origin, "other")
         assert shown.load_table("hr.copy").location != shown.load_table("hr.salaries").location
 
 
-def test_metadata_that_names_other_places_is_not_shown(tmp_path: Path, origin: IndexClient, lake: Path) -> None:
+def test_table_whose_metadata_names_foreign_locations_is_not_shown(
+    tmp_path: Path, origin: IndexClient, lake: Path
+) -> None:
     create_namespace(origin, "shop", {})
     create_table(origin, "shop.orders", COLUMNS, properties={})
     metadata = json.loads(origin.load_table("shop.orders").metadata)
@@ -354,8 +364,8 @@ def test_metadata_that_names_other_places_is_not_shown(tmp_path: Path, origin: I
     def write_metadata(number: int, **change: Any) -> str:
         path = folder / "metadata" / f"0000{number}-a.metadata.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        own = {"location": folder.as_uri(), "table-uuid": str(uuid.uuid4()), "metadata-log": []}
-        path.write_text(json.dumps(metadata | own | change))
+        own_fields = {"location": folder.as_uri(), "table-uuid": str(uuid.uuid4()), "metadata-log": []}
+        path.write_text(json.dumps(metadata | own_fields | change))
         return path.as_uri()
 
     changes: tuple[tuple[dict[str, Any], str], ...] = (

@@ -1,4 +1,4 @@
-"""`seamark import` from a Hadoop warehouse."""
+"""Tests of `seamark import` from a Hadoop warehouse."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_tables_without_schemes_are_read_planned_and_written(
 ) -> None:
     write_hadoop_table(origin, "shop.t0", warehouse / "old" / "plain", has_scheme=False)
     assert '"location": "/' in (warehouse / "old" / "plain" / "metadata" / "v1.metadata.json").read_text()
-    # Two copies of a table have the same UUID, so they cannot both be live.
+    # Two copies of a table have the same UUID, so only one of them can be live.
     assert import_all(target, str(warehouse), "--namespace", "old")["old.plain"] == "imported"
     assert read_ids(target, "old.plain") == [1, 2]
     append(target, "old.plain", pa.table({"id": pa.array([3], pa.int64())}))
@@ -56,7 +56,7 @@ def test_tables_without_schemes_are_read_planned_and_written(
 def test_import_takes_the_version_after_the_hint(origin: IndexClient, warehouse: Path, target: IndexClient) -> None:
     append_ids(origin, "shop.t0", 3)
     write_hadoop_table(origin, "shop.t0", warehouse / "shop" / "orders", version=2)
-    # The Hadoop catalog writes the hint after the commit, so it may have been killed between both.
+    # The Hadoop catalog writes the hint after the commit, so a killed writer leaves an older hint.
     (warehouse / "shop" / "orders" / "metadata" / "version-hint.text").write_text("1")
     import_all(target, str(warehouse))
     assert read_ids(target, "shop.orders") == [1, 2, 3]
@@ -66,7 +66,7 @@ def test_import_refuses_folders_whose_current_version_is_uncertain(warehouse: Pa
     metadata = warehouse / "shop" / "orders" / "metadata"
     current = metadata / "v1.metadata.json"
     hint = metadata / "version-hint.text"
-    other = metadata / "00001-a.metadata.json"
+    other_file = metadata / "00001-a.metadata.json"
     for hint_text, has_other_file, reason in (
         ("9", False, "The version 9 of version-hint.text has no metadata file"),
         ("one", False, "instead of a version number"),
@@ -74,7 +74,7 @@ def test_import_refuses_folders_whose_current_version_is_uncertain(warehouse: Pa
     ):
         hint.write_text(hint_text)
         if has_other_file:
-            other.write_bytes(current.read_bytes())
+            other_file.write_bytes(current.read_bytes())
         result = run_import(target, str(warehouse), "--table", "shop.orders")
         assert (result.exit_code, reason in result.output) == (1, True), result.output
     hint.unlink()

@@ -1,4 +1,6 @@
-"""`seamark import` from a Hive metastore, which the test serves with the generated code of its Thrift interface."""
+"""Tests of `seamark import` from a Hive metastore. The tests serve it with the generated code of its Thrift
+interface.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.moving.test_import import COLUMNS, append_ids, import_all, run_import
 
 
 class Metastore:
-    """The calls of a metastore with the database `shop`. Other calls are not implemented."""
+    """A metastore with the database `shop`. It implements only the calls of an import."""
 
     def __init__(self) -> None:
         self.tables: dict[str, dict[str, str]] = {}
@@ -84,5 +86,5 @@ def test_import_takes_the_iceberg_tables_of_a_metastore(
     assert json.loads(target.load_table("shop.orders").metadata)["location"] in location
 
 
-def test_import_of_a_metastore_that_does_not_answer_says_so(target: IndexClient) -> None:
+def test_import_error_names_a_metastore_that_does_not_answer(target: IndexClient) -> None:
     assert "127.0.0.1:1 does not answer" in run_import(target, "thrift://127.0.0.1:1").output

@@ -1,4 +1,4 @@
-"""`seamark import` from another Seamark server."""
+"""Tests of `seamark import` from another Seamark server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_import(target: IndexClient, source: str, *options: str) -> Result:
 
 
 def import_all(target: IndexClient, source: str, *options: str) -> dict[str, str]:
-    """Import, and return the outcome of each entry by its name."""
+    """Import the source, and return the outcome of each entry by its name."""
     result = run_import(target, source, *options, "--json")
     start = result.output.index("[\n") if "[\n" in result.output else result.output.index("[]")
     results = json.JSONDecoder().raw_decode(result.output[start:])[0]
@@ -47,7 +47,7 @@ def append_ids(client: IndexClient, table: str, *ids: int) -> None:
 
 @pytest.fixture
 def shop(origin: IndexClient) -> IndexClient:
-    """Return a client of the server with `shop.orders`, which has rows, and `shop.eu.orders`."""
+    """Return a client of the origin server, which has `shop.orders` with rows, and `shop.eu.orders`."""
     create_namespace(origin, "shop", {"owner": "ann"})
     create_namespace(origin, "shop.eu", {})
     create_table(origin, "shop.orders", COLUMNS, properties={"a": "b"})
@@ -71,12 +71,12 @@ def test_import_registers_all_tables_with_their_metadata_files(shop: IndexClient
 def test_repeated_import_changes_nothing(shop: IndexClient, target: IndexClient) -> None:
     import_all(target, shop.url)
     append_ids(target, "shop.orders", 3)
-    before = [instant.id for instant in target.timeline()]
+    instants_before = [instant.id for instant in target.timeline()]
     outcomes = import_all(target, shop.url, "--namespace", "shop.eu")
     assert outcomes == {"shop": "unchanged", "shop.eu": "unchanged", "shop.eu.orders": "unchanged"}
-    # The table has a commit here, so the other catalog's metadata file is not taken again.
+    # The table has a commit on this server, so the import does not take the other catalog's metadata file again.
     assert import_all(target, shop.url, "--table", "shop.orders")["shop.orders"] == "refused"
-    assert [instant.id for instant in target.timeline()] == before
+    assert [instant.id for instant in target.timeline()] == instants_before
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def _find_lake(client: IndexClient) -> str:
 
 
 @pytest.mark.slow
-def test_import_takes_selected_names_and_places_them_below_a_namespace(shop: IndexClient, target: IndexClient) -> None:
+def test_import_takes_selected_names_and_moves_them_below_a_namespace(shop: IndexClient, target: IndexClient) -> None:
     outcomes = import_all(target, shop.url, "--namespace", "shop.eu", "--table", "shop.none", "--into", "old.lake")
     assert outcomes == {
         "old": "imported",
@@ -107,7 +107,7 @@ def test_import_takes_selected_names_and_places_them_below_a_namespace(shop: Ind
     }
 
 
-def test_import_takes_views_and_refuses_those_with_the_rights_of_a_user(shop: IndexClient, target: IndexClient) -> None:
+def test_import_takes_views_unless_they_run_with_the_rights_of_a_user(shop: IndexClient, target: IndexClient) -> None:
     for name, properties in (("plain", {}), ("owned", {"trino.run-as-owner": "ann"})):
         body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": properties}
         shop._request_json("POST", "/v1/namespaces/shop/views", body=body)
@@ -117,14 +117,14 @@ def test_import_takes_views_and_refuses_those_with_the_rights_of_a_user(shop: In
     assert import_all(target, shop.url, "--keep-owners")["shop.owned"] == "imported"
 
 
-def test_import_of_a_catalog_that_does_not_answer_says_so(target: IndexClient) -> None:
+def test_import_error_names_a_catalog_that_does_not_answer(target: IndexClient) -> None:
     result = run_import(target, "http://127.0.0.1:1")
     assert result.exit_code == 1
     assert "The other catalog does not answer" in result.output
 
 
 def _change_metadata(client: IndexClient, table: str, folder: Path, change: Any) -> str:
-    """Write a metadata file of a table with other content, and return its location."""
+    """Write a changed copy of a table's metadata file, and return its location."""
     metadata = json.loads(client.load_table(table, history=True).metadata)
     change(metadata)
     path = folder / "metadata" / f"00007-{uuid.uuid4()}.metadata.json"
@@ -133,7 +133,7 @@ def _change_metadata(client: IndexClient, table: str, folder: Path, change: Any)
     return path.as_uri()
 
 
-def test_import_refuses_metadata_that_names_places_outside_the_table(
+def test_import_refuses_metadata_that_names_locations_outside_the_table(
     shop: IndexClient, target: IndexClient, lake: Path
 ) -> None:
     import_all(target, shop.url)

@@ -1,4 +1,4 @@
-"""An import that is killed at any point continues, and the catalogs are equal afterwards."""
+"""Tests of an import that is killed at any point. It continues, and the catalogs are equal afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.waits import block_until
 ENTRIES = examples(400, 60)
 
 
-def test_import_that_ends_after_some_entries_continues(origin: IndexClient, target: IndexClient) -> None:
+def test_interrupted_import_continues_with_the_remaining_entries(origin: IndexClient, target: IndexClient) -> None:
     fill_with_odd_names(origin, 2, namespaces=4, entries=16)
     with closing(RestSource({"uri": origin.url}, 2)) as source:
         for moved in (1, 6):

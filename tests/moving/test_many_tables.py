@@ -17,7 +17,7 @@ _TIMEOUT_S = 3000.0
 
 @pytest.mark.slow
 @pytest.mark.timeout(4000)
-def test_ten_thousand_tables_are_imported_equal(tmp_path: Path) -> None:
+def test_ten_thousand_tables_are_imported_and_a_repeat_changes_nothing(tmp_path: Path) -> None:
     home = tmp_path / "origin"
     expected = write_tables(home / "warehouse", TABLES, files=1)
     rebuilt = run_seamark("rebuild", "--home", str(home), timeout_s=_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The client with which a federated warehouse reads the other catalog."""
+"""Tests of the client with which a federated warehouse reads the other catalog."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from seamark.metaserver.warehouses.federation.other_catalog import OtherCatalog,
 
 
 class MovedClock(SystemClock):
-    """A clock whose monotonic time the test moves."""
+    """A clock whose monotonic time a test sets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -35,7 +35,7 @@ class MovedClock(SystemClock):
 
 @dataclass
 class Served:
-    """A catalog that answers with a function, and the requests that it received."""
+    """A catalog that answers with a function, and records the requests that it received."""
 
     answer: Callable[[web.Request], Any]
     requests: list[web.Request] = field(default_factory=list)
@@ -62,16 +62,16 @@ async def serve_answers(
     app.router.add_route("*", "/{path:.*}", served.handle)
     async with TestServer(app) as server:
         uri = str(server.make_url("/")).rstrip("/")
-        named = {f"federation_{name}": value for name, value in settings.items()}
-        async with open_other_catalog(Settings(federation_uri=uri, **named), clock) as catalog:
+        prefixed_settings = {f"federation_{name}": value for name, value in settings.items()}
+        async with open_other_catalog(Settings(federation_uri=uri, **prefixed_settings), clock) as catalog:
             yield catalog, served, clock
 
 
-async def find(catalog: OtherCatalog) -> str | None:
+async def find_orders(catalog: OtherCatalog) -> str | None:
     return await catalog.find_entry(EntryKind.TABLE, ("shop",), "orders")
 
 
-async def test_answer_counts_for_a_time_and_is_then_checked_by_its_etag() -> None:
+async def test_answer_is_cached_for_a_time_and_then_checked_by_its_etag() -> None:
     def answer(request: web.Request) -> Any:
         if request.headers.get("If-None-Match") == "v1":
             return web.Response(status=304)
@@ -80,7 +80,7 @@ async def test_answer_counts_for_a_time_and_is_then_checked_by_its_etag() -> Non
     async with serve_answers(answer, fresh_s=5) as (catalog, served, clock):
         for now_s, requests in ((0, 1), (4, 1), (6, 2), (10, 2), (12, 3)):
             clock.now_s = now_s
-            assert await find(catalog) == "file:///t/v1.json"
+            assert await find_orders(catalog) == "file:///t/v1.json"
             assert len(served.requests) - 1 == requests, now_s
         assert served.list_paths()[1] == "/v1/lake/namespaces/shop/tables/orders?snapshots=refs"
 
@@ -88,7 +88,7 @@ async def test_answer_counts_for_a_time_and_is_then_checked_by_its_etag() -> Non
 async def test_concurrent_reads_of_one_name_share_a_request() -> None:
     async with serve_answers(lambda _: {"metadata-location": "file:///t/v1.json"}, fresh_s=0) as (catalog, served, _):
         await catalog.list_namespaces(())
-        await asyncio.gather(*(find(catalog) for _ in range(10)))
+        await asyncio.gather(*(find_orders(catalog) for _ in range(10)))
         assert len(served.requests) == 3
 
 
@@ -98,7 +98,7 @@ async def test_redirects_and_the_uri_of_the_configuration_are_not_followed() -> 
 
     async with serve_answers(answer) as (catalog, served, _):
         with pytest.raises(RetryLater, match="answers 302"):
-            await find(catalog)
+            await find_orders(catalog)
         assert "/secret" not in served.list_paths()
 
 
@@ -114,12 +114,12 @@ async def test_credential_is_exchanged_for_tokens_and_never_shown() -> None:
         return {"metadata-location": "file:///t/v1.json"}
 
     async with serve_answers(answer, credential="client:s3cret") as (catalog, _, clock):
-        # The first token is refused, so a second one is requested.
-        assert await find(catalog) == "file:///t/v1.json"
+        # The server refuses the first token, so the client requests a second token.
+        assert await find_orders(catalog) == "file:///t/v1.json"
         assert issued == ["token-0", "token-1"]
         clock.now_s = 4000
         with pytest.raises(RetryLater, match="check the login") as refusal:
-            await find(catalog)
+            await find_orders(catalog)
         assert "s3cret" not in str(refusal.value)
         assert len(issued) == 4
 
@@ -139,7 +139,7 @@ async def test_listings_are_read_to_their_last_page() -> None:
         assert await catalog.list_namespaces(("a",)) == [("a", "b"), ("a", "z")]
 
 
-async def test_level_with_the_separator_is_not_another_spelling_of_a_nested_namespace() -> None:
+async def test_level_that_contains_the_separator_is_not_a_nested_namespace() -> None:
     def answer(request: web.Request) -> Any:
         if request.path.endswith("/namespaces"):
             return {"namespaces": [["hr"], ["hr.pay"]]}
@@ -163,16 +163,16 @@ async def test_answers_that_are_large_or_invalid_are_refused(monkeypatch: pytest
     async with serve_answers(lambda _: web.Response(text=next(bodies))) as (catalog, _, _clock):
         for reason in ("more than 100 bytes", "not valid", "does not say where the metadata file"):
             with pytest.raises(RetryLater, match=reason):
-                await find(catalog)
+                await find_orders(catalog)
 
 
-async def test_catalog_without_an_answer_is_named() -> None:
+async def test_error_names_a_catalog_that_does_not_answer() -> None:
     async with open_other_catalog(Settings(federation_uri="http://127.0.0.1:1"), SystemClock()) as catalog:
         with pytest.raises(RetryLater, match=r"http://127\.0\.0\.1:1 of this warehouse does not answer"):
-            await find(catalog)
+            await find_orders(catalog)
 
 
-async def test_failed_login_is_shared_by_all_requests_and_counts_for_seconds() -> None:
+async def test_all_requests_share_a_failed_login_for_some_seconds() -> None:
     closing, logins = asyncio.Event(), 0
 
     async def answer_login(request: web.Request) -> web.Response:
@@ -221,11 +221,11 @@ async def test_requests_that_wait_for_the_other_catalog_are_limited_in_number_an
                 with pytest.raises(RetryLater, match=r"did not answer within 0.1 seconds|does not answer"):
                     await other_store.load_namespace(("db",))
             closing.set()
-            ends = await asyncio.gather(*running, return_exceptions=True)
-            assert all(isinstance(end, RetryLater) and "answers 500" in end.message for end in ends), ends
+            outcomes = await asyncio.gather(*running, return_exceptions=True)
+            assert all(isinstance(end, RetryLater) and "answers 500" in end.message for end in outcomes), outcomes
 
 
-async def test_catalog_that_sends_nothing_is_given_up_long_before_the_limit_of_the_request() -> None:
+async def test_request_to_a_silent_catalog_ends_long_before_its_time_limit() -> None:
     is_closing = asyncio.Event()
 
     async def begin_answer(request: web.Request) -> web.StreamResponse:
@@ -245,9 +245,9 @@ async def test_catalog_that_sends_nothing_is_given_up_long_before_the_limit_of_t
         settings = Settings(federation_uri=uri, federation_timeout_s=300, federation_read_timeout_s=0.2)
         async with open_federated_store(settings) as store, asyncio.timeout(60):
             for name in ("silent", "stalled"):
-                with pytest.raises(RetryLater, match=r"sent nothing for 0\.2 seconds") as caught:
+                with pytest.raises(RetryLater, match=r"sent nothing for 0\.2 seconds") as error:
                     await store.load_entry(EntryKind.TABLE, ("db",), name)
-                assert (caught.value.code, caught.value.type) == (503, "ServiceUnavailableException")
+                assert (error.value.code, error.value.type) == (503, "ServiceUnavailableException")
         is_closing.set()
 
 
@@ -259,7 +259,7 @@ async def open_federated_store(settings: Settings) -> AsyncIterator[FederatedSto
         yield store
 
 
-async def test_kept_answers_have_a_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cached_answers_have_a_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_catalog, "_ANSWERS_BYTES_MAX", 20_000)
 
     def answer(request: web.Request) -> Any:
@@ -269,6 +269,6 @@ async def test_kept_answers_have_a_limited_size(monkeypatch: pytest.MonkeyPatch)
         for _ in range(2):
             for number in range(5):
                 assert len(await catalog.list_entries(EntryKind.TABLE, (f"n{number}",))) == 100
-        assert len(served.requests) == 11, "two listings fit, and the oldest goes first"
+        assert len(served.requests) == 11, "two listings fit, and the oldest is evicted first"
         assert len(await catalog.list_entries(EntryKind.TABLE, ("n4",))) == 100
         assert len(served.requests) == 11

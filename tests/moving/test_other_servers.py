@@ -1,4 +1,4 @@
-"""Imports from, exports to and federated warehouses of servers that are not Seamark: Iceberg's own, and Nessie."""
+"""Tests of imports, exports and federated warehouses with servers that are not Seamark: Iceberg's own, and Nessie."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.services.seamark import Seamark
 ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 
 
-def fill(catalog: Catalog) -> None:
+def create_tables(catalog: Catalog) -> None:
     """Create `shop.orders` and `shop.eu.orders` with three rows in each."""
     for namespace in (("shop",), ("shop", "eu")):
         catalog.create_namespace(namespace, {"owner": "ann"})
@@ -36,7 +36,7 @@ def read_ids(client: IndexClient, table: str) -> list[int]:
 
 
 def check_moves(showing: IndexClient, client: IndexClient, uri: str, lake: str, catalog: Catalog) -> None:
-    """Show the tables of a catalog in a federated warehouse, import them, and export a table to it.
+    """Show the tables of a catalog in a federated warehouse, import them, and export a table to the catalog.
 
     Args:
         showing: A client of a server that may have warehouses at `lake`.
@@ -73,7 +73,7 @@ def test_tables_move_from_and_to_the_java_server(start_seamark: Callable[..., Se
     lake.mkdir()
     with run_java_fixture(lake, log=tmp_path / "java.log") as uri:
         catalog = load_catalog("java", type="rest", uri=uri)
-        fill(catalog)
+        create_tables(catalog)
         roots = {"SEAMARK_WAREHOUSE_ROOTS": lake.as_uri(), "SEAMARK_WAREHOUSE_ENDPOINTS": uri}
         showing = IndexClient(start_seamark("showing", env=roots).base_url)
         client = IndexClient(start_seamark("importing", env={"SEAMARK_ALLOWED_LOCATIONS": lake.as_uri()}).base_url)
@@ -85,7 +85,7 @@ def test_tables_move_from_and_to_the_java_server(start_seamark: Callable[..., Se
 def test_tables_move_from_and_to_nessie(
     start_seamark: Callable[..., Seamark], s3: S3, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The clients have their own keys of the store.
+    # The clients use their own keys for the store.
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
     lake = f"s3://{s3_bucket}/nessie"
@@ -97,7 +97,7 @@ def test_tables_move_from_and_to_nessie(
             "s3.region": s3.region,
         }
         catalog = load_catalog("nessie", type="rest", uri=uri, **keys)
-        fill(catalog)
+        create_tables(catalog)
         store = s3.build_seamark_env()
         roots = {**store, "SEAMARK_WAREHOUSE_ROOTS": lake, "SEAMARK_WAREHOUSE_ENDPOINTS": uri}
         allowed = {**store, "SEAMARK_ALLOWED_LOCATIONS": lake}

@@ -1,4 +1,4 @@
-"""The names that an import reads from a REST catalog, over HTTP."""
+"""Tests of the source that reads names from a REST catalog over HTTP for an import."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_requests_are_signed_for_glue() -> None:
         )
 
 
-def test_namespaces_that_cannot_be_listed_end_the_listing() -> None:
-    """A missing namespace would look like a complete import."""
+def test_error_of_a_namespace_ends_the_listing() -> None:
+    """If the source left out the namespace, the import would look complete."""
 
     def respond(path: str, headers: Mapping[str, str]) -> tuple[int, Any]:
         if "parent=" in path:
@@ -73,7 +73,7 @@ def test_answers_without_a_metadata_file_are_errors(status: int, body: Any, erro
         source.find_table(("shop",), "orders")
 
 
-def test_catalog_that_ignores_the_parent_has_the_namespaces_of_one_level() -> None:
+def test_nested_namespaces_of_a_catalog_that_ignores_the_parent_are_listed_once() -> None:
     with (
         serve_catalog(lambda path, headers: (200, {"namespaces": [["a"], ["b"], ["a"]]})) as catalog,
         closing(RestSource({"uri": catalog.url}, 2)) as source,
@@ -88,7 +88,7 @@ def test_listing_without_an_end_is_refused() -> None:
             return 200, {"identifiers": [{"namespace": ["a"], "name": "t"}], **page}
         return 200, {"namespaces": [["a"]], **page}
 
-    def go_deeper(path: str, headers: Mapping[str, str]) -> tuple[int, Any]:
+    def respond_with_deeper_level(path: str, headers: Mapping[str, str]) -> tuple[int, Any]:
         parent = parse_qs(path.partition("?")[2]).get("parent", [""])[0]
         return 200, {"namespaces": [[*filter(None, parent.split("\x1f")), "a"]]}
 
@@ -97,14 +97,14 @@ def test_listing_without_an_end_is_refused() -> None:
             with pytest.raises(CatalogRefusal, match="the listing would not end"):
                 list(listing())
     with (
-        serve_catalog(go_deeper) as catalog,
+        serve_catalog(respond_with_deeper_level) as catalog,
         closing(RestSource({"uri": catalog.url}, 2)) as source,
         pytest.raises(CatalogRefusal, match="more than 32 levels"),
     ):
         list(source.list_namespaces())
 
 
-def test_tables_are_listed_to_the_last_page_with_a_login_that_ends() -> None:
+def test_tables_are_listed_to_the_last_page_although_the_login_expires() -> None:
     answers = [(401, {}), (200, {"identifiers": [{"namespace": ["a"], "name": "t"}], "next-page-token": "2"})]
     answers.append((200, {"identifiers": [{"namespace": ["a"], "name": "u"}], "next-page-token": ""}))
     with (

@@ -1,6 +1,6 @@
-"""The contract of every ObjectStore; the tests of each implementation inherit it.
+"""The contract of every ObjectStore. The tests of each implementation inherit it.
 
-A subclass gives the fixtures `store` and `base`, the location of an empty folder in it.
+A subclass provides the fixtures `store` and `base`, the location of an empty folder in the store.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from seamark.metaserver.objects.port import ObjectStore
 
 
 class ObjectStoreContract:
+    """The tests that each object store passes. A subclass has the fixtures `store` and `base`."""
+
     async def test_created_object_can_be_read(self, store: ObjectStore, base: str) -> None:
         data = SystemClock().draw_bytes(100_000)
         await store.create(f"{base}/a/b/c.bin", data)
@@ -26,7 +28,7 @@ class ObjectStoreContract:
         assert await store.read(f"{base}/empty") == b""
         assert await store.exists(f"{base}/empty")
 
-    async def test_names_are_used_character_by_character(self, store: ObjectStore, base: str) -> None:
+    async def test_names_with_special_characters_are_not_changed(self, store: ObjectStore, base: str) -> None:
         names = ["a b", "a%20b", "a+b", "ü-ß-漢", "p=x%2Fy", "~tilde", "(brackets)", "a&b=c;d", "'quote'"]
         for name in names:
             await store.create(f"{base}/{name}", name.encode())
@@ -48,9 +50,9 @@ class ObjectStoreContract:
 
     async def test_create_never_overwrites(self, store: ObjectStore, base: str) -> None:
         await store.create(f"{base}/once", b"first")
-        for second in (b"second", b"first"):
+        for second_data in (b"second", b"first"):
             with pytest.raises(ObjectExists, match="once"):
-                await store.create(f"{base}/once", second)
+                await store.create(f"{base}/once", second_data)
         assert await store.read(f"{base}/once") == b"first"
 
     async def test_only_one_of_many_creators_succeeds_and_its_bytes_are_stored(
@@ -65,7 +67,7 @@ class ObjectStoreContract:
         assert all(isinstance(result, ObjectExists) for result in results if result is not None), results
         assert await store.read(f"{base}/race/here") == winners[0]
 
-    async def test_read_over_the_limit_is_rejected_and_at_the_limit_is_not(self, store: ObjectStore, base: str) -> None:
+    async def test_read_of_more_bytes_than_the_limit_is_rejected(self, store: ObjectStore, base: str) -> None:
         await store.create(f"{base}/big", b"x" * 1001)
         assert len(await store.read(f"{base}/big", limit_bytes=1001)) == 1001
         with pytest.raises(TooLarge, match="1001 bytes; at most 1000"):
@@ -86,7 +88,7 @@ class ObjectStoreContract:
         with pytest.raises(ObjectMissing):
             await store.read_range(f"{base}/nothing", 0, 10)
 
-    async def test_delete_removes_and_may_be_repeated(self, store: ObjectStore, base: str) -> None:
+    async def test_delete_removes_an_object_and_may_be_repeated(self, store: ObjectStore, base: str) -> None:
         await store.create(f"{base}/x", b"x")
         await store.delete(f"{base}/x")
         assert not await store.exists(f"{base}/x")

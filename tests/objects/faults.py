@@ -1,7 +1,7 @@
-"""An ObjectStore that fails on purpose, by seed or by script; the same seed and calls give the same `trace`.
+"""An ObjectStore that fails on purpose, by seed or by script. The same seed and calls give the same `trace`.
 
-The faults are those that a catalog must tolerate: a request that never arrived, one that was executed and lost its
-reply, a full disk, a slow one. Each fault leaves the object in the state that it claims.
+A catalog must tolerate these faults: a request that never arrived, a request that was executed and lost its reply, a
+full disk, a slow disk. Each fault leaves the object in the state that it claims.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload
 class Fault(Enum):
     """The fault of one call."""
 
-    BEFORE = "fails before it did anything"
-    BROKEN = "is refused for good before it did anything"
-    LOST_REPLY = "does its work, then fails"
+    BEFORE = "fails without any effect"
+    BROKEN = "is refused permanently without any effect"
+    LOST_REPLY = "is executed, then fails"
     FULL = "finds the disk full"
-    SLOW = "takes its time, then works"
+    SLOW = "is slow, then succeeds"
 
 
 class FaultyObjects:
-    """A failing store.
+    """A store that fails.
 
-    `rates` are probabilities per call, drawn from `seed`; `script` overrides them for the next calls.
+    `rates` are the probabilities of faults for each call, drawn from `seed`. A script overrides them for the next
+    calls.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class FaultyObjects:
         fault = self._draw_fault(operation)
         self.trace.append(f"{operation} {fault.name if fault else 'ok'}")
         if fault is Fault.BEFORE:
-            raise RetryLater(f"injected: storage was away for {location!r}")
+            raise RetryLater(f"injected: storage is unavailable for {location!r}")
         if fault is Fault.BROKEN:
             raise StorageError(f"injected: storage refused {location!r}")
         if fault is Fault.FULL:

@@ -1,7 +1,6 @@
 """A proxy before a real S3 server that loses replies, rejects conditional writes or returns errors, on demand.
 
-It forwards requests byte for byte, because the signature covers Host and the raw path. So the server receives what the
-client under test sent.
+It forwards requests byte for byte, because the signature covers Host and the raw path.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ from yarl import URL
 
 @dataclass
 class Misbehaviour:
-    """Faults of the proxy. The next PUTs consume each count; `delay_s` and `hang_all` apply to every request.
+    """Faults of the proxy.
 
-    `requests` are the requests, as `METHOD status-of-the-server`.
+    Each of the next PUTs decreases a count. `delay_s` and `hang_all` apply to every request. `requests` has the
+    received requests as `METHOD status-of-the-server`.
     """
 
     lose_replies: int = 0
@@ -55,6 +55,7 @@ async def run_misbehaving_proxy(upstream: str, port: int) -> AsyncIterator[Misbe
 async def _forward(
     mode: Misbehaviour, session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest
 ) -> web.StreamResponse:
+    """Pass the request to the S3 server, with the faults that are switched on."""
     body = await request.read()
     put = request.method == "PUT"
     if mode.delay_s:
@@ -65,7 +66,7 @@ async def _forward(
     if put and mode.drop_requests:
         mode.drop_requests -= 1
         mode.requests.append("PUT dropped")
-        return _hang_up(request)
+        return _break_connection(request)
     if put and mode.conditional_501 and "If-None-Match" in request.headers:
         mode.requests.append("PUT 501")
         return web.Response(status=501, text="<Error><Code>NotImplemented</Code></Error>")
@@ -83,7 +84,7 @@ async def _forward(
         mode.requests.append(f"{request.method} {answer.status}")
         if put and mode.lose_replies:
             mode.lose_replies -= 1
-            return _hang_up(request)
+            return _break_connection(request)
         if put and mode.answer_500_after:
             mode.answer_500_after -= 1
             return web.Response(status=500, text="<Error><Code>InternalError</Code></Error>")
@@ -97,7 +98,7 @@ async def _forward(
         )
 
 
-def _hang_up(request: web.BaseRequest) -> web.StreamResponse:
+def _break_connection(request: web.BaseRequest) -> web.StreamResponse:
     if request.transport is not None:
         request.transport.abort()
     return web.Response()

@@ -1,4 +1,4 @@
-"""Tests that the failing store does what each fault says, because other tests rely on it."""
+"""Tests that the failing store behaves as each fault says, because other tests rely on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def base(tmp_path: Path) -> str:
 
 
 class TestFaultlessFaultyContract(ObjectStoreContract):
-    """Without faults it is a normal store."""
+    """The contract's tests of the failing store without faults."""
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,7 @@ async def test_slow_call_succeeds(store: FaultyObjects, base: str) -> None:
 
 async def test_same_seed_fails_in_the_same_way(tmp_path: Path) -> None:
     async def run_objects(home: Path, seed: int) -> list[str]:
+        """Return the trace of injected faults after 40 creations and deletions."""
         settings = Settings(home=home)
         async with open_objects(settings, SystemClock()) as inner:
             faulty = FaultyObjects(inner, seed=seed, rates={Fault.BEFORE: 0.3, Fault.LOST_REPLY: 0.3, Fault.FULL: 0.1})

@@ -29,10 +29,10 @@ def base() -> str:
 
 
 class TestFolderContract(ObjectStoreContract):
-    """Through the router, as the server uses it."""
+    """The contract's tests through the router, as the server uses the store."""
 
 
-async def test_bucket_is_a_folder_and_a_link_out_of_it_is_rejected(
+async def test_bucket_is_a_folder_and_links_out_of_the_folder_are_rejected(
     store: ObjectStore, base: str, tmp_path: Path
 ) -> None:
     await store.create(f"{base}/x", b"x")

@@ -42,7 +42,7 @@ def base(tmp_path: Path) -> str:
 
 
 class TestLocalContract(ObjectStoreContract):
-    """Through the router, as the server uses it."""
+    """The contract's tests through the router, as the server uses the store."""
 
 
 async def test_hadoops_spelling_names_the_same_file(store: ObjectStore, base: str) -> None:
@@ -71,16 +71,16 @@ async def test_bytes_are_synced_before_the_name_and_the_name_before_the_return(
     folder = f"{tmp_path}/warehouse/corner/t/metadata"
     assert steps[-3:] == ["sync bytes", "link", f"sync {folder}"]
     texts = {f"sync {tmp_path}/warehouse/corner{tail}" for tail in ("", "/t")} | {f"sync {tmp_path}/warehouse"}
-    assert texts <= set(steps[:-3]), "a new folder's name is not on disk"
+    assert texts <= set(steps[:-3]), "the name of a new folder was not synced"
     steps.clear()
     await store.create(f"{base}/t/metadata/2.json", b"{}")
-    assert steps == ["sync bytes", "link", f"sync {folder}"], "known folders are synced again"
+    assert steps == ["sync bytes", "link", f"sync {folder}"], "folders that were synced before are synced again"
 
 
-async def test_hadoops_checksums_are_deleted_with_their_file_only(
+async def test_hadoops_checksums_are_deleted_only_with_their_file(
     store: ObjectStore, base: str, tmp_path: Path
 ) -> None:
-    """Otherwise Spark refuses to read another file under the name, and nothing else would delete the checksums."""
+    """If the checksums stayed, Spark would refuse to read a later file with the same name."""
     folder = tmp_path / "warehouse" / "corner"
     names = (
         "a.parquet",
@@ -88,7 +88,7 @@ async def test_hadoops_checksums_are_deleted_with_their_file_only(
         "c.parquet",
         "d.parquet",
         "x" * 251,
-    )  # With the longest name, `.….crc` is too long.
+    )  # For the longest name, the name of the checksum file `.….crc` is too long.
     for name in names:
         await store.create(f"{base}/{name}", b"x")
     (folder / ".a.parquet.crc").write_bytes(b"crc\0" + bytes(12))
@@ -115,7 +115,7 @@ async def test_recreated_folder_is_synced_again(
     assert (tmp_path / "warehouse/corner").stat().st_ino in synced
 
 
-async def test_file_that_needs_not_be_durable_is_complete_and_not_synced(
+async def test_file_that_need_not_be_durable_is_complete_but_not_synced(
     store: ObjectStore, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.create(f"{base}/t/1", b"first")
@@ -132,7 +132,9 @@ async def test_file_that_needs_not_be_durable_is_complete_and_not_synced(
 async def test_failed_create_leaves_no_file(
     store: ObjectStore, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    await store.create(f"{base}/warm", b"")  # The folders exist, so the failing sync is that of the bytes.
+    await store.create(
+        f"{base}/warm", b""
+    )  # The folders exist already, so the sync of the bytes is the one that fails.
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error")
@@ -172,7 +174,7 @@ asyncio.run(main())
     assert all(name.startswith(TEMPORARY_PREFIX) for name in leftovers)
 
 
-async def test_create_succeeds_beside_a_leftover_of_the_same_temporary_name(tmp_path: Path) -> None:
+async def test_create_succeeds_if_its_temporary_name_already_exists(tmp_path: Path) -> None:
     leftover = tmp_path / (TEMPORARY_PREFIX + SimulatedClock(1).draw_bytes(12).hex())
     leftover.write_bytes(b"left by a crash of the same seed")
     local = LocalObjects([str(tmp_path)], SimulatedClock(1), threads=1, timeout_s=5)
@@ -229,7 +231,7 @@ async def test_symbolic_link_does_not_lead_out_of_the_warehouse(store: ObjectSto
     assert [info async for info in store.list(f"file://{tmp_path}/warehouse")] == []
 
 
-async def test_warehouse_may_be_a_link_and_links_below_it_are_rejected(tmp_path: Path) -> None:
+async def test_warehouse_may_be_a_link_but_links_inside_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "alias").symlink_to("real")
     settings = Settings(warehouse=f"file://{tmp_path}/alias")
@@ -268,7 +270,7 @@ async def test_files_outside_the_warehouse_are_never_read_or_changed(store: Obje
     assert (tmp_path / "near").read_bytes() == b"secret"
 
 
-async def test_hanging_disk_gives_an_answer_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_call_on_a_hanging_disk_ends_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
     local = LocalObjects([str(tmp_path)], SystemClock(), threads=2, timeout_s=0.2)
     try:
@@ -286,11 +288,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a separate file system of one megabyte."""
     mounted = tmp_path / "disk"
     mounted.mkdir()
-    tried = subprocess.run(
+    completed = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mounted)], capture_output=True, check=False
     )
-    if tried.returncode:
-        pytest.skip(f"mounting is not permitted here: {tried.stderr.decode().strip()}")
+    if completed.returncode:
+        pytest.skip(f"mounting is not permitted here: {completed.stderr.decode().strip()}")
     try:
         yield mounted
     finally:
@@ -317,7 +319,9 @@ async def test_warehouse_that_cannot_be_created_is_named_with_the_reason() -> No
 
 
 async def test_unwritable_folder_is_named_in_the_error(small_disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)  # This also stops the superuser.
+    subprocess.run(
+        ["mount", "-o", "remount,ro", str(small_disk)], check=True
+    )  # A read-only mount also prevents writes of the superuser.
     settings = Settings(warehouse=f"file://{small_disk}")
     with pytest.raises(ConfigError, match=f"may not create files in the folder {small_disk}; choose another"):
         check_warehouse_root(settings)
@@ -335,9 +339,9 @@ async def test_fifty_cycles_leak_no_descriptor_and_no_thread(tmp_path: Path) -> 
                 await objects.read(f"file://{tmp_path}/warehouse/none")
 
     await cycle(-1)
-    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    counts_before = len(os.listdir("/proc/self/fd")), threading.active_count()
     for number in range(50):
         await cycle(number)
-    # A leak grows each time; the loop's own executor may still be growing to its limit.
-    assert len(os.listdir("/proc/self/fd")) < before[0] + 25
-    assert threading.active_count() < before[1] + 25
+    # A leak grows in each cycle. The executor of the event loop may also start threads up to its limit.
+    assert len(os.listdir("/proc/self/fd")) < counts_before[0] + 25
+    assert threading.active_count() < counts_before[1] + 25

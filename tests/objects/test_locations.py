@@ -24,7 +24,7 @@ nasty_name = st.text(alphabet="./\\%2eEfF5cC \x00\n~:?#&+é漢", min_size=1, max
 
 
 def assert_inside(location: str, root: str) -> None:
-    """Check four interpretations: as written, decoded repeatedly, as a POSIX path, with backslashes as slashes."""
+    """Check the location as written, decoded repeatedly, as a POSIX path, and with backslashes as slashes."""
     scheme, _, location_path = location.partition("://")
     root_scheme, _, root_rest = root.partition("://")
     assert scheme == root_scheme
@@ -74,15 +74,15 @@ def test_accepted_location_is_inside_in_every_interpretation(tail: str) -> None:
                 assert not warehouse.contains(text)
                 continue
             assert_inside(location, root)
-            assert warehouse.check(location) == location, "normalising twice gives something else"
+            assert warehouse.check(location) == location, "a second normalisation changes the location"
 
 
 def test_long_locations_are_not_cached() -> None:
-    """One request may name thousands, and the cache would hold their characters three times."""
+    """One request may name thousands of locations, and the cache would hold their characters three times."""
     text = "s3://lake/" + "x" * 4000
-    before = sys.getrefcount(text)
+    references_before = sys.getrefcount(text)
     assert parse_location(text).path == "x" * 4000
-    assert sys.getrefcount(text) == before
+    assert sys.getrefcount(text) == references_before
 
 
 def test_plain_names_stay_readable() -> None:
@@ -154,7 +154,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("location", "reason"), BAD)
-def test_bad_location_is_rejected_by_name(location: str, reason: str) -> None:
+def test_error_names_an_invalid_location_and_the_reason(location: str, reason: str) -> None:
     warehouse = Warehouse("file:///srv/wh", ["s3://lake/wh"])
     with pytest.raises(BadRequest) as error:
         warehouse.check(location, "The table's location")
@@ -169,14 +169,14 @@ def test_error_does_not_repeat_credentials_in_a_location() -> None:
     assert "hunter2" not in error.value.message
 
 
-def test_namespace_may_be_at_the_root_and_a_table_may_not() -> None:
+def test_namespace_but_no_table_may_be_at_the_root() -> None:
     warehouse = Warehouse("s3://lake/wh")
     assert warehouse.check("s3://lake/wh/", root_ok=True) == "s3://lake/wh"
     assert not warehouse.contains("s3://lake/wh")
     assert warehouse.table_location("s3://lake/wh", "t", UUID).startswith("s3://lake/wh/t-")
 
 
-def test_namespace_property_cannot_move_its_tables_out() -> None:
+def test_location_of_a_namespace_cannot_be_outside_the_warehouse() -> None:
     with pytest.raises(BadRequest, match="The location of the namespace"):
         Warehouse("s3://lake/wh").table_location("s3://elsewhere/wh", "t", UUID)
 

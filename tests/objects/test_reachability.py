@@ -1,4 +1,6 @@
-"""Tests of a server over a store that is unreachable or refuses it: one warning with the fix, and one message later."""
+"""Tests of a server whose store is unreachable or refuses it. It logs one warning with the fix, and one message after
+recovery.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def build_settings(s3: S3, home: Path, bucket: str) -> Settings:
 
 
 async def read_start_log(settings: Settings) -> list[dict[str, object]]:
-    """Return what is logged until the first warning, or until the end."""
+    """Return the log messages until the first warning, or until the end of the start."""
     async with open_objects(settings, SystemClock()) as objects:
         with structlog.testing.capture_logs() as events:
             task = asyncio.create_task(reachability.report_unreachable(objects, settings))
@@ -42,7 +44,7 @@ async def read_start_log(settings: Settings) -> list[dict[str, object]]:
     return [dict(event) for event in events]
 
 
-async def test_store_that_answers_is_not_mentioned(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
+async def test_store_that_answers_causes_no_log_message(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
     assert await read_start_log(build_settings(s3, tmp_path, s3_bucket)) == []
 
 
@@ -89,14 +91,14 @@ async def test_failure_is_logged_once_and_recovery_once(tmp_path: Path, monkeypa
 
 
 class UnreadyServer(Seamark):
-    """A server that has started once it is alive and has logged a warning."""
+    """A server that counts as started when it is alive and has logged the warning."""
 
     def _is_ready(self) -> bool:
         return is_http_ok(f"{self.base_url}/healthz") and b"the warehouse is not usable" in self.log.read_bytes()
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_server_over_a_dead_store_starts_and_logs_one_line(tmp_path: Path, workers: str) -> None:
+def test_server_with_an_unreachable_store_starts_and_logs_one_line(tmp_path: Path, workers: str) -> None:
     dead = f"http://127.0.0.1:{free_port()}"
     env = {"SEAMARK_S3_ACCESS_KEY_ID": "a", "SEAMARK_S3_SECRET_ACCESS_KEY": "b", "SEAMARK_STORAGE_RETRIES": "0"}
     flags = ("--s3-endpoint", dead, "--workers", workers)

@@ -25,12 +25,12 @@ from tests.seeds import examples, first_seed
 
 @pytest.fixture(params=["openat2", "each component"])
 def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RootFolder]:
-    """Return a root behind a link, as operators may have it.
+    """Return a root folder behind a link, as operators may have it.
 
-    It has a file `t/f`, and there is a secret beside it.
+    The root has a file `t/f`, and a secret is outside it.
     """
     if request.param == "openat2":
-        assert has_openat2(), "this kernel has no openat2, so that only the other way is tested"
+        assert has_openat2(), "this kernel has no openat2, so only the fallback is tested"
     else:
         monkeypatch.setattr(root_folder, "has_openat2", lambda: False)
     (tmp_path / "disk/t/deep").mkdir(parents=True)
@@ -38,12 +38,12 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret/f").write_bytes(b"secret")
     (tmp_path / "warehouse").symlink_to("disk")
-    before = _open_descriptors()
+    descriptors_before = _count_descriptors()
     yield RootFolder(f"{tmp_path}/warehouse/")
-    assert _open_descriptors() == before
+    assert _count_descriptors() == descriptors_before
 
 
-def _open_descriptors() -> int:
+def _count_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -99,7 +99,7 @@ def test_links_to_any_target_are_rejected(root: RootFolder, tmp_path: Path, targ
         root.open_file("t/file")
     assert error.value.is_last
     assert not root.is_file("t/file")
-    root.delete_file("t/file")  # The link itself
+    root.delete_file("t/file")  # This deletes the link itself.
     assert sorted(os.listdir(folder)) == ["deep", "f", "link"]
     assert os.listdir(tmp_path / "secret") == ["f"]
 
@@ -141,20 +141,22 @@ def test_paths_below_a_root_are_recognised() -> None:
     assert RootFolder("/").find_path_below("/etc/passwd") == "etc/passwd"
 
 
-def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(root: RootFolder, tmp_path: Path) -> None:
-    """A writer swaps a folder and a link to a secret constantly; every access finds its own file or an error."""
+def test_folder_replaced_by_a_link_at_any_moment_reveals_nothing(root: RootFolder, tmp_path: Path) -> None:
+    """A writer constantly exchanges a folder and a link to a secret. Every access opens the writer's own file
+    or fails.
+    """
     folder = tmp_path / "disk/t"
     (folder / "own").mkdir()
     (folder / "own/f").write_bytes(b"own")
     (folder / "link").symlink_to(tmp_path / "secret")
-    ended = threading.Event()
+    ending = threading.Event()
 
     def exchange() -> None:
-        while not ended.is_set():
-            for first, second in (("own", "x"), ("link", "own"), ("x", "link")):
-                os.rename(folder / first, folder / second)
-            for first, second in (("own", "x"), ("link", "own"), ("x", "link")):
-                os.rename(folder / first, folder / second)
+        while not ending.is_set():
+            for old_name, new_name in (("own", "x"), ("link", "own"), ("x", "link")):
+                os.rename(folder / old_name, folder / new_name)
+            for old_name, new_name in (("own", "x"), ("link", "own"), ("x", "link")):
+                os.rename(folder / old_name, folder / new_name)
 
     rng = random.Random(first_seed())
     thread = threading.Thread(target=exchange)
@@ -180,7 +182,7 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(root: RootFolde
                     finally:
                         os.close(listing)
     finally:
-        ended.set()
+        ending.set()
         thread.join()
     assert os.listdir(tmp_path / "secret") == ["f"]
     assert (tmp_path / "secret/f").read_bytes() == b"secret"

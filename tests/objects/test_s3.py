@@ -1,4 +1,4 @@
-"""Tests of S3 with a real server process, path-style and virtual-host, and of lost replies."""
+"""Tests of S3 with a real server process, with path-style and virtual-host addresses, and of lost replies."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ def virtual_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
 
 
 class TestVirtualHostContract(ObjectStoreContract):
-    """`bucket.localhost` resolves on few machines: the server acts as an HTTP proxy, and no name is resolved."""
+    """The contract's tests with virtual hosts.
+
+    `bucket.localhost` resolves on few machines, so the server acts as an HTTP proxy, and no name is resolved.
+    """
 
     @pytest.fixture
     async def store(self, virtual_s3: S3, bucket: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ObjectStore]:
@@ -102,7 +105,7 @@ async def open_through_proxy(
         yield objects, mode, f"s3://{bucket}/warehouse"
 
 
-async def test_write_with_a_lost_reply_is_recognised_as_our_own(s3: S3, s3_bucket: str) -> None:
+async def test_write_with_a_lost_reply_is_recognised_by_its_writer(s3: S3, s3_bucket: str) -> None:
     async with open_through_proxy(s3, s3_bucket) as (objects, mode, base):
         mode.lose_replies = 1
         await objects.create(f"{base}/x", b"mine")
@@ -110,7 +113,7 @@ async def test_write_with_a_lost_reply_is_recognised_as_our_own(s3: S3, s3_bucke
         assert await objects.read(f"{base}/x") == b"mine"
 
 
-async def test_retry_that_finds_its_own_first_attempt_is_not_a_conflict(s3: S3, s3_bucket: str) -> None:
+async def test_retry_after_a_successful_first_attempt_is_not_a_conflict(s3: S3, s3_bucket: str) -> None:
     async with open_through_proxy(s3, s3_bucket, storage_retries=2) as (objects, mode, base):
         mode.answer_500_after = 1
         await objects.create(f"{base}/x", b"mine")
@@ -137,7 +140,7 @@ async def test_request_that_never_arrived_is_not_reported_as_written(s3: S3, s3_
         await objects.create(f"{base}/x", b"x")
 
 
-async def test_hanging_store_gives_an_answer_in_time(s3: S3, s3_bucket: str) -> None:
+async def test_request_to_a_hanging_store_ends_at_its_time_limit(s3: S3, s3_bucket: str) -> None:
     async with open_through_proxy(s3, s3_bucket, storage_timeout_s=0.5) as (objects, mode, base):
         mode.hang = True
         async with asyncio.timeout(60):
@@ -206,7 +209,7 @@ async def test_unavailable_server_is_a_retryable_error(s3: S3, s3_bucket: str) -
         ):
             with pytest.raises(RetryLater) as error:
                 await call
-            assert "\n" not in str(error.value), "a dump of Rust structures is nothing for clients"
+            assert "\n" not in str(error.value), "the message contains a dump of Rust structures"
 
 
 async def test_environment_variables_do_not_mix_with_the_settings(
@@ -221,7 +224,7 @@ async def test_environment_variables_do_not_mix_with_the_settings(
         await objects.create(f"s3://{s3_bucket}/warehouse/x", b"x")
 
 
-async def test_one_server_reads_files_and_buckets(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
+async def test_one_server_reads_local_files_and_buckets(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
     settings = build_settings(
         s3, s3_bucket, warehouse=f"file://{tmp_path}/wh", allowed_locations=(f"s3a://{s3_bucket}/shared/",)
     )
@@ -240,7 +243,7 @@ async def test_one_server_reads_files_and_buckets(s3: S3, s3_bucket: str, tmp_pa
 async def test_unfinished_uploads_are_listed_by_pages_and_aborted(
     s3: S3, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only those of one folder; a missing upload is not a failure."""
+    """The list has only the uploads of one folder. A missing upload is not a failure."""
     monkeypatch.setattr("seamark.metaserver.objects.s3_uploads._UPLOADS_PER_PAGE", 2)
     with closing(s3.client()) as client:
         for key in (*(f"warehouse/t/{number}/é .parquet" for number in range(5)), "warehouse/tt/x.parquet"):
@@ -261,7 +264,7 @@ async def test_unfinished_uploads_are_listed_by_pages_and_aborted(
             await store.abort_uploads([outside_location])
 
 
-async def test_uploads_that_the_store_cannot_list_are_an_error_with_the_reason(s3: S3, s3_bucket: str) -> None:
+async def test_refused_listing_of_uploads_is_an_error_with_the_reason(s3: S3, s3_bucket: str) -> None:
     wrong_settings = build_settings(s3, s3_bucket, s3_secret_access_key="wrong")
     async with open_objects(wrong_settings, SystemClock()) as store:
         with pytest.raises(StorageError, match="SignatureDoesNotMatch"):
@@ -279,12 +282,12 @@ def make_settings_without_store() -> Settings:
     )
 
 
-async def test_no_further_upload_is_aborted_while_the_store_does_not_answer() -> None:
+async def test_abort_of_uploads_stops_if_the_store_does_not_answer() -> None:
     async with open_objects(make_settings_without_store(), SystemClock()) as store:
         uploads = [Upload(f"s3://bucket/warehouse/t/{number}.parquet", "id", 0) for number in range(3)]
-        with structlog.testing.capture_logs() as logged:
+        with structlog.testing.capture_logs() as log_events:
             assert await store.abort_uploads(uploads) == 0
-    assert [item["location"] for item in logged if item["event"] == "upload not aborted"] == [uploads[0].location]
+    assert [item["location"] for item in log_events if item["event"] == "upload not aborted"] == [uploads[0].location]
 
 
 async def test_environment_that_the_upload_client_rejects_is_a_storage_error(

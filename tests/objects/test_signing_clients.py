@@ -1,4 +1,4 @@
-"""Tests of clients of remote signing: Iceberg's S3FileIO and PyIceberg's signer, without keys, on a real store."""
+"""Tests of clients that use remote signing without keys on a real store: Iceberg's S3FileIO and PyIceberg's signer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIGN_PATH = "v1/namespaces/n/tables/t/sign"
 
 @dataclass
 class Signer:
-    """An endpoint that only signs; `refused` are the messages of rejected requests."""
+    """An endpoint that only signs requests. `refused` has the messages of rejected requests."""
 
     uri: str
     settings: Settings
@@ -67,6 +67,7 @@ class Signer:
 
 @pytest.fixture
 async def signer(s3: S3, s3_bucket: str) -> AsyncIterator[Signer]:
+    """Serve signatures for table `t-0` of a warehouse that has an object of table `t-1` too."""
     settings = Settings(
         s3_endpoint=s3.endpoint,
         s3_region=s3.region,
@@ -125,7 +126,9 @@ async def test_pyicebergs_signer_can_access_only_its_table(signer: Signer, s3_bu
 
 
 def _build_client_with_signer(signer: Signer, bucket: str) -> None:
-    """Use botocore without keys, with the signer called before each request, as in PyIceberg's fsspec FileIO."""
+    """Return a botocore client without keys that calls the signer before each request, as PyIceberg's fsspec FileIO
+    does.
+    """
     properties = signer.build_client_properties()
     client = botocore.session.Session().create_client(
         "s3",

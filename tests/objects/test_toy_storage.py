@@ -1,4 +1,4 @@
-"""Tests that a storage of three classes and an entry in three registries supports a table from creation to purge."""
+"""Tests that a storage of three classes, registered in three registries, supports a table from creation to purge."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FILES, ROWS = 6, 20
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Return the folder of the toy's objects."""
+    """Return the folder with the objects of the toy storage."""
     shelf = tmp_path / "toys"
     shelf.mkdir()
     with register_toy(shelf):
@@ -77,7 +77,7 @@ def client(server: ServerThread) -> Iterator[IndexClient]:
 
 
 class TestToyContract(ObjectStoreContract):
-    """The server's store of the toy fulfils the contract of all stores."""
+    """The contract of all stores, tested for the server's store of the toy."""
 
     @pytest.fixture
     def base(self) -> str:
@@ -137,7 +137,7 @@ def test_paths_outside_the_warehouse_are_rejected(client: IndexClient) -> None:
         create_table(client, "elsewhere.u", SCHEMA, location="toy://shelf/lake/elsewhere/t", properties={})
 
 
-def test_toy_location_rules_apply_to_comparisons_and_settings(folder: Path) -> None:
+def test_location_rules_of_the_toy_apply_to_comparisons_and_settings(folder: Path) -> None:
     assert parse_location("TOYS://shelf/a/") == parse_location("toy://shelf/a")
     assert make_location_key(parse_location("toy://shelf/a%41")) == make_location_key(parse_location("toys://shelf/aA"))
     assert normalize_location("toys://shelf/a") == normalize_location("toy://shelf/a")
@@ -147,7 +147,7 @@ def test_toy_location_rules_apply_to_comparisons_and_settings(folder: Path) -> N
     assert load({"warehouse": "toy://shelf/x"}, {}).warehouse == "toy://shelf/x"
 
 
-def test_scheme_without_an_entry_is_unknown() -> None:
+def test_scheme_without_a_registered_storage_is_rejected() -> None:
     with pytest.raises(BadRequest, match="supports file:// and s3://"):
         parse_location("toy://unknown/a")
     with pytest.raises(ConfigError, match="file:// or s3://"):

@@ -1,4 +1,4 @@
-"""Tests of the S3 properties of a loaded table, by the operator's settings and the client's request."""
+"""Tests of the S3 properties of a loaded table, which depend on the operator's settings and the client's request."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def vend_config(access: str, delegation: str | None) -> tuple[dict[str, st
         ("static", " , ", "address"),
     ],
 )
-async def test_client_gets_its_first_requested_access_that_is_allowed(
+async def test_client_gets_the_first_requested_kind_of_access_that_is_allowed(
     access: str, delegation: str | None, expected: str
 ) -> None:
     config, credentials = await vend_config(access, delegation)
@@ -81,7 +81,7 @@ async def test_local_table_needs_no_properties() -> None:
     ) == ({}, [])
 
 
-async def test_aws_itself_uses_virtual_hosts_and_needs_no_endpoint() -> None:
+async def test_amazon_s3_uses_virtual_hosts_and_needs_no_endpoint() -> None:
     config, _ = await S3.grant_client_access(Settings(), TABLE, delegation=None, sign_path=PATH)
     assert "s3.endpoint" not in config
     assert config["s3.path-style-access"] == "false"

@@ -1,13 +1,14 @@
 """A trial storage, `toy://bucket/path`: a folder that only its classes use, opened with a key.
 
-The example for a new storage. It has all that a storage needs, and nothing else of the product knows it:
+It is the example for a new storage. It has all that a storage needs, and nothing else of the product refers to it:
 
-- `Toy`, the rules of its locations, which the settings and both sides read. A storage of the product is in
+- `Toy`, the rules of its locations, which the settings and both sides use. A storage of the product is in
   `formats/storage/storages.py`.
-- `ToyStorage`, the part of the server: opens the `ObjectStore`, gives clients access, and explains failures to
+- `ToyStorage`, the part of the server. It opens the `ObjectStore`, gives clients access, and explains failures to
   operators. A storage of the product is a module in `metaserver/objects/`, registered in
   `metaserver/objects/storages.py`.
-- `ToyClient`, the part of readers, writers and jobs. A storage of the product is in `connector/client/file_systems.py`.
+- `ToyClient`, the part of readers, writers and jobs. A storage of the product is in
+  `connector/client/file_systems.py`.
 
 `register_toy` shows the three registries. The tests of a storage inherit `tests/objects/contract.py`.
 """
@@ -65,6 +66,8 @@ class ToyObjects(ForwardingObjects):
 
 
 class ToyStorage(ServerStorage):
+    """A storage of scheme `toy` in a local folder, as a plugin would add it."""
+
     rules = Toy()
 
     def __init__(self, folder: Path) -> None:
@@ -115,7 +118,7 @@ class ToyClient(ClientStorage):
 
 @contextmanager
 def register_toy(folder: Path) -> Iterator[None]:
-    """Register the storage, whose objects are in `folder`, for the block."""
+    """Register the toy storage during the block. Its objects are in `folder`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(STORAGES, Toy.scheme, ToyStorage.rules)
         patch.setitem(SERVER_STORAGES, Toy.scheme, ToyStorage(folder))

@@ -1,4 +1,4 @@
-"""Parts of a campaign against a fleet: clients that plan through all replicas, and faults of one replica."""
+"""Parts of a campaign against a fleet: clients that plan through all replicas, and faults of single replicas."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ NOTHING_KEPT = {
     "SEAMARK_PEER_MEMORY_BYTES": "40000",
     "SEAMARK_STORAGE_TIMEOUT_S": "20",
 }
-"""Settings without caches in memory: every plan reads its manifests through the peers, from their disks or the
-storage.
+"""Settings that disable caches in memory.
+
+Every plan then reads its manifests through the peers, from their disks or from the storage.
 """
 
 
 @dataclass
 class PlanReaders:
-    """Threads that plan tables and compare the answers with `expected`, the data files of each table."""
+    """Threads that plan tables, and compare the answers with `expected`, the data files of each table."""
 
     fleet: Fleet
     expected: dict[str, list[str]]
@@ -43,18 +44,20 @@ class PlanReaders:
     failed: list[str] = field(default_factory=list)
     answers: Counter[int] = field(default_factory=Counter)
     faults: Counter[int] = field(default_factory=Counter)
-    """A counter for each replica that rises at the beginning and the end of a fault that its own clients notice.
-    It is odd
-    during a fault.
+    """A counter for each replica.
+
+    It rises at the beginning and at the end of a fault that the replica's own clients notice, so it is odd during a
+    fault.
     """
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def read(self, seed: int) -> None:
+        """Plan random tables until the end, and record each failure of a replica that had no fault."""
         rng = random.Random(seed)
         while not self._stopped.is_set():
             number = rng.randrange(len(self.fleet.replicas))
-            before = self.faults[number]
-            if before % 2:
+            fault_count = self.faults[number]
+            if fault_count % 2:
                 time.sleep(0.01)
                 continue
             table = rng.choice(list(self.expected))
@@ -62,13 +65,13 @@ class PlanReaders:
             try:
                 status, body = client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/{table}/plan", {})
             except OutcomeUnknown as lost:
-                if self.faults[number] == before:
+                if self.faults[number] == fault_count:
                     self.failed.append(f"replica {number}, {table}: {lost}")
                 continue
             finally:
                 client.close()
             if status != 200:
-                if self.faults[number] == before:
+                if self.faults[number] == fault_count:
                     self.failed.append(f"replica {number}, {table}: {status} {body}")
                 continue
             self.answers[number] += 1
@@ -107,7 +110,7 @@ class PlanReaders:
 
 
 class FleetFaults:
-    """The faults. Each lasts until its function returns."""
+    """Faults of replicas. Each method returns when its fault has ended."""
 
     def __init__(
         self, readers: PlanReaders, rng: random.Random, disk: SmallDisk, network: Network | None = None
@@ -132,17 +135,21 @@ class FleetFaults:
             os.kill(pid, signal.SIGCONT)
 
     def isolate(self, number: int) -> None:
-        """Cut a replica off from the others; it still reaches them, the database and the storage."""
+        """Cut a replica off from requests of the other replicas. It still reaches them, the database and
+        the storage.
+        """
         self._fleet.links[number].is_cut = True
         time.sleep(self._rng.uniform(0.1, 5))
         self._fleet.links[number].is_cut = False
 
     def divide(self, number: int) -> None:
-        """Cut the replicas off from each other, so that reads avoid them; all reach the database and the storage."""
+        """Cut the replicas off from each other, so that reads avoid them. All replicas reach the database and the
+        storage.
+        """
         assert self._network is not None
-        before = self._count_passed_over()
+        passed_over_before = self._count_passed_over()
         with self._network.divide():
-            block_until(lambda: self._count_passed_over() > before)
+            block_until(lambda: self._count_passed_over() > passed_over_before)
             time.sleep(self._rng.uniform(0.1, 8))  # Leases last 3 seconds.
 
     def disconnect(self, number: int) -> None:
@@ -151,7 +158,7 @@ class FleetFaults:
         with self._readers.excuse(number):
             with self._network.hosts[number].isolate():
                 time.sleep(self._rng.uniform(0.1, 6))
-            block_until(lambda: self._readers.is_answering(number))  # Packets are sent again after growing pauses.
+            block_until(lambda: self._readers.is_answering(number))  # TCP sends packets again after growing pauses.
 
     def damage_disk(self, number: int) -> None:
         for path in self._list_cached_files(number):
@@ -164,7 +171,7 @@ class FleetFaults:
         time.sleep(1)
 
     def fill_disk(self, number: int) -> None:
-        """Fill the disk of replica 0, whose cache is on a small disk."""
+        """Fill the disk of replica 0, which has its cache on a small disk. `number` is not used."""
         self._disk.fill()
         time.sleep(2)
         self._disk.free_space()
@@ -194,7 +201,7 @@ def write_tables(fleet: Fleet) -> dict[str, list[str]]:
 def run_campaign(readers: PlanReaders, kinds: Sequence[Callable[[int], None]], rounds: int, rng: random.Random) -> None:
     """Run each kind of fault once, then random faults of random replicas.
 
-    No answer may be wrong, and no request may fail.
+    No answer may be wrong. No request may fail, except to a replica during its own fault.
     """
     fleet = readers.fleet
     with readers.run_clients():

@@ -1,4 +1,4 @@
-"""A TCP proxy before a real server that delays requests, counts them, and can be cut off."""
+"""A TCP proxy before a real server. It delays requests, counts them, and can stop forwarding."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _PIECE_BYTES = 1 << 18
 
 
 class FaultProxy:
-    """A proxy. `delay_s` is the delay of each HTTP request, and `piece_delay_s` that of each piece of any bytes.
+    """A TCP proxy.
 
-    While `is_cut`, nothing passes in either direction and no connection ends, as when a network drops packets.
+    `delay_s` returns the delay of each HTTP request, and `piece_delay_s` the delay of each piece of any bytes. While
+    `is_cut`, the proxy forwards nothing in either direction and ends no connection, as when a network drops packets.
     """
 
     def __init__(
@@ -36,10 +37,10 @@ class FaultProxy:
         self.is_cut = False
         self._serving: set[asyncio.Task[object]] = set()
         self.requests: Counter[str] = Counter()
-        """By method and path, without the query: `GET /bucket/key`."""
+        """The number of requests by method and path, without the query: `GET /bucket/key`."""
 
     async def run(self) -> None:
-        """Run until `stop`, which another thread may call."""
+        """Run until `stop` is called, possibly by another thread."""
         self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
         async with await asyncio.start_server(self._serve, self._own, self.port):
             await self._stopped.wait()
@@ -49,22 +50,23 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(self._stopped.set)
 
     def reset_connections(self) -> None:
-        """End all connections in the middle of what they carry; another thread may call this."""
+        """End all connections immediately. Another thread may call this."""
         self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in self._serving])
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._serving.add(task)  # The event loop's reference is weak.
+        self._serving.add(task)  # The event loop has only a weak reference to the task.
         try:
             await self._pass_on(reader, writer)
-        except asyncio.CancelledError:  # The connection was reset.
+        except asyncio.CancelledError:  # `reset_connections` has cancelled the task.
             pass
         finally:
             writer.transport.abort()
             self._serving.discard(task)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Connect to the upstream server, and copy bytes in both directions until one side ends."""
         await self._wait_until_passable()
         try:
             if self._connect is None:

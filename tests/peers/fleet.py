@@ -1,4 +1,4 @@
-"""Replicas as processes over PostgreSQL and a real S3 server, behind proxies that can be cut off."""
+"""Replicas as processes over PostgreSQL and a real S3 server, behind proxies that can stop forwarding."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ ROWS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
 
 @dataclass
 class Fleet:
+    """Replicas of one database and storage, with proxies before the storage and each peer port."""
+
     replicas: list[Seamark]
     storage: FaultProxy
-    """The proxy of the replicas before the S3 server; clients of the tests use the server itself."""
+    """The proxy between the replicas and the S3 server. Clients of the tests use the server directly."""
     links: list[FaultProxy]
-    """The proxies before the peer port of each replica, in order, which the other replicas use."""
+    """The proxies before the peer ports, in the order of the replicas. The other replicas use them."""
     s3: S3
     database: str
 
@@ -44,7 +46,7 @@ class Fleet:
         return [HttpClient(replica.base_url, timeout_s) for replica in self.replicas]
 
     def write(self, appends: int, name: str = TABLE) -> None:
-        """Create the table if it does not exist, and append to it `appends` times, with a manifest each."""
+        """Create the table if it does not exist, and append to it `appends` times. Each append writes a manifest."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector.
             with RestCatalog("sea", uri=self.replicas[0].base_url, **self.s3.build_client_properties()) as catalog:
@@ -54,7 +56,7 @@ class Fleet:
                     table.append(ROWS)
 
     def reads(self) -> dict[str, int]:
-        """Return the GETs of the replicas at the storage, by path."""
+        """Return the number of GETs that the replicas sent to the storage, by path."""
         return {
             path.removeprefix("GET "): count for path, count in self.storage.requests.items() if path.startswith("GET ")
         }
@@ -87,7 +89,7 @@ def count_peer_reads(replica: Seamark, source: str) -> float:
 
 
 def request_plan(client: HttpClient, headers: Mapping[str, str] | None = None) -> tuple[int, list[str]]:
-    """Return the status, and the data files of a plan of the whole table."""
+    """Plan the whole table. Return the status and the paths of the data files."""
     status, body = client.call("POST", PLAN, {}, dict(headers or {}))
     tasks = body.get("file-scan-tasks", []) if status == 200 else []
     return status, sorted(task["data-file"]["file-path"] for task in tasks)
@@ -105,11 +107,14 @@ def open_fleet(
     is_linked: bool = True,
     network: Network | None = None,
 ) -> Iterator[Fleet]:
-    """Open a fleet. `env` are settings of all replicas, `first` of the first replica.
+    """Open a fleet of `count` replicas.
 
     Args:
-        is_linked: The replicas reach each other through proxies.
-        network: Each replica is on a host of this network, and reaches the database and the storage through it.
+        env: Settings of all replicas.
+        first: Settings of the first replica.
+        is_linked: If True, the replicas reach each other through proxies.
+        network: If given, each replica is on a host of this network, and reaches the database and the storage through
+        it.
     """
     database, bucket = postgres.create_database(), s3.create_bucket()
     store, local_address = urlsplit(s3.endpoint), "127.0.0.1" if network is None else network.address

@@ -1,8 +1,7 @@
 """Hosts of a network on this machine: network namespaces on one bridge, whose cables can be pulled.
 
-A namespace has its own addresses, routes and sockets. A host that is cut off here loses packets, as with a broken
-switch: no connection is refused or ends, and both sides detect it by their own timeouts. netem delays and loses
-packets.
+A namespace has its own addresses, routes and sockets. A host that is cut off loses packets, as with a broken switch: no
+connection is refused or ends, and both sides detect the fault by their own timeouts. netem delays and loses packets.
 """
 
 from __future__ import annotations
@@ -23,12 +22,15 @@ import pytest
 
 _numbers = itertools.count(1)
 _CLONE_NEWNET = 0x40000000
-"""The flag for setns, which Python has from 3.12 on."""
+"""The flag for `setns`, which Python's `os` module has from version 3.12 on."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host. `address` is that of its only interface; `cable` is the other end of it, on the bridge."""
+    """A host of the network.
+
+    `address` is the address of its only interface, and `cable` the name of the interface's other end, on the bridge.
+    """
 
     name: str
     address: str
@@ -36,13 +38,13 @@ class Host:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Return the prefix of a command that must run on this host."""
+        """Return the prefix for a command that must run on this host."""
         return ("nsenter", f"--net=/run/netns/{self.name}")
 
     def connect(self, port: int) -> socket.socket:
         """Return a connection to a program that listens on the host's 127.0.0.1.
 
-        A socket belongs to the network namespace of the thread that created it, whoever uses it.
+        A socket belongs to the network namespace of the thread that created it, even if another thread uses it.
         """
         results: list[socket.socket] = []
 
@@ -65,23 +67,23 @@ class Host:
 
     @contextmanager
     def isolate(self) -> Iterator[None]:
-        """Cut the host off from everything for the block."""
+        """Cut the host off from all other hosts during the block."""
         with _run_around(f"ip link set {self.cable} down", f"ip link set {self.cable} up"):
             yield
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network. `address` is this machine's own address in it."""
+    """A network. `address` is the address of this machine in it."""
 
     address: str
     hosts: Sequence[Host]
 
     @contextmanager
     def divide(self) -> Iterator[None]:
-        """Cut all hosts off from each other for the block.
+        """Cut all hosts off from each other during the block.
 
-        All reach this machine, and it reaches them.
+        Each host and this machine still reach each other.
         """
         with ExitStack() as stack:
             for host in self.hosts:
@@ -106,16 +108,16 @@ def _run_command(command: str) -> None:
 
 @contextmanager
 def open_network(count: int) -> Iterator[Network]:
-    """Open a network.
+    """Open a network with `count` hosts.
 
-    The test is skipped if this user may not create network namespaces, or if a program for them is missing.
+    Skip the test if this user may not create network namespaces, or if a program for them is missing.
     """
     if not os.path.exists("/proc/self/ns/net") or os.geteuid():
         pytest.skip("network namespaces need Linux and root")
     missing_names = [program for program in ("ip", "bridge", "nsenter") if shutil.which(program) is None]
     if missing_names:
         pytest.skip(f"network namespaces need the programs {', '.join(missing_names)}")
-    number = os.getpid() % 200 * 250 + next(_numbers)  # Of other test processes at the same time
+    number = os.getpid() % 200 * 250 + next(_numbers)  # Test processes that run at the same time use different numbers.
     subnet, mark = f"198.{18 + number // 25_000}.{number // 250 % 256}", f"{number:x}"
     with ExitStack() as stack:
         try:

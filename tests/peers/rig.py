@@ -1,4 +1,4 @@
-"""Replicas in the test's process: real database, files and ports, and a storage that counts and delays reads."""
+"""Replicas in the test's process: a real database, files and ports, and a storage that counts and delays reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from tests.services.seamark import SHARED_KEY
 
 
 class WatchedObjects(ForwardingObjects):
-    """A real storage that counts whole reads by location, delays them by `delay_s`, and fails them while `is_away`."""
+    """A real storage that counts complete reads by location, delays them by `delay_s`, and fails them
+    while `is_away`.
+    """
 
     def __init__(self, object_store: ObjectStore) -> None:
         super().__init__(object_store)
@@ -37,13 +39,13 @@ class WatchedObjects(ForwardingObjects):
         self.reads[location] += 1
         await asyncio.sleep(self.delay_s)
         if self.is_away:
-            raise RetryLater("the storage is away")
+            raise RetryLater("the storage is unavailable")
         return await self._stored.read(location, limit_bytes=limit_bytes)
 
 
 @dataclass
 class Node:
-    """One replica; `objects` is the storage that the rest of a server would use."""
+    """A replica. `stored` is its storage without peers, which counts reads."""
 
     peers: Peers
     stored: WatchedObjects
@@ -62,9 +64,9 @@ class Node:
 
 @asynccontextmanager
 async def open_node(folder: Path, name: str, *, clock: Clock | None = None, **options: Any) -> AsyncIterator[Node]:
-    """Open a replica that answers on a free port and has joined the others once.
+    """Open a replica that answers on a free port and has joined the other replicas.
 
-    It uses the database and warehouse in `folder`.
+    It uses the database and the warehouse in `folder`.
     """
     clock = clock or SystemClock()
     settings = Settings(

@@ -1,4 +1,5 @@
-"""Campaigns: replicas are killed, paused and cut off, and their disk caches damaged and filled, while clients plan.
+"""Campaigns of faults: replicas are killed, paused and cut off, and their disk caches damaged and filled, while clients
+plan.
 
 No answer is wrong, and no request to a running replica fails while the storage is available.
 """
@@ -26,10 +27,10 @@ def test_no_fault_of_a_replica_causes_a_wrong_answer_or_a_failed_read_of_another
     tmp_path: Path, postgres: Postgres, s3: S3
 ) -> None:
     rng = random.Random(first_seed())
-    first = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
+    first_settings = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
     with (
         mount_small_disk(tmp_path / "disk") as disk,
-        open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first) as fleet,
+        open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first_settings) as fleet,
     ):
         readers = PlanReaders(fleet, write_tables(fleet))
         faults = FleetFaults(readers, rng, disk)
@@ -39,15 +40,15 @@ def test_no_fault_of_a_replica_causes_a_wrong_answer_or_a_failed_read_of_another
 
 @pytest.mark.slow
 def test_replicas_that_lose_their_network_cause_no_wrong_answer(tmp_path: Path, postgres: Postgres, s3: S3) -> None:
-    """Each replica has its own network namespace, so that its packets are lost, and connections are neither refused
-    nor ended.
+    """Each replica has its own network namespace, so its packets are lost, and its connections are neither refused nor
+    ended.
     """
     rng = random.Random(first_seed())
-    first = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
+    first_settings = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
     with (
         open_network(3) as hosts,
         mount_small_disk(tmp_path / "disk") as disk,
-        open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first, network=hosts) as fleet,
+        open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first_settings, network=hosts) as fleet,
     ):
         readers = PlanReaders(fleet, write_tables(fleet))
         faults = FleetFaults(readers, rng, disk, hosts)

@@ -1,6 +1,7 @@
 """Tests of an outage of PostgreSQL or the storage.
 
-Clients that allow it get known metadata and plans with their age; writes and all other requests are told to retry.
+Clients that allow stale answers get known metadata and plans, with their age. Writes and all other requests are told to
+retry.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tests.waits import block_until
 TABLE_PATH = f"/v1/namespaces/{NAMESPACE}/tables/{TABLE}"
 STALE_ALLOWED = {"Cache-Control": "stale-if-error=600"}
 LIMIT_S = 600
-SET = {"action": "set-properties", "updates": {"a": "b"}}
+SET_PROPERTY = {"action": "set-properties", "updates": {"a": "b"}}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, own_postgres: Postgres, s3: 
 
 @contextmanager
 def pause_postgres(postgres: Postgres) -> Iterator[None]:
-    """Pause PostgreSQL: it accepts connections and does not answer."""
+    """Pause PostgreSQL. It then accepts connections, but does not answer."""
     parent = psutil.Process(postgres.process.pid)
     processes = [parent, *parent.children(recursive=True)]
     for process in processes:
@@ -66,48 +67,46 @@ def pause_postgres(postgres: Postgres) -> Iterator[None]:
             os.kill(process.pid, signal.SIGCONT)
 
 
-def load(client: HttpClient, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+def load_table(client: HttpClient, headers: dict[str, str] | None = None) -> tuple[int, Any]:
     return client.call("GET", TABLE_PATH, None, headers or {})
 
 
-def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs_and_writes_are_rejected(
+def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs(
     fleet: Fleet, own_postgres: Postgres
 ) -> None:
     (client,) = fleet.build_clients(timeout_s=120)
-    fresh_answer = load(client)
+    fresh_answer = load_table(client)
     files = request_plan(client)[1]
     assert fresh_answer[0] == 200
     assert len(files) == 2
-    status, body = load(client, STALE_ALLOWED)
+    status, body = load_table(client, STALE_ALLOWED)
     assert (status, body["metadata-location"]) == (200, fresh_answer[1]["metadata-location"])
-    assert "Age" not in client.headers  # The database answers.
+    assert "Age" not in client.headers  # The database answers, so the answer is not stale.
     with pause_postgres(own_postgres):
         for _ in range(3):
-            status, body = load(client, STALE_ALLOWED)
+            status, body = load_table(client, STALE_ALLOWED)
             assert (status, body["metadata-location"]) == (200, fresh_answer[1]["metadata-location"])
             assert 1 <= int(client.headers["Age"]) <= LIMIT_S
             status, stale_plan = request_plan(client, STALE_ALLOWED)
             assert (status, stale_plan) == (200, files)
             assert int(client.headers["Age"]) >= 1
-    block_until(lambda: load(client)[0] == 200)
+    block_until(lambda: load_table(client)[0] == 200)
     assert "Age" not in client.headers
 
 
-def test_requests_without_the_directive_and_writes_get_503_and_retry_after_while_postgresql_is_down(
-    fleet: Fleet, own_postgres: Postgres
-) -> None:
+def test_other_requests_get_503_with_retry_after_while_postgresql_is_down(fleet: Fleet, own_postgres: Postgres) -> None:
     (client,) = fleet.build_clients(timeout_s=120)
-    assert load(client)[0] == 200
-    location = load(client)[1]["metadata-location"]
+    assert load_table(client)[0] == 200
+    location = load_table(client)[1]["metadata-location"]
     own_postgres.process.stop(first=signal.SIGINT)
     try:
-        assert load(client, STALE_ALLOWED)[0] == 200
-        assert load(client, {"Cache-Control": "no-cache, Max-Stale=600"})[0] == 200
+        assert load_table(client, STALE_ALLOWED)[0] == 200
+        assert load_table(client, {"Cache-Control": "no-cache, Max-Stale=600"})[0] == 200
         assert int(client.headers["Age"]) >= 1
         status, _ = client.call("GET", f"/v1/namespaces/{NAMESPACE}/tables/other", None, STALE_ALLOWED)
-        assert status == 503  # The server has no earlier result for it.
+        assert status == 503  # The server has no earlier result of this request.
         for headers in ({}, {"Cache-Control": "stale-if-error=0"}, {"Cache-Control": "max-age=5"}):
-            status, body = load(client, headers)
+            status, body = load_table(client, headers)
             assert (status, body["error"]["type"]) == (503, "ServiceUnavailableException")
             assert int(client.headers["Retry-After"]) >= 1
         for method, path, request_body in (
@@ -124,32 +123,32 @@ def test_requests_without_the_directive_and_writes_get_503_and_retry_after_while
             assert int(client.headers["Retry-After"]) >= 1
     finally:
         own_postgres.process.start(lambda: _is_answering(own_postgres), timeout_s=60)
-    block_until(lambda: load(client)[0] == 200)
-    assert load(client)[1]["metadata-location"] == location
+    block_until(lambda: load_table(client)[0] == 200)
+    assert load_table(client)[1]["metadata-location"] == location
 
 
 def _is_answering(postgres: Postgres) -> bool:
     try:
         return postgres.run_sql("SELECT 1") == "1"
-    except Exception:  # noqa: BLE001  it is starting
+    except Exception:  # noqa: BLE001  PostgreSQL is starting
         return False
 
 
 def test_known_plan_is_served_while_the_storage_is_down(fleet: Fleet) -> None:
     (client,) = fleet.build_clients(timeout_s=120)
-    assert load(client)[0] == 200
+    assert load_table(client)[0] == 200
     files = request_plan(client)[1]
     fleet.storage.is_cut = True
     try:
         assert request_plan(client) == (200, files)
-        assert load(client, STALE_ALLOWED)[0] == 200
+        assert load_table(client, STALE_ALLOWED)[0] == 200
         with urllib.request.urlopen(f"{fleet.replicas[0].base_url}/healthz", timeout=30) as answer:
             assert answer.status == 200
     finally:
         fleet.storage.is_cut = False
 
 
-async def test_rights_are_cached_no_longer_than_allowed_and_a_revoked_or_expired_token_is_never_accepted(
+async def test_stale_rights_are_used_only_as_long_as_allowed_and_never_for_a_revoked_or_expired_token(
     tmp_path: Path, own_postgres: Postgres
 ) -> None:
     clock = OffsetClock()
@@ -174,7 +173,7 @@ async def test_rights_are_cached_no_longer_than_allowed_and_a_revoked_or_expired
         try:
             with allow_staleness(Staleness(60, 5)):
                 assert (await authenticator.authenticate(headers["ann"], None)).name == "ann"
-                with pytest.raises(RetryLater):  # Its cached data were forgotten with its revocation.
+                with pytest.raises(RetryLater):  # The revocation removed the token from the cache.
                     await authenticator.authenticate(headers["bob"], None)
                 clock.ahead_ms = 3600_000
                 with pytest.raises(Unauthenticated, match="expired"):

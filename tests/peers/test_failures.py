@@ -1,4 +1,4 @@
-"""Tests of replicas that are slow, gone, full, wrong or of another version: every read has the right bytes."""
+"""Tests of replicas that are slow, gone, full, wrong or of another version. Every read returns the right bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seamark.metaserver.peers.latencies import CircuitBreaker, Percentile
 from seamark.metaserver.peers.protocol import FILE_PATH, HEAD_BYTES, SOURCE_HEADER, VERSION
 from seamark.metaserver.store.model import Replica
 from tests.peers.rig import Node, open_node, wait_for_all_nodes
-from tests.peers.test_files import count_reads, create, set_long_timeouts
+from tests.peers.test_files import count_reads, create_files, set_long_timeouts
 
 
 def build_replica(address: str, *, protocol: int = VERSION) -> Replica:
@@ -48,7 +48,7 @@ def lasting_breakers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def serve_peer(handler: object) -> AsyncIterator[str]:
-    """Yield the address of a peer that answers as `handler` says."""
+    """Yield the address of a peer whose requests `handler` answers."""
     app = web.Application()
     app.router.add_get("/{any:.*}", handler)  # type: ignore[arg-type]
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -62,27 +62,27 @@ async def serve_peer(handler: object) -> AsyncIterator[str]:
 
 
 @pytest.mark.usefixtures("lasting_breakers")
-async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_reads_for_all(
+async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_is_used(
     tmp_path: Path,
 ) -> None:
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
         with closing(socket.socket()) as taken_socket:
-            taken_socket.bind(("127.0.0.1", 0))  # Bound, not listening: connections are refused.
+            taken_socket.bind(("127.0.0.1", 0))  # The socket is bound but does not listen, so connections are refused.
             removed_replica = build_replica(f"127.0.0.1:{taken_socket.getsockname()[1]}")
-            for node, other in ((a, b), (b, a)):
-                add_peers(node, other.peers.membership.replica, removed_replica)
+            for node, other_node in ((a, b), (b, a)):
+                add_peers(node, other_node.peers.membership.replica, removed_replica)
                 set_long_timeouts(node)
-            files = await create([a], 60, 100)
-            lost = select_owned(a, removed_replica.address, files)
-            assert len(lost) > 6
+            files = await create_files([a], 60, 100)
+            files_of_removed = select_owned(a, removed_replica.address, files)
+            assert len(files_of_removed) > 6
             for location, content in files.items():
                 assert await a.read(location) == content
                 assert await b.read(location) == content
             assert a.peers.objects.open_breakers == b.peers.objects.open_breakers == 1
             for node in (a, b):
                 counts = node.peers.objects.counts
-                assert counts.failed == 3  # Then the breaker is open, and the substitute is used.
-                assert counts.skipped == len(lost) - 3
+                assert counts.failed == 3  # After three failures the breaker is open, and the substitute is used.
+                assert counts.skipped == len(files_of_removed) - 3
             assert sum(count_reads([a, b], location) for location in files) <= len(files) + 6
 
 
@@ -94,9 +94,9 @@ async def test_hanging_replica_costs_a_short_wait_and_is_then_avoided(tmp_path: 
 
     async with serve_peer(hang) as address, open_node(tmp_path, "a") as a:
         add_peers(a, build_replica(address))
-        files = select_owned(a, address, await create([a], 40, 100))
+        files = select_owned(a, address, await create_files([a], 40, 100))
         for location, content in files.items():
-            async with asyncio.timeout(30):  # The other replica would take twice as long.
+            async with asyncio.timeout(30):  # The hanging replica would take twice as long.
                 assert await a.read(location) == content
         counts = a.peers.objects.counts
         assert counts.hedged == 3
@@ -104,7 +104,7 @@ async def test_hanging_replica_costs_a_short_wait_and_is_then_avoided(tmp_path: 
         assert a.peers.objects.open_breakers == 1
 
 
-async def test_storage_overtakes_a_replica_that_begins_an_answer_and_never_ends_it(tmp_path: Path) -> None:
+async def test_storage_is_read_if_a_replica_begins_an_answer_and_never_ends_it(tmp_path: Path) -> None:
     async def begin(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={SOURCE_HEADER: "storage"})
         await response.prepare(request)
@@ -114,7 +114,7 @@ async def test_storage_overtakes_a_replica_that_begins_an_answer_and_never_ends_
     async with serve_peer(begin) as address, open_node(tmp_path, "a") as a:
         add_peers(a, build_replica(address))
         a.peers.objects._began = Percentile(30.0, min_s=30.0, max_s=30.0)
-        files = select_owned(a, address, await create([a], 10, 100))
+        files = select_owned(a, address, await create_files([a], 10, 100))
         for location, content in files.items():
             assert await a.read(location) == content
         assert a.peers.objects.counts.hedged == len(files)
@@ -123,7 +123,7 @@ async def test_storage_overtakes_a_replica_that_begins_an_answer_and_never_ends_
 async def test_answer_of_the_replica_is_used_when_the_storage_is_slow_and_a_hedged_read_fails(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
         await wait_for_all_nodes(a, b)
-        files = await create([a], 20, 100)
+        files = await create_files([a], 20, 100)
         a.stored.is_away = True
         a.peers.objects._began = a.peers.objects._from_storage = Percentile(0.0, min_s=0.0, max_s=0.0)
         b.stored.delay_s = 0.05
@@ -135,7 +135,7 @@ async def test_answer_of_the_replica_is_used_when_the_storage_is_slow_and_a_hedg
 
 
 async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
-    """A relay between two replicas changes one byte after another: of the head, then of the content."""
+    """A relay between two replicas changes one byte of each answer: first of the head, then of the content."""
     change = {"at": -1}
 
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
@@ -156,18 +156,18 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
             return web.Response(body=bytes(data), headers={SOURCE_HEADER: "cache"})
 
         async with serve_peer(relay) as address:
-            # `b` has the relay's address as its own, as behind a forwarded port.
+            # `b` announces the address of the relay, as behind a forwarded port.
             b.peers._server._address = address
             add_peers(a, build_replica(address))
             set_long_timeouts(a)
-            location, content = next(iter(select_owned(a, address, await create([a], 30, 120)).items()))
+            location, content = next(iter(select_owned(a, address, await create_files([a], 30, 120)).items()))
             assert await a.read(location) == content
             assert a.peers.objects.counts.hits == 1
             for change["at"] in range(HEAD_BYTES + len(content)):
                 a.peers.objects._breakers.clear()
                 assert await a.read(location) == content
             assert a.peers.objects.counts.hits == 1
-            assert a.peers.counts()["damaged"] == 2 * (HEAD_BYTES + len(content))  # Each is requested twice.
+            assert a.peers.counts()["damaged"] == 2 * (HEAD_BYTES + len(content))  # Each file is requested twice.
 
 
 def decode_chunks(body: bytes) -> bytes:
@@ -187,7 +187,7 @@ async def test_peer_that_does_not_speak_the_protocol_is_ignored(tmp_path: Path, 
 
     async with serve_peer(answer) as address, open_node(tmp_path, "a") as a:
         add_peers(a, build_replica(address))
-        for location, content in select_owned(a, address, await create([a], 8, 100)).items():
+        for location, content in select_owned(a, address, await create_files([a], 8, 100)).items():
             assert await a.read(location) == content
         assert a.peers.objects.counts.hits == a.peers.objects.counts.fetched == 0
 
@@ -196,17 +196,17 @@ async def test_replicas_with_another_protocol_version_are_not_used(tmp_path: Pat
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
         add_peers(a, b.peers.membership.replica, build_replica("127.0.0.1:9", protocol=VERSION + 1))
         assert [replica.address for replica in a.peers.membership.replicas] == [a.address, b.address]
-        for location, content in (await create([a], 20, 100)).items():
+        for location, content in (await create_files([a], 20, 100)).items():
             assert await a.read(location) == content
         assert a.peers.objects.counts.failed == 0
 
 
 async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp_path: Path) -> None:
-    """Large files stay mapped while they are in use; their bytes change under the mapping."""
+    """Large files stay mapped while they are in use, so the mapped bytes change."""
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
         await wait_for_all_nodes(a, b)
         set_long_timeouts(a), set_long_timeouts(b)
-        files = select_owned(a, b.address, await create([a], 24, 200_000))
+        files = select_owned(a, b.address, await create_files([a], 24, 200_000))
         for location, content in files.items():
             assert await a.read(location) == content
         await b.peers.cache._stack._queue.join()
@@ -221,7 +221,7 @@ async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp
             assert await b.read(location) == content
         assert b.peers.counts()["damaged"] == len(files)
         assert a.peers.counts()["damaged"] == len(files)
-        assert a.peers.objects.counts.failed == 0  # The owner answers again, from the storage.
+        assert a.peers.objects.counts.failed == 0  # The owner reads the file from the storage and answers.
 
 
 async def test_requests_over_the_limit_are_rejected_and_read_the_storage(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ async def test_requests_over_the_limit_are_rejected_and_read_the_storage(tmp_pat
         await wait_for_all_nodes(a, b)
         set_long_timeouts(a)
         b.stored.delay_s = 0.05
-        files = select_owned(a, b.address, await create([a], 20, 100))
+        files = select_owned(a, b.address, await create_files([a], 20, 100))
         results = await asyncio.gather(*(a.read(location) for location in files))
         assert results == list(files.values())
         assert a.peers.objects.counts.failed > 0
@@ -244,7 +244,7 @@ def test_breaker_opens_after_consecutive_failures_and_allows_trials() -> None:
         assert breaker.allows(now)
         breaker.record_failure(now)
     assert not breaker.allows(1.1)
-    assert breaker.allows(1.25)  # A trial
+    assert breaker.allows(1.25)  # The breaker allows a trial request.
     assert not breaker.allows(1.3)
     breaker.record_failure(1.4)
     assert not breaker.allows(3.3)
@@ -257,7 +257,7 @@ def test_breaker_opens_after_consecutive_failures_and_allows_trials() -> None:
     assert not breaker.is_open
 
 
-def test_percentile_follows_the_durations_within_its_limits() -> None:
+def test_percentile_adapts_to_the_durations_within_its_limits() -> None:
     percentile = Percentile(0.5, min_s=0.01, max_s=2.0, factor=1.5)
     for _ in range(15):
         percentile.add(0.1)

@@ -1,4 +1,6 @@
-"""Tests that replicas read immutable files once for all of them, and that no replica can fail another's read."""
+"""Tests that replicas read an immutable file once for all of them, and that no replica can fail another
+replica's read.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ async def nodes(tmp_path: Path) -> AsyncIterator[list[Node]]:
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(open_node(tmp_path, f"n{number}")) for number in range(3)]
         await wait_for_all_nodes(*nodes)
-        # A busy machine must not look like a slow replica.
+        # With long timeouts, a busy machine does not look like a slow replica.
         for node in nodes:
             set_long_timeouts(node)
         yield nodes
@@ -37,7 +39,7 @@ def set_long_timeouts(node: Node) -> None:
     objects._began = objects._cached = objects._from_storage = Percentile(30.0, min_s=30.0, max_s=30.0)
 
 
-async def create(nodes: list[Node], count: int, size: int, seed: int = 1) -> dict[str, bytes]:
+async def create_files(nodes: list[Node], count: int, size: int, seed: int = 1) -> dict[str, bytes]:
     rng = random.Random(seed)
     warehouse = nodes[0].settings.warehouse
     files = {f"{warehouse}/t/metadata/{create_name(rng, number)}": rng.randbytes(size) for number in range(count)}
@@ -52,7 +54,7 @@ def count_reads(nodes: list[Node], location: str) -> int:
 
 async def test_storage_is_read_once_for_all_replicas(nodes: list[Node]) -> None:
     seed = first_seed()
-    files = await create(nodes, 30, 1000, seed)
+    files = await create_files(nodes, 30, 1000, seed)
     for node in nodes:
         node.stored.delay_s = 0.05
     for _ in range(2):
@@ -70,12 +72,12 @@ async def test_storage_is_read_once_for_all_replicas(nodes: list[Node]) -> None:
         assert counts.fetched > 0
 
 
-async def test_large_file_arrives_completely_and_one_over_the_limit_comes_from_the_storage(tmp_path: Path) -> None:
+async def test_large_file_arrives_completely_and_a_file_over_the_limit_comes_from_the_storage(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a", peer_file_limit_bytes=3 << 20) as a, open_node(tmp_path, "b") as b:
         await wait_for_all_nodes(a, b)
         set_long_timeouts(a), set_long_timeouts(b)
-        small_file = await create([a], 6, 3 << 20)
-        large = await create([a], 6, (3 << 20) + 1, seed=2)
+        small_file = await create_files([a], 6, 3 << 20)
+        large = await create_files([a], 6, (3 << 20) + 1, seed=2)
         for files in (small_file, large):
             for location, content in files.items():
                 assert await b.read(location) == content
@@ -85,8 +87,8 @@ async def test_large_file_arrives_completely_and_one_over_the_limit_comes_from_t
             assert count_reads([a, b], location) >= (2 if a.owns(location) else 1)
 
 
-async def test_limits_and_missing_files_are_reported_as_by_the_storage(nodes: list[Node]) -> None:
-    files = await create(nodes, 6, 1000)
+async def test_errors_for_limits_and_missing_files_equal_those_of_the_storage(nodes: list[Node]) -> None:
+    files = await create_files(nodes, 6, 1000)
     rng = random.Random(7)
     for location in files:
         for node in nodes:
@@ -119,6 +121,6 @@ async def test_file_with_a_reusable_name_is_read_from_the_storage_each_time(node
 
 async def test_single_replica_reads_the_storage(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as a:
-        files = await create([a], 3, 100)
+        files = await create_files([a], 3, 100)
         assert [await a.read(location) for location in files] == list(files.values())
         assert a.peers.objects.counts.direct == 3

@@ -1,4 +1,4 @@
-"""Tests of several servers over PostgreSQL and S3: any server answers any request, and restarts cause no error."""
+"""Tests of several servers over PostgreSQL and S3. Any server answers any request, and restarts cause no error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.waits import block_until
 
 APPENDS = 8
 DELAYED_DRAIN = {"SEAMARK_DRAIN_DELAY_S": "1.5"}
-"""The health-check settings: the test's load balancer checks more often, also on a busy machine."""
+"""Settings for health checks. The test's load balancer checks more often than this delay, even on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_files_are_read_once_for_all_replicas_and_commits_are_visible_at_once(fl
     manifests = {path: count for path, count in fleet.reads().items() if path.endswith("-m0.avro")}
     assert len(manifests) == APPENDS + 1
     repeated_reads = sum(manifests.values()) - (APPENDS + 1)
-    # A replica on a busy machine may look slow. Counts are published every second.
+    # A replica on a busy machine may seem slow. Replicas publish their counts every second.
     block_until(lambda: repeated_reads <= sum(count_peer_reads(replica, "hedged") for replica in fleet.replicas))
     assert repeated_reads < APPENDS
     block_until(
@@ -72,7 +72,7 @@ def test_listing_has_all_live_replicas(fleet: Fleet) -> None:
 
 @dataclass
 class BalancedLoad:
-    """Clients behind a load balancer that sends requests to replicas whose /readyz succeeded a moment ago."""
+    """Clients behind a load balancer. It sends requests to replicas whose last check of /readyz succeeded."""
 
     fleet: Fleet
     errors: list[str] = field(default_factory=list)
@@ -88,6 +88,7 @@ class BalancedLoad:
             ]
 
     def send(self, seed: int) -> None:
+        """Plan and commit through ready replicas until the end. Each answer except success and conflict is an error."""
         rng = random.Random(seed)
         while not self._stopped.is_set():
             if not (ready := list(self._ready)):
@@ -104,7 +105,7 @@ class BalancedLoad:
             if status == 200:
                 self.commits += is_commit
                 self.reads += not is_commit
-            elif status != 409:  # Another commit was first.
+            elif status != 409:  # 409: another client has committed first.
                 self.errors.append(f"{status}: {body}")
 
     def _commit(self, client: HttpClient, rng: random.Random) -> tuple[int, object]:
@@ -127,14 +128,19 @@ class BalancedLoad:
 
 
 def restart_one_by_one(fleet: Fleet, rounds: int, clients: int) -> BalancedLoad:
+    """Restart each replica under load, and continue when further reads and commits have succeeded."""
     load = BalancedLoad(fleet)
     with load.run_clients(clients):
         for _ in range(rounds):
             for replica in fleet.replicas:
-                before = load.reads, load.commits
+                counts_before = load.reads, load.commits
                 assert replica.terminate() == 0
                 replica.start()
-                block_until(lambda before=before: load.reads > before[0] + 5 and load.commits > before[1])  # type: ignore[misc]
+                block_until(
+                    lambda counts_before=counts_before: (
+                        load.reads > counts_before[0] + 5 and load.commits > counts_before[1]
+                    )
+                )  # type: ignore[misc]
     return load
 
 

@@ -1,4 +1,4 @@
-"""Tests of who may send requests to a replica: only replicas of the catalog, with short-lived tickets, for its
+"""Tests of requests to a replica: it accepts them only from replicas of the catalog, with short-lived tickets, for its
 files.
 """
 
@@ -34,7 +34,7 @@ from seamark.metaserver.peers.protocol import (
 from seamark.metaserver.peers.used_tickets import UsedTickets
 from tests.access.keyrings import make_fixed_keyring
 from tests.peers.rig import Node, open_node, wait_for_all_nodes
-from tests.peers.test_files import create, create_name, set_long_timeouts
+from tests.peers.test_files import create_files, create_name, set_long_timeouts
 from tests.services.authority import Authority
 
 ADDRESS = "10.0.0.1:8183"
@@ -42,7 +42,7 @@ LOCATION = "s3://lake/w/t/metadata/snap-1-3f2504e0-4f89-41d3-9a0c-0305e82c3301.a
 
 
 class NeverUsed:
-    """A record that accepts a ticket any number of times, for tests of the other checks."""
+    """A record of tickets that accepts a ticket any number of times, for tests of the other checks."""
 
     def accept(self, nonce: bytes, issued_ms: int, until_ms: int, now_ms: int) -> bool:
         return True
@@ -64,7 +64,7 @@ class ProtocolRig:
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[ProtocolRig]:
     async with open_node(tmp_path, "a") as node, aiohttp.ClientSession() as http:
-        location = next(iter(await create([node], 1, 100)))
+        location = next(iter(await create_files([node], 1, 100)))
         yield ProtocolRig(node, node.peers.client._tickets, http, location)
 
 
@@ -78,12 +78,12 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
 
     ticket = headers[TICKET_HEADER]
     raw = base64.urlsafe_b64decode(ticket)
-    other = rig.location.replace("/t/", "/u/")
+    other_location = rig.location.replace("/t/", "/u/")
     forged_tickets = PeerTickets(make_fixed_keyring(b"x"), SystemClock(), NeverUsed(), leeway_s=30)
     for bad in (
         {},
         {LOCATION_HEADER: headers[LOCATION_HEADER]},
-        {**headers, LOCATION_HEADER: other},
+        {**headers, LOCATION_HEADER: other_location},
         {**headers, TICKET_HEADER: ""},
         {**headers, TICKET_HEADER: "x" * 100_000 if len(ticket) < 8000 else ""},
         {**headers, TICKET_HEADER: ticket[:-1] + "!"},
@@ -101,10 +101,10 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
 
 
 async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> None:
-    """An attacker on the network between replicas repeats what it saw, also to another worker of the replica."""
+    """An attacker on the network between replicas repeats requests, possibly to another worker of the replica."""
     repeated: list[dict[str, str]] = []
     async with open_node(tmp_path, "a") as node, aiohttp.ClientSession() as http:
-        location = next(iter(await create([node], 1, 100)))
+        location = next(iter(await create_files([node], 1, 100)))
         rig = ProtocolRig(node, node.peers.client._tickets, http, location)
         for _ in range(20):
             headers, _ = rig.tickets.issue(node.address, location)
@@ -113,9 +113,9 @@ async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> N
             repeated.append(headers)
         reads = node.stored.reads.total()
         with closing(UsedTickets(node.settings.home / USED_TICKETS_NAME, SystemClock().now_ms())) as worker:
-            other = PeerTickets(rig.tickets._keyring, SystemClock(), worker, leeway_s=30)
+            other_tickets = PeerTickets(rig.tickets._keyring, SystemClock(), worker, leeway_s=30)
             with pytest.raises(Unauthenticated, match="was sent before"):
-                other.open(node.address, headers[LOCATION_HEADER], headers[TICKET_HEADER])
+                other_tickets.open(node.address, headers[LOCATION_HEADER], headers[TICKET_HEADER])
         assert await asyncio.gather(*(rig.ask(headers) for headers in repeated)) == [(401, b"")] * 20
         assert node.stored.reads.total() == reads
         address = node.address
@@ -127,7 +127,7 @@ async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> N
 
 
 def test_record_of_tickets_is_limited_and_rejects_tickets_that_do_not_fit(tmp_path: Path) -> None:
-    """A ticket is remembered until it has expired; then its place is used again."""
+    """A ticket is remembered until it has expired. Then the record reuses its place."""
     with closing(UsedTickets(tmp_path / "used", now_ms=1000)) as used:
         group = [bytes(4) + number.to_bytes(12, "big") for number in range(17)]
         assert [used.accept(nonce, 1000, 5000, 2000) for nonce in group] == [True] * 16 + [False]
@@ -150,7 +150,9 @@ def _flip_byte(raw: bytes, offset: int) -> bytes:
     return raw[:offset] + bytes([raw[offset] ^ 1]) + raw[offset + 1 :]
 
 
-async def test_replica_reads_no_file_outside_the_catalog_even_for_a_replica(rig: ProtocolRig, tmp_path: Path) -> None:
+async def test_replica_sends_no_file_outside_the_catalog_even_to_another_replica(
+    rig: ProtocolRig, tmp_path: Path
+) -> None:
     rng = random.Random(3)
     secret = tmp_path / create_name(rng, 1)
     secret.write_bytes(b"secret")
@@ -170,7 +172,7 @@ async def test_replica_reads_no_file_outside_the_catalog_even_for_a_replica(rig:
     assert not any("secret" in location or secret.name in location for location in rig.node.stored.reads)
 
 
-async def test_peer_port_has_one_route_that_reads(rig: ProtocolRig) -> None:
+async def test_peer_port_has_a_single_route_that_only_reads(rig: ProtocolRig) -> None:
     headers, _ = rig.tickets.issue(rig.node.address, rig.location)
     for path in ("/", "/v1/config", "/metrics", "/api/v1/replicas", "/peers/v2/file", f"{FILE_PATH}/"):
         assert (await rig.ask(headers, path))[0] == 404
@@ -193,15 +195,15 @@ async def test_replicas_with_a_certificate_use_https_and_verify_each_other(
         async with open_node(folder, "a", **tls) as a, open_node(folder, "b", **tls) as b:
             await wait_for_all_nodes(a, b)
             set_long_timeouts(a)
-            files = await create([a], 20, 100)
+            files = await create_files([a], 20, 100)
             assert [await a.read(location) for location in files] == list(files.values())
             counts = a.peers.objects.counts
             return counts.hits + counts.fetched, counts.failed
 
     assert (await read_through(authority.file))[0] > 0
-    other = tmp_path / "other"
-    other.mkdir()
-    stranger = Authority(other).file.rename(other / "stranger.pem")
+    other_folder = tmp_path / "other"
+    other_folder.mkdir()
+    stranger = Authority(other_folder).file.rename(other_folder / "stranger.pem")
     answers, failures = await read_through(stranger)
     assert answers == 0
     assert failures > 0
@@ -236,7 +238,7 @@ def test_ticket_of_a_retired_key_is_rejected() -> None:
         tickets.unseal(mac, bytes(HEAD_BYTES))
 
 
-def test_answer_belongs_to_one_request() -> None:
+def test_answer_is_valid_only_for_its_own_request() -> None:
     clock = SimulatedClock(seed=1)
     tickets = PeerTickets(make_fixed_keyring(b"s", clock), clock, NeverUsed(), leeway_s=30)
     macs = [tickets.issue(ADDRESS, LOCATION)[1] for _ in range(2)]
@@ -267,7 +269,7 @@ def test_only_names_with_a_uuid_are_immutable(name: str, expected: bool) -> None
     assert is_immutable(f"{folder}/{name}") is expected
 
 
-def test_keys_of_one_catalog_differ_from_those_of_others() -> None:
+def test_peer_keys_of_two_catalogs_differ() -> None:
     clock = SimulatedClock(seed=1)
     keyring: Keyring = make_fixed_keyring(b"s", clock)
     assert keyring.find_signing_key("peer")[1] != keyring.find_signing_key("service-token")[1]

@@ -1,6 +1,7 @@
-"""Tests of earlier results in place of the database's: only with permission for their age, and only in an outage.
+"""Tests of stale results. They replace results of the database only if the request allows their age, and only in an
+outage.
 
-Data that this server knows to have changed is never used.
+The server never uses data that it knows to have changed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ KEY = ("token", "digest")
 
 
 class Database:
+    """A database of one value, which can fail or wait, and counts its reads."""
+
     def __init__(self) -> None:
         self.value: str | None = "live"
         self.error: Exception | None = None
@@ -84,7 +87,7 @@ async def test_value_is_used_exactly_up_to_the_allowed_age(reads: StaleReads, cl
             await reads.read(("token", "unknown"), database.read())
 
 
-async def test_stale_value_overtakes_a_slow_database_whose_answer_is_stored_later(
+async def test_stale_value_is_used_if_the_database_is_slow_and_its_answer_is_stored_later(
     reads: StaleReads, clock: SimulatedClock
 ) -> None:
     database = Database()
@@ -94,7 +97,7 @@ async def test_stale_value_overtakes_a_slow_database_whose_answer_is_stored_late
     for _ in range(3):
         with allow_staleness(Staleness(60, 0.01)):
             assert await reads.read(KEY, database.read()) == "live"
-    assert database.reads == 2  # One background read for all
+    assert database.reads == 2  # All requests share one background read.
     database.gate.set()
     database.gate = None
     await asyncio.sleep(0)
@@ -119,7 +122,7 @@ async def test_hanging_database_gets_a_limited_number_of_reads(reads: StaleReads
     await reads.close()
 
 
-async def test_other_errors_and_missing_values_are_those_of_the_database(reads: StaleReads) -> None:
+async def test_other_errors_and_missing_values_of_the_database_are_returned(reads: StaleReads) -> None:
     database = Database()
     await reads.read(KEY, database.read())
     with allow_staleness(Staleness(60, 30)):
@@ -129,21 +132,21 @@ async def test_other_errors_and_missing_values_are_those_of_the_database(reads: 
         database.error, database.value = None, None
         assert await reads.read(KEY, database.read()) is None
         database.error = RetryLater("away")
-        with pytest.raises(RetryLater):  # A revoked or deleted value does not return.
+        with pytest.raises(RetryLater):  # The stale value of a revoked or deleted key is not used again.
             await reads.read(KEY, database.read())
 
 
 async def test_value_changed_by_this_server_is_not_used_again(reads: StaleReads) -> None:
     database = Database()
     table = make_entry_key(EntryKind.TABLE, ("db",), "t")
-    other = make_entry_key(EntryKind.TABLE, ("db",), "u")
-    keys = (KEY, ("grants", "ann"), table, other)
+    other_key = make_entry_key(EntryKind.TABLE, ("db",), "u")
+    keys = (KEY, ("grants", "ann"), table, other_key)
     swap = SwapPointer(EntryKind.TABLE, ("db",), "t", "uuid", "a", "b", 0)
     for operation, forgotten in (
         (RevokeToken("ann", 0), {KEY, ("grants", "ann")}),
         (RemoveGrant(Grant("bob", "reader")), {KEY, ("grants", "ann")}),
         (swap, {table}),
-        (DropEntry(EntryKind.TABLE, ("db",), "u"), {other, ("grants", "ann")}),
+        (DropEntry(EntryKind.TABLE, ("db",), "u"), {other_key, ("grants", "ann")}),
     ):
         database.error = None
         for key in keys:

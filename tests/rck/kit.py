@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tests.services.java import RCK, SHORT_LIVED, find_java_17
 
-# The kit itself skips these, whatever the server supports: its base class returns false for empty namespaces, nested
-# namespaces and names with slashes, and one test is disabled.
+# The kit itself skips these tests, whatever the server supports. Its base class returns false for empty namespaces,
+# nested namespaces and names with slashes, and one test is disabled.
 DISABLED_BY_THE_KIT = frozenset(
     {
         "createTableInUniqueLocation()",
@@ -32,17 +32,20 @@ DISABLED_BY_THE_KIT = frozenset(
     }
 )
 
-# Off in the kit because its own fixture does not support it; Seamark does.
+# The kit disables this option because its own fixture does not support it. Seamark supports it.
 OPTIONS = ("-Drck.supports-names-with-dot=true",)
 
 
-# The locations of its tables: one folder for each namespace that it uses
+# The kit's tables are in these folders, one for each of its namespaces.
 KIT_FOLDERS = tuple(Path("/tmp") / namespace for namespace in ("ns", "newdb", "ns1", "ns2", "other_ns"))
 
 
 @dataclass(frozen=True)
 class KitReport:
-    """Outcome of a run: number of tests found, names of the skipped ones, and name → message of the failed ones."""
+    """The outcome of a run.
+
+    It has the number of tests, the names of skipped tests, and the messages of failed tests by name.
+    """
 
     tests: int
     skipped: frozenset[str]
@@ -51,23 +54,25 @@ class KitReport:
 
 def read_report(path: Path) -> KitReport:
     """Read JUnit's XML report."""
-    skipped, failed, count = set(), {}, 0
+    skipped_tests, failed_tests, count = set(), {}, 0
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         count += 1
         name = case.get("name", "")
         if case.find("skipped") is not None:
-            skipped.add(name)
+            skipped_tests.add(name)
         for kind in ("failure", "error"):
             found_part = case.find(kind)
             if found_part is not None:
-                failed[name] = (found_part.get("message") or found_part.text or "").strip()[:500]
-    return KitReport(count, frozenset(skipped), failed)
+                failed_tests[name] = (found_part.get("message") or found_part.text or "").strip()[:500]
+    return KitReport(count, frozenset(skipped_tests), failed_tests)
 
 
 def run_kit(uri: str, folder: Path, *, warehouse: str = "", description: str = "all") -> KitReport:
-    """Run the kit (20 to 60 s) against `uri`; output and report stay in `folder`.
+    """Run the kit (20 to 60 s) against `uri`. Output and report stay in `folder`.
 
-    `what` is all, catalog, view or a JUnit selector. Without a `warehouse` the kit requests one named `rck_warehouse`.
+    Args:
+        warehouse: The warehouse to request. Without it the kit requests `rck_warehouse`.
+        description: The tests to run: all, catalog, view or a JUnit selector.
     """
     temporary = folder / "tmp"
     temporary.mkdir(parents=True)

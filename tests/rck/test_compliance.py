@@ -1,4 +1,4 @@
-"""Tests with Iceberg's own compliance kit: none of 157 tests fails, and only those that the kit disables are
+"""Tests with Iceberg's own compliance kit. None of its 157 tests fails, and only tests that the kit disables are
 skipped.
 """
 
@@ -14,7 +14,7 @@ from tests.services.java import run_java_fixture
 from tests.services.seamark import Seamark
 
 # The kit creates its tables at file:/tmp/<namespace>/<table>, outside any warehouse. It also requires a report of a
-# scan, which Iceberg's client (1.11, 1.12) sends only for scans that it plans itself: so it plans here.
+# scan. Iceberg's client (1.11, 1.12) sends this report only for scans that it plans itself, so the client plans here.
 # tests/engines/test_planning.py tests scans that the server plans.
 KIT_SETTINGS = {"SEAMARK_ALLOWED_LOCATIONS": "file:///tmp,file:///dev/shm", "SEAMARK_SCAN_PLANNING_MODE": "client"}
 

@@ -1,1 +1,1 @@
-"""Tests of backups, moves, rebuilds and upgrades."""
+"""Tests of backups, moves to another database, rebuilds and upgrades."""

@@ -1,4 +1,4 @@
-"""Tests of `seamark restore`, `migrate` and `rebuild` that a signal kills at any moment: the old state stands."""
+"""Tests of `seamark restore`, `migrate` and `rebuild` that are killed at any moment. The old state remains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.recovery.test_recovery import forget_database, index_by_uuid, rebuild, run_command
+from tests.recovery.test_recovery import delete_database, index_by_uuid, run_command, run_rebuild
 from tests.recovery.test_transfer import read_sqlite_content
 from tests.recovery.world import RandomCatalog, list_catalog
 from tests.seeds import examples, first_seed
@@ -26,7 +26,7 @@ KILLS = examples(12, 1)
 
 
 def kill_command(folder: Path, delay_s: float, *arguments: str) -> bool:
-    """Start the command, kill it after a time, and return whether the kill came before its end."""
+    """Start the command, and kill it after `delay_s`. Return True if it was still running."""
     environment = {**os.environ, "SEAMARK_ENCRYPTION_KEY": SHARED_KEY}
     with (folder / "killed.log").open("ab") as log:
         process = fork([SEAMARK, *arguments], environment, None, log.fileno(), log.fileno())
@@ -54,21 +54,21 @@ def catalog(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 def test_killed_rebuild_is_continued_by_the_next_run(catalog: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     home, _ = catalog
     rng = random.Random(first_seed())
-    forget_database(home)
-    lasts_s = measure_s(lambda: rebuild(home))
+    delete_database(home)
+    lasts_s = measure_s(lambda: run_rebuild(home))
     with Seamark(home) as server:
         expected = index_by_uuid(list_catalog(server.base_url))
     for _ in range(KILLS):
-        forget_database(home)
+        delete_database(home)
         kill_command(tmp_path, rng.uniform(0, lasts_s), "rebuild", "--home", str(home))
         kill_command(tmp_path, rng.uniform(0, lasts_s), "rebuild", "--home", str(home))
-        rebuild(home)
+        run_rebuild(home)
         with Seamark(home) as server:
             assert index_by_uuid(list_catalog(server.base_url)) == expected
 
 
 def test_killed_restore_and_migration_leave_the_old_state(catalog: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    home, before = catalog
+    home, listing_before = catalog
     database, file, target = home / "seamark.db", tmp_path / "backup", tmp_path / "target.db"
     rng = random.Random(first_seed())
     lasts_s = measure_s(lambda: run_command(home, "backup", str(file)))
@@ -91,4 +91,4 @@ def test_killed_restore_and_migration_leave_the_old_state(catalog: tuple[Path, d
                 assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
             assert read_sqlite_content(target) in ({}, target_before, restored)
     with Seamark(home) as server:
-        assert list_catalog(server.base_url) == before
+        assert list_catalog(server.base_url) == listing_before

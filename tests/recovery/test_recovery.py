@@ -1,4 +1,4 @@
-"""Tests of `seamark backup`, `restore`, `migrate` and `rebuild` on random catalogs, judged through the HTTP API."""
+"""Tests of `seamark backup`, `restore`, `migrate` and `rebuild` on random catalogs, checked through the HTTP API."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def run_command(home: Path, *arguments: str, code: int = 0, env: Mapping[str, st
     return completed.stdout
 
 
-def forget_database(home: Path) -> None:
+def delete_database(home: Path) -> None:
     for path in home.glob("seamark.db*"):
         path.unlink()
 
 
-def rebuild(home: Path, *arguments: str) -> Any:
+def run_rebuild(home: Path, *arguments: str) -> Any:
     return json.loads(run_command(home, "rebuild", "--json", *arguments))
 
 
@@ -46,20 +46,20 @@ def seed() -> int:
     return first_seed()
 
 
-def test_backup_of_a_running_server_is_restored_equal(tmp_path: Path, seed: int) -> None:
+def test_restored_backup_of_a_running_server_equals_its_catalog(tmp_path: Path, seed: int) -> None:
     home, file = tmp_path / "home", tmp_path / "backup"
     with Seamark(home) as server:
         world = RandomCatalog(server.base_url, seed)
         world.run(ACTIONS)
         run_command(home, "backup", str(file))
-        before = list_catalog(server.base_url)
+        listing_before = list_catalog(server.base_url)
         world.run(ACTIONS)
     refusal = run_seamark("restore", str(file), "--home", str(home))
     assert refusal.returncode == 2
     assert "--overwrite" in refusal.stderr
     run_command(home, "restore", str(file), "--overwrite")
     with Seamark(home) as server:
-        assert list_catalog(server.base_url) == before
+        assert list_catalog(server.base_url) == listing_before
 
 
 def test_restore_advances_pointers_and_rebuild_adds_later_tables(tmp_path: Path, seed: int) -> None:
@@ -68,67 +68,70 @@ def test_restore_advances_pointers_and_rebuild_adds_later_tables(tmp_path: Path,
         world = RandomCatalog(server.base_url, seed)
         world.run(ACTIONS)
         run_command(home, "backup", str(file))
-        before = list_catalog(server.base_url)
+        listing_before = list_catalog(server.base_url)
         for _ in range(ACTIONS):
             world.commit()
             world.create_table()
             world.replace_view()
-        after = list_catalog(server.base_url)
+        listing_after = list_catalog(server.base_url)
     changed_names = {
-        name for kind in ("table", "view") for name in before[kind] if before[kind][name] != after[kind][name]
+        name
+        for kind in ("table", "view")
+        for name in listing_before[kind]
+        if listing_before[kind][name] != listing_after[kind][name]
     }
     assert changed_names
     report = json.loads(run_command(home, "restore", str(file), "--overwrite", "--json"))
-    assert {later["name"] for later in report["later"]} == changed_names
-    assert not any(later["is-advanced"] for later in report["later"])
+    assert {later_table["name"] for later_table in report["later"]} == changed_names
+    assert not any(later_table["is-advanced"] for later_table in report["later"])
     with Seamark(home) as server:
-        assert list_catalog(server.base_url) == before
+        assert list_catalog(server.base_url) == listing_before
     advanced = json.loads(run_command(home, "restore", str(file), "--overwrite", "--advance", "--json"))
-    assert {later["name"] for later in advanced["later"] if later["is-advanced"]} == changed_names
+    assert {later_table["name"] for later_table in advanced["later"] if later_table["is-advanced"]} == changed_names
     assert not advanced["findings"]
-    rebuild(home)
+    run_rebuild(home)
     with Seamark(home) as server:
-        assert list_catalog(server.base_url) == after
+        assert list_catalog(server.base_url) == listing_after
 
 
 def test_migration_to_postgres_and_back_keeps_the_catalog(tmp_path: Path, seed: int, postgres_url: str) -> None:
     home, restored = tmp_path / "home", f"sqlite://{tmp_path / 'back.db'}"
     with Seamark(home) as server:
         RandomCatalog(server.base_url, seed).run(ACTIONS)
-        before = list_catalog(server.base_url)
+        listing_before = list_catalog(server.base_url)
         refusal = run_seamark("migrate", "--to", postgres_url, "--home", str(home))
         assert refusal.returncode == 2
         assert "Another server runs" in refusal.stderr
     run_command(home, "migrate", "--to", postgres_url)
     with Seamark(home, database=postgres_url) as server:
-        assert list_catalog(server.base_url) == before
+        assert list_catalog(server.base_url) == listing_before
     run_command(home, "migrate", "--database", postgres_url, "--to", restored)
     with Seamark(home, database=restored) as server:
-        assert list_catalog(server.base_url) == before
+        assert list_catalog(server.base_url) == listing_before
         RandomCatalog(server.base_url, seed + 1)
 
 
 @pytest.mark.slow
-def test_rebuild_finds_the_catalog_in_the_warehouse(tmp_path: Path, seed: int) -> None:
+def test_rebuild_restores_the_catalog_from_the_warehouse(tmp_path: Path, seed: int) -> None:
     home = tmp_path / "home"
     with Seamark(home) as server:
         world = RandomCatalog(server.base_url, seed)
         world.run(3 * ACTIONS)
-        before = list_catalog(server.base_url)
-    forget_database(home)
-    report = rebuild(home)
-    # The rebuilt names are those of the creation, unless several tables had the same one.
+        listing_before = list_catalog(server.base_url)
+    delete_database(home)
+    report = run_rebuild(home)
+    # A rebuilt table has the name with which it was created, unless several tables had this name.
     counts = Counter(world.created.values())
-    assert {each["uuid"]: (each["kind"], each["name"]) for each in report["registered"]} == {
+    assert {table["uuid"]: (table["kind"], table["name"]) for table in report["registered"]} == {
         uuid: created for uuid, created in world.created.items() if counts[created] == 1
     }
     with Seamark(home) as server:
-        after = list_catalog(server.base_url)
-    rebuilt = index_by_uuid(after)
-    for uuid, content in index_by_uuid(before).items():
+        listing_after = list_catalog(server.base_url)
+    rebuilt = index_by_uuid(listing_after)
+    for uuid, content in index_by_uuid(listing_before).items():
         assert rebuilt[uuid] == content
-    assert after["namespace"].keys() <= before["namespace"].keys()
-    assert rebuild(home)["registered"] == []
+    assert listing_after["namespace"].keys() <= listing_before["namespace"].keys()
+    assert run_rebuild(home)["registered"] == []
 
 
 @pytest.mark.slow
@@ -137,20 +140,22 @@ def test_rebuild_with_chosen_names_restores_the_catalog(tmp_path: Path, seed: in
     with Seamark(home) as server:
         world = RandomCatalog(server.base_url, seed)
         world.run(3 * ACTIONS)
-        before = list_catalog(server.base_url)
+        listing_before = list_catalog(server.base_url)
     names = {
-        get_location(kind, content): name for kind in ("table", "view") for name, content in before[kind].items()
-    } | {row["metadata-location"]: None for row in before["dropped"].values()}
+        get_location(kind, content): name
+        for kind in ("table", "view")
+        for name, content in listing_before[kind].items()
+    } | {row["metadata-location"]: None for row in listing_before["dropped"].values()}
     (tmp_path / "names.json").write_text(json.dumps(names))
     database = (home / "seamark.db").read_bytes()
-    forget_database(home)
-    dry = rebuild(home, "--dry-run", "--names", str(tmp_path / "names.json"))
+    delete_database(home)
+    dry = run_rebuild(home, "--dry-run", "--names", str(tmp_path / "names.json"))
     assert not (home / "seamark.db").exists(), database[:4]
-    assert rebuild(home, "--names", str(tmp_path / "names.json")) == dry
+    assert run_rebuild(home, "--names", str(tmp_path / "names.json")) == dry
     with Seamark(home) as server:
-        after = list_catalog(server.base_url)
+        listing_after = list_catalog(server.base_url)
     for kind in ("table", "view", "function"):
-        assert after[kind] == before[kind]
+        assert listing_after[kind] == listing_before[kind]
 
 
 def index_by_uuid(listing: Listing) -> dict[str, Any]:
@@ -164,24 +169,24 @@ def test_rebuild_after_a_lost_home_needs_only_the_warehouse(tmp_path: Path, seed
     home, warehouse = tmp_path / "home", f"file://{tmp_path / 'lake'}"
     with Seamark(home, warehouse=warehouse) as server:
         RandomCatalog(server.base_url, seed).run(ACTIONS)
-        before = index_by_uuid(list_catalog(server.base_url))
+        listing_before = index_by_uuid(list_catalog(server.base_url))
     shutil.rmtree(home)
     run_command(home, "rebuild", "--warehouse", warehouse)
     with Seamark(home, warehouse=warehouse) as server:
-        after = index_by_uuid(list_catalog(server.base_url))
-    assert {uuid: after[uuid] for uuid in before} == before
+        listing_after = index_by_uuid(list_catalog(server.base_url))
+    assert {uuid: listing_after[uuid] for uuid in listing_before} == listing_before
 
 
 @pytest.mark.slow
 def test_ten_thousand_tables_are_rebuilt_copied_and_restored(tmp_path: Path, postgres_url: str) -> None:
     home, file = tmp_path / "home", tmp_path / "backup"
     expected = write_tables(home / "warehouse", 10_000)
-    rebuild_report = rebuild(home)
-    assert {each["name"]: each["location"] for each in rebuild_report["registered"]} == expected
+    rebuild_report = run_rebuild(home)
+    assert {table["name"]: table["location"] for table in rebuild_report["registered"]} == expected
     assert rebuild_report["findings"] == []
     run_command(home, "migrate", "--to", postgres_url)
     run_command(home, "backup", str(file), "--database", postgres_url)
-    forget_database(home)
+    delete_database(home)
     assert json.loads(run_command(home, "restore", str(file), "--json"))["later"] == []
     for database in ("", postgres_url):
         with Seamark(home, database=database) as server:
@@ -189,13 +194,13 @@ def test_ten_thousand_tables_are_rebuilt_copied_and_restored(tmp_path: Path, pos
 
 
 @pytest.mark.slow
-def test_rebuild_finds_the_catalog_in_a_bucket(tmp_path: Path, seed: int, s3: S3, s3_bucket: str) -> None:
+def test_rebuild_restores_the_catalog_from_a_bucket(tmp_path: Path, seed: int, s3: S3, s3_bucket: str) -> None:
     home, warehouse, env = tmp_path / "home", f"s3://{s3_bucket}/lake", s3.build_seamark_env()
     with Seamark(home, warehouse=warehouse, env=env) as server:
         RandomCatalog(server.base_url, seed).run(ACTIONS)
-        before = index_by_uuid(list_catalog(server.base_url))
-    forget_database(home)
+        listing_before = index_by_uuid(list_catalog(server.base_url))
+    delete_database(home)
     run_command(home, "rebuild", "--warehouse", warehouse, env=env)
     with Seamark(home, warehouse=warehouse, env=env) as server:
-        after = index_by_uuid(list_catalog(server.base_url))
-    assert {uuid: after[uuid] for uuid in before} == before
+        listing_after = index_by_uuid(list_catalog(server.base_url))
+    assert {uuid: listing_after[uuid] for uuid in listing_before} == listing_before

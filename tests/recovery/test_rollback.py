@@ -1,4 +1,4 @@
-"""Tests of `seamark rollback`: a table or a namespace as it was at a time."""
+"""Tests of `seamark rollback`, which returns a table or a namespace to its state at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.services.seamark import Seamark
 from tests.support.commands import invoke_seamark
 
 FIRST_MS = 1_700_000_000_000
-"""Snapshot n of `Client.append` has this time plus n milliseconds."""
+"""The time, in milliseconds, of snapshot 0. Snapshot n of `HttpClient.append` is n milliseconds later."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def client(server: Seamark) -> HttpClient:
     return client
 
 
-def create(client: HttpClient, name: str, snapshots: int) -> None:
+def create_table(client: HttpClient, name: str, snapshots: int) -> None:
     assert client.create_table(name)[0] == 200
     for number in range(1, snapshots + 1):
         assert client.append(number, number - 1 or None, number, name)[0] == 200
@@ -40,8 +40,8 @@ def roll_back(server: Seamark, *arguments: str, snapshot_id: int) -> tuple[int, 
     return invoke_seamark("rollback", *arguments, "--to", str(FIRST_MS + snapshot_id), url=server.base_url)
 
 
-def test_table_gets_the_snapshot_of_the_time(server: Seamark, client: HttpClient) -> None:
-    create(client, "t", 4)
+def test_table_is_moved_back_to_the_snapshot_of_the_time(server: Seamark, client: HttpClient) -> None:
+    create_table(client, "t", 4)
     code, text = roll_back(server, "db.t", "--dry-run", snapshot_id=2)
     assert (code, "1 table would be moved back" in text) == (0, True), text
     assert client.head("t")[0] == 4
@@ -53,7 +53,7 @@ def test_table_gets_the_snapshot_of_the_time(server: Seamark, client: HttpClient
 
 def test_namespace_is_moved_back_in_one_transaction(server: Seamark, client: HttpClient) -> None:
     for name, snapshots in (("a", 4), ("b", 2), ("c", 1), ("empty", 0)):
-        create(client, name, snapshots)
+        create_table(client, name, snapshots)
     code, text = roll_back(server, "--namespace", "db", "--json", snapshot_id=2)
     assert code == 0, text
     assert json.loads(text) == [{"table": "db.a", "from": 4, "to": 2}]
@@ -63,7 +63,7 @@ def test_namespace_is_moved_back_in_one_transaction(server: Seamark, client: Htt
 def test_table_without_a_snapshot_at_the_time_stops_the_rollback_unless_skipped(
     server: Seamark, client: HttpClient
 ) -> None:
-    create(client, "old", 3)
+    create_table(client, "old", 3)
     assert client.create_table("young")[0] == 200
     assert client.append(7, None, 50, "young")[0] == 200
     code, text = roll_back(server, "--namespace", "db", snapshot_id=2)

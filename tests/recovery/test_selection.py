@@ -1,4 +1,4 @@
-"""Tests of the choice between found files, against a loop over all pairs of locations."""
+"""Tests of the selection of metadata files for a rebuild, compared with a loop over all pairs of locations."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def has_folder_of_its_uuid(file: FoundFile) -> bool:
     return file.table_location.endswith(file.uuid.replace("-", ""))
 
 
-def is_overlapping(location: FoundFile, other: FoundFile) -> bool:
-    first, second = f"{location.table_location}/", f"{other.table_location}/"
-    return first.startswith(second) or second.startswith(first)
+def do_overlap(first_file: FoundFile, second_file: FoundFile) -> bool:
+    first_folder, second_folder = f"{first_file.table_location}/", f"{second_file.table_location}/"
+    return first_folder.startswith(second_folder) or second_folder.startswith(first_folder)
 
 
 @pytest.mark.parametrize("round_", range(examples(100, 8)))
-def test_selected_locations_never_overlap_and_own_folders_win(round_: int) -> None:
+def test_selected_locations_never_overlap_and_folders_with_their_own_uuid_are_preferred(round_: int) -> None:
     rng = random.Random(first_seed() * 1000 + round_)
     files = []
     folders = ["file:///lake/a"]
@@ -46,22 +46,28 @@ def test_selected_locations_never_overlap_and_own_folders_win(round_: int) -> No
         files.append(make_file(location, table_uuid))
     selected = [candidate.file for candidate in select(files, WAREHOUSE, {}).candidates]
     for file in selected:
-        assert not any(is_overlapping(file, other) for other in selected if other is not file), (file, selected)
+        assert not any(do_overlap(file, other_file) for other_file in selected if other_file is not file), (
+            file,
+            selected,
+        )
     for file in files:
-        rivals = [other for other in files if other is not file and is_overlapping(file, other)]
+        rivals = [other_file for other_file in files if other_file is not file and do_overlap(file, other_file)]
         if not rivals:
             assert file in selected
         if has_folder_of_its_uuid(file) and not any(
-            has_folder_of_its_uuid(other) and file.table_location.startswith(other.table_location) for other in rivals
+            has_folder_of_its_uuid(other_file) and file.table_location.startswith(other_file.table_location)
+            for other_file in rivals
         ):
             assert file in selected, "the folder with its own UUID is not inside another such folder"
 
 
-def test_choice_names_a_file_that_the_rules_leave_out() -> None:
-    first, second = (make_file("file:///lake/a/t", str(uuid.UUID(int=number))) for number in (1, 2))
-    assert select([first, second], WAREHOUSE, {}).candidates == ()
-    (candidate,) = select([first, second], WAREHOUSE, {second.location: FoundName(("b",), "u")}).candidates
-    assert (candidate.file, str(candidate.name)) == (second, "b.u")
+def test_chosen_file_is_selected_although_the_rules_exclude_it() -> None:
+    first_file, second_file = (make_file("file:///lake/a/t", str(uuid.UUID(int=number))) for number in (1, 2))
+    assert select([first_file, second_file], WAREHOUSE, {}).candidates == ()
+    (candidate,) = select(
+        [first_file, second_file], WAREHOUSE, {second_file.location: FoundName(("b",), "u")}
+    ).candidates
+    assert (candidate.file, str(candidate.name)) == (second_file, "b.u")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +80,9 @@ def test_choice_names_a_file_that_the_rules_leave_out() -> None:
         ("file:///lake/shop/orders-00000000000000000000000000000002", (("shop",), f"orders-{2:032x}"), False),
     ],
 )
-def test_name_comes_from_the_folder(location: str, expected: tuple[tuple[str, ...], str], *, is_certain: bool) -> None:
+def test_name_of_a_found_file_comes_from_its_folder(
+    location: str, expected: tuple[tuple[str, ...], str], *, is_certain: bool
+) -> None:
     name = find_name_of_location(WAREHOUSE, location, str(uuid.UUID(int=1)))
     assert (name.namespace, name.name) == expected
     assert (name.note == "") is is_certain

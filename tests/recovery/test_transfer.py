@@ -1,7 +1,7 @@
 """Tests of backups, restores, moves to another database, and upgrades from each earlier schema.
 
-The rows come from the schema itself: each table has rows with distinct values, so that a column or a table that a copy
-leaves out is noticed. The oracle reads them with its own statements.
+The rows are generated from the schema. Each table has rows with distinct values, so that the tests detect a column or a
+table that a copy leaves out. The oracle reads them with its own statements.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def list_tables(connection: sqlite3.Connection) -> list[str]:
 
 
 def read_sqlite_content(path: Path, columns: dict[str, str] | None = None) -> Content:
-    """Return all rows by table. With `columns`, only these tables and columns."""
+    """Return all rows by table. If `columns` is given, return only these tables and columns."""
     with closing(sqlite3.connect(path)) as connection:
         columns_by_table = columns or dict.fromkeys(list_tables(connection), "*")
         return {
@@ -109,12 +109,12 @@ async def back_up(url: str, file: Path) -> None:
         await write_backup(reader, file, created_ms=1, program="test", warehouse="file:///w", overwrite=False)
 
 
-async def restore(file: Path, url: str, *, overwrite: bool = False) -> None:
+async def restore_database(file: Path, url: str, *, overwrite: bool = False) -> None:
     async with read_backup(file) as (info, reader), write_database(url, overwrite=overwrite) as writer:
         await restore_backup(info, reader, writer)
 
 
-async def move(source: str, target: str) -> None:
+async def move_database(source: str, target: str) -> None:
     async with (
         read_database(source, is_writer_excluded=True) as reader,
         write_database(target, overwrite=False) as writer,
@@ -128,14 +128,14 @@ async def test_database_of_each_version_is_upgraded_with_its_content(tmp_path: P
     path = tmp_path / "old.db"
     create_old_database(path, version)
     columns = list_columns(path)
-    before = read_sqlite_content(path, columns)
+    content_before = read_sqlite_content(path, columns)
     async with open_store(f"sqlite://{path}", clock=SimulatedClock(seed=1)) as store:
         await store.ping()
-    after = read_sqlite_content(path, columns)
+    content_after = read_sqlite_content(path, columns)
     if version <= PLAIN_SECRETS_VERSION:
-        assert before.pop("secrets")
-        assert after.pop("secrets") == []
-    assert after == before
+        assert content_before.pop("secrets")
+        assert content_after.pop("secrets") == []
+    assert content_after == content_before
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT version FROM schema_version").fetchall() == [(NEWEST,)]
 
@@ -143,17 +143,17 @@ async def test_database_of_each_version_is_upgraded_with_its_content(tmp_path: P
 @pytest.mark.few_cases(3)
 @pytest.mark.parametrize("version", range(1, NEWEST + 1))
 async def test_backup_of_each_version_is_restored_and_upgraded(tmp_path: Path, version: int) -> None:
-    path, file, other = tmp_path / "old.db", tmp_path / "backup", tmp_path / "new" / "new.db"
+    path, file, new_path = tmp_path / "old.db", tmp_path / "backup", tmp_path / "new" / "new.db"
     create_old_database(path, version)
-    columns, before = list_columns(path), read_sqlite_content(path)
+    columns, content_before = list_columns(path), read_sqlite_content(path)
     await back_up(f"sqlite://{path}", file)
-    assert read_sqlite_content(file) == before
+    assert read_sqlite_content(file) == content_before
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    await restore(file, f"sqlite://{other}")
-    after = read_sqlite_content(other, columns)
+    await restore_database(file, f"sqlite://{new_path}")
+    content_after = read_sqlite_content(new_path, columns)
     if version <= PLAIN_SECRETS_VERSION:
-        before["secrets"] = []
-    assert after == {name: rows for name, rows in before.items() if name in columns}
+        content_before["secrets"] = []
+    assert content_after == {name: rows for name, rows in content_before.items() if name in columns}
 
 
 async def test_upgrade_moves_the_sums_of_the_query_history(tmp_path: Path) -> None:
@@ -168,49 +168,54 @@ async def test_upgrade_moves_the_sums_of_the_query_history(tmp_path: Path) -> No
                     connection.execute(f"INSERT INTO query_counts VALUES ({', '.join('?' * len(values))})", values)
     async with open_store(f"sqlite://{path}", clock=SimulatedClock(seed=1)) as store:
         for uuid in ("u", "v"):
-            other, shape = await store.query_shapes(uuid, 0, 10)
-            assert (other.fingerprint, shape.fingerprint, shape.shape, shape.samples) == ("", "a", "shape", "samples")
+            other_shape, shape = await store.query_shapes(uuid, 0, 10)
+            assert (other_shape.fingerprint, shape.fingerprint, shape.shape, shape.samples) == (
+                "",
+                "a",
+                "shape",
+                "samples",
+            )
             assert (shape.first_hour, shape.last_hour) == (5, 6)
-            assert other.sums == shape.sums == QuerySums(2, 4, 6, 8, 10, 12, 14)
+            assert other_shape.sums == shape.sums == QuerySums(2, 4, 6, 8, 10, 12, 14)
 
 
-async def test_copy_to_postgres_and_back_has_all_rows(tmp_path: Path, postgres_url: str) -> None:
+async def test_copy_to_postgres_and_back_keeps_all_rows(tmp_path: Path, postgres_url: str) -> None:
     path, restored, file = tmp_path / "a.db", tmp_path / "b.db", tmp_path / "backup"
     create_old_database(path, NEWEST)
-    columns, before = list_columns(path), read_sqlite_content(path)
-    await move(f"sqlite://{path}", postgres_url)
-    assert await read_postgres_content(postgres_url, columns) == before
-    assert read_sqlite_content(path) == before
+    columns, content_before = list_columns(path), read_sqlite_content(path)
+    await move_database(f"sqlite://{path}", postgres_url)
+    assert await read_postgres_content(postgres_url, columns) == content_before
+    assert read_sqlite_content(path) == content_before
     await back_up(postgres_url, file)
-    assert read_sqlite_content(file) == before
-    await move(postgres_url, f"sqlite://{restored}")
-    assert read_sqlite_content(restored) == before
+    assert read_sqlite_content(file) == content_before
+    await move_database(postgres_url, f"sqlite://{restored}")
+    assert read_sqlite_content(restored) == content_before
 
 
 async def test_upgrade_in_postgres_keeps_the_content_of_the_first_schema(tmp_path: Path, postgres_url: str) -> None:
     path, file = tmp_path / "old.db", tmp_path / "backup"
     create_old_database(path, 1)
-    columns, before = list_columns(path), read_sqlite_content(path)
+    columns, content_before = list_columns(path), read_sqlite_content(path)
     await back_up(f"sqlite://{path}", file)
-    await restore(file, postgres_url)
-    before["secrets"] = []
-    assert await read_postgres_content(postgres_url, columns) == before
+    await restore_database(file, postgres_url)
+    content_before["secrets"] = []
+    assert await read_postgres_content(postgres_url, columns) == content_before
 
 
 async def test_timeline_continues_after_each_move(tmp_path: Path, postgres_url: str) -> None:
     clock = SimulatedClock(seed=1)
-    first, last = f"sqlite://{tmp_path / 'a.db'}", f"sqlite://{tmp_path / 'b.db'}"
+    first_url, last_url = f"sqlite://{tmp_path / 'a.db'}", f"sqlite://{tmp_path / 'b.db'}"
     ids, positions = [], []
-    for number, (url, source) in enumerate(((first, None), (postgres_url, first), (last, postgres_url))):
+    for number, (url, source) in enumerate(((first_url, None), (postgres_url, first_url), (last_url, postgres_url))):
         if source is not None:
-            await move(source, url)
+            await move_database(source, url)
         async with open_store(url, clock=clock) as store:
             for instant in range(3):
                 ids.append(f"{number}-{instant}")
                 await store.transact([RecordInstant(instant=make_instant(ids[-1]))])
             instants = await store.list_instants(InstantFilter(), 100)
             assert [instant.id for instant in instants] == ids
-            # A reader that continues from a position of the database before misses no later instant.
+            # A reader that continues from a position in the previous database misses no later instant.
             for position in positions:
                 later_instants = await store.list_instants(InstantFilter(since=position), 100)
                 assert [instant.id for instant in later_instants][-3:] == ids[-3:]
@@ -222,7 +227,7 @@ async def test_copy_to_postgres_begins_after_all_epochs_of_the_source(tmp_path: 
     create_old_database(path, NEWEST)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("UPDATE instants SET position = ? WHERE id LIKE 'id 1%'", (highest,))
-    await move(f"sqlite://{path}", postgres_url)
+    await move_database(f"sqlite://{path}", postgres_url)
     async with open_store(postgres_url, clock=SimulatedClock(seed=1)) as store:
         await store.transact([RecordInstant(instant=make_instant("later"))])
         later_instants = await store.list_instants(InstantFilter(since=highest), 100)
@@ -233,13 +238,13 @@ async def test_damaged_backup_is_refused_and_changes_nothing(tmp_path: Path) -> 
     path, file, target = tmp_path / "a.db", tmp_path / "backup", tmp_path / "b.db"
     create_old_database(path, NEWEST)
     await back_up(f"sqlite://{path}", file)
-    await move(f"sqlite://{path}", f"sqlite://{target}")
+    await move_database(f"sqlite://{path}", f"sqlite://{target}")
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         connection.execute("UPDATE entries SET metadata_location = 'file:///elsewhere' WHERE name LIKE 'name 1%'")
-    before = read_sqlite_content(target)
+    content_before = read_sqlite_content(target)
     with pytest.raises(Corrupt, match="entries"):
-        await restore(file, f"sqlite://{target}", overwrite=True)
-    assert read_sqlite_content(target) == before
+        await restore_database(file, f"sqlite://{target}", overwrite=True)
+    assert read_sqlite_content(target) == content_before
 
 
 async def test_restore_refuses_a_database_with_a_catalog(tmp_path: Path, postgres_url: str) -> None:
@@ -247,11 +252,11 @@ async def test_restore_refuses_a_database_with_a_catalog(tmp_path: Path, postgre
     async with open_store(f"sqlite://{path}", clock=SimulatedClock(seed=1)) as store:
         await store.transact([CreateNamespace(NS, {}), CreateEntry(entry=make_entry("t"))])
     await back_up(f"sqlite://{path}", file)
-    await restore(file, postgres_url)
+    await restore_database(file, postgres_url)
     for url in (f"sqlite://{path}", postgres_url):
         with pytest.raises(ConfigError, match="--overwrite"):
-            await restore(file, url)
-        await restore(file, url, overwrite=True)
+            await restore_database(file, url)
+        await restore_database(file, url, overwrite=True)
         async with open_store(url, clock=SimulatedClock(seed=1)) as store:
             assert (await store.load_entry(make_entry("t").kind, NS, "t")) is not None
             assert isinstance(store, GeneratorStore)
@@ -259,7 +264,7 @@ async def test_restore_refuses_a_database_with_a_catalog(tmp_path: Path, postgre
 
 
 @pytest.mark.parametrize("table", ["grants", "schema_version"])
-async def test_database_of_another_application_is_never_overwritten(
+async def test_database_with_tables_of_another_application_is_never_overwritten(
     tmp_path: Path, postgres_url: str, table: str
 ) -> None:
     path, file = tmp_path / "a.db", tmp_path / "backup"
@@ -271,7 +276,7 @@ async def test_database_of_another_application_is_never_overwritten(
         await connection.execute(f"INSERT INTO {table} VALUES (7)")
         for overwrite in (False, True):
             with pytest.raises(ConfigError, match=f"a table '{table}' of another application; use an empty database"):
-                await restore(file, postgres_url, overwrite=overwrite)
+                await restore_database(file, postgres_url, overwrite=overwrite)
         assert await connection.fetchval(f"SELECT version FROM {table}") == 7
     finally:
         await connection.close()
@@ -282,12 +287,12 @@ async def test_postgres_database_in_use_is_refused(tmp_path: Path, postgres_url:
     create_old_database(path, NEWEST)
     async with open_store(postgres_url, clock=SimulatedClock(seed=1)):
         with pytest.raises(ConfigError, match="Stop all servers"):
-            await move(f"sqlite://{path}", postgres_url)
+            await move_database(f"sqlite://{path}", postgres_url)
         with pytest.raises(ConfigError, match="Stop all servers"):
-            await move(postgres_url, f"sqlite://{tmp_path / 'b.db'}")
+            await move_database(postgres_url, f"sqlite://{tmp_path / 'b.db'}")
 
 
-async def test_backup_of_a_database_in_use_has_one_state(tmp_path: Path) -> None:
+async def test_backup_of_a_database_in_use_is_consistent(tmp_path: Path) -> None:
     url, file = f"sqlite://{tmp_path / 'a.db'}", tmp_path / "backup"
     async with open_store(url, clock=SimulatedClock(seed=1)) as store:
         await store.transact([CreateNamespace(NS, {})])
@@ -303,21 +308,21 @@ async def test_file_that_is_no_backup_is_refused(tmp_path: Path, content: bytes)
     file = tmp_path / "file"
     file.write_bytes(content)
     with pytest.raises(SeamarkError):
-        await restore(file, f"sqlite://{tmp_path / 'a.db'}")
+        await restore_database(file, f"sqlite://{tmp_path / 'a.db'}")
 
 
 @pytest.mark.slow
-async def test_failed_copy_leaves_the_target_as_it_was(tmp_path: Path, postgres_url: str) -> None:
+async def test_failed_copy_does_not_change_the_target(tmp_path: Path, postgres_url: str) -> None:
     path, target = tmp_path / "a.db", tmp_path / "b.db"
     create_old_database(path, NEWEST)
     create_old_database(target, 3)
-    before = read_sqlite_content(target)
+    content_before = read_sqlite_content(target)
     for url in (f"sqlite://{target}", postgres_url):
         with suppress(ZeroDivisionError):
             async with read_database(f"sqlite://{path}") as reader, write_database(url, overwrite=True) as writer:
                 await copy_database(reader, writer)
                 raise ZeroDivisionError
-    assert read_sqlite_content(target) == before
+    assert read_sqlite_content(target) == content_before
     with pytest.raises(ConfigError, match="contains no catalog"):
         async with read_database(postgres_url):
             pass

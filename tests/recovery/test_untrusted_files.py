@@ -1,7 +1,7 @@
 """Tests of `seamark rebuild` on files that a writer of one table, or a crash, has left in the warehouse.
 
-Each case changes a warehouse with two tables of different owners, `ours.t` and `theirs.u`. After the rebuild the files
-of `ours.t` belong to it, or it is reported and has no name.
+Each case changes a warehouse with two tables of different owners, `ours.t` and `theirs.u`. After the rebuild, the files
+of `ours.t` belong to `ours.t`, or the rebuild reports them and they have no name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 
 from seamark.metaserver.catalog.documents import name_suffix
 from tests.faults.rigs.http import HttpClient
-from tests.recovery.test_recovery import forget_database, rebuild
+from tests.recovery.test_recovery import delete_database, run_rebuild
 from tests.services.seamark import Seamark
 
 Json = dict[str, Any]
@@ -57,28 +57,28 @@ class Warehouse:
         path.write_bytes(data)
         return f"file://{path}"
 
-    def rebuild(self, *arguments: str) -> Json:
-        forget_database(self.home)
-        rebuild_report: Json = rebuild(self.home, *arguments)
+    def run_rebuild(self, *arguments: str) -> Json:
+        delete_database(self.home)
+        rebuild_report: Json = run_rebuild(self.home, *arguments)
         self.check_claims()
         return rebuild_report
 
     def check_claims(self) -> None:
-        """Check that the folder of each table is claimed, for the table itself or for an entry without a name."""
+        """Check that the folder of each table is claimed by the table, or by an entry without a name."""
         with closing(sqlite3.connect(self.home / "seamark.db")) as connection:
             claims = connection.execute("SELECT uuid, location FROM claims").fetchall()
             unnamed = {row[0] for row in connection.execute("SELECT uuid FROM retained")}
         for name in self.tables:
             folder, own_uuid = f"file://{self.find_folder(name)}", self.tables[name]["metadata"]["table-uuid"]
-            owners = {owner for owner, location in claims if is_overlapping(location, folder)}
+            owners = {owner for owner, location in claims if do_overlap(location, folder)}
             assert owners, f"{name} has no claim"
             assert owners <= {own_uuid, *unnamed}, (name, owners)
 
     def list_registered_locations(self, rebuild_report: Json) -> dict[str, str]:
-        return {each["name"]: each["location"] for each in rebuild_report["registered"]}
+        return {table["name"]: table["location"] for table in rebuild_report["registered"]}
 
 
-def is_overlapping(location: str, other: str) -> bool:
+def do_overlap(location: str, other: str) -> bool:
     return f"{location}/".startswith(f"{other}/") or f"{other}/".startswith(f"{location}/")
 
 
@@ -166,7 +166,7 @@ CASES: tuple[Callable[[Warehouse], str], ...] = (
 
 @pytest.mark.few_cases(3)
 @pytest.mark.parametrize("write", CASES)
-def test_written_file_does_not_take_files_of_another_table(
+def test_forged_metadata_file_takes_no_files_of_another_table(
     warehouse: Warehouse, write: Callable[[Warehouse], str]
 ) -> None:
     location = write(warehouse)
@@ -178,14 +178,14 @@ def test_written_file_does_not_take_files_of_another_table(
     assert list_reasons(rebuild_report, location)
 
 
-def test_copied_uuid_is_reported_and_a_choice_solves_it(warehouse: Warehouse, tmp_path: Path) -> None:
+def test_copied_uuid_is_reported_until_the_operator_chooses_a_file(warehouse: Warehouse, tmp_path: Path) -> None:
     location, own_table = write_uuid_of_another_table(warehouse), warehouse.tables["ours.t"]["metadata-location"]
     rebuild_report = warehouse.rebuild()
     assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert "Several folders" in list_reasons(rebuild_report, location)[0]
     assert "Several folders" in list_reasons(rebuild_report, own_table)[0]
     (tmp_path / "names").write_text(json.dumps({own_table: "ours.t", location: None}))
-    rebuild_report = rebuild(warehouse.home, "--names", str(tmp_path / "names"))
+    rebuild_report = run_rebuild(warehouse.home, "--names", str(tmp_path / "names"))
     assert warehouse.list_registered_locations(rebuild_report) == {"ours.t": own_table}
     warehouse.check_claims()
 
@@ -201,12 +201,12 @@ def test_rebuild_reports_two_newest_files_and_registers_neither(warehouse: Wareh
     assert "Several files may be the newest" in list_reasons(rebuild_report, newest)[0]
     names = warehouse.home / "names"
     names.write_text(json.dumps({location: "ours.t", newest: None, f"{newest}x": "ours.x"}))
-    rebuild_report = rebuild(warehouse.home, "--names", str(names))
+    rebuild_report = run_rebuild(warehouse.home, "--names", str(names))
     assert warehouse.list_registered_locations(rebuild_report) == {"ours.t": location}
     assert [finding["location"] for finding in rebuild_report["findings"]] == [f"{newest}x"]
 
 
-def test_rebuild_leaves_out_an_orphan_with_an_earlier_number(warehouse: Warehouse) -> None:
+def test_rebuild_ignores_an_orphan_with_an_earlier_number(warehouse: Warehouse) -> None:
     metadata = warehouse.read_metadata("ours.t") | {
         "last-updated-ms": warehouse.read_metadata("ours.t")["last-updated-ms"] - 1
     }
@@ -217,8 +217,8 @@ def test_rebuild_leaves_out_an_orphan_with_an_earlier_number(warehouse: Warehous
     )
 
 
-def test_commit_after_a_registered_older_file_is_not_overlooked(warehouse: Warehouse) -> None:
-    """The number of such a commit is lower than that of the newest file, and only its time is later."""
+def test_rebuild_finds_a_commit_after_a_registered_older_file(warehouse: Warehouse) -> None:
+    """The number of this commit is lower than that of the newest file, and only its time is later."""
     metadata = warehouse.read_metadata("ours.t") | {
         "last-updated-ms": warehouse.read_metadata("ours.t")["last-updated-ms"] + 1000
     }
@@ -240,7 +240,7 @@ def test_damaged_newest_file_is_reported(warehouse: Warehouse, content: bytes) -
     )
 
 
-def test_folder_with_damaged_files_only_stays_claimed(warehouse: Warehouse) -> None:
+def test_folder_with_only_damaged_files_stays_claimed(warehouse: Warehouse) -> None:
     for path in (warehouse.find_folder("ours.t") / "metadata").iterdir():
         path.write_bytes(b"{")
     assert set(warehouse.list_registered_locations(warehouse.rebuild())) == {"theirs.u"}
@@ -255,7 +255,7 @@ def test_overwritten_newest_file_is_reported(warehouse: Warehouse) -> None:
     assert "was overwritten" in list_reasons(rebuild_report, warehouse.tables["ours.t"]["metadata-location"])[0]
 
 
-def test_links_are_not_followed(warehouse: Warehouse) -> None:
+def test_rebuild_follows_no_symbolic_links(warehouse: Warehouse) -> None:
     outside_folder = warehouse.home / "outside" / "metadata"
     shutil.copytree(warehouse.find_folder("theirs.u") / "metadata", outside_folder)
     os.symlink(outside_folder.parent, warehouse.root / "ours" / "linked")

@@ -1,7 +1,7 @@
 """A random catalog over HTTP, and an independent listing of it.
 
-The actions are those of clients: namespaces, tables with commits, branches and properties, views, functions, renames,
-drops and undrops. The listing reads everything through the API. It shares no code with backups and rebuilds.
+Clients send the actions: namespaces, tables with commits, branches and properties, views, functions, renames, drops and
+undrops. The listing reads everything through the API. It shares no code with backups and rebuilds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Listing = dict[str, dict[str, Any]]
 
 
 class RandomCatalog:
-    """Sends random changes, and remembers under which name each table, view and function was created."""
+    """Sends random changes. It remembers the name with which each table, view and function was created."""
 
     def __init__(self, base_url: str, seed: int) -> None:
         self.client = HttpClient(base_url)
@@ -31,7 +31,7 @@ class RandomCatalog:
         self.views: dict[str, tuple[Path, str]] = {}
         self.dropped: dict[str, str] = {}
         self.created: dict[str, tuple[str, str]] = {}
-        """The kind, and the name at the creation, by UUID."""
+        """(kind, name at the creation) of each object, by UUID."""
 
     def run(self, actions: int) -> None:
         self.create_namespace()
@@ -84,6 +84,7 @@ class RandomCatalog:
         self.created[uuid] = (kind, ".".join((*path, name)))
 
     def commit(self) -> None:
+        """Commit a change of properties, an append or a new branch to a random table."""
         if not self.tables:
             return
         path, name = self._rng.choice(list(self.tables.values()))

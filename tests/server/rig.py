@@ -1,4 +1,4 @@
-"""A server inside the test's own process: real components over SQLite and local files, a real port."""
+"""A server inside the test's own process: real components over SQLite and local files, and a real port."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
 from tests.services.seamark import SHARED_KEY
 
 PLAN_WAIT_S = 60.0
-"""The time for which a plan waits for index files and for pruning, on the busiest machine."""
+"""The time, in seconds, for which a plan waits for index files and for pruning. It suffices on a busy machine."""
 _resources: dict[tuple[object, ...], list[AbstractResource]] = {}
-"""aiohttp's resources by the prefix and the modules of a call of `add_endpoints`."""
+"""aiohttp's resources, by the prefix and the modules of a call of `add_endpoints`."""
 
 
 def _share_endpoints(application: web.Application, *modules: ModuleType) -> None:
     """Add the endpoints of `modules` as resources that all applications of this process share.
 
-    Their creation takes a sixth of the CPU time of a start. A resource refers to no application.
+    The creation of the resources takes a sixth of the CPU time of a start. A resource refers to no application.
     """
     key = (application[PREFIX], *modules)
     if key not in _resources:
@@ -50,17 +50,19 @@ vars(app)[add_endpoints.__name__] = _share_endpoints
 
 @dataclass
 class RunningServer:
+    """A server in this process, with its components."""
+
     url: str
     components: ServerComponents
     http: aiohttp.ClientSession
 
     async def get(self, path: str, **options: Any) -> tuple[int, Any]:
-        """Send GET `path`, and return (status, JSON)."""
+        """Send a GET request, and return (status, JSON)."""
         async with self.http.get(self.url + path, **options) as answer:
             return answer.status, await answer.json()
 
     async def record(self, name: str = "t", action: str = "commit", **fields: Any) -> Instant:
-        """Record a finished instant for `db.name`, as a commit on this replica does."""
+        """Record a finished instant for `db.<name>`, as a commit on this replica does."""
         instant = build_instant(self.components.clock, name, action, **fields)
         await self.components.store.transact([RecordInstant(instant=instant)])
         self.components.timeline.notify()
@@ -96,7 +98,7 @@ def build_instant(clock: Clock, name: str = "t", action: str = "commit", **field
 def build_settings(home: Path, **arguments: Any) -> Settings:
     # Replicas of one database need the same key, even with different homes.
     settings: dict[str, Any] = {"home": home, "port": 0, "watch_poll_s": 0.1, "encryption_key": SHARED_KEY}
-    # A plan waits for index files and for pruning, so that its files do not depend on the speed of the machine.
+    # A plan waits for index files and for pruning, so the machine's speed does not determine which files it has.
     return Settings(**{**settings, "index_wait_s": PLAN_WAIT_S, "plan_time_budget_s": PLAN_WAIT_S, **arguments})
 
 

@@ -48,7 +48,7 @@ def encode_chunk(data: bytes) -> bytes:
 
 
 class BodyLogins:
-    """Logins for a reader of `db`, another reader, a writer, an admin, and a user without any right."""
+    """Logins of a reader of `db`, another reader, a writer, an admin, and a user without any right."""
 
     def __init__(self, server: RunningServer, secrets: dict[str, str]) -> None:
         self.server = server
@@ -108,7 +108,7 @@ async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: BodyLo
 
 
 @pytest.mark.parametrize("announced", [True, False])
-async def test_body_limit_is_small_for_ordinary_operations_and_large_for_lists(tmp_path: Path, announced: bool) -> None:
+async def test_body_limit_depends_on_the_operation(tmp_path: Path, announced: bool) -> None:
     async with run_server(
         tmp_path, small_body_limit_bytes=2000, medium_body_limit_bytes=50_000, body_limit_bytes=100_000
     ) as server:
@@ -172,7 +172,7 @@ def test_only_rows_file_commits_and_arrow_keys_take_large_bodies() -> None:
 @pytest.mark.parametrize(
     ("element", "unit"), [(b"[]", b"objects and arrays"), (b"{}", b"objects and arrays"), (b"1", b"values")]
 )
-async def test_very_many_short_values_are_rejected_before_they_are_parsed(
+async def test_body_with_very_many_short_values_is_rejected_before_it_is_parsed(
     tmp_path: Path, element: bytes, unit: bytes
 ) -> None:
     async with run_server(tmp_path) as server:
@@ -182,45 +182,45 @@ async def test_very_many_short_values_are_rejected_before_they_are_parsed(
                 assert (answer.status, unit in await answer.read()) == (status, status == 413)
 
 
-async def test_principal_with_many_large_bodies_waits_only_for_its_own() -> None:
+async def test_principal_with_many_large_bodies_does_not_delay_other_principals() -> None:
     turns, order = FairLock(), []
 
-    async def take(holder: str) -> None:
+    async def take_turn(holder: str) -> None:
         async with turns.hold(holder):
             order.append(holder)
             await asyncio.sleep(0)
 
-    hostile = [asyncio.create_task(take("eve")) for _ in range(50)]
+    hostile = [asyncio.create_task(take_turn("eve")) for _ in range(50)]
     await asyncio.sleep(0)
-    await asyncio.gather(take("ann"), take("bob"), *hostile)
+    await asyncio.gather(take_turn("ann"), take_turn("bob"), *hostile)
     assert sorted(order[:4]) == ["ann", "bob", "eve", "eve"]
     assert len(order) == 52
 
 
 async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
-    """Otherwise a client that sends and disconnects repeatedly would occupy all threads."""
-    turns, has_started, ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
+    """If it released the slot earlier, a client that sends and disconnects repeatedly would occupy all threads."""
+    turns, has_started, has_ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
 
     def return_one() -> int:
         running[0] += 1
         running[1] = max(running)
         has_started.set()
-        assert ended.wait(60)
+        assert has_ended.wait(60)
         running[0] -= 1
         return 1
 
     remaining_tasks = [asyncio.create_task(turns.run("eve", return_one)) for _ in range(3)]
     assert await asyncio.to_thread(has_started.wait, 60)
-    other = asyncio.create_task(turns.run("ann", return_one))
+    other_task = asyncio.create_task(turns.run("ann", return_one))
     await asyncio.sleep(0)
     for task in remaining_tasks:
         task.cancel()
     assert await asyncio.gather(*remaining_tasks, return_exceptions=True) == [ANY] * 3
     assert all(task.cancelled() for task in remaining_tasks)
-    assert not other.done()
+    assert not other_task.done()
     assert not turns.is_free
-    ended.set()
-    assert await other == 1
+    has_ended.set()
+    assert await other_task == 1
     assert running == [0, 1]
     assert turns.is_free
     with pytest.raises(ZeroDivisionError):
@@ -248,7 +248,7 @@ async def test_body_that_expands_hundreds_of_times_is_rejected_early(tmp_path: P
         assert (status, "200 times" in answer.decode()) == (413, True)
 
 
-async def test_slow_clients_take_no_slot_of_others_and_are_disconnected(hurried_logins: BodyLogins) -> None:
+async def test_slow_clients_take_no_slots_and_are_disconnected(hurried_logins: BodyLogins) -> None:
     logins = hurried_logins
     async with AsyncExitStack() as stack:
         slow = []
@@ -278,7 +278,7 @@ async def test_slow_clients_take_no_slot_of_others_and_are_disconnected(hurried_
             assert json.loads(answer)["error"]["type"] == "RequestTimeoutException"
 
 
-async def test_one_principal_cannot_hold_all_bytes_of_bodies(logins: BodyLogins) -> None:
+async def test_one_principal_cannot_use_the_whole_limit_of_body_bytes(logins: BodyLogins) -> None:
     living = _list_instances(WorkerLimits)
     async with AsyncExitStack() as stack:
         statuses = []
@@ -289,34 +289,32 @@ async def test_one_principal_cannot_hold_all_bytes_of_bodies(logins: BodyLogins)
             if number >= 4:
                 statuses.append((await wire.answer())[0])
             else:
-                await until(lambda taken=number + 1: sum(one.reading.taken for one in living) == taken)
+                await until(lambda taken=number + 1: sum(limits.reading.taken for limits in living) == taken)
         assert statuses == [429] * 4
 
 
-async def test_one_principal_cannot_hold_all_slots_and_others_are_answered(
-    logins: BodyLogins, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go = asyncio.Event()
+async def test_one_principal_cannot_hold_all_slots(logins: BodyLogins, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = asyncio.Event()
     tables = type(logins.server.components.catalog.tables)
-    before = tables.list
+    list_tables = tables.list
 
-    async def wait_and_count(self: object, namespace: tuple[str, ...], *rest: object) -> object:
-        if not go.is_set():
-            await go.wait()
-        return await before(self, namespace, *rest)  # type: ignore[arg-type]
+    async def wait_and_count(self: object, namespace: tuple[str, ...], *args: object) -> object:
+        if not release.is_set():
+            await release.wait()
+        return await list_tables(self, namespace, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(tables, "list", wait_and_count)
 
-    async def ask(name: str, path: str) -> int:
+    async def send_request(name: str, path: str) -> int:
         headers = {"Authorization": f"Bearer {logins.secrets[name]}"}
         async with logins.server.http.get(logins.server.url + path, headers=headers) as answer:
             assert (answer.status == 429) is ("Retry-After" in answer.headers)
             return answer.status
 
-    held_tasks = [asyncio.create_task(ask("rita", "/v1/namespaces/db/tables")) for _ in range(10)]
+    held_tasks = [asyncio.create_task(send_request("rita", "/v1/namespaces/db/tables")) for _ in range(10)]
     await until(lambda: sum(task.done() for task in held_tasks) == 6)
-    assert await ask("ron", "/v1/namespaces/db") == 200
-    go.set()
+    assert await send_request("ron", "/v1/namespaces/db") == 200
+    release.set()
     assert sorted(await asyncio.gather(*held_tasks)) == [200] * 4 + [429] * 6
 
 
@@ -340,7 +338,7 @@ def test_slots_and_bytes_are_released_after_any_outcome() -> None:
     with pytest.raises(TooManyRequests):
         place.keep(1)
     other_request_slots = [RequestSlot(bounds, name, "working") for name in ("bob", "bob", "eve", "eve")]
-    other_request_slots[0].keep(0)  # The server reads the request as one with an empty body.
+    other_request_slots[0].keep(0)  # The server handles the request as if its body were empty.
     with pytest.raises(RetryLater):
         place.end_reading()
     bounds.check_invariants()
@@ -377,7 +375,11 @@ def list_descriptions() -> list[tuple[str, str, Description]]:
 
 def list_routes() -> list[tuple[str, str, str]]:
     """Return (method, template, operation) of every route that requires a login."""
-    return [(method, template, given.operation) for method, template, given in list_descriptions() if not given.public]
+    return [
+        (method, template, description.operation)
+        for method, template, description in list_descriptions()
+        if not description.public
+    ]
 
 
 WITHOUT_NAMESPACE = {
@@ -391,12 +393,12 @@ WITHOUT_NAMESPACE = {
 }
 """Routes that every login may use, because they need no right on a namespace."""
 NAMESPACE_IN_QUERY = {"removeGrant"}
-"""Routes whose namespace is in the query; without it the request is invalid."""
+"""Routes whose namespace is in the query. A request without it is invalid."""
 
 
 @pytest.mark.parametrize("principal", ["nobody", "stranger"])
 async def test_every_route_checks_rights_before_it_reads_the_body(logins: BodyLogins, principal: str) -> None:
-    """The body is announced and never sent: a server that waits for it does not answer in time."""
+    """The body is announced but never sent, so a server that waits for it does not answer in time."""
     listed_routes = list_routes()
     assert len(listed_routes) > 60
     statuses = set()
@@ -420,8 +422,10 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: BodyLo
     assert {"commitTransaction", "renameTable", "createNamespace", "addGrant", "undrop"} <= statuses
 
 
-async def test_rights_for_changes_are_checked_before_the_body_of_a_reader(logins: BodyLogins) -> None:
-    """A reader requests changes. The right to read the table is not sufficient: the server does not read the body."""
+async def test_rights_for_changes_are_checked_before_the_body(logins: BodyLogins) -> None:
+    """A reader requests changes. It may only read the table, so the server rejects the request without reading the
+    body.
+    """
     for path in (
         "/v1/namespaces",
         "/v1/namespaces/db/tables",
@@ -437,7 +441,7 @@ async def test_rights_for_changes_are_checked_before_the_body_of_a_reader(logins
                 assert (await wire.answer())[0] == 403
 
 
-async def test_all_slots_are_released_after_the_tests_of_this_file(logins: BodyLogins) -> None:
+async def test_all_slots_are_released_after_the_other_tests(logins: BodyLogins) -> None:
     for path in ("/v1/namespaces/db/tables", TABLE, "/nowhere"):
         for name in ("rita", "nobody"):
             headers = {"Authorization": f"Bearer {logins.secrets[name]}"}
@@ -450,7 +454,7 @@ async def test_all_slots_are_released_after_the_tests_of_this_file(logins: BodyL
 
 
 def _list_instances(kind: type[WorkerLimits]) -> list[WorkerLimits]:
-    return [one for one in gc.get_objects() if isinstance(one, kind)]
+    return [instance for instance in gc.get_objects() if isinstance(instance, kind)]
 
 
 @pytest.mark.parametrize("path", [TABLE, "/nowhere"])
@@ -466,7 +470,7 @@ async def test_flood_of_unknown_clients_fills_neither_the_log_nor_the_audit_log(
 
 
 async def test_bytes_after_a_rejected_request_are_not_read(logins: BodyLogins) -> None:
-    """The operating system's buffers fill; the server reads no more than it must."""
+    """The buffers of the operating system fill, because the server does not read the rest of the body."""
     async with await RawConnection.open(logins.server) as wire:
         await wire.send(build_head("POST", f"{TABLE}/sign", "Content-Length: 1000000000"))
         assert (await wire.answer())[0] == 401

@@ -1,4 +1,4 @@
-"""Tests that the size which a cache accounts for its entries is within a tenth of the memory allocated for them."""
+"""Tests that the size that a cache accounts for its entries is within a tenth of the memory allocated for them."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ from tests.planner.lakes.tables import Table, open_test_planner, to_path
 from tests.server.test_memory_account import build_table_json
 
 Fill = Callable[[], Awaitable[object]]
-"""A function that fills a cache.
+"""A function that fills a cache, and returns an object that keeps the cache alive.
 
-The result lives as long as the cache. The function's inputs exist before the measurement.
+The function's inputs exist before the measurement.
 """
 MIB = 1 << 20
 LAST_READ_BYTES = 16 << 10
-"""Memory to which the thread of the last read may still refer."""
+"""The size of memory to which the thread of the last read may still refer."""
 ATTEMPTS = 3
 CASES: list[tuple[str, Callable[[Path], AbstractAsyncContextManager[Fill]]]] = []
 
 
 def register_case(cache: str) -> Callable[[Callable[[Path], AsyncIterator[Fill]]], None]:
-    def add(make: Callable[[Path], AsyncIterator[Fill]]) -> None:
+    def add_case(make: Callable[[Path], AsyncIterator[Fill]]) -> None:
         CASES.append((cache, asynccontextmanager(make)))
 
-    return add
+    return add_case
 
 
 @register_case("manifest-lists")
@@ -75,13 +75,13 @@ async def open_manifest_lists(folder: Path) -> AsyncIterator[Fill]:
         table.commit(snapshot, manifests * 10)
     async with open_test_planner(folder) as planner:
 
-        async def fill() -> object:
+        async def fill_cache() -> object:
             lists = ManifestLists(planner._blocks, 64 * MIB)
             for snapshot in table.metadata.snapshots:
                 await lists._find(snapshot, str(snapshot.snapshot_id))
             return lists
 
-        yield fill
+        yield fill_cache
 
 
 @register_case("commits")
@@ -92,17 +92,17 @@ async def fill_decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]
     settings = Settings(home=folder / "home", warehouse=folder.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
 
-        async def fill() -> object:
+        async def fill_cache() -> object:
             manifests = Manifests(objects, budget_bytes=256 * MIB, limit_bytes=64 * MIB)
             await manifests.read_blocks(await manifests.read_list(table.metadata.snapshots[0]))
             return manifests
 
-        yield fill
+        yield fill_cache
 
 
 @register_case("commits")
 async def fill_decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[Fill]:
-    """Yield manifests of 200 columns with statistics."""
+    """Yield a function that caches manifests of 200 columns with statistics."""
     by_column = [{"key": column, "value": column} for column in range(1, 201)]
     bounds = [{"key": column, "value": b"%08d" % column} for column in range(1, 201)]
     statistics = {"value_counts": by_column, "null_value_counts": by_column}
@@ -126,12 +126,12 @@ async def fill_decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[F
     settings = Settings(home=folder / "home", warehouse=folder.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
 
-        async def fill() -> object:
+        async def fill_cache() -> object:
             manifests = Manifests(objects, budget_bytes=256 * MIB, limit_bytes=64 * MIB)
             await manifests.read_blocks(await manifests.read_list(table.metadata.snapshots[0]))
             return manifests
 
-        yield fill
+        yield fill_cache
 
 
 @register_case("commits")
@@ -139,7 +139,7 @@ async def fill_written_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]
     settings = Settings(home=folder / "home", warehouse=folder.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
 
-        async def fill() -> object:
+        async def fill_cache() -> object:
             manifests = Manifests(objects, budget_bytes=256 * MIB, limit_bytes=64 * MIB)
             for number in range(20):
                 paths = hash_paths(f"s3://bucket/{number}/{file}.parquet" for file in range(500))
@@ -148,11 +148,12 @@ async def fill_written_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]
                 )
             return manifests
 
-        yield fill
+        yield fill_cache
 
 
 @register_case("delete-files")
-async def delete_files(folder: Path) -> AsyncIterator[Fill]:
+async def open_delete_files(folder: Path) -> AsyncIterator[Fill]:
+    """Yield a function that fills a new cache with decoded position delete files."""
     paths = [f"{folder.as_uri()}/data/{number:06d}.parquet" for number in range(100)]
     rows = pa.table({"file_path": pa.array(paths * 50).sort(), "pos": pa.array([*range(50)] * 100, pa.int64())})
     files = []
@@ -164,16 +165,17 @@ async def delete_files(folder: Path) -> AsyncIterator[Fill]:
     settings = Settings(home=folder / "home", warehouse=folder.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
 
-        async def fill() -> object:
+        async def fill_cache() -> object:
             reader = DeleteFiles(objects, 64 * MIB)
             for file in files:
                 await reader._decode_content(file, ())
             return reader
 
-        yield fill
+        yield fill_cache
 
 
 def write_index_files(folder: Path, kind: str, files: int, keys: int) -> list[RegisteredIndexFile]:
+    """Write six index files of `files` data files with `keys` random keys each, and return their registrations."""
     metadata = decode_table(build_table_json(5, 1), "t")
     metadata = msgspec.structs.replace(metadata, properties={"seamark.index.i": f"{kind}(column_1)"})
     (definition,) = read_definitions(metadata).enabled
@@ -187,7 +189,7 @@ def write_index_files(folder: Path, kind: str, files: int, keys: int) -> list[Re
                 (DataFile(path, 1000 + file, keys), build_part(definition, [convert_to_keys(pa.array(values), "long")]))
             )
         parts = encode_index_file(
-            metadata.table_uuid, definition, [one for one, _ in entries], [index for _, index in entries]
+            metadata.table_uuid, definition, [data_file for data_file, _ in entries], [index for _, index in entries]
         )
         index_path = folder / f"{kind}-{number}.puffin"
         index_path.write_bytes(b"".join(parts))
@@ -209,6 +211,8 @@ def write_index_files(folder: Path, kind: str, files: int, keys: int) -> list[Re
 
 
 def fill_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[Path], AsyncIterator[Fill]]:
+    """Return an opener that yields a function that fills the cache of local or remote indexes."""
+
     async def make(folder: Path) -> AsyncIterator[Fill]:
         encoded_files = write_index_files(folder, kind, files, keys)
         settings = Settings(home=folder / "home", warehouse=folder.as_uri(), index_disk_bytes=0)
@@ -219,14 +223,14 @@ def fill_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[P
         ):
             batches = iter((encoded_files[:1], encoded_files[1:]))
 
-            async def fill() -> object:
+            async def fill_cache() -> object:
                 opened_indexes = [
                     await (indexes.open_remote if remote else indexes.open)(file) for file in next(batches)
                 ]
                 assert all(opened_indexes)
                 return None
 
-            yield fill
+            yield fill_cache
 
     make.__name__ = f"{kind}_remote_indexes" if remote else f"{kind}_index_files"
     return make
@@ -244,13 +248,13 @@ async def open_index_headers(folder: Path) -> AsyncIterator[Fill]:
     settings = Settings(home=folder / "home", warehouse=folder.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
 
-        async def fill() -> object:
+        async def fill_cache() -> object:
             reader = IndexReader(objects)
             for file in files:
                 await reader.describe(file.location, file.size_bytes)
             return reader
 
-        yield fill
+        yield fill_cache
 
 
 class _IndexListing:
@@ -281,21 +285,22 @@ class _Entry(msgspec.Struct):
 
 @register_case("index-registry")
 async def open_index_registry(folder: Path) -> AsyncIterator[Fill]:
-    async def fill() -> object:
+    async def fill_cache() -> object:
         registry: Any = Registry(_IndexListing(), SimulatedClock(seed=1))  # type: ignore[arg-type]
         for number in range(5):
             await registry.load_files(_Entry(f"uuid-{number}", 1))
         return registry
 
-    yield fill
+    yield fill_cache
 
 
 @register_case("gateway-records")
 async def open_gateway_records(folder: Path) -> AsyncIterator[Fill]:
+    """Yield a function that fills a new cache with 1,000 object records of the gateway."""
     versions = WriteVersions(folder / "versions", SystemClock())
     with ThreadPoolExecutor(1) as executor:
 
-        async def fill() -> object:
+        async def fill_cache() -> object:
             records = Records(64 * MIB, 64 * MIB, None, versions, SystemClock(), executor, recheck_s=60)
             for number in range(1000):
                 headers = {
@@ -311,7 +316,7 @@ async def open_gateway_records(folder: Path) -> AsyncIterator[Fill]:
                 records.keep(record, "tenant")
             return records
 
-        yield fill
+        yield fill_cache
     versions.close()
 
 
@@ -319,7 +324,7 @@ async def open_gateway_records(folder: Path) -> AsyncIterator[Fill]:
 async def open_gateway_blocks(folder: Path) -> AsyncIterator[Fill]:
     with ThreadPoolExecutor(1) as executor:
 
-        async def fill() -> object:
+        async def fill_cache() -> object:
             memory: AdmittingCache[str, memoryview] = AdmittingCache(
                 64 * MIB, FrequencySketch(1000), name="gateway-blocks"
             )
@@ -329,22 +334,22 @@ async def open_gateway_blocks(folder: Path) -> AsyncIterator[Fill]:
                 blocks.keep_in_memory(f"{number:032d}", number, block, Owner("tenant", False))
             return blocks
 
-        yield fill
+        yield fill_cache
 
 
 @register_case("partition-prefixes")
-async def partition_prefixes(folder: Path) -> AsyncIterator[Fill]:
+async def open_partition_prefixes(folder: Path) -> AsyncIterator[Fill]:
     table = Table(folder / "t")
     table.commit(1, [table.write_manifest("m", [1])])
     metadata = table.metadata
 
-    async def fill() -> object:
+    async def fill_cache() -> object:
         cache = PrefixCache(64 * MIB)
         for number in range(500):
             parse_prefix(f"day={1000 + number}", metadata, cache)
         return cache
 
-    yield fill
+    yield fill_cache
 
 
 @pytest.mark.few_cases(1)
@@ -357,7 +362,9 @@ async def partition_prefixes(folder: Path) -> AsyncIterator[Fill]:
 async def test_cache_accounts_the_memory_of_its_entries(
     cache: str, make: Callable[[Path], AbstractAsyncContextManager[Fill]], tmp_path: Path
 ) -> None:
-    for attempt in range(ATTEMPTS):  # The measurement includes allocations of other threads of the process.
+    for attempt in range(
+        ATTEMPTS
+    ):  # A measurement is repeated, because it includes allocations of other threads of the process.
         folder = tmp_path / str(attempt)
         folder.mkdir()
         charged, held_bytes = await _measure_charged_and_held(cache, make(folder))
@@ -367,14 +374,15 @@ async def test_cache_accounts_the_memory_of_its_entries(
 
 
 async def _measure_charged_and_held(cache: str, filled_cache: AbstractAsyncContextManager[Fill]) -> tuple[int, int]:
-    async with filled_cache as fill:
-        cached_values = await fill()  # This imports modules and creates objects that all entries share.
+    """Return the bytes that the cache accounts for, and the bytes that it allocates, for equal contents."""
+    async with filled_cache as fill_cache:
+        cached_values = await fill_cache()  # The first call imports modules and creates objects that all entries share.
         del cached_values
         gc.collect()
         charged = measure_named_caches().get(cache, 0)
         tracemalloc.start()
         try:
-            cached_values = await fill()
+            cached_values = await fill_cache()
             gc.collect()
             held_bytes = tracemalloc.get_traced_memory()[0]
         finally:

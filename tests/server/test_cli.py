@@ -22,13 +22,13 @@ from tests.services.seamark import Seamark
 
 
 def run_command(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """Run the command, and return (exit code, everything printed)."""
+    """Run the command. Return (exit code, all output)."""
     result = CliRunner().invoke(cli, arguments, env=env, prog_name="seamark")
     assert not isinstance(result.exception, Exception) or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
 
 
-def test_help_names_the_commands_and_shows_how_to_begin() -> None:
+def test_help_lists_the_commands_and_shows_how_to_start() -> None:
     code, text = run_command("--help")
     assert code == 0
     assert "seamark serve --home" in text
@@ -50,7 +50,7 @@ def test_help_shows_no_secret_default_and_no_environment_value() -> None:
     assert "hunter2" not in text
 
 
-def test_version_equals_that_of_the_distribution() -> None:
+def test_printed_version_equals_the_version_of_the_distribution() -> None:
     code, text = run_command("version")
     assert code == 0
     match = re.fullmatch(r"seamark (\d+\.\d+\.\d+) \(Python (3\.\d+\S*)\)\n", text)
@@ -121,7 +121,9 @@ def test_port_0_prints_the_chosen_port(tmp_path: Path) -> None:
     assert not (tmp_path / "server.json").exists()
 
 
-def test_flag_variable_and_file_reach_the_server(start_seamark: Callable[..., Seamark], tmp_path: Path) -> None:
+def test_settings_of_flags_variables_and_files_reach_the_server(
+    start_seamark: Callable[..., Seamark], tmp_path: Path
+) -> None:
     config = tmp_path / "seamark.toml"
     port = free_port()
     config.write_text("page_limit = 7\nrequests_limit = 7\nlog_level = 'info'\n")
@@ -157,9 +159,7 @@ TEXTS = ("completion", "connect", "sql", "version")
 
 
 def test_every_command_can_print_json() -> None:
-    """This includes commands that list and commands that change, but not those that run until they are
-    stopped, or print text.
-    """
+    """Commands that run until they are stopped, and commands that print text, are excluded."""
     for path, command in list_commands("", cli):
         if not path.startswith(tuple(f" {name}" for name in (*ENDLESS, *TEXTS))):
             assert any("--json" in option.opts for option in command.params), path
@@ -173,7 +173,7 @@ def test_every_command_that_lists_or_shows_can_print_json() -> None:
 
 
 def list_commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
-    """Yield all commands below a group that are not groups, with their words."""
+    """Yield all commands below a group that are not groups, each with its words, such as `index build`."""
     for name, subcommand in list_subcommands(command).items():
         if isinstance(subcommand, click.Group):
             yield from list_commands(f"{path} {name}", subcommand)

@@ -1,4 +1,4 @@
-"""Tests of connections of unknown clients: silence, partial headers, floods, and data that is not HTTP."""
+"""Tests of connections from unknown clients: silent connections, partial headers, floods, and data that is not HTTP."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class RawConnection:
-    """A connection that sends raw bytes."""
+    """A connection on which a test sends raw bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -58,7 +58,7 @@ class RawConnection:
             return b""
 
     async def answer(self) -> tuple[int, bytes]:
-        """Read one answer with a Content-Length, and return (status, body)."""
+        """Read one answer with a Content-Length. Return (status, body)."""
         async with asyncio.timeout(60):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
             length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
@@ -82,7 +82,7 @@ def parse_error(raw: bytes) -> dict[str, Any]:
 
 @contextmanager
 def capture_all_logs(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
-    """Yield the text of everything that structlog and `logging` log while the block runs."""
+    """Yield a list that has the text of all log messages of structlog and `logging` after the block."""
     lines: list[str] = []
     with structlog.testing.capture_logs() as events:
         yield lines
@@ -128,7 +128,7 @@ async def test_idle_connection_is_closed_after_its_time(tmp_path: Path) -> None:
         assert await wire.read_rest() == b""
 
 
-async def test_silent_connections_are_closed_in_favour_of_active_ones(tmp_path: Path) -> None:
+async def test_silent_connections_are_closed_to_accept_active_connections(tmp_path: Path) -> None:
     async with run_server(tmp_path, connections_limit=8) as server, AsyncExitStack() as stack:
         old_connection = await stack.enter_async_context(await RawConnection.open(server))
         assert await old_connection.is_healthy()
@@ -144,8 +144,8 @@ async def test_address_has_a_connection_limit_and_its_idle_connections_are_close
         run_server(tmp_path, connections_limit=100, connections_per_address=3) as server,
         AsyncExitStack() as stack,
     ):
-        other = await stack.enter_async_context(await RawConnection.open(server, "127.0.0.2"))
-        assert await other.is_healthy()
+        other_connection = await stack.enter_async_context(await RawConnection.open(server, "127.0.0.2"))
+        assert await other_connection.is_healthy()
         wires = [await stack.enter_async_context(await RawConnection.open(server)) for _ in range(3)]
         for wire in wires:
             assert await wire.is_healthy()
@@ -153,10 +153,10 @@ async def test_address_has_a_connection_limit_and_its_idle_connections_are_close
         assert await fourth.is_healthy()
         assert await wires[0].read_rest() == b""
         assert await wires[2].is_healthy()
-        assert await other.is_healthy()
+        assert await other_connection.is_healthy()
 
 
-async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> None:
+async def test_accepting_a_connection_does_not_scan_all_idle_connections() -> None:
     limits = ConnectionLimits(
         connections=10_000, per_address=5_000, header_bytes=1 << 20, header_timeout_s=10, send_timeout_s=60
     )
@@ -173,34 +173,38 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
         connection._waiter, connection._next_keepalive_close_time = (
             loop.create_future(),
             float(number),
-        )  # It has been idle since then.
+        )  # The connection has been idle since this time.
         return connection
 
-    all_of_them = [connect(number) for number in range(5_000)]
-    all_of_them[1]._next_keepalive_close_time = 5_000.5  # It has sent another request.
-    look_count = 0
+    connections = [connect(number) for number in range(5_000)]
+    connections[1]._next_keepalive_close_time = 5_000.5  # This connection has sent another request.
+    read_count = 0
 
-    def count_looks(connection: Connection) -> float | None:
-        nonlocal look_count
-        look_count += 1
+    def count_reads(connection: Connection) -> float | None:
+        nonlocal read_count
+        read_count += 1
         return idle_since(connection)
 
     idle_since = vars(Connection)["idle_since"].fget
     assert idle_since is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Connection, "idle_since", property(count_looks))
-        all_of_them += [connect(6_000 + number) for number in range(600)]
-    assert look_count < 5_000 * 4
-    is_open = [open_connection in guard._open for open_connection in all_of_them]
-    assert is_open[:602] == [False, True, *[False] * 599, True], "those that were idle for longest have gone"
+        patch.setattr(Connection, "idle_since", property(count_reads))
+        connections += [connect(6_000 + number) for number in range(600)]
+    assert read_count < 5_000 * 4
+    is_open = [open_connection in guard._open for open_connection in connections]
+    assert is_open[:602] == [False, True, *[False] * 599, True], (
+        "the connections that were idle for longest must be closed"
+    )
     assert all(is_open[602:])
     guard.check_invariants()
-    for open_connection in all_of_them:  # Other tests count the existing connections.
+    for (
+        open_connection
+    ) in connections:  # The connections are closed, because other tests count the existing connections.
         guard.release(open_connection)
     await runner.cleanup()
 
 
-async def test_running_requests_are_never_cut_off_for_new_connections(tmp_path: Path) -> None:
+async def test_running_requests_are_never_ended_for_new_connections(tmp_path: Path) -> None:
     watch = b"GET /api/v1/timeline?since=latest&wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with (
         run_server(tmp_path, connections_limit=2, connections_per_address=2) as server,
@@ -217,18 +221,18 @@ async def test_running_requests_are_never_cut_off_for_new_connections(tmp_path: 
             for _ in range(20):
                 await (await stack.enter_async_context(await RawConnection.open(server))).read_rest()
         log_events = [event for event in events if event["event"] == "an address has too many connections"]
-        assert len(log_events) == 1, "once, not per connection"
+        assert len(log_events) == 1, "the event must be logged once, and not for each connection"
         server.components.timeline.drain()
         for wire in wires:
             assert (await wire.answer())[0] == 200
 
 
 async def test_body_that_arrives_while_its_request_starts_is_not_read_as_a_header() -> None:
-    """aiohttp starts a task for each request from its queue; bytes may arrive before the task begins."""
+    """aiohttp starts a task for each request from its queue, so bytes may arrive before the task begins."""
 
     async def answer_slowly(request: web.Request) -> web.Response:
         body = await request.read()
-        await asyncio.sleep(2.5)  # Longer than the time limit of a header
+        await asyncio.sleep(2.5)  # This is longer than the time limit of a header.
         return web.Response(body=body)
 
     app = web.Application()
@@ -238,14 +242,14 @@ async def test_body_that_arrives_while_its_request_starts_is_not_read_as_a_heade
     await runner.setup()
     guard = runner.server
     assert isinstance(guard, Connections)
-    make = guard.request_factory
+    make_request = guard.request_factory
 
-    def take(*arguments: Any) -> Any:
-        request = make(*arguments)
+    def make_and_record(*arguments: Any) -> Any:
+        request = make_request(*arguments)
         arguments[2].data_received(bytes(2000))
         return request
 
-    guard.request_factory = take
+    guard.request_factory = make_and_record
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
@@ -310,7 +314,7 @@ async def test_empty_and_mixed_case_expect_headers_are_answered(tmp_path: Path, 
         if value:
             assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         assert (await wire.answer())[0] == 200
-        assert await wire.is_healthy()  # On the same connection
+        assert await wire.is_healthy()  # The same connection stays usable.
 
 
 async def test_requests_that_are_not_http_are_counted(tmp_path: Path) -> None:
@@ -321,26 +325,26 @@ async def test_requests_that_are_not_http_are_counted(tmp_path: Path) -> None:
 
 
 def test_limit_on_open_files_is_raised_to_the_allowed_maximum() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits_before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], 512), before[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits_before[0], 512), limits_before[1]))
         raise_descriptor_limit()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limits_before[1], limits_before[1])
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits_before)
 
 
 def test_connection_limit_leaves_file_descriptors_for_other_uses() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits_before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits_before[1]))
         with structlog.testing.capture_logs() as events:
             limits = make_connection_limits(Settings())
         assert 4 <= limits.connections <= 100
         assert limits.per_address == limits.connections // 2
         assert any("ulimit" in event["event"] for event in events)
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits_before)
 
 
 async def test_connection_accepted_before_shutdown_is_closed() -> None:
@@ -362,7 +366,7 @@ async def test_connection_accepted_before_shutdown_is_closed() -> None:
 
 
 def _find_connections() -> Connections:
-    """Return the connections of this test's server; servers of earlier tests may not be collected yet."""
+    """Return the connections of this test's server. Servers of earlier tests may not be collected as garbage yet."""
     loop = asyncio.get_running_loop()
-    (connections,) = (one for one in gc.get_objects() if isinstance(one, Connections) and one._loop is loop)
+    (connections,) = (item for item in gc.get_objects() if isinstance(item, Connections) and item._loop is loop)
     return connections

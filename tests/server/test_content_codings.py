@@ -47,7 +47,7 @@ PACKERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "zlib": ("deflate", zlib.compress),
     "raw deflate": ("deflate", deflate),
 }
-PACKER_CASES = [pytest.param(*one, id=name) for name, one in PACKERS.items()]
+PACKER_CASES = [pytest.param(*packer, id=name) for name, packer in PACKERS.items()]
 
 
 @pytest.mark.parametrize(("coding", "pack"), PACKER_CASES)
@@ -64,7 +64,7 @@ def test_compressed_body_is_read_in_pieces_of_any_size(
 
 @given(members=st.lists(st.binary(max_size=50), min_size=1, max_size=20), pieces=st.integers(1, 200))
 def test_gzip_members_form_one_body(members: list[bytes], pieces: int) -> None:
-    packed_body = b"".join(gzip.compress(one) for one in members)
+    packed_body = b"".join(gzip.compress(member) for member in members)
     assert inflate_pieces("gzip", packed_body, pieces=pieces, step=7) == b"".join(members)
 
 
@@ -98,13 +98,15 @@ def test_flipped_byte_is_rejected_or_changes_nothing(coding: str) -> None:
         damaged_bytes = bytearray(packed)
         damaged_bytes[offset] ^= 0x55
         try:
-            assert inflate_pieces(coding, bytes(damaged_bytes)) == data  # An example is the time in gzip's header.
+            assert (
+                inflate_pieces(coding, bytes(damaged_bytes)) == data
+            )  # For example, the time in gzip's header does not affect the data.
         except BadRequest:
             refused_count += 1
     assert refused_count > 0.9 * len(data)
 
 
-def test_decompression_bomb_is_rejected_at_the_ratio_limit_and_not_at_its_end() -> None:
+def test_decompression_bomb_is_rejected_at_the_ratio_limit() -> None:
     bomb, unpacked = gzip.compress(b" " * (64 << 20)), 0
     inflater = Inflater("gzip")
     inflater.feed(bomb)
@@ -134,7 +136,7 @@ def test_small_bodies_may_have_any_ratio() -> None:
         (["identity", "gzip", ""], "gzip"),
     ],
 )
-def test_list_of_codings_is_read(values: list[str], coding: str) -> None:
+def test_content_encoding_header_is_parsed(values: list[str], coding: str) -> None:
     assert parse_content_encoding(values) == coding
 
 
@@ -181,7 +183,7 @@ async def test_compressed_bodies_are_read_or_rejected_in_the_standards_form(
             assert json.loads(answer)["error"]["type"] == KINDS_OF_REFUSALS[status]
 
 
-async def test_error_of_an_unsupported_coding_lists_the_supported_ones(tmp_path: Path) -> None:
+async def test_error_of_an_unsupported_coding_lists_the_supported_codings(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         headers = {"Content-Encoding": "br"}
         async with server.http.post(server.url + "/v1/namespaces", data=NAMESPACE, headers=headers) as answer:

@@ -34,8 +34,8 @@ from tests.services.seamark import Seamark
 URL = "http://127.0.0.1:8181"
 
 
-def examine(*arguments: str) -> tuple[int, dict[str, dict[str, object]]]:
-    """Run the doctor, and return the exit code and the findings by subject."""
+def run_doctor(*arguments: str) -> tuple[int, dict[str, dict[str, object]]]:
+    """Run `seamark doctor`. Return the exit code, and the findings by subject."""
     result = CliRunner().invoke(cli, ["doctor", "--json", *arguments], prog_name="seamark")
     return result.exit_code, {str(finding["subject"]): finding for finding in json.loads(result.output)}
 
@@ -46,14 +46,14 @@ def list_faults(findings: list[CheckResult]) -> list[str]:
 
 def test_doctor_finds_a_stopped_server_and_says_how_to_start_it(tmp_path: Path) -> None:
     with Seamark(tmp_path / "home") as server:
-        code, actual = examine("--home", str(server.home))
+        code, actual = run_doctor("--home", str(server.home))
         assert code == 0
         assert actual["server"]["text"] == f"{server.base_url} is ready"
-    code, actual = examine("--url", f"http://127.0.0.1:{free_port()}")
+    code, actual = run_doctor("--url", f"http://127.0.0.1:{free_port()}")
     assert code == 1
     assert "does not answer" in str(actual["server"]["text"])
     assert "seamark serve" in str(actual["server"]["fix"])
-    code, actual = examine("--home", str(tmp_path / "none"))
+    code, actual = run_doctor("--home", str(tmp_path / "none"))
     assert code == 1
     assert "No server runs" in str(actual["server"]["text"])
 
@@ -64,10 +64,10 @@ def test_missing_token_is_a_fault(tmp_path: Path) -> None:
     )
     assert token_result.exit_code == 0, token_result.output
     with Seamark(tmp_path / "home", env={"SEAMARK_AUTH": "token"}) as server:
-        code, actual = examine("--home", str(server.home))
+        code, actual = run_doctor("--home", str(server.home))
         assert code == 1
         assert actual["token"]["text"] == "the server requires one"
-        code, actual = examine("--home", str(server.home), "--token", "sea_wrong")
+        code, actual = run_doctor("--home", str(server.home), "--token", "sea_wrong")
         assert actual["token"]["text"] == "the server refuses it"
 
 
@@ -81,7 +81,7 @@ def test_server_that_is_not_seamark_is_a_fault(tmp_path: Path, monkeypatch: pyte
     assert findings[0].is_fault
 
 
-def test_printed_configurations_have_no_fault(tmp_path: Path) -> None:
+def test_doctor_finds_no_fault_in_printed_configurations(tmp_path: Path) -> None:
     spark, trino = tmp_path / "spark-defaults.conf", tmp_path / "sea.properties"
     lines = [f"{key}  {value}" for key, value in build_catalog_conf("sea", URL).items()]
     extensions = "spark.sql.extensions org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
@@ -118,7 +118,7 @@ def test_printed_configurations_trust_a_private_authority() -> None:
 )
 def test_faulty_trino_catalog_gets_its_fix(tmp_path: Path, text: str, fix: str) -> None:
     (tmp_path / "sea.properties").write_text(text)
-    assert any(fix in each for each in list_faults(list(check_trino(tmp_path / "sea.properties", URL))))
+    assert any(fix in fault for fault in list_faults(list(check_trino(tmp_path / "sea.properties", URL))))
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,14 @@ def test_faulty_trino_catalog_gets_its_fix(tmp_path: Path, text: str, fix: str) 
 )
 def test_faulty_spark_catalog_gets_its_fix(key: str, value: str, fix: str) -> None:
     conf = build_catalog_conf("sea", URL) | {f"spark.sql.catalog.sea.{key}": value}
-    assert any(fix in each for each in list_faults(list(check_spark("a", SparkSetup(conf), URL))))
+    assert any(fix in fault for fault in list_faults(list(check_spark("a", SparkSetup(conf), URL))))
 
 
 def test_file_that_is_not_a_properties_file_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00" * 100)
     (tmp_path / "large").write_text("x" * 2_000_000)
     for name in ("binary", "large"):
-        code, actual = examine("--url", "http://127.0.0.1:1", "--trino", str(tmp_path / name))
+        code, actual = run_doctor("--url", "http://127.0.0.1:1", "--trino", str(tmp_path / name))
         assert code == 1
         assert "cannot be read" in str(actual[str(tmp_path / name)]["text"])
 
@@ -166,15 +166,17 @@ def test_running_spark_is_checked_by_its_web_interface() -> None:
     conf = build_catalog_conf("sea", f"{URL}/v1") | {"spark.app.name": "x"}
     jars = [["/jars/iceberg-spark-runtime-3.5_2.12-1.12.0.jar", "System Classpath"]]
     with serve_spark_ui(conf, "4.1.1", jars) as url:
-        code, actual = examine("--url", URL, "--spark", url)
+        code, actual = run_doctor("--url", URL, "--spark", url)
     assert code == 1
     texts = [finding.text for finding in check_spark("a", SparkSetup(conf, "4.1.1", (jars[0][0],)), URL)]
     assert "Spark has the version 4.1, and Iceberg's jar is for Spark 3.5" in texts
     assert str(actual[f"Spark, {url}, catalog sea"]["text"]) in texts
     with serve_spark_ui({}, "4.1.1", []) as url:
-        code, actual = examine("--url", URL, "--spark", url)
+        code, actual = run_doctor("--url", URL, "--spark", url)
     assert code == 1
-    assert actual[f"Spark, {url}"]["text"] == "MERGE INTO, CALL and branches are not enabled", "the last of three"
+    assert actual[f"Spark, {url}"]["text"] == "MERGE INTO, CALL and branches are not enabled", (
+        "the third finding of this subject replaces the others"
+    )
 
 
 def test_address_or_file_that_is_not_spark_is_reported(tmp_path: Path) -> None:
@@ -182,18 +184,18 @@ def test_address_or_file_that_is_not_spark_is_reported(tmp_path: Path) -> None:
         (f"http://127.0.0.1:{free_port()}", "does not answer"),
         (str(tmp_path / "nosuch.conf"), "No such file"),
     ):
-        code, actual = examine("--url", URL, "--spark", spark)
+        code, actual = run_doctor("--url", URL, "--spark", spark)
         assert code == 1
         assert reason in str(actual[spark]["text"])
     with serve_spark_ui({}, "4.1.1", [], answer=b"[]") as url:
-        assert "web interface" in str(examine("--url", URL, "--spark", url)[1][url]["text"])
+        assert "web interface" in str(run_doctor("--url", URL, "--spark", url)[1][url]["text"])
 
 
 @contextmanager
 def serve_spark_ui(
     conf: dict[str, str], version: str, jars: list[list[str]], answer: bytes | None = None
 ) -> Iterator[str]:
-    """Serve those parts of Spark's REST API that the doctor reads."""
+    """Serve the parts of Spark's REST API that the doctor reads."""
     application = {"id": "local-1", "name": "x", "attempts": [{"appSparkVersion": version}]}
     environment = {"sparkProperties": [list(pair) for pair in conf.items()], "classpathEntries": jars}
 
@@ -217,18 +219,18 @@ def serve_spark_ui(
             thread.join()
 
 
-def test_warehouse_check_writes_and_leaves_no_change(tmp_path: Path) -> None:
+def test_warehouse_check_leaves_no_files(tmp_path: Path) -> None:
     home, warehouse = tmp_path / "home", tmp_path / "warehouse"
-    _, actual = examine("--home", str(home), "--warehouse", f"file://{warehouse}")
+    _, actual = run_doctor("--home", str(home), "--warehouse", f"file://{warehouse}")
     assert actual["warehouse"]["text"] == f"file://{warehouse} does not exist; the server creates it"
     assert not warehouse.exists()
     warehouse.mkdir()
-    _, actual = examine("--home", str(home), "--warehouse", f"file://{warehouse}")
+    _, actual = run_doctor("--home", str(home), "--warehouse", f"file://{warehouse}")
     assert actual["warehouse"]["text"] == f"file://{warehouse} can be written and read"
     assert list(warehouse.iterdir()) == []
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        code, actual = examine("--home", str(home), "--warehouse", f"file://{place}")
+        code, actual = run_doctor("--home", str(home), "--warehouse", f"file://{place}")
         assert code == 1
         assert actual["warehouse"]["is_fault"]
 
@@ -238,7 +240,7 @@ def test_unreachable_s3_store_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SEAMARK_S3_SECRET_ACCESS_KEY", "b")
     monkeypatch.setenv("SEAMARK_STORAGE_TIMEOUT_S", "1")
     endpoint = f"http://127.0.0.1:{free_port()}"
-    code, actual = examine("--home", str(tmp_path), "--warehouse", "s3://lake/warehouse", "--s3-endpoint", endpoint)
+    code, actual = run_doctor("--home", str(tmp_path), "--warehouse", "s3://lake/warehouse", "--s3-endpoint", endpoint)
     assert code == 1
     assert "--s3-endpoint" in str(actual["warehouse"]["fix"])
 
@@ -247,22 +249,22 @@ def test_doctor_names_the_java_of_each_engine(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(java, "_JVMS", tmp_path)
     monkeypatch.delenv("JAVA25", raising=False)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
-    actual = {one.subject: one for one in java.check_java()}
+    actual = {finding.subject: finding for finding in java.check_java()}
     assert actual["Java for Spark"].is_fault
     assert "JAVA_HOME" in actual["Java for Spark"].fix
     assert not actual["Java for Trino"].is_fault
     assert "JAVA25" in actual["Java for Trino"].fix
     monkeypatch.setenv("JAVA25", str(tmp_path / "none"))
-    assert {one.subject: one for one in java.check_java()}["Java for Trino"].is_fault
+    assert {finding.subject: finding for finding in java.check_java()}["Java for Trino"].is_fault
     monkeypatch.delenv("JAVA25")
     (tmp_path / "jdk-25").mkdir()
     (tmp_path / "jdk-25" / "release").write_text('JAVA_VERSION="25.0.1"\n')
-    assert "version 25" in {one.subject: one for one in java.check_java()}["Java for Trino"].text
+    assert "version 25" in {finding.subject: finding for finding in java.check_java()}["Java for Trino"].text
 
 
 @pytest.mark.slow
 def test_missing_compiler_is_reported_before_the_kernels_are_translated(tmp_path: Path) -> None:
-    """setup.py and the doctor report it in one sentence with the same command."""
+    """setup.py and the doctor report it in one sentence, with the same command."""
     setup = Path(__file__).parents[2] / "setup.py"
     environment = {"PATH": str(tmp_path), "CC": "no-such-compiler"}
     completed = subprocess.run(

@@ -1,4 +1,4 @@
-"""Tests of errors as clients see them: always the ErrorModel with a request id, and no internal details."""
+"""Tests of the errors that clients receive: always an ErrorModel with a request id, and no internal details."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_compressed_body_is_measured_after_decompression(server: RunningSe
         assert answer.status == 413
 
 
-async def test_no_broken_path_causes_a_server_error(server: RunningServer) -> None:
+async def test_malformed_paths_cause_no_server_error(server: RunningServer) -> None:
     cases: list[str] = [
         "/v1/namespaces/%",
         "/v1/namespaces/%zz",
@@ -121,7 +121,7 @@ async def test_no_broken_path_causes_a_server_error(server: RunningServer) -> No
                     check_model(await answer.json(), answer.status)
 
 
-async def test_no_broken_bytes_cause_a_server_error(server: RunningServer) -> None:
+async def test_malformed_requests_cause_no_server_error(server: RunningServer) -> None:
     url = URL(server.url)
     cases: list[bytes] = [
         b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: y\r\n\r\n",
@@ -180,30 +180,30 @@ async def test_bug_is_a_500_that_contains_only_the_request_id(
 
 async def test_requests_over_the_limit_are_rejected_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_server(tmp_path, requests_limit=2) as server:
-        go, begun = asyncio.Event(), 0
+        may_finish, started_count = asyncio.Event(), 0
 
         async def raise_not_found(*_: object) -> Any:
-            nonlocal begun
-            begun += 1
-            await go.wait()
+            nonlocal started_count
+            started_count += 1
+            await may_finish.wait()
             raise web.HTTPNotFound
 
         monkeypatch.setattr(server.components.catalog.dropped, "_context", None)
         monkeypatch.setattr(type(server.components.catalog.dropped), "list", raise_not_found)
         held_tasks = [asyncio.create_task(server.get("/api/v1/dropped")) for _ in range(2)]
-        await until(lambda: begun == 2)
+        await until(lambda: started_count == 2)
         async with server.http.get(f"{server.url}/api/v1/dropped") as answer:
             assert answer.status == 503
             assert int(answer.headers["Retry-After"]) >= 1
             assert check_model(await answer.json(), 503) == "ServiceUnavailableException"
         status, _ = await server.get("/healthz")
-        assert status == 200  # Health probes are answered although the limit is reached.
-        go.set()
+        assert status == 200  # The server answers health probes even if the limit is reached.
+        may_finish.set()
         assert [status for status, _ in await asyncio.gather(*held_tasks)] == [404, 404]
 
 
 def list_all_errors(base: type[SeamarkError] = SeamarkError) -> list[type[SeamarkError]]:
-    return [base, *(found for child in base.__subclasses__() for found in list_all_errors(child))]
+    return [base, *(error for child in base.__subclasses__() for error in list_all_errors(child))]
 
 
 @pytest.mark.parametrize("kind", list_all_errors())

@@ -1,4 +1,4 @@
-"""Tests that a server with a low limit on open files continues during a flood of connections, and reports it."""
+"""Tests that a server with a low limit on open files keeps running during a flood of connections, and logs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILES = 64
 
 
 @pytest.mark.slow
-async def test_server_with_64_files_answers_connected_clients_and_logs_a_line(tmp_path: Path) -> None:
+async def test_server_with_64_open_files_answers_connected_clients_and_logs_a_line(tmp_path: Path) -> None:
     port = free_port()
     command = [
         str(Path(sys.executable).parent / "seamark"),
@@ -38,12 +38,12 @@ async def test_server_with_64_files_answers_connected_clients_and_logs_a_line(tm
             while not await asyncio.to_thread(is_http_ok, f"http://127.0.0.1:{port}/readyz"):
                 await asyncio.sleep(0.2)
         async with AsyncExitStack() as stack:
-            good = await _open(stack, port)
+            good = await open_connection(stack, port)
             assert await _get_status(good, b"/v1/config") == 200
             for _ in range(300):
-                await _open(stack, port)
+                await open_connection(stack, port)
             assert await _get_status(good, b"/v1/config") == 200
-            assert await _get_status(await _open(stack, port), b"/readyz") == 200
+            assert await _get_status(await open_connection(stack, port), b"/readyz") == 200
         await asyncio.sleep(0.1)  # The transports need time to close.
     finally:
         process.terminate()
@@ -55,7 +55,7 @@ async def test_server_with_64_files_answers_connected_clients_and_logs_a_line(tm
     assert "Traceback" not in log_text
 
 
-async def _open(stack: AsyncExitStack, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def open_connection(stack: AsyncExitStack, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     stack.callback(lambda: writer.transport.abort())
     return reader, writer

@@ -1,4 +1,4 @@
-"""Tests of logins in the middleware: who gets access, and what is recorded."""
+"""Tests of logins in the middleware: which users get access, and what is recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.server.rig import RunningServer, build_settings, run_server
 
 @pytest.fixture
 async def secrets(tmp_path: Path) -> dict[str, str]:
-    """Return secrets by name: of an admin of the catalog, a reader of `db`, and a user without any grant."""
+    """Return token secrets by name: of an admin of the catalog, a reader of `db`, and a user without any grant."""
     clock = SystemClock()
     async with open_store(build_settings(tmp_path).make_database_url(), clock=clock) as store:
         await store.transact([CreateNamespace(path=("db",), properties={})])
@@ -46,7 +46,9 @@ async def test_probes_and_the_openapi_document_need_no_login(server: RunningServ
     assert status == 200
 
 
-async def test_all_other_routes_need_a_login(server: RunningServer, secrets: dict[str, str]) -> None:
+async def test_all_routes_except_probes_and_the_openapi_document_need_a_login(
+    server: RunningServer, secrets: dict[str, str]
+) -> None:
     cases: list[str] = ["/v1/config", "/v1/namespaces", "/api/v1/timeline", "/api/v1/dropped", "/metrics", "/x"]
     for path in cases:
         for headers in ({}, build_bearer_header("smk_wrong"), {"Authorization": "Basic eDp5"}):
@@ -117,4 +119,4 @@ async def test_foreign_web_page_cannot_use_a_server_without_logins(tmp_path: Pat
 async def test_server_that_requires_tokens_does_not_start_without_any(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="seamark token create"):
         async with run_server(tmp_path, auth="token"):
-            raise AssertionError("started")
+            raise AssertionError("the server started without a token")

@@ -1,5 +1,5 @@
-"""Tests of the caches in /metrics: each is listed by name, within a tenth of the memory that the process uses
-for it.
+"""Tests of the caches in /metrics. Each cache is listed by name, with a size within a tenth of the memory
+that it uses.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.catalog.documents import estimate_memory
 from tests.api.client import Api
 from tests.server.rig import run_server
-from tests.server.test_operation import scrape
+from tests.server.test_operation import read_metrics
 
 REPO = Path(__file__).resolve().parents[2]
 REPORTED_BY_OWNER = {
     "metaserver/planner/plan/cached_views.py",  # These plans belong to a view, and `views` includes them.
     "metaserver/planner/plan/planner.py",  # This cache has no size of its own: views keep its blocks alive.
 }
-"""Files whose caches have no name, because their owner reports them."""
+"""Files whose caches have no name, because another object reports their size."""
 
 
 CACHE_CLASSES = ("MemoryCache", "SharedCache", "AdmittingCache")
 
 
 def find_caches() -> Iterator[tuple[str, str]]:
-    """Yield (file, name) of every cache that the server creates; the name is empty if the call gives none."""
+    """Yield (file, name) of every cache that the server creates. The name is empty if the call gives none."""
     for path in sorted(
         path for package in ("formats", "metaserver", "commands") for path in (REPO / package).rglob("*.py")
     ):
@@ -69,18 +69,18 @@ def test_every_cache_is_reported_and_documented() -> None:
 
 
 @pytest.mark.slow
-def test_caches_of_one_name_add_up_while_they_exist() -> None:
+def test_sizes_of_existing_caches_with_the_same_name_are_added() -> None:
     cache: MemoryCache[int, bytes] = MemoryCache(10_000, "tried here")
-    other: MemoryCache[int, bytes] = MemoryCache(10_000, "tried here")
+    other_cache: MemoryCache[int, bytes] = MemoryCache(10_000, "tried here")
     cache.put(1, b"", 100)
-    other.put(1, b"", 1000)
+    other_cache.put(1, b"", 1000)
     assert measure_named_caches()["tried here"] == 1100 + 2 * ENTRY_OVERHEAD_BYTES
-    del other
+    del other_cache
     gc.collect()
     assert measure_named_caches()["tried here"] == 100 + ENTRY_OVERHEAD_BYTES
 
 
-async def test_metrics_follow_the_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_report_the_current_sizes_of_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.server.SAMPLE_INTERVAL_S", 0.02)
     async with run_server(tmp_path) as server:
         api = Api(server)
@@ -91,7 +91,7 @@ async def test_metrics_follow_the_caches(tmp_path: Path, monkeypatch: pytest.Mon
         gauge = "seamark_cache_memory_bytes{{cache={}}}".format
 
         async def is_reported() -> bool:
-            used, actual_scrape = measure_named_caches(), await scrape(server)
+            used, actual_scrape = measure_named_caches(), await read_metrics(server)
             planner = server.components.planner.read_stats()
             used["views"] = planner.live_bytes + planner.added_bytes
             return used["metadata"] > 0 and all(actual_scrape.get(gauge(name)) == size for name, size in used.items())
@@ -102,6 +102,7 @@ async def test_metrics_follow_the_caches(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def build_table_json(columns: int, snapshots: int) -> bytes:
+    """Return the metadata file of a table with so many columns and snapshots."""
     numbers = range(1, snapshots + 1)
     summary = {"operation": "append", "added-data-files": "12", "added-records": "120000", "total-records": "1200000"}
     summary |= {"total-data-files": "100", "spark.app.id": "application-2024-1", "added-files-size": "123456789"}
@@ -141,7 +142,7 @@ def build_table_json(columns: int, snapshots: int) -> bytes:
 
 
 def load_metadata(document: bytes) -> TableMetadata:
-    """Return metadata decoded from its own bytes, with the values that each request derives from it."""
+    """Return the decoded metadata, with the values that each request derives from it."""
     metadata = decode_table(bytes(bytearray(document)), "t")
     assert metadata.current_schema.index
     assert metadata.snapshots_by_id
@@ -165,5 +166,5 @@ def test_decoded_metadata_is_accounted_with_its_memory(columns: int, snapshots: 
         tracemalloc.stop()
     counted_bytes = estimate_memory(tables[0], len(document))
     assert abs(counted_bytes - held_bytes) < held_bytes / 10, (
-        f"{counted_bytes:,} bytes are counted, {held_bytes:,.0f} are held"
+        f"{counted_bytes:,} bytes are counted, but {held_bytes:,.0f} are allocated"
     )

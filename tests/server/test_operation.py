@@ -1,4 +1,4 @@
-"""Tests of operation: health, readiness, metrics, logs, traces, OpenAPI."""
+"""Tests of the server's operation: health, readiness, metrics, logs, traces, OpenAPI."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from tests.services.seamark import Seamark
 from tests.waits import until
 
 
-async def scrape(server: RunningServer) -> dict[str, float]:
-    """Return the samples of /metrics: name with labels → value."""
+async def read_metrics(server: RunningServer) -> dict[str, float]:
+    """Return the samples of /metrics as a dict from the name with labels to the value."""
     async with server.http.get(f"{server.url}/metrics") as answer:
         assert answer.status == 200
         text = await answer.text()
@@ -57,7 +57,7 @@ async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) ->
         await server.get("/v1/namespaces/none")
         for path in ("/a", "/b", "/c"):  # Unknown paths must not become label values.
             await server.get(path)
-        metrics = await scrape(server)
+        metrics = await read_metrics(server)
     assert metrics["seamark_requests_total{operation=listNamespaces,status=200}"] == 1
     assert metrics["seamark_requests_total{operation=loadNamespaceMetadata,status=404}"] == 1
     assert metrics["seamark_requests_total{operation=unrouted,status=404}"] == 3
@@ -70,7 +70,7 @@ async def test_metrics_report_values_of_the_components(tmp_path: Path, monkeypat
     async with run_server(tmp_path) as server:
         poll = asyncio.create_task(server.get("/api/v1/timeline?wait=60"))
         async with asyncio.timeout(60):
-            while (actual_scrape := await scrape(server)).get("seamark_timeline_watchers{}") != 1:
+            while (actual_scrape := await read_metrics(server)).get("seamark_timeline_watchers{}") != 1:
                 await asyncio.sleep(0.02)
         for name in (
             "seamark_event_loop_lag_seconds{}", "seamark_store_queue_depth{}", "seamark_metadata_cache_bytes{}",
@@ -84,15 +84,15 @@ async def test_metrics_report_values_of_the_components(tmp_path: Path, monkeypat
 async def test_metric_reports_the_memory_of_opened_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.server.SAMPLE_INTERVAL_S", 0.02)
     async with run_server(tmp_path) as server:
-        assert (await scrape(server)).get("seamark_index_memory_bytes{}", 0) == 0
+        assert (await read_metrics(server)).get("seamark_index_memory_bytes{}", 0) == 0
         api = Api(server)
         table, files = await create_two_files(api)
         await table.index("keys", "record", ["id"], files)
         assert (await ask(api, [105], index="keys"))["complete"]
         async with asyncio.timeout(60):
-            while (await scrape(server)).get("seamark_index_memory_bytes{}", 0) == 0:
+            while (await read_metrics(server)).get("seamark_index_memory_bytes{}", 0) == 0:
                 await asyncio.sleep(0.02)
-        assert (await scrape(server))["seamark_index_evictions{}"] == 0
+        assert (await read_metrics(server))["seamark_index_evictions{}"] == 0
 
 
 async def test_commit_is_counted_by_its_outcome(tmp_path: Path) -> None:
@@ -107,13 +107,13 @@ async def test_commit_is_counted_by_its_outcome(tmp_path: Path) -> None:
             assert answer.status == 200
         async with server.http.post(f"{table}/t", json=bad) as answer:
             assert answer.status == 409
-        metrics = await scrape(server)
+        metrics = await read_metrics(server)
     assert metrics["seamark_commits_total{outcome=committed}"] == 1
     assert metrics["seamark_commits_total{outcome=conflict}"] == 1
     assert metrics["seamark_commits_total{outcome=unknown}"] == 0
 
 
-async def test_readiness_requires_store_and_storage_and_liveness_does_not(
+async def test_readiness_but_not_liveness_requires_store_and_storage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_server(tmp_path) as server:
@@ -133,7 +133,7 @@ async def test_readiness_requires_store_and_storage_and_liveness_does_not(
         assert status == 503
         assert body["checks"]["store"] == "failing"
         assert body["checks"]["objects"].startswith("no answer")
-        assert "internal" not in json.dumps(body)  # Anonymous clients learn no host names.
+        assert "internal" not in json.dumps(body)  # The answer to anonymous clients contains no host names.
         status, _ = await server.get("/healthz")
         assert status == 200
         server.components.drain.set()
@@ -141,7 +141,7 @@ async def test_readiness_requires_store_and_storage_and_liveness_does_not(
         assert body["checks"]["drain"] == "draining"
 
 
-def test_log_line_says_what_happened_and_contains_no_secret(start_seamark: Callable[..., Seamark]) -> None:
+def test_log_lines_of_requests_contain_no_secret(start_seamark: Callable[..., Seamark]) -> None:
     server = start_seamark()
     headers = {
         "Authorization": "Bearer hunter2",
@@ -149,10 +149,12 @@ def test_log_line_says_what_happened_and_contains_no_secret(start_seamark: Calla
         "X-Request-Id": "me",
     }
     with contextlib.suppress(urllib.error.HTTPError):
-        ask = urllib.request.Request(f"{server.base_url}/v1/namespaces/db?token=hunter2", b"hunter2", headers=headers)
-        urllib.request.urlopen(ask, timeout=60)
-    ask = urllib.request.Request(f"{server.base_url}/v1/namespaces?token=hunter2", headers=headers)
-    urllib.request.urlopen(ask, timeout=60).close()
+        request = urllib.request.Request(
+            f"{server.base_url}/v1/namespaces/db?token=hunter2", b"hunter2", headers=headers
+        )
+        urllib.request.urlopen(request, timeout=60)
+    request = urllib.request.Request(f"{server.base_url}/v1/namespaces?token=hunter2", headers=headers)
+    urllib.request.urlopen(request, timeout=60).close()
     server.terminate()
     logged = server.log.read_text()
     assert "hunter2" not in logged
@@ -232,14 +234,14 @@ async def test_openapi_document_describes_the_answers_of_the_routes(tmp_path: Pa
         for path in ("/api/v1/timeline", "/api/v1/dropped", "/healthz", "/readyz"):
             status, body = await server.get(path)
             response = document["paths"][path]["get"]["responses"][str(status)]
-            check(body, response["content"]["application/json"]["schema"], document)
+            validate(body, response["content"]["application/json"]["schema"], document)
         _, body = await server.get("/api/v1/timeline?limit=x")
-        check(body, {"$ref": "#/components/schemas/Error"}, document)
+        validate(body, {"$ref": "#/components/schemas/Error"}, document)
     assert list_own_paths() == {path for path in document["paths"] if path.startswith("/api/")}
 
 
 def list_own_paths() -> set[str]:
-    """Return templates of every route below /api, described or not."""
+    """Return the templates of all routes below /api, whether they are in the OpenAPI document or not."""
     app = web.Application()
     add_routes(app, EXTENSIONS)
     resources = [route.resource for route in app.router.routes()]
@@ -248,7 +250,7 @@ def list_own_paths() -> set[str]:
     }
 
 
-def check(body: Any, schema: dict[str, Any], document: dict[str, Any]) -> None:
+def validate(body: Any, schema: dict[str, Any], document: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator({**schema, "components": document["components"]}).validate(body)
 
 
@@ -264,7 +266,7 @@ def test_openapi_file_equals_the_generated_one() -> None:
     assert committed == reference.write_openapi_document(), "run python -m seamark.commands.reference"
 
 
-async def test_housekeeping_archives_and_deletes_what_is_due(tmp_path: Path) -> None:
+async def test_housekeeping_archives_old_instants_and_deletes_expired_data(tmp_path: Path) -> None:
     async with run_server(tmp_path, timeline_keep=1) as server:
         for _ in range(4):
             await server.record("a")
@@ -291,11 +293,11 @@ async def test_twenty_open_and_close_cycles_leak_no_descriptor_thread_or_task(tm
         await cycle(number)
     gc.collect()
     await asyncio.sleep(0.1)
-    before = process.num_fds(), process.num_threads(), len(asyncio.all_tasks())
+    counts_before = process.num_fds(), process.num_threads(), len(asyncio.all_tasks())
     for number in range(20):
         await cycle(number)
     gc.collect()
     # The thread pool of asyncio.to_thread may still be growing to its own limit.
-    await until(lambda: process.num_fds() <= before[0] + 1)
-    await until(lambda: process.num_threads() <= before[1] + 8)
-    await until(lambda: len(asyncio.all_tasks()) <= before[2])
+    await until(lambda: process.num_fds() <= counts_before[0] + 1)
+    await until(lambda: process.num_threads() <= counts_before[1] + 8)
+    await until(lambda: len(asyncio.all_tasks()) <= counts_before[2])

@@ -1,4 +1,4 @@
-"""Tests that the home is private to the server's account: other accounts of the host can read nothing in it."""
+"""Tests that the home is private to the server's account. Other accounts of the host can read nothing in it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Start = Callable[..., Seamark]
 SCHEMA = {"type": "struct", "fields": [{"id": 1, "name": "id", "type": "long", "required": True}]}
 
 
-def open_files(folder: Path) -> list[str]:
-    """Return the paths and modes of all files on which anybody but the owner has a permission."""
+def list_accessible_files(folder: Path) -> list[str]:
+    """Return the paths and modes of all files on which any account except the owner has a permission."""
     results = (folder, *folder.rglob("*"))
     modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in results if not path.is_symlink()}
     return [f"{path} {mode:o}" for path, mode in modes.items() if mode & 0o077]
@@ -31,9 +31,9 @@ def open_files(folder: Path) -> list[str]:
 
 @pytest.fixture
 def permissive_umask() -> Iterator[None]:
-    before = os.umask(0)
+    old_umask = os.umask(0)
     yield
-    os.umask(before)
+    os.umask(old_umask)
 
 
 def make_table(server: Seamark) -> str:
@@ -54,11 +54,11 @@ def test_new_home_is_private_under_the_most_permissive_umask(
     make_table(server)
     assert (server.home / "seamark.db-wal").exists()
     assert (server.home / "encryption.key").exists()
-    # The test created the folder and opened the log with a permissive umask; the start has repaired both.
-    assert open_files(server.home) == []
+    # The test created the folder and opened the log with a permissive umask. The start has corrected both modes.
+    assert list_accessible_files(server.home) == []
 
 
-def test_home_that_others_can_read_is_made_private_at_the_next_start(start_seamark: Start) -> None:
+def test_home_that_other_accounts_can_read_is_made_private_at_the_next_start(start_seamark: Start) -> None:
     server = start_seamark()
     make_table(server)
     server.terminate()
@@ -68,7 +68,7 @@ def test_home_that_others_can_read_is_made_private_at_the_next_start(start_seama
         path.chmod(0o777 if path.is_dir() else 0o666)
     log_before = server.log.stat().st_size
     server.restart()
-    assert [file for file in open_files(server.home) if "/warehouse/" not in file] == []
+    assert [file for file in list_accessible_files(server.home) if "/warehouse/" not in file] == []
     logged = server.log.read_bytes()[log_before:].decode()
     assert "files were open to other accounts" in logged
     assert str(server.home / "seamark.db") in logged
@@ -78,15 +78,15 @@ def test_token_commands_make_the_database_private(permissive_umask: None, tmp_pa
     home = tmp_path / "home"
     seamark = run_seamark("token", "create", "ann", "--role", "admin", "--home", str(home))
     assert seamark.returncode == 0, seamark.stderr
-    assert open_files(home) == []
+    assert list_accessible_files(home) == []
     (home / "seamark.db").chmod(0o644)
     second_token = run_seamark("token", "create", "bob", "--home", str(home))
     assert second_token.stdout.strip().startswith("smk_")
     assert "seamark.db could be read by other accounts" in second_token.stderr
-    assert open_files(home) == []
+    assert list_accessible_files(home) == []
 
 
-def test_database_outside_the_home_is_private_too(permissive_umask: None, tmp_path: Path) -> None:
+def test_database_outside_the_home_is_private(permissive_umask: None, tmp_path: Path) -> None:
     database = tmp_path / "elsewhere" / "catalog.db"
     database.parent.mkdir()
     location_options = ("--home", str(tmp_path / "home"), "--database", f"sqlite:///{database}")
@@ -103,12 +103,12 @@ def test_database_outside_the_home_is_private_too(permissive_umask: None, tmp_pa
 def test_tables_outside_the_home_stay_readable_for_engines_of_other_accounts(
     start_seamark: Start, tmp_path: Path, umask: str | None, mode: int
 ) -> None:
-    before = os.umask(0o027)
+    umask_before = os.umask(0o027)
     try:
         flags = () if umask is None else ("--warehouse-umask", umask)
         server = start_seamark(warehouse=f"file://{tmp_path / 'lake'}", flags=flags)
     finally:
-        os.umask(before)
+        os.umask(umask_before)
     metadata = Path(make_table(server))
     assert stat.S_IMODE(metadata.stat().st_mode) == mode
     for folder in (metadata.parent, tmp_path / "lake"):
@@ -161,7 +161,7 @@ def test_shared_folder_is_rejected_as_home(tmp_path: Path) -> None:
     assert stat.S_IMODE(shared.stat().st_mode) == 0o1777
 
 
-def test_files_of_others_in_adjacent_folders_keep_their_modes(tmp_path: Path) -> None:
+def test_foreign_files_in_adjacent_folders_keep_their_modes(tmp_path: Path) -> None:
     home = tmp_path / "home"
     script = home / "tools" / "backup.sh"
     script.parent.mkdir(parents=True)
@@ -186,21 +186,21 @@ def test_world_readable_configuration_file_with_secrets_causes_a_warning(tmp_pat
     assert "every account" not in run_seamark(*args).stderr
 
 
-# Only one server may run on a home at a time.
+# Tests that only one server may run on a home at a time.
 
 
 @pytest.mark.parametrize("workers", quick(["2", "1"], 1))
-def test_second_server_on_one_home_is_rejected_and_leaves_the_first_ones_file(
+def test_second_server_on_a_home_is_rejected_and_does_not_change_the_file_of_the_first(
     start_seamark: Start, workers: str
 ) -> None:
-    first = start_seamark(flags=("--workers", workers))
-    state_before = (first.home / "server.json").read_bytes()
-    refusal = run_seamark("serve", "--home", str(first.home), "--port", "0")
+    first_server = start_seamark(flags=("--workers", workers))
+    state_before = (first_server.home / "server.json").read_bytes()
+    refusal = run_seamark("serve", "--home", str(first_server.home), "--port", "0")
     assert refusal.returncode == 2
     assert f"process {json.loads(state_before)['pid']}" in refusal.stderr
-    assert first.base_url in refusal.stderr
-    assert (first.home / "server.json").read_bytes() == state_before
-    assert requests.get(f"{first.base_url}/readyz", timeout=30).ok
+    assert first_server.base_url in refusal.stderr
+    assert (first_server.home / "server.json").read_bytes() == state_before
+    assert requests.get(f"{first_server.base_url}/readyz", timeout=30).ok
 
 
 def test_killed_server_leaves_no_lock(start_seamark: Start) -> None:
@@ -211,7 +211,7 @@ def test_killed_server_leaves_no_lock(start_seamark: Start) -> None:
     assert json.loads((server.home / "server.json").read_bytes())["pid"] == server.pid
 
 
-def test_server_deletes_its_file_at_its_end(start_seamark: Start) -> None:
+def test_server_deletes_its_server_json_when_it_ends(start_seamark: Start) -> None:
     server = start_seamark()
     assert server.terminate() == 0
     assert not (server.home / "server.json").exists()

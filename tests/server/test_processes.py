@@ -1,4 +1,4 @@
-"""Tests with real processes: draining under load, workers that crash, and a killed supervisor."""
+"""Tests with real processes: draining under load, crashed workers, and a killed supervisor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.services.seamark import Seamark
 Start = Callable[..., Seamark]
 
 
-def get(url: str, timeout: float = 30) -> tuple[int, Any]:
+def send_get(url: str, timeout: float = 30) -> tuple[int, Any]:
     try:
         with urllib.request.urlopen(url, timeout=timeout) as answer:
             return answer.status, json.loads(answer.read())
@@ -44,7 +44,7 @@ def start_post(server: Seamark, body: bytes) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     head = f"POST /v1/namespaces HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body[:5])
-    # The server samples the metric each second, and rarely during a read of it.
+    # The server samples the metric once a second, so a read may not show the request yet.
     wait_until(lambda: is_http_ok(f"{server.base_url}/metrics", contains="seamark_requests_in_flight 1.0"))
     return sock
 
@@ -64,18 +64,18 @@ def test_running_request_is_finished_before_the_server_ends(start_seamark: Start
 
 
 @pytest.mark.slow
-def test_request_that_never_ends_delays_the_drain_only_to_its_limit(start_seamark: Start) -> None:
+def test_request_that_never_ends_delays_the_drain_only_up_to_the_time_limit(start_seamark: Start) -> None:
     server = start_seamark(flags=("--drain-timeout-s", "1"))
     with start_post(server, b"x" * 100):
-        before = time.monotonic()
+        started_s = time.monotonic()
         assert server.terminate(60) == 0
-        assert time.monotonic() - before > 0.9
+        assert time.monotonic() - started_s > 0.9
 
 
 def test_long_polls_and_streams_end_at_once_when_the_server_drains(start_seamark: Start) -> None:
     server = start_seamark()
     answers: list[Any] = []
-    poll = threading.Thread(target=lambda: answers.append(get(f"{server.base_url}/api/v1/timeline?wait=50")))
+    poll = threading.Thread(target=lambda: answers.append(send_get(f"{server.base_url}/api/v1/timeline?wait=50")))
     poll.start()
     stream = urllib.request.Request(f"{server.base_url}/api/v1/timeline", headers={"Accept": "text/event-stream"})
     with urllib.request.urlopen(stream, timeout=60) as events:
@@ -88,30 +88,33 @@ def test_long_polls_and_streams_end_at_once_when_the_server_drains(start_seamark
 
 
 def list_workers(server: Seamark) -> list[psutil.Process]:
-    """Return the child processes that serve, without multiprocessing's tracker and processes that have just ended."""
+    """Return the child processes that serve requests.
+
+    multiprocessing's tracker and processes that have just ended are excluded.
+    """
     serving = []
     for child in psutil.Process(server.pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # psutil counts a zombie as a process too.
+        with contextlib.suppress(psutil.NoSuchProcess):  # psutil also counts a zombie as a process.
             if not any("resource_tracker" in part for part in child.cmdline()):
                 serving.append(child)
     return serving
 
 
-def test_crashed_worker_is_replaced_while_the_others_continue(start_seamark: Start) -> None:
-    # With a prefix the server does not come from the fork server: it spawns its workers, as a user's server does.
+def test_crashed_worker_is_replaced_while_other_workers_continue(start_seamark: Start) -> None:
+    # With a prefix, the fork server does not start the server. So it spawns its workers, as a user's server does.
     server = start_seamark(flags=("--workers", "2"), prefix=("env",))
     wait_until(lambda: len(list_workers(server)) == 2 and server.log.read_text().count('"event":"serving"') == 2)
-    victim, other = list_workers(server)
+    victim, other_worker = list_workers(server)
     victim.kill()
     wait_until(
         lambda: len(list_workers(server)) == 2 and victim.pid not in {worker.pid for worker in list_workers(server)}
     )
     wait_until(lambda: server.log.read_text().count('"event":"serving"') == 3)
-    assert other.is_running()
+    assert other_worker.is_running()
     for _ in range(20):
         assert is_http_ok(f"{server.base_url}/v1/namespaces")
     assert server.terminate(60) == 0
-    wait_until(lambda: not psutil.pid_exists(other.pid))
+    wait_until(lambda: not psutil.pid_exists(other_worker.pid))
 
 
 def test_workers_share_one_port_and_one_page_of_metrics(start_seamark: Start) -> None:
@@ -135,15 +138,15 @@ def test_workers_do_not_outlive_a_killed_supervisor(start_seamark: Start) -> Non
     wait_until(lambda: server.log.read_text().count('"event":"serving"') == 2)
     workers = list_workers(server)
     os.kill(server.pid, signal.SIGKILL)
-    ended, live_workers = psutil.wait_procs(workers, timeout=60)
+    ended_workers, live_workers = psutil.wait_procs(workers, timeout=60)
     assert not live_workers
-    assert len(ended) == 2
+    assert len(ended_workers) == 2
 
 
 @pytest.mark.slow
 def test_second_server_on_the_port_of_workers_is_rejected(start_seamark: Start, tmp_path: Path) -> None:
     server = start_seamark(flags=("--workers", "2"))
-    second = Seamark(tmp_path / "second", port=server.port)
-    second_process = second._process
+    second_server = Seamark(tmp_path / "second", port=server.port)
+    second_process = second_server._process
     with pytest.raises(Exception, match="Cannot bind"):
         second_process.start(lambda: False, timeout_s=90)

@@ -1,4 +1,4 @@
-"""Tests that the server is ready exactly if it could write a commit now."""
+"""Tests that the server is ready if and only if it could write a commit now."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ async def test_server_is_not_ready_when_its_database_takes_no_writes(
 
 async def test_many_concurrent_probes_write_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_server(tmp_path) as server:
-        writes, before = [], server.components.store.transact
+        writes, transact = [], server.components.store.transact
 
         async def count_writes(operations: Any) -> Any:
             writes.append(operations)
-            return await before(operations)
+            return await transact(operations)
 
         monkeypatch.setattr(server.components.store, "transact", count_writes)
         answers = await asyncio.gather(*(server.get("/readyz") for _ in range(50)))

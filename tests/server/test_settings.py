@@ -73,7 +73,7 @@ def test_list_in_a_variable_is_split_at_commas() -> None:
         ("host", "a\x00b", "text"),
     ],
 )
-def test_bad_value_is_rejected_with_its_name_and_source(name: str, value: str, expected: str) -> None:
+def test_invalid_value_is_rejected_with_its_name_and_source(name: str, value: str, expected: str) -> None:
     with pytest.raises(ConfigError) as error:
         load({}, {make_variable_name(name): value})
     assert name in error.value.message

@@ -1,4 +1,4 @@
-"""Tests that stored data of clients is limited: in number, in bytes, and for each principal."""
+"""Tests of the limits on stored data of clients: in number, in bytes, and for each principal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ REPORT = {
 }
 
 
-async def send(server: RunningServer, secret: str | None, method: str, path: str, body: Any, **headers: str) -> Any:
+async def send_request(
+    server: RunningServer, secret: str | None, method: str, path: str, body: Any, **headers: str
+) -> Any:
     """Send a request, and return (status, headers, JSON)."""
     login = {} if secret is None else {"Authorization": f"Bearer {secret}"}
     async with server.http.request(method, server.url + path, json=body, headers={**login, **headers}) as answer:
@@ -42,28 +44,28 @@ async def test_only_the_newest_reports_of_a_table_are_kept(tmp_path: Path) -> No
     clock = OffsetClock()
     async with run_server(tmp_path, clock=clock, metrics_reports_limit=5) as server:
         api = Api(server)
-        uuid, other = [(await api.table(name))["metadata"]["table-uuid"] for name in ("t", "u")]
+        uuid, other_uuid = [(await api.table(name))["metadata"]["table-uuid"] for name in ("t", "u")]
         assert (await api("POST", "/v1/namespaces/db/tables/u/metrics", REPORT)).status == 204
         for number in range(20):
-            clock.ahead_ms += 1  # Two reports of one millisecond have no order.
+            clock.ahead_ms += 1  # Two reports with the same time have no order.
             assert (await api("POST", f"{TABLE}/metrics", {**REPORT, "snapshot-id": number})).status == 204
         reports = await server.components.store.list_metrics_reports(uuid, None, 100)
         assert [metrics_report.snapshot_id for metrics_report in reports] == [15, 16, 17, 18, 19]
-        assert len(await server.components.store.list_metrics_reports(other, None, 100)) == 1
+        assert len(await server.components.store.list_metrics_reports(other_uuid, None, 100)) == 1
 
 
 async def test_bytes_of_reports_are_limited_for_each_reader_and_minute(tmp_path: Path) -> None:
     secrets = await make_tokens(tmp_path)
     async with run_server(tmp_path, auth="token", metrics_rate_bytes=50_000) as server:
-        await send(server, secrets["root"], "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
+        await send_request(server, secrets["root"], "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
         large = {**REPORT, "metadata": {"x": "y" * 10_000}}
-        answers = [await send(server, secrets["rita"], "POST", f"{TABLE}/metrics", large) for _ in range(8)]
+        answers = [await send_request(server, secrets["rita"], "POST", f"{TABLE}/metrics", large) for _ in range(8)]
         assert [status for status, *_ in answers] == [204] * 4 + [429] * 4
         assert int(answers[-1][1]["Retry-After"]) >= 1
-        assert (await send(server, secrets["ron"], "POST", f"{TABLE}/metrics", large))[0] == 204
+        assert (await send_request(server, secrets["ron"], "POST", f"{TABLE}/metrics", large))[0] == 204
 
 
-async def test_number_of_indexes_is_limited_and_a_drop_frees_a_place(tmp_path: Path) -> None:
+async def test_number_of_indexes_is_limited_and_decreases_with_a_drop(tmp_path: Path) -> None:
     async with run_server(tmp_path, indexes_limit=2) as server:
         api = Api(server)
         await api.table()
@@ -92,20 +94,20 @@ async def test_one_reader_makes_at_most_half_of_the_plan_tables(tmp_path: Path, 
         await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         del server.http.headers["Authorization"]
 
-        async def make(principal: str, number: int) -> bool:
+        async def make_plan_table(principal: str, number: int) -> bool:
             body = {"predicate": f"id < {number}"}
             path = "/api/v1/tables/db/t/plan-tables"
-            status, _, answer = await send(server, secrets[principal], "POST", path, body)
+            status, _, answer = await send_request(server, secrets[principal], "POST", path, body)
             assert status == 200
             return answer["name"] is not None
 
-        plan_views = [await make("rita", 10 * number + 15) for number in range(12)]
+        plan_views = [await make_plan_table("rita", 10 * number + 15) for number in range(12)]
         assert 1 <= sum(plan_views) <= 8
         assert not plan_views[-1]
-        assert await make("ron", 17)
+        assert await make_plan_table("ron", 17)
 
 
-async def test_withdrawn_plans_free_their_places_and_rejections_are_counted(tmp_path: Path) -> None:
+async def test_withdrawn_plans_do_not_count_for_the_limit_and_rejections_are_counted(tmp_path: Path) -> None:
     secrets = await make_tokens(tmp_path)
     async with run_server(tmp_path, auth="token", plan_tables_limit=6) as server:
         api = Api(server)
@@ -131,7 +133,7 @@ async def test_withdrawn_plans_free_their_places_and_rejections_are_counted(tmp_
             ids = [await request_plan(10 * number + 15 + round_number) for number in range(3)]
             assert None not in ids
             assert await request_plan(5 + round_number) is None
-            assert await renew_lease(ids, 600) == 200, "they are renewed where they are"
+            assert await renew_lease(ids, 600) == 200, "a renewal does not need a new place"
             assert await renew_lease([1, 2], 600) == 429
             assert await renew_lease(ids, 0) == 200
         refused_count = server.components.catalog.plan_tables.refused
@@ -164,13 +166,13 @@ async def test_one_principal_holds_at_most_half_of_the_watches(tmp_path: Path) -
     async with run_server(tmp_path, auth="token", watchers_limit=4) as server:
         path = "/api/v1/tables/db/t/timeline?since=latest&wait=60"
         timeline = server.components.timeline
-        await send(server, secrets["root"], "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
-        requests = [asyncio.create_task(send(server, secrets["rita"], "GET", path, None)) for _ in range(4)]
+        await send_request(server, secrets["root"], "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
+        requests = [asyncio.create_task(send_request(server, secrets["rita"], "GET", path, None)) for _ in range(4)]
         await until(lambda: timeline.watchers == sum(task.done() for task in requests) == 2)
-        other = asyncio.create_task(send(server, secrets["ron"], "GET", path, None))
+        other_task = asyncio.create_task(send_request(server, secrets["ron"], "GET", path, None))
         await until(lambda: timeline.watchers == 3)
         timeline.drain()
-        assert (await other)[0] == 200
+        assert (await other_task)[0] == 200
         assert sorted(status for status, *_ in await asyncio.gather(*requests)) == [200, 200, 429, 429]
 
 
@@ -191,18 +193,18 @@ def test_quota_counts_each_amount_until_it_expires() -> None:
 
 async def test_one_principal_has_at_most_half_of_the_running_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending, "PENDING_PLANS_MAX", 6)
-    plans, go = pending.PendingPlans(), asyncio.Event()
+    plans, release = pending.PendingPlans(), asyncio.Event()
 
-    async def make() -> Any:
-        await go.wait()
+    async def wait_for_release() -> Any:
+        await release.wait()
 
-    tasks = [plans.start(f"rita-{number}", "rita", make) for number in range(3)]
+    tasks = [plans.start(f"rita-{number}", "rita", wait_for_release) for number in range(3)]
     with pytest.raises(TooManyRequests):
-        plans.start("rita-3", "rita", make)
-    assert plans.start("rita-2", "rita", make) is tasks[2]
+        plans.start("rita-3", "rita", wait_for_release)
+    assert plans.start("rita-2", "rita", wait_for_release) is tasks[2]
     assert not plans.is_full("ron")
-    tasks += [plans.start(f"other-{number}", "anonymous", make) for number in range(3)]
+    tasks += [plans.start(f"other-{number}", "anonymous", wait_for_release) for number in range(3)]
     assert plans.is_full("ron")
-    go.set()
+    release.set()
     await asyncio.gather(*tasks)
     assert not plans.is_full("rita")

@@ -19,9 +19,9 @@ HOSTILE = {
     "clears the screen": "a\x1b[2Jb",
     "writes to the clipboard": "a\x1b]52;c;ZXZpbA==\x07b",
     "one character of C1": "a\x9b31mb",
-    "goes back over what was shown": "safe\rb",
+    "overwrites the shown text": "safe\rb",
     "rubs it out": "a\x08\x7fb",
-    "turns the text around": "a\u202eb\u2066",
+    "reverses the text": "a\u202eb\u2066",
     "half a character": "a\ud800b",
 }
 
@@ -29,7 +29,7 @@ HOSTILE = {
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_control_characters_are_removed_from_shown_text(text: str) -> None:
     escaped = terminal.escape_for_terminal(text)
-    assert all(one.isprintable() for one in escaped), escaped
+    assert all(character.isprintable() for character in escaped), escaped
     assert "\\" in escaped
 
 
@@ -40,7 +40,7 @@ def test_ordinary_text_is_shown_unchanged(text: str) -> None:
     assert terminal.escape_for_terminal(text) == text
 
 
-def test_count_agrees_with_its_noun_and_verb() -> None:
+def test_noun_and_verb_agree_with_their_count() -> None:
     counts = [terminal.show_count(count, "data file") for count in (0, 1, 1000)]
     assert counts == ["0 data files", "1 data file", "1,000 data files"]
     assert [terminal.show_count(count, "part", "were") for count in (1, 2)] == ["1 part was", "2 parts were"]
@@ -52,7 +52,7 @@ _PLURAL = re.compile(
 
 
 def test_commands_print_counts_by_show_count() -> None:
-    """Otherwise a user with a small first table would see "1 files"."""
+    """With a plural in the code, a user with a small table would see "1 files"."""
     folder = Path(terminal.__file__).parent
     actual = {
         path.name: matches
@@ -75,7 +75,7 @@ def test_console_tables_and_lines_contain_no_control_characters(text: str) -> No
     console.print(table)
     console.print(text, markup=False)
     console.print(f"Index {text}", highlight=False)
-    assert all(one.isprintable() or one == "\n" for one in out.getvalue()), out.getvalue()
+    assert all(character.isprintable() or character == "\n" for character in out.getvalue()), out.getvalue()
 
 
 async def test_hostile_column_name_is_shown_by_explain_as_an_escape(

@@ -1,4 +1,4 @@
-"""Tests of the server's TLS with certificates of a test authority, and of the messages where TLS is missing."""
+"""Tests of the server's TLS with certificates of a test authority, and of the messages if TLS is missing."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ def authority(tmp_path: Path) -> Authority:
 
 
 class TlsServer:
+    """A server with TLS in its own process, and its log."""
+
     def __init__(self, port: int, process: ManagedProcess, log: Path, workers: int) -> None:
         self.port, self.process, self.log, self.workers = port, process, log, workers
         self.url = f"https://127.0.0.1:{port}"
 
     def has_logged(self, text: bytes) -> bool:
-        """Return whether each worker has logged the text."""
+        """Return True if each worker has logged the text."""
         return self.log.read_bytes().count(text) >= self.workers
 
     def wait_until_logged(self, text: bytes) -> None:
@@ -81,12 +83,12 @@ def read_presented_name(tls_server: TlsServer, authority: Authority) -> str:
 
 def run_doctor(url: str) -> dict[str, str]:
     """Run `seamark doctor`, and return its findings about the server."""
-    (finding,) = (one for one in check_server(url, None) if one.subject == "server")
+    (finding,) = (item for item in check_server(url, None) if item.subject == "server")
     return dataclasses.asdict(finding)
 
 
 @pytest.mark.parametrize("tls_server", ["1", pytest.param("2", marks=pytest.mark.slow)], indirect=True)
-def test_clients_that_trust_the_authority_connect_and_others_refuse(
+def test_only_clients_that_trust_the_authority_connect(
     tls_server: TlsServer, authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert f"Seamark is ready at {tls_server.url}" in tls_server.log.read_text()
@@ -144,7 +146,7 @@ def test_renewed_certificate_is_used_without_a_restart(
         os.kill(tls_server.process.pid, signal.SIGHUP)
     tls_server.wait_until_logged(b"the certificate was loaded again")
     assert {read_presented_name(tls_server, authority) for _ in range(8)} == {"second"}
-    # A renewal of only one of the two files changes nothing.
+    # The server does not use a renewal of only one of the two files.
     authority.issue("third", key_too=False)
     os.kill(tls_server.process.pid, signal.SIGHUP)
     tls_server.wait_until_logged(b"the new certificate cannot be used")
@@ -154,7 +156,7 @@ def test_renewed_certificate_is_used_without_a_restart(
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize("broken", ["missing", "not a certificate", "another key", "passphrase"])
-def test_mismatched_certificate_and_key_stop_the_start_with_their_names(
+def test_start_fails_with_the_names_of_a_mismatched_certificate_and_key(
     tmp_path: Path, authority: Authority, broken: str
 ) -> None:
     if broken == "missing":

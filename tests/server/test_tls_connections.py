@@ -1,4 +1,4 @@
-"""Tests of connections without a TLS handshake: they count like others, and are closed first when space is needed."""
+"""Tests of connections without a TLS handshake. They count for the limit, and are closed first when space is needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SILENT = 30
 
 
 def create_authority(folder: Path) -> tuple[Authority, dict[str, str]]:
-    """Return an authority, and the settings of a server with its certificate."""
+    """Return an authority, and settings of a server with a certificate from it."""
     new_authority = Authority(folder)
     new_authority.issue("server")
     return new_authority, {"tls_cert": str(new_authority.certificate), "tls_key": str(new_authority.key)}
@@ -46,7 +46,7 @@ async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> N
             await stack.enter_async_context(await RawConnection.open(server, f"127.0.0.{2 + n}")) for n in range(SILENT)
         ]
         new_connection = await connect_and_request(stack, port, trusted)
-        # The task was cancelled at the end of the test, or the server has reset its connection.
+        # The test has cancelled the task at its end, or the server has reset the connection.
         reading = [asyncio.create_task(wire.reader.read()) for wire in silent]
         try:
             await until(lambda: sum(task.done() for task in reading) >= SILENT - 8)
@@ -75,7 +75,7 @@ async def test_request_sent_with_the_end_of_the_handshake_is_answered(tmp_path: 
         assert all(await asyncio.gather(*(wire.is_healthy() for wire in wires)))
 
 
-async def test_server_with_64_files_answers_during_a_flood_without_handshakes(tmp_path: Path) -> None:
+async def test_server_with_64_open_files_answers_during_a_flood_without_handshakes(tmp_path: Path) -> None:
     trusted, tls = create_authority(tmp_path)
     port = free_port()
     command = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(tmp_path / "home")]

@@ -1,5 +1,6 @@
-"""Real services as processes: a file for each service; each uses 127.0.0.1 and a free port, and ends with its context.
+"""Real services as processes.
 
-The configuration files are those in `deploy/`, which `docker-compose.yml` mounts, so that the tests check what an
-operator starts. Downloads are in `.cache/`; make targets put them there, never a test.
+Each service has a file. It uses 127.0.0.1 and a free port, and ends with its context. The configuration files are those
+in `deploy/`, which `docker-compose.yml` mounts, so the tests check the files that an operator uses. Downloads are in
+`.cache/`. Make targets put them there, and tests never download.
 """

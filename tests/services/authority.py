@@ -26,7 +26,10 @@ class ClientFiles:
 
 
 class Authority:
-    """An authority that signs certificates for `names`: addresses and host names."""
+    """A certificate authority.
+
+    The certificates of servers that it issues are valid for `names`: addresses and host names.
+    """
 
     def __init__(self, folder: Path, names: Sequence[str] = ("127.0.0.1",), file: str = "ca.pem") -> None:
         self._folder = folder
@@ -34,15 +37,15 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test authority")])
         self.file = folder / file
-        own = self._build_certificate(self._name, self._key, self._names, is_authority=True)
-        self.pem = _encode_pem(own).decode()
-        self.digest = hashlib.sha256(own.public_bytes(serialization.Encoding.DER)).hexdigest()
-        """The digest of its certificate, by which rules for certificates of clients name it."""
+        certificate = self._build_certificate(self._name, self._key, self._names, is_authority=True)
+        self.pem = _encode_pem(certificate).decode()
+        self.digest = hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).hexdigest()
+        """The digest of the authority's certificate. Rules for client certificates use it to name the authority."""
         self.file.write_text(self.pem)
         self.certificate, self.key = folder / "server.pem", folder / "server.key"
 
     def issue(self, name: str, *, key_too: bool = True) -> None:
-        """Write a new certificate and key to the files of the server."""
+        """Write a new certificate for the server `name`, and its key if `key_too`, to the files of the server."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self.certificate.write_bytes(_encode_pem(self._build_certificate(subject, key, self._names)))
@@ -64,8 +67,8 @@ class Authority:
             file: The name of the files.
             names: The alternative names of the client.
             common_name: The common name of the client.
-            valid_s: The seconds for which the certificate is valid from now; negative: it has ended.
-            usage: The only use of the certificate.
+            valid_s: The seconds from now until the certificate expires. If negative, it has expired.
+            usage: The only extended key usage of the certificate.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)] if common_name else [])
@@ -79,12 +82,12 @@ class Authority:
     def build_revocation_list(
         self, *revoked: ClientFiles, valid_s: float = _DAYS_VALID * 86400, issuer: x509.Name | None = None
     ) -> str:
-        """Return the list (PEM) of revoked certificates.
+        """Return the list of revoked certificates as PEM.
 
         Args:
-            revoked: The files of the certificates.
-            valid_s: The seconds from now until the next list; negative: this list is out of date.
-            issuer: The issuer that the list names. None: this authority.
+            revoked: The files of the revoked certificates.
+            valid_s: The seconds from now until the next list is due. If negative, this list is out of date.
+            issuer: The issuer that the list names. By default it is this authority.
         """
         now = datetime.datetime.now(datetime.UTC)
         builder = (
@@ -109,6 +112,7 @@ class Authority:
         end: datetime.datetime | None = None,
         usage: x509.ObjectIdentifier | None = None,
     ) -> x509.Certificate:
+        """Return a certificate signed by this authority. It ends after `_DAYS_VALID` days unless `end` is given."""
         now = datetime.datetime.now(datetime.UTC)
         builder = (
             x509.CertificateBuilder()
@@ -127,7 +131,7 @@ class Authority:
             )
         )
         if names:
-            # An authority that reads only the alternative names needs them to be critical if there is no subject.
+            # Without a subject, X.509 requires the alternative names to be critical.
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=not list(subject))
         if usage is not None:
             builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)

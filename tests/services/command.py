@@ -1,4 +1,6 @@
-"""`seamark …` as a command that ends: a separate process, forked from one that has already imported the server."""
+"""Run `seamark …` commands that end in a separate process, forked from a process that has already imported
+the server.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ SEAMARK = str(Path(sys.executable).parent / "seamark")
 def run_seamark(
     *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run the command in this process's folder, without input, with `env` added to this process's environment.
+    """Run the command in the current folder, without input.
+
+    `env` is added to the environment of this process.
 
     Raises:
         subprocess.TimeoutExpired: The command did not end in time and was killed.

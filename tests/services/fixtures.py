@@ -1,7 +1,7 @@
-"""Pytest fixtures for the services: started at first use, kept for the session, with separate data for each test.
+"""Pytest fixtures for the services. They start at the first use, run for the session, and give each test separate data.
 
-Loaded by `tests/conftest.py`. A test that stops, kills or breaks a service starts its own with the
-context managers beside this file.
+`tests/conftest.py` loads them. A test that stops, kills or breaks a service starts its own service with the context
+managers in this folder.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Put the folders of `tmp_path` into memory unless `--basetemp` or PYTEST_DEBUG_TEMPROOT names another place.
+    """Put the folders of `tmp_path` into memory, unless `--basetemp` or PYTEST_DEBUG_TEMPROOT names another folder.
 
-    Logs show plain tracebacks: the default shows the variables of each frame in colours, in a second of CPU time.
+    Logs show plain tracebacks, because the default shows the variables of each frame in colours, which takes a second
+    of CPU time.
     """
     structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.plain_traceback
     folder = find_folder_in_memory()
@@ -45,22 +46,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Start the fork server before the first test, and after imported test modules have set variables, as Polars does.
+    """Start the fork server before the first test.
 
-    Otherwise every server of a run with such a module would be a whole process.
+    Imported test modules may have set environment variables, as Polars does. The fork server must have these variables,
+    because otherwise every server of the run would be started as a new interpreter.
     """
     fork_server.enable()
 
 
 @pytest.fixture(autouse=True)
 def _own_logs() -> Iterator[None]:
-    """Restore the configuration of logs after each test.
-
-    Commands within a test configure the logs of the process.
+    """Restore the configuration of logs after each test, because commands in a test configure the logs of
+    the process.
     """
     configure = structlog.configure
     with pytest.MonkeyPatch.context() as patch:
-        # A cached logger keeps its configuration for ever.
+        # A cached logger would keep its configuration.
         patch.setattr(
             structlog, "configure", lambda **kwargs: configure(**kwargs | {"cache_logger_on_first_use": False})
         )
@@ -74,7 +75,7 @@ def _own_logs() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """A PostgreSQL server with compose's configuration."""
+    """Yield a PostgreSQL server with compose's configuration."""
     with postgres_server() as server:
         yield server
 
@@ -86,9 +87,9 @@ def _postgres_database(postgres: Postgres) -> str:
 
 @pytest.fixture
 def postgres_url(postgres: Postgres, _postgres_database: str) -> Iterator[str]:
-    """Yield the URL of an empty database of this test.
+    """Yield the URL of an empty database for this test.
 
-    No client is connected to it afterwards.
+    No client is connected to it after the test.
     """
     yield _postgres_database
     postgres.clear_database(_postgres_database)
@@ -96,21 +97,21 @@ def postgres_url(postgres: Postgres, _postgres_database: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    """A real S3-compatible server."""
+    """Yield a real S3-compatible server."""
     with run_s3(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 
 @pytest.fixture
 def s3_bucket(s3: S3) -> str:
-    """Return the name of a bucket of this test."""
+    """Return the name of a new bucket for this test."""
     return s3.create_bucket()
 
 
 @pytest.fixture(scope="session")
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
-    """An emulator of Azure storage."""
-    # The client library takes a while to import, which most test processes do not need.
+    """Yield an emulator of Azure storage."""
+    # The import of the client library is slow, and most test processes do not need it.
     from tests.services.clouds.azurite import run_azurite
 
     with run_azurite(tmp_path_factory.mktemp("azurite")) as server:
@@ -119,7 +120,7 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
 
 @pytest.fixture(scope="session")
 def google_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoogleStorage]:
-    """An emulator of Google Cloud Storage."""
+    """Yield an emulator of Google Cloud Storage."""
     from tests.services.clouds.gcs import run_gcs
 
     with run_gcs(tmp_path_factory.mktemp("gcs")) as server:
@@ -128,8 +129,8 @@ def google_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoogleS
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """A broker of Apache Kafka. Each test has its own topics, whose names begin with `create_prefix()`."""
-    # The client library takes a while to import, which most test processes do not need.
+    """Yield a broker of Apache Kafka. Each test has its own topics, whose names begin with `create_prefix()`."""
+    # The import of the client library is slow, and most test processes do not need it.
     from tests.services.kafka import run_kafka_broker
 
     with run_kafka_broker(tmp_path_factory.mktemp("kafka")) as broker:
@@ -138,7 +139,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 @pytest.fixture(scope="session")
 def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nats]:
-    """A server of NATS with JetStream."""
+    """Yield a NATS server with JetStream."""
     with run_nats(tmp_path_factory.mktemp("nats")) as server:
         yield server
 
@@ -153,8 +154,8 @@ def java_catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Yield the session's only Spark, without any catalog yet."""
-    # PySpark takes a second to import, which most test processes do not need.
+    """Yield the only Spark session of this run, without catalogs."""
+    # The import of PySpark takes a second, and most test processes do not need it.
     from tests.services.java import configure_local_files
     from tests.services.spark import INTERPRETED, spark_session
 
@@ -168,15 +169,17 @@ def spark_catalog(spark: SparkSession) -> Callable[..., str]:
 
     from tests.services.spark import new_catalog
 
-    def add(uri: str, **options: object) -> str:
+    def add_catalog(uri: str, **options: object) -> str:
         return new_catalog(spark, uri, **options)  # type: ignore[arg-type]
 
-    return add
+    return add_catalog
 
 
 @pytest.fixture
 def start_seamark(tmp_path: Path) -> Iterator[Callable[..., Seamark]]:
-    """Yield `start_seamark(name="seamark", **settings)`, which starts a `Seamark` in `tmp_path / name` for the test."""
+    """Yield `start_seamark(name="seamark", **settings)`, which starts a `Seamark` in `tmp_path / name` until the test
+    ends.
+    """
     with ExitStack() as stack:
 
         def start(name: str = "seamark", **settings: object) -> Seamark:

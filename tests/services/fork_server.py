@@ -1,11 +1,10 @@
-"""A process that has imported the server's modules and forks servers, because imports take most CPU time of a start.
+"""A process that has imported the server's modules and forks servers, because imports take most of a start's CPU time.
 
-Only tests use it, after `enable()`; a bench starts whole processes. The child runs the same script or module as
-`__main__`, with its own session, folder and environment, and with its output in its log. If the environment differs
-from this process's in more than Seamark's variables, a whole process is started, because modules may read variables
-when they are imported.
+Only tests use it, after they called `enable()`. A bench starts new interpreters. The child runs the same script or
+module as `__main__`, with its own session, folder and environment, and with its output in its log. If the environment
+differs in a variable that modules may read during their import, the program is started as a new interpreter.
 
-A server with several workers spawns them. In a child of the fork server, these workers are forks of it too.
+A server with several workers spawns them. In a child of the fork server, these workers are forks of the child.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ MODULES = (
     "tests.faults.rigs.dying_server",
 )
 _OWN = ("SEAMARK_", "PYTHONPATH", "PYTEST_", "PYSPARK_", "SPARK_")
-"""Prefixes of variables that no module reads when it is imported."""
+"""Prefixes of environment variables that no module reads during its import."""
 _SHELLS = {"PATH", "PWD", "OLDPWD", "SHLVL", "_"}
-"""Variables of a shell, which no module reads when it is imported either."""
+"""Environment variables of a shell that no module reads during its import."""
 _MESSAGE_BYTES = 1 << 20
 _environment: dict[str, str] | None = None
-"""The environment of the fork server, or None if servers are not forked."""
+"""The environment of the fork server, or None if `enable` was not called."""
 _server: ForkServer | None = None
 _one_at_a_time = threading.Lock()
 
 
 class ForkedProcess:
-    """The interface of `subprocess.Popen` for a child of the fork server, which sends its exit code."""
+    """A child of the fork server, with the interface of `subprocess.Popen`. The child sends its exit code."""
 
     def __init__(self, argv: Sequence[str], pid: int, ended: int) -> None:
         self.args = list(argv)
@@ -75,15 +74,12 @@ class ForkedProcess:
             os.close(self._ended)
             self.returncode = (
                 int(exit_message) if exit_message else -signal.SIGKILL
-            )  # Nothing arrived: the fork server itself has ended.
+            )  # Without data, the fork server itself has ended.
         return self.returncode
 
 
 class ForkServer:
-    """The tests' side of the fork server.
-
-    One thread at a time may fork.
-    """
+    """The client of the fork server in the test process. One thread at a time may fork."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -113,9 +109,9 @@ class ForkServer:
 
 
 def enable() -> None:
-    """Let `fork` fork from now on.
+    """Let `fork` use the fork server from now on.
 
-    The function is called once, after all test modules were imported and before a test changes the environment.
+    Call it once, after all test modules were imported and before a test changes the environment.
     """
     global _environment
     _environment = dict(os.environ)
@@ -124,11 +120,10 @@ def enable() -> None:
 def fork(
     argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int, errors: int | None = None
 ) -> ForkedProcess | None:
-    """Return the process of a Python program, or None if a whole process is needed.
+    """Return the forked process of a Python program, or None if the program needs a new interpreter.
 
-    The program is `SCRIPT …` or `PYTHON -m MODULE …`.
-
-    Its output goes to the file `output`, and its errors to `errors` if that is a different file.
+    The program is `SCRIPT …` or `PYTHON -m MODULE …`. Its output goes to the file descriptor `output`, and its errors
+    to `errors` if it is given.
     """
     global _server
     if _environment is None or _list_foreign_variables(env) != _list_foreign_variables(_environment):
@@ -150,9 +145,9 @@ def _read_umask() -> int:
 
 
 def _serve(control: socket.socket) -> dict[str, object] | None:
-    """Fork until the tests end.
+    """Fork processes until the tests end.
 
-    Return None then. In a child, return what it must run.
+    Return None at the end. In a child, return the program that the child must run.
     """
     children: dict[int, int] = {}
     woken, wake = os.pipe()
@@ -171,19 +166,19 @@ def _serve(control: socket.socket) -> dict[str, object] | None:
         message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 3)
         if not message:
             return None
-        output, errors, ended = descriptors
+        output, errors, end_pipe = descriptors
         pid = os.fork()
         if pid:
-            children[pid] = ended
+            children[pid] = end_pipe
             os.close(output)
             os.close(errors)
             continue
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for descriptor in (woken, wake, ended, *children.values()):
+        for descriptor in (woken, wake, end_pipe, *children.values()):
             os.close(descriptor)
         os.setsid()
-        control.send(str(os.getpid()).encode())  # From here on signals to the group reach it.
+        control.send(str(os.getpid()).encode())  # From here on, signals to the process group reach the child.
         control.close()
         os.dup2(output, 1)
         os.dup2(errors, 2)
@@ -198,13 +193,14 @@ def _reap(children: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        ended = children.pop(pid)
-        with suppress(BrokenPipeError):  # No caller waits for it.
-            os.write(ended, str(os.waitstatus_to_exitcode(status)).encode())
-        os.close(ended)
+        end_pipe = children.pop(pid)
+        with suppress(BrokenPipeError):  # No caller waits for the process.
+            os.write(end_pipe, str(os.waitstatus_to_exitcode(status)).encode())
+        os.close(end_pipe)
 
 
 def _run(argv: list[str], env: dict[str, str], cwd: str, umask: int) -> None:
+    """Become the requested process: set its environment, folder and umask, and run its module or script."""
     os.umask(umask)
     os.chdir(cwd)
     os.environ.clear()
@@ -220,7 +216,7 @@ def _run(argv: list[str], env: dict[str, str], cwd: str, umask: int) -> None:
 
 
 def _fork_workers() -> None:
-    """Let multiprocessing fork this process where it would start an interpreter that imports all modules again.
+    """Let multiprocessing fork this process instead of starting an interpreter that imports all modules again.
 
     The new process reads its function and arguments from a pipe, as a spawned process does. A process with several
     threads is not forked.
@@ -228,7 +224,7 @@ def _fork_workers() -> None:
     spawn = util.spawnv_passfds
 
     def fork_or_spawn(path: bytes, arguments: list[str], descriptors: Sequence[int]) -> int:
-        is_worker = arguments[-1] == "--multiprocessing-fork"  # Otherwise it is the tracker of resources.
+        is_worker = arguments[-1] == "--multiprocessing-fork"  # If it is not a worker, it is the resource tracker.
         if not is_worker or len(os.listdir("/proc/self/task")) > 1:
             return spawn(path, arguments, descriptors)
         pid = os.fork()
@@ -248,7 +244,7 @@ def _run_worker(program: str, descriptors: Sequence[int]) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in descriptors:
-            with suppress(OSError):  # The descriptor of the listing is closed already.
+            with suppress(OSError):  # The descriptor of the folder listing is closed already.
                 os.close(int(name))
     values.ValueClass = values.get_value_class()  # The supervisor has set the folder of the workers' metrics.
     sys.argv = ["-c", "--multiprocessing-fork"]
@@ -257,15 +253,15 @@ def _run_worker(program: str, descriptors: Sequence[int]) -> NoReturn:
         exec(program, {"__name__": "__main__"})
     except SystemExit as ended:
         code = int(ended.code or 0)
-    except BaseException:  # noqa: BLE001 - it must not reach the frames of the supervisor
+    except BaseException:  # noqa: BLE001 - an error must not reach the frames of the supervisor
         traceback.print_exc()
     _end_process(code)
 
 
 def _end_process(code: int) -> NoReturn:
-    """End like an interpreter, but without the destruction of all objects.
+    """End the process like an interpreter, but without destroying all objects.
 
-    That would copy the pages that all children share, and take longer than the rest of a start and an end together.
+    The destruction would copy the pages that all children share, and take longer than a start and an end together.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -276,6 +272,7 @@ def _end_process(code: int) -> NoReturn:
 
 
 def main() -> None:
+    """Import the modules that servers need, and fork a process for each request until the caller ends."""
     for name in MODULES:
         importlib.import_module(name)
     gc.collect()

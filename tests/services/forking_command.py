@@ -1,7 +1,7 @@
-"""A `seamark` for shell scripts that lets the fork server run the command.
+"""A program `seamark` for shell scripts that lets the fork server run the command.
 
-A script's commands then cost 0.1 s of CPU time instead of 0.4 to 1 s each. `forking_command(folder)` writes the program
-into `folder`, which the caller puts first in PATH. The program sends its arguments, environment, folder and
+A command of a script then takes 0.1 s of CPU time instead of 0.4 to 1 s. `install_forking_command(folder)` writes the
+program into `folder`, which the caller puts first in PATH. The program sends its arguments, environment, folder and
 outputs over a socket, forwards SIGTERM and SIGINT, and exits with the command's code. The command has no input.
 """
 
@@ -41,9 +41,9 @@ sys.exit(code)
 
 @contextlib.contextmanager
 def install_forking_command(folder: Path) -> Iterator[None]:
-    """Write the program to `folder` until the block ends; commands that still run then are killed."""
+    """Write the program to `folder`, and serve it until the block ends. Then commands that still run are killed."""
     with contextlib.ExitStack() as stack:
-        # The path of a socket has at most 108 bytes, and a test's folder is longer.
+        # The path of a socket has at most 108 bytes, and the path of a test's folder is longer.
         home = Path(f"/proc/self/fd/{_open_folder(stack, folder)}")
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         listener.bind(str(home / "s"))
@@ -75,6 +75,7 @@ def _accept(listener: socket.socket, process_ids: set[int]) -> None:
 
 
 def _serve_request(requested_socket: socket.socket, process_ids: set[int]) -> None:
+    """Start the requested process, and send its id and later its exit code. End it if the caller ends."""
     with requested_socket:
         message, outputs, _, _ = socket.recv_fds(requested_socket, _MESSAGE_BYTES, 2)
         request = json.loads(message)
@@ -83,7 +84,7 @@ def _serve_request(requested_socket: socket.socket, process_ids: set[int]) -> No
             os.close(descriptor)
         process_ids.add(process.pid)
         requested_socket.send(str(process.pid).encode())
-        # The caller may be killed meanwhile, like a server that does not end in time.
+        # The caller may have been killed, for example because its server did not end in time.
         threading.Thread(target=_end_with, args=(requested_socket, process.pid, process_ids), daemon=True).start()
         code = process.wait()
         process_ids.discard(process.pid)
@@ -93,7 +94,7 @@ def _serve_request(requested_socket: socket.socket, process_ids: set[int]) -> No
 
 
 def _start(request: dict[str, object], output: int, errors: int) -> ForkedProcess | subprocess.Popen[bytes]:
-    """Start a forked process, or a new process if the fork server cannot be used."""
+    """Start a forked process, or a new interpreter if the fork server cannot be used."""
     argv, env, cwd = [SEAMARK, *request["arguments"]], request["env"], request["cwd"]  # type: ignore[misc]
     forked = fork(argv, env, Path(cwd), output, errors)  # type: ignore[arg-type]
     return forked or subprocess.Popen(

@@ -1,7 +1,7 @@
 """Java on this machine, and Iceberg's own REST server for comparison.
 
-PATH's java (17 or newer) runs Spark, the compliance kit and the fixture. Only Trino needs Java 25, found by `JAVA25` or
-below /usr/lib/jvm.
+The java on PATH (17 or newer) runs Spark, the compliance kit and the fixture. Only Trino needs Java 25. `JAVA25` names
+its home, or it is found below /usr/lib/jvm.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SHORT_LIVED = (
 )
 """Options of every JVM of the tests.
 
-None lives long enough to benefit from its optimizing compiler. Classes of released
-jars are valid; their verification takes a fifth of the CPU time of a start of Trino.
+No JVM runs long enough to benefit from its optimizing compiler. The classes of released jars are valid, and their
+verification takes a fifth of the CPU time of a start of Trino.
 """
 
 
 def find_java_17() -> str:
-    """Return the path of a `java` from version 17 on: that of JAVA_HOME, else that on PATH."""
+    """Return the path of a `java` of version 17 or newer: from JAVA_HOME, or from PATH."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
@@ -42,9 +42,9 @@ def find_java_17() -> str:
 
 
 def compile_java(source: Path, classpath: Sequence[str]) -> Path:
-    """Return the folder with the classes of `source`, compiled again if the source or the first jar has changed.
+    """Return the folder with the classes of `source`. Compile again if the source or the first jar has changed.
 
-    Two concurrent compilations both succeed.
+    If two processes compile at the same time, both succeed.
     """
     stamp = f"{source.stat().st_mtime_ns}-{Path(classpath[0]).stem}"
     folder = CACHE / "java-classes" / source.stem / stamp
@@ -93,7 +93,10 @@ def read_rck_classpath() -> str:
 
 @contextmanager
 def run_java_fixture(warehouse: Path, *, log: Path) -> Iterator[str]:
-    """Run Iceberg's `RESTCatalogServer` over a JDBC catalog in SQLite, strict about namespaces; yield its base URL."""
+    """Run Iceberg's `RESTCatalogServer` over a JDBC catalog in SQLite, and yield its base URL.
+
+    The server requires that namespaces exist.
+    """
     port = free_port()
     base_url = f"http://127.0.0.1:{port}"
     argv = [

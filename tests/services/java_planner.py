@@ -1,6 +1,6 @@
-"""Iceberg Java's planner in a separate JVM, for comparison of scan planning: thousands of plans in seconds.
+"""Iceberg Java's scan planner in a separate JVM, for comparison. It makes thousands of plans in seconds.
 
-`JavaPlanner.java` is compiled once into .cache, against the jar that Spark runs with, and answers JSON lines.
+`JavaPlanner.java` is compiled once into .cache, against the jar that Spark uses. It answers in lines of JSON.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ SOURCE = Path(__file__).with_name("JavaPlanner.java")
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """One scan: the metadata file's URI, the REST filter as JSON text, and a snapshot (None for the current one).
+    """A request for one scan.
 
+    It has the metadata file's URI, the REST filter as JSON text, and a snapshot id (None for the current snapshot).
     `names` says which column names the filter uses with a snapshot: "current" or "snapshot".
     """
 
@@ -48,9 +49,9 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """One file of Java's plan.
+    """A file of Java's plan.
 
-    A deletion vector is named `location#offset`; the residual is Java's JSON.
+    A deletion vector is named `location#offset`. The residual is in Java's JSON.
     """
 
     path: str
@@ -60,16 +61,16 @@ class PlannedTask:
 
 @dataclass(frozen=True)
 class JavaPlan:
-    """Java's answer: its tasks by file path, or its exception."""
+    """Java's answer: its tasks by file path, or the text of its exception."""
 
     tasks: dict[str, PlannedTask]
     error: str | None
 
 
 class JavaPlanner:
-    """A running JVM; `plan` requests any number of scans at once.
+    """A running JVM. `plan` sends any number of scans at once.
 
-    Consecutive scans of one table are fastest.
+    Consecutive scans of the same table are fastest.
     """
 
     def __init__(self, child: subprocess.Popen[bytes], log: Path) -> None:
@@ -94,7 +95,7 @@ class JavaPlanner:
 
 
 def _send(stdin: IO[bytes], lines: list[bytes]) -> None:
-    """Send lines in a separate thread: writing all before reading would block when both pipes are full."""
+    """Send lines in a separate thread. Writing all lines before reading would block when both pipes are full."""
     for line in lines:
         stdin.write(line)
     stdin.flush()

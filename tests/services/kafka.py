@@ -1,4 +1,4 @@
-"""An Apache Kafka broker: one process that is also its controller (KRaft), from jars that `make services` copies."""
+"""An Apache Kafka broker in one process, which is also its controller (KRaft). `make services` copies its jars."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ appender.out.layout.pattern = %d %p %c %m%n
 
 
 class Kafka:
-    """A running broker."""
+    """A running Kafka broker."""
 
     def __init__(self, process: ManagedProcess, address: str) -> None:
         self.process = process
@@ -41,18 +41,18 @@ class Kafka:
         return f"t{next(self._prefixes)}"
 
     def is_answering(self) -> bool:
-        """Return whether the broker serves requests."""
+        """Return True if the broker serves requests."""
         with contextlib.suppress(KafkaException):
             client = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
             return bool(client.list_topics(timeout=1).brokers)
         return False
 
     def start(self) -> None:
-        """Start the broker, also after `kill`, with the files that it has."""
+        """Start the broker with its existing files, for example after `kill`."""
         self.process.start(self.is_answering, timeout_s=60)
 
     def kill(self) -> None:
-        """End the broker by SIGKILL."""
+        """End the broker with SIGKILL."""
         self.process.stop(first=signal.SIGKILL)
 
 
@@ -60,20 +60,20 @@ class Kafka:
 def run_kafka_broker(
     folder: Path, *, host: str = "127.0.0.1", port: int | None = None, advertised: str = ""
 ) -> Iterator[Kafka]:
-    """Start a broker whose files are below `folder`, and which clients reach at `host`; yield it.
+    """Start a broker, and yield it. Its files are below `folder`, and clients reach it at `host`.
 
     Args:
         folder: A new folder.
         host: The address on which the broker listens.
-        port: Its port; by default a free port.
-        advertised: The address `host:port` to which the broker sends its clients, such as that of a proxy.
+        port: Its port. By default it is a free port.
+        advertised: The address `host:port` that the broker gives to its clients, for example the address of a proxy.
     """
     jars = CACHE / "kafka"
     if not any(jars.glob("kafka_2.13-*.jar")):
         raise ServiceFailed("the jars of Kafka are not in .cache/kafka; run `make services`")
     data = folder / "data"
     data.mkdir(parents=True)
-    # A formatted folder, without the second start of a JVM that kafka-storage.sh takes.
+    # This formats the folder without kafka-storage.sh, which would start a second JVM.
     (data / "meta.properties").write_text(
         f"version=1\nnode.id=1\ncluster.id={_CLUSTER_ID}\ndirectory.id={_DIRECTORY_ID}\n"
     )

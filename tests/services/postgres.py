@@ -1,8 +1,8 @@
 """A PostgreSQL server with compose's configuration, in a new cluster.
 
-PostgreSQL refuses to run as root. As root the tests run it as the user `postgres`, from a folder outside
-pytest's, which only root may enter. Only the port and the socket folder are set on the command line; everything
-else is `deploy/postgres/postgresql.conf`.
+PostgreSQL refuses to run as root. If the tests run as root, they run the server as the user `postgres`, from a folder
+outside of pytest's folder, which only root may enter. The command line sets only the port and the socket folder. All
+other settings are in `deploy/postgres/postgresql.conf`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ PASSWORD = "seamark"
 def _find_binary(name: str) -> str:
     """Return the path of a PostgreSQL program: in Debian's folder of the newest version, or on PATH.
 
-    Debian's clients on PATH are a Perl script, which takes five times as much CPU time to start as psql itself.
+    On Debian, the client programs on PATH are a Perl script. It takes five times as much CPU time to start as psql
+    itself.
     """
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: int(p.parent.name), reverse=True)
     program_path = next((str(f / name) for f in folders if (f / name).exists()), None) or shutil.which(name)
@@ -44,9 +45,9 @@ def _run_as_server_user(argv: list[str]) -> list[str]:
 
 @dataclass
 class Postgres:
-    """A running server.
+    """A running PostgreSQL server.
 
-    `url(database)` is a DSN for asyncpg; `create_database()` takes some 50 ms.
+    `make_url(database)` returns a DSN for asyncpg. `create_database()` takes about 50 ms.
     """
 
     port: int
@@ -57,7 +58,7 @@ class Postgres:
         return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{database}"
 
     def run_sql(self, statement: str, database: str = "postgres") -> str:
-        """Run `statement` with psql; return rows as text, one per line, with columns separated by |."""
+        """Run `statement` with psql. Return the rows as text, one in each line, with columns separated by |."""
         argv = [
             _find_binary("psql"),
             "-X",
@@ -82,18 +83,20 @@ class Postgres:
         return self.make_url(name)
 
     def clear_database(self, url: str) -> None:
-        """Return the database of `url` to its initial state, which costs a tenth of creating another one."""
+        """Return the database of `url` to its initial state. This takes a tenth of the time of creating another
+        database.
+        """
         name = url.rsplit("/", 1)[1]
         other_sessions = f"FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
-        ended = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
+        ended_sessions = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
         create_schema = "CREATE SCHEMA public AUTHORIZATION pg_database_owner; GRANT USAGE ON SCHEMA public TO PUBLIC"
-        self.run_sql(f"{ended}; DROP SCHEMA public CASCADE; {create_schema}", name)
+        self.run_sql(f"{ended_sessions}; DROP SCHEMA public CASCADE; {create_schema}", name)
 
     def delete_rows(self, url: str, keep: Sequence[str], then: str) -> None:
-        """Delete the rows of all tables except `keep`, which costs less than to create the tables again.
+        """Delete the rows of all tables except `keep`. This takes less time than creating the tables again.
 
         Args:
-            url: The database.
+            url: The URL of the database.
             keep: The tables whose rows stay.
             then: A statement to execute afterwards.
         """
@@ -105,18 +108,18 @@ class Postgres:
         self.run_sql(f"{end_sessions}; {delete}; {then}", url.rsplit("/", 1)[1])
 
     def drop_database(self, url: str) -> None:
-        """Drop the database of `url`, ending all its connections."""
+        """Drop the database of `url`, and end all its connections."""
         self.run_sql(f'DROP DATABASE IF EXISTS "{url.rsplit("/", 1)[1]}" WITH (FORCE)')
 
 
 def _create_cluster(data: Path, password: Path) -> None:
     """Create the files of a new cluster.
 
-    The first call stores a copy of them in `.cache`, because copying takes a tenth of the time of `initdb`. Two
-    concurrent first calls both succeed.
+    The first call stores a copy of them in `.cache`, because a copy takes a tenth of the time of `initdb`. If two first
+    calls run at the same time, both succeed.
     """
     initdb = Path(_find_binary("initdb"))
-    # Only the user that created a cluster may read it.
+    # Only the user who created a cluster may read it.
     name = f"{initdb.resolve().parents[1].name}-{initdb.stat().st_mtime_ns}-{os.geteuid()}"
     cluster_folder = CACHE / "postgres-clusters" / name
     if cluster_folder.exists():
@@ -144,11 +147,11 @@ def _copy_folder(source: Path, target: Path) -> None:
 
 @contextmanager
 def postgres_server() -> Iterator[Postgres]:
-    """Start a new cluster, which is ended and removed on exit."""
+    """Start a new cluster. At the end of the block it is stopped and removed."""
     root = Path(tempfile.mkdtemp(prefix="seamark-pg-", dir=find_folder_in_memory()))
     try:
         data, config, password = root / "data", root / "postgresql.conf", root / "password"
-        shutil.copyfile(CONFIG, config)  # A copy, because the server's user may not have access to the checkout
+        shutil.copyfile(CONFIG, config)  # The server's user may not have access to the checkout.
         password.write_text(PASSWORD)
         if os.geteuid() == 0:
             for path in (root, config, password):
@@ -165,6 +168,8 @@ def postgres_server() -> Iterator[Postgres]:
             process.start(lambda: subprocess.run(probe).returncode == 0, timeout_s=60)
             yield server
         finally:
-            process.stop(first=signal.SIGINT)  # Fast shutdown: SIGTERM would wait for every client to disconnect.
+            process.stop(
+                first=signal.SIGINT
+            )  # SIGINT is a fast shutdown. SIGTERM would wait until every client disconnects.
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""One child process in its own group: awaited until ready, ended by id, with the end of its log in every error.
+"""A child process in its own process group. The parent waits until it is ready, and adds the end of its log to errors.
 
 A test must never hang because a service died, nor leave a service running. So `ManagedProcess` watches the child while
-it waits for readiness, ends the whole process group on exit (terminate, then kill), and ends all remaining processes
-when the interpreter exits.
+it waits for readiness. At the end it terminates the whole process group, and kills it if necessary. When the
+interpreter exits, it kills all remaining processes.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _living: set[ManagedProcess] = set()
 
 
 class ServiceFailed(Exception):
-    """A service did not start, died early, or lacks something on this machine; the message says what to do."""
+    """A service did not start, died early, or lacks something on this machine. The message says what to do."""
 
 
 _PORTS = range(20_000, 32_000)
-"""Ports below those that Linux assigns to clients and to requests for any port.
+"""The range of ports for servers. It is below the ports that Linux assigns to clients and to requests for any port.
 
-So a chosen port stays free until its use, and while its server is down before a restart.
+So a chosen port stays free until its use, and while its server is stopped before a restart.
 """
 
 
 _drawn: set[int] = set()
-"""Ports that this process has chosen; a test may choose several before it uses the first."""
+"""Ports that this process has chosen. A test may choose several ports before it uses the first."""
 
 
 def free_port() -> int:
     """Return a TCP port of 127.0.0.1 that was free a moment ago, and that no other process of this test run chooses.
 
-    This process chooses it again only after all others.
+    This process chooses the port again only after all other ports.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     share = _PORTS[worker % 8 :: 8]
@@ -70,16 +70,17 @@ def is_port_open(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def is_http_ok(url: str, *, contains: str = "") -> bool:
-    """Return whether GET `url` answers 2xx with `contains` in the body."""
+    """Return True if GET `url` answers with a status 2xx and a body that contains `contains`."""
     with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=10) as answer:
         return contains in answer.read().decode()
     return False
 
 
 class ManagedProcess:
-    """A process `argv` with `env` (added to the environment) in `cwd`, with both output streams in `log`.
+    """A process that runs `argv`, with both output streams in `log`.
 
-    In tests, a server of Seamark (`forked`) comes from the fork server.
+    `env` is added to the environment, and `cwd` is the folder. If `forked`, the fork server starts the process, as for
+    Seamark's server in tests.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class ManagedProcess:
 
     @property
     def pid(self) -> int:
-        """The process id of the child, which is also its process group."""
+        """The process id of the child, which is also the id of its process group."""
         if self._child is None:
             raise ServiceFailed(f"{self.argv[0]} is not running")
         return self._child.pid
@@ -109,10 +110,10 @@ class ManagedProcess:
         return self._child is not None and self._child.poll() is None
 
     def start(self, ready: Callable[[], bool], *, timeout_s: float) -> None:
-        """Start the child, and return once `ready()` is true.
+        """Start the child, and return when `ready()` is True.
 
         Raises:
-            ServiceFailed: The child was not ready in time; the message has the end of its log.
+            ServiceFailed: The child was not ready in time. The message has the end of its log.
         """
         with self.log.open("ab") as out:
             self._child = fork(self.argv, self._env, self._cwd, out.fileno()) if self._forked else None
@@ -133,27 +134,27 @@ class ManagedProcess:
             time.sleep(0.05)
 
     def send(self, number: int) -> None:
-        """Send signal `number` to the whole group; a group that has already ended is not an error."""
+        """Send the signal `number` to the whole process group. If the group has already ended, nothing happens."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def wait(self, timeout_s: float) -> int:
-        """Return the exit code, within `timeout_s` seconds."""
+        """Wait for the end of the child for at most `timeout_s` seconds, and return its exit code."""
         if self._child is None:
             raise ServiceFailed(f"{self.argv[0]} is not running")
         code = self._child.wait(timeout_s)
-        self.send(signal.SIGKILL)  # Workers that outlived their parent
+        self.send(signal.SIGKILL)  # Workers may have outlived their parent.
         _living.discard(self)
         return code
 
     def stop(self, *, first: int = signal.SIGTERM, grace_s: float = 15.0) -> int | None:
-        """End the group with the signal `first`, and with SIGKILL if it still exists after `grace_s` seconds.
+        """End the process group with the signal `first`, and with SIGKILL if it still exists after `grace_s` seconds.
 
         Return the exit code.
         """
         if self._child is None:
             return None
-        if self not in _living:  # It has been awaited already, so its id may belong to another process by now.
+        if self not in _living:  # The child has been awaited already, so another process may have its id now.
             return self._child.returncode
         if self._child.poll() is None:
             self.send(first)
@@ -163,7 +164,7 @@ class ManagedProcess:
         return self.wait(grace_s)
 
     def leave_running(self) -> None:
-        """Let the child outlive this interpreter; `stop` then has no effect."""
+        """Let the child outlive this interpreter. Afterwards `stop` has no effect."""
         _living.discard(self)
 
     def log_tail(self, lines: int = 40) -> str:

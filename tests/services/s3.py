@@ -1,7 +1,7 @@
-"""A real S3 server: versitygw over a folder, or S3Proxy where only Java is available.
+"""A real S3 server: versitygw over a folder, or S3Proxy if only Java is available.
 
-`make services` puts one of them into `.cache/`; both check signatures and support conditional puts, unlike a mock.
-The keys and the region come from `deploy/s3/versitygw.env`, which compose uses too.
+`make services` puts one of them into `.cache/`. Unlike a mock, both check signatures and support conditional puts. The
+keys and the region come from `deploy/s3/versitygw.env`, which compose also uses.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ CONFIG = DEPLOY / "s3" / "versitygw.env"
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """Read NAME=value lines in the format of compose's env_file."""
+    """Return the variables of a file with NAME=value lines, in the format of compose's env_file."""
     lines = (line.strip() for line in path.read_text().splitlines())
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
 @cache
 def _get_session() -> botocore.session.Session:
-    """Return one session for all clients: reading the description of S3 takes a tenth of a second of CPU time."""
+    """Return the session that all clients share. Reading the description of S3 takes a tenth of a second
+    of CPU time.
+    """
     return botocore.session.Session()
 
 
 @dataclass
 class S3:
-    """A running store.
+    """A running S3 server.
 
-    `root` is its folder; stopping `process` makes it fail.
+    `root` is its folder. A test stops `process` to make the server fail.
     """
 
     endpoint: str
@@ -54,7 +56,9 @@ class S3:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def client(self) -> Any:
-        """Return a botocore client with path style and without retries, because tests check the first answer."""
+        """Return a botocore client with path-style addresses and without retries, because tests check the
+        first answer.
+        """
         return _get_session().create_client(
             "s3",
             endpoint_url=self.endpoint,
@@ -85,7 +89,7 @@ class S3:
         }
 
     def build_client_properties(self) -> dict[str, str]:
-        """Return the catalog properties with which Spark's S3FileIO and PyIceberg connect to this store themselves."""
+        """Return the catalog properties with which Spark's S3FileIO and PyIceberg connect directly to this store."""
         return {
             "s3.endpoint": self.endpoint,
             "s3.path-style-access": "true",
@@ -120,9 +124,10 @@ def _build_versitygw(binary: str, root: Path, port: int, settings: dict[str, str
 
 
 def _build_s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -> ManagedProcess:
+    """Return an S3Proxy server over the folder `root`, not yet started."""
     jars = CACHE / "s3proxy"
     if not any(jars.glob("s3proxy-*.jar")):
-        raise ServiceFailed("no S3 server: neither versitygw nor .cache/s3proxy is there; run `make services`")
+        raise ServiceFailed("no S3 server: neither versitygw nor .cache/s3proxy exists; run `make services`")
     properties = root.parent / "s3proxy.properties"
     lines = {
         "s3proxy.endpoint": f"http://127.0.0.1:{port}",
@@ -145,12 +150,12 @@ def _build_s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -
 
 @contextmanager
 def run_s3(folder: Path, *, keep_alive: bool = False, has_users: bool = False) -> Iterator[S3]:
-    """Start an S3 server whose objects are below `folder`; yield it.
+    """Start an S3 server, and yield it. Its objects are below `folder`.
 
     Create buckets with `create_bucket()`.
 
     Args:
-        keep_alive: Versitygw keeps connections open, like stores in the cloud; by default it does not.
+        keep_alive: Versitygw keeps connections open, like stores in the cloud. By default it does not.
         has_users: Versitygw accepts the keys of users that `manage_users` creates and deletes.
     """
     root = folder / "objects"

@@ -1,4 +1,4 @@
-"""`seamark serve` as a separate process that tests kill, drain and restart."""
+"""`seamark serve` as a separate process that tests can kill, drain and restart."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ SHARED_KEY = base64.b64encode(b"a key that is known to all tests").decode()
 class Seamark:
     """A server over `home`, by default with SQLite and a local warehouse.
 
-    The port stays the same over restarts. `env` are `SEAMARK_…` variables; `flags` are additional arguments of
-    `seamark serve`. `prefix` is a command that runs it, for example in another network namespace, where tests
-    reach it at `base_url`. `program` is the `seamark` of another checkout.
+    The port stays the same after a restart.
+
+    Args:
+        env: `SEAMARK_…` variables.
+        flags: Additional arguments of `seamark serve`.
+        base_url: The URL at which tests reach the server, if it is not at 127.0.0.1.
+        prefix: A command that runs the server, for example in another network namespace.
+        program: The `seamark` of another checkout.
     """
 
     def __init__(
@@ -53,8 +58,8 @@ class Seamark:
         argv += ["--port", str(self.port), "--warehouse", self.warehouse]
         argv += ["--database", database] if database else []
         # Replicas of one database need the same key, even with different homes.
-        # Table services are off, so that all work that a test observes is its own.
-        # A plan waits for index files and for pruning, so that its files do not depend on the speed of the machine.
+        # Table services are off, so that only the test causes the work that it observes.
+        # A plan waits for index files and for pruning, so the machine's speed does not determine which files it has.
         settings = {"SEAMARK_ENCRYPTION_KEY": SHARED_KEY, "SEAMARK_SERVICES_WORKERS": "0"}
         settings |= {"SEAMARK_INDEX_WAIT_S": "60", "SEAMARK_PLAN_TIME_BUDGET_S": "60", **(env or {})}
         log = home / "seamark.log"
@@ -74,14 +79,14 @@ class Seamark:
         return self._process.running()
 
     def start(self, timeout_s: float = 90.0) -> Seamark:
-        """Start the server and wait until it is ready and has logged so."""
+        """Start the server, and wait until it is ready and has logged this."""
         self._process.start(self._is_ready, timeout_s=timeout_s)
         return self
 
     def _is_ready(self) -> bool:
-        """Return whether the server is ready.
+        """Return True if the server is ready.
 
-        `server.json` comes last: /readyz answers before the gateway listens and before the log line.
+        The server writes `server.json` last. /readyz answers before the gateway listens and before the log line.
         """
         with contextlib.suppress(OSError):
             document = json.loads((self.home / "server.json").read_bytes())
@@ -102,7 +107,7 @@ class Seamark:
         return self._process.wait(timeout_s)
 
     def leave_running(self) -> None:
-        """Let the server outlive this interpreter; the caller removes its log and home."""
+        """Let the server outlive this interpreter. The caller removes its log and home."""
         self._process.leave_running()
 
     def restart(self, timeout_s: float = 90.0) -> Seamark:

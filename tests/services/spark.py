@@ -1,4 +1,4 @@
-"""Spark for tests: one small local session for the whole run, with catalogs added by name."""
+"""Spark for tests: one small local session for the whole run. Catalogs are added by name."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from tests.services.java import SHORT_LIVED, find_java_17
 from tests.services.process import CACHE
 
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Options that disable compiled Java code for queries: for few rows, compiling takes a sixth of all CPU time."""
+"""Options that disable compiled Java code for queries. With few rows, the compilation takes a sixth of all CPU time."""
 _LARGE_CODE = ("-XX:ReservedCodeCacheSize=192m", "-XX:-MethodFlushing")
-"""Options for a larger code cache. The compiled code of all tests in a process exceeds the 48 MB of a JVM without its
-optimizing compiler, which would then discard code and compile it again.
+"""Options for a larger code cache.
+
+Without the optimizing compiler a JVM has 48 MB. The compiled code of all tests in a process is larger, so the JVM would
+discard code and compile it again.
 """
 _numbers = itertools.count()
 
 
 def _read_result(connection: Any) -> Any:
-    """Read a result and close its socket.
+    """Read a result, and close its socket.
 
-    PySpark leaves the socket to the garbage collector, whose warning would fail whichever test is running.
+    PySpark leaves the socket to the garbage collector. Its warning would fail the test that runs at this time.
     """
     file, sock = pyspark.util.local_connect_and_auth(connection[0], connection[1])
     sock.settimeout(None)
-    sock.close()  # It takes effect when `file` is closed.
+    sock.close()  # The socket is closed when `file` is closed.
     return file
 
 
@@ -43,7 +45,7 @@ pyspark.util._create_local_socket = _read_result  # type: ignore[assignment]
 def spark_session(folder: Path, conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """Open a session whose scratch files are in `folder`.
 
-    It is stopped on exit; the next one reuses the JVM.
+    The session is stopped at the end. The next session reuses the JVM.
     """
     find_java_17()
     scratch = {
@@ -60,7 +62,7 @@ def spark_session(folder: Path, conf: Mapping[str, str] | None = None) -> Iterat
 
 
 def new_catalog(spark: SparkSession, uri: str, *, token: str = "", extra: Mapping[str, str] | None = None) -> str:
-    """Add a catalog for the server at `uri` under a new name in this JVM; return the name."""
+    """Add a catalog for the server at `uri` under a name that is new in this JVM, and return the name."""
     name = f"sea{next(_numbers)}"
     add_catalog(spark, build_catalog_conf(name, uri, token=token, extra=extra))
     return name

@@ -1,7 +1,7 @@
 """Trino as a process, from jars (`make trino`), with the configuration folder that compose mounts.
 
-The module sets only what compose's container provides: the node's address and data folder, and the variables that the
-files name. It also sets what tests of the protocol need: spooled results and https.
+The module sets only what compose's container provides (the node's address and data folder, and the variables that the
+files name) and what tests of the protocol need (spooled results and https).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ MAIN = DEPLOY / "trino" / "main" / "TrinoMain.java"
 JARS = CACHE / "trino"
 SPOOLING = Path(__file__).with_name("LocalSpooling.java")
 CATALOG = "seamark"
-"""The catalog's name in compose's file"""
+"""The name of the catalog in compose's configuration."""
 PLANS = "trino"
-"""The value of `X-Seamark-Plans` in its catalogs, which is the default of the proxy's option"""
+"""The value of `X-Seamark-Plans` in Trino's catalogs, which is the default of the proxy's option."""
 BY_NAME = "_by_name"
-"""The suffix of catalogs in which plan tables have names"""
+"""The suffix of the names of catalogs in which plan tables have names."""
 
 
 @dataclass
 class Trino:
-    """A running coordinator that is its own worker; `rows` runs a statement in one of its catalogs."""
+    """A running coordinator that is its own worker. `rows` runs a statement in one of its catalogs."""
 
     port: int
     process: ManagedProcess
@@ -49,15 +49,15 @@ class Trino:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start Trino, or restart it after its process has ended; the ports stay the same."""
+        """Start Trino, or restart it after its process has ended. The ports stay the same."""
         info = f"{self.base_url}/v1/info"
         self.process.start(lambda: is_http_ok(info, contains='"starting":false'), timeout_s=180)
 
     def rows(self, sql: str, session: dict[str, str] | None = None, *, catalog: str = CATALOG) -> list[list[Any]]:
-        """Return all rows of `sql`; `session` are session properties.
+        """Run `sql`, and return all rows. `session` has session properties.
 
         Raises:
-            Exception: The statement failed; the client's error has Trino's message.
+            Exception: The statement failed. The client's error has Trino's message.
         """
         connection: Any = trino.dbapi.connect(  # type: ignore[no-untyped-call]
             host="127.0.0.1", port=self.port, user="tests", catalog=catalog, session_properties=session, encoding=None
@@ -101,7 +101,7 @@ def _install_plugins(folder: Path, home: Path, *, spooling: bool) -> Path:
 
 
 def _write_spooling(folder: Path) -> dict[str, str]:
-    """Write the configuration of spooling, which Trino reads only from its own folder."""
+    """Write the configuration of spooling, which Trino reads only from its own folder. Return the added properties."""
     segments = folder / "segments"
     segments.mkdir()
     (folder / "etc").mkdir()
@@ -114,9 +114,11 @@ def _write_spooling(folder: Path) -> dict[str, str]:
 
 
 def _write_catalogs(folder: Path, more_catalogs: Mapping[str, str], extra: Mapping[str, str], *, by_name: bool) -> Path:
-    """Write compose's catalog, and others that differ only in their name and the server's address.
+    """Write compose's catalog, and catalogs that differ from it only in their name and the server's address.
 
-    With `by_name`, each has a twin `{name}_by_name` without `X-Seamark-Plans`. `extra` replaces properties of all.
+    Args:
+        extra: Properties that replace those of all catalogs.
+        by_name: If True, each catalog has a twin `{name}_by_name` without `X-Seamark-Plans`.
     """
     catalogs = folder / "catalog"
     shutil.copytree(ETC / "catalog", catalogs)
@@ -151,12 +153,17 @@ def trino_server(
     by_name: bool = False,
     catalog: Mapping[str, str] | None = None,
 ) -> Iterator[Trino]:
-    """Run Trino over the Seamark server at `uri`, and over `more_catalogs` by the names of their catalogs.
+    """Run Trino over the Seamark server at `uri`, and yield it.
 
-    Local tables are readable anywhere. With a `certificate` and its key (one PEM file), https is available too.
-    The start takes 15 to 40 s. `jvm` are options in addition to those of the file, whose garbage collector
-    takes a fifth of the CPU time in tests; `properties` are additional; `catalog` replaces properties of the
-    catalogs.
+    Local tables are readable from anywhere. The start takes 15 to 40 s.
+
+    Args:
+        more_catalogs: The URIs of further servers, by the names of their catalogs.
+        certificate: A PEM file with a certificate and its key. With it, Trino also serves https.
+        jvm: Options in addition to those of the file. Its garbage collector would take a fifth of the CPU time in
+        tests.
+        properties: Additional properties of Trino.
+        catalog: Properties that replace those of the catalogs.
     """
     home = find_java_25_home()
     if home is None:

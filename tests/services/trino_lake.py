@@ -13,13 +13,14 @@ from tests.services.seamark import Seamark
 from tests.services.trino import CATALOG, Trino, trino_server
 
 REMOTE = "remote"
-"""The catalog of the server whose tables are in S3"""
+"""The name of the catalog of the server whose tables are in S3."""
 
 
 @dataclass
 class TrinoLake:
-    """The Trino, `servers` by the names of their catalogs, and `clients`: the catalog properties for other engines.
+    """Trino with two Seamark servers.
 
+    `servers` are the servers by the names of their catalogs, and `clients` the catalog properties for other engines.
     `authority` is the certificate of Trino's https.
     """
 
@@ -36,7 +37,7 @@ class TrinoLake:
 
 @contextmanager
 def open_trino_lake(folder: Path, s3: S3, properties: Mapping[str, str]) -> Iterator[TrinoLake]:
-    """Open both servers and Trino; `properties` are additional ones of Trino."""
+    """Open both servers and Trino. `properties` are additional properties of Trino."""
     warehouse = f"s3://{s3.create_bucket()}/warehouse"
     certificate, key = create_self_signed(folder)
     pair = folder / "trino.pem"

@@ -14,6 +14,8 @@ from tests.services.process import ManagedProcess, free_port, is_http_ok, is_por
 
 @dataclass
 class TrinoProxy:
+    """The process of Seamark's proxy for Trino."""
+
     port: int
     process: ManagedProcess
 
@@ -24,7 +26,7 @@ class TrinoProxy:
     def count_statements(self, outcome: str) -> int:
         """Return the number of statements with this outcome.
 
-        An outcome is "rewritten", "unchanged", or "original" for a statement that was restarted.
+        The outcome is "rewritten", "unchanged", or "original" for a statement that was restarted.
         """
         with urllib.request.urlopen(f"{self.url}/seamark/metrics", timeout=60) as answer:
             for line in answer.read().decode().splitlines():
@@ -35,9 +37,9 @@ class TrinoProxy:
 
 @contextmanager
 def run_trino_proxy(folder: Path, *flags: str, seamark: str) -> Iterator[TrinoProxy]:
-    """Run a proxy for Trino's catalog `seamark`, whose header shows counts.
+    """Run a proxy for Trino's catalog `seamark`. Its header shows counts.
 
-    `flags` are arguments of the command, including the coordinators.
+    `flags` are arguments of the command, including the coordinators. `seamark` is the URL of the server.
     """
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()

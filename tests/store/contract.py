@@ -1,4 +1,4 @@
-"""The contract of every pointer store. The test class of each database inherits it and adds the `url` fixture."""
+"""The contract of every pointer store. The test class of each database inherits it, and adds the fixture `url`."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ class PointerStoreContract(
     StreamsContract,
     WarehousesContract,
 ):
-    """All parts of the contract."""
+    """All parts of the contract of pointer stores."""

@@ -1,4 +1,4 @@
-"""The state machine that runs a pointer store and its model side by side, and compares them after each step."""
+"""A state machine that runs a pointer store and its model side by side, and compares them after each step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.model import Model
 from tests.store.samples import make_instant
 
-# Few values, so that steps collide; their orders differ as code points, UTF-16 units and in a dictionary.
+# There are few values, so that steps collide. Code points, UTF-16 units and dictionaries order them differently.
 _levels = st.sampled_from(["a", "B", "ﬀ", "\U0001f600", "a.b"])
 _paths = st.lists(_levels, min_size=1, max_size=3).map(tuple)
 _names = st.sampled_from(["t", "T", "ä", "t 1", "\U0001f600"])
@@ -30,7 +30,9 @@ _states = st.sampled_from(InstantState)
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A state machine whose subclass defines `create_url`: a new, empty database for each run."""
+    """A state machine for a pointer store. A subclass defines `create_url`, which returns a new, empty database for
+    each run.
+    """
 
     def create_url(self) -> str:
         raise NotImplementedError
@@ -71,7 +73,7 @@ class StoreMachine(RuleBasedStateMachine):
             actual = None
         except SeamarkError as error:
             actual = error.kind
-        assert actual == expected, f"{operations}: the store says {actual}, the model {expected}"
+        assert actual == expected, f"{operations}: the store returns {actual}, but the model {expected}"
 
     def _draw_entry(self, data: st.DataObject) -> Entry:
         return data.draw(st.sampled_from([*self.model.relations.values(), *self.model.functions.values()]))
@@ -176,7 +178,7 @@ class StoreMachine(RuleBasedStateMachine):
     def move(self, data: st.DataObject, state: InstantState, guess: InstantState, right: bool) -> None:
         moved_instant = data.draw(st.sampled_from(list(self.model.instants)))
         current = self.model.instants[moved_instant]
-        # A finished instant stays finished: the store does not check it.
+        # A finished instant is not moved, because the store does not check this.
         if current in (InstantState.REQUESTED, InstantState.INFLIGHT):
             self.transact(
                 operations.MoveInstant(moved_instant, current if right else guess, state, self.clock.now_ms())
@@ -196,6 +198,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(self._compare())
 
     async def _compare(self) -> None:
+        """Compare all that the store can list with the model, by pages and by single reads."""
         store, model = self.store, self.model
         await store.check_invariants()
         for parent in [(), *model.namespaces]:
@@ -211,7 +214,7 @@ class StoreMachine(RuleBasedStateMachine):
                 names = model.functions if kind is EntryKind.FUNCTION else model.relations
                 entries = [entry for (at, _), entry in sorted(names.items()) if at == path and entry.kind is kind]
                 pages = await _read_pages(
-                    lambda after, at=path, of=kind: store.list_entries(of, at, after, 2), lambda entry: entry.name
+                    lambda after, at=path, kind_=kind: store.list_entries(kind_, at, after, 2), lambda entry: entry.name
                 )
                 assert pages == entries
         all_entries = [*model.relations.values(), *model.functions.values()]
@@ -234,6 +237,6 @@ class StoreMachine(RuleBasedStateMachine):
 async def _read_pages(page: Any, key: Any) -> Sequence[Any]:
     results: list[Any] = []
     while next_page := await page(key(results[-1]) if results else None):
-        assert not results or key(next_page[0]) > key(results[-1]), "a page does not go on where the last one ended"
+        assert not results or key(next_page[0]) > key(results[-1]), "a page does not continue after the previous page"
         results += next_page
     return results

@@ -1,6 +1,6 @@
 """A pointer store as plain dicts: the oracle of the state machine. It shares no code with the stores.
 
-`apply` executes a transaction. It returns None, or the kind of the first error, and then nothing has changed.
+`apply` executes a transaction. It returns None, or the kind of the first error. After an error the model is unchanged.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, Names
 
 
 class ModelError(Exception):
-    """The kind of the error that the store must raise."""
+    """An error with the kind that the store must raise."""
 
 
 @dataclass
 class Model:
+    """The expected state of a store, changed by the same operations."""
+
     now_ms: int
     namespaces: dict[NamespacePath, tuple[dict[str, str], int]] = field(default_factory=dict)
     relations: dict[tuple[NamespacePath, str], Entry] = field(default_factory=dict)

@@ -58,7 +58,7 @@ def list_ids(instants: Iterable[Any]) -> list[str]:
 
 
 async def get_outcome(attempt: Awaitable[Any]) -> str:
-    """Return "won", or the kind of the error."""
+    """Await the attempt. Return "won", or the kind of its error."""
     try:
         await attempt
     except SeamarkError as error:

@@ -1,4 +1,4 @@
-"""Two stores open on one database, like two replicas: every part of the contract uses them."""
+"""Two stores open on one database, as in two replicas. Every part of the contract uses them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tests.store.samples import (
 
 
 class StorePair:
+    """The fixtures of two stores over one database. A subclass has the fixture `url`."""
+
     @pytest.fixture
     def url(self) -> str:
         raise NotImplementedError

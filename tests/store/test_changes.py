@@ -1,4 +1,4 @@
-"""Tests of the number that shows whether any client has committed."""
+"""Tests of the change number of a database, which shows whether any client has committed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def _commit_grant(store: PointerStore, name: str) -> None:
     await store.transact([SaveGrant(grant=Grant(name, "reader"))])
 
 
-async def test_number_changes_only_with_a_commit_of_any_client(tmp_path: Path) -> None:
+async def test_change_number_changes_only_if_a_client_commits(tmp_path: Path) -> None:
     url, clock = f"sqlite:///{tmp_path}/seamark.db", SystemClock()
     async with open_store(url, clock=clock) as first_store, open_store(url, clock=clock) as second_store:
         changes = watch(url)
@@ -25,13 +25,13 @@ async def test_number_changes_only_with_a_commit_of_any_client(tmp_path: Path) -
         for count, store in enumerate((first_store, second_store, first_store, first_store, second_store)):
             assert changes.read_number() == number, "nothing was committed"
             await store.grants("somebody")
-            assert changes.read_number() == number, "reading is no change"
+            assert changes.read_number() == number, "a read does not change the number"
             await _commit_grant(store, f"name-{count}")
             assert changes.read_number() != number
             number = changes.read_number()
         changes.close()
-        assert changes.read_number() is None, "a database that cannot be asked says so"
+        assert changes.read_number() is None, "the number is None if the database cannot be read"
 
 
-def test_database_without_such_a_number_is_not_watched() -> None:
+def test_postgres_has_no_change_number() -> None:
     assert watch("postgresql://user@host/database") is None

@@ -1,4 +1,4 @@
-"""Random transactions compared with a model, on both databases."""
+"""Tests that compare random transactions with a model, on both databases."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ def _check_sqlite(tmp_path: Path, runs: int, steps: int) -> None:
 
 
 def _check_postgres(url: str, runs: int, steps: int) -> None:
+    """Compare the store with the model. Each run begins with empty tables in the database at `url`."""
+
     class Machine(StoreMachine):
         def create_url(self) -> str:
             async def empty_database() -> None:

@@ -16,7 +16,7 @@ from tests.services.process import free_port
 CLOCK = SimulatedClock(seed=1)
 
 
-async def _open_error(url: str, kind: type[SeamarkError] = ConfigError) -> str:
+async def open_and_catch_error(url: str, kind: type[SeamarkError] = ConfigError) -> str:
     with pytest.raises(kind) as error:
         async with open_store(url, clock=CLOCK):
             pass
@@ -34,7 +34,7 @@ async def test_sqlite_url_names_an_absolute_path(tmp_path: Path, slashes: str) -
     "url", ["mysql://ann:hunter2@host/db", "hunter2", "", "sqlite://hunter2/x", "sqlite:///", "sqlite:", "://hunter2"]
 )
 async def test_unsupported_url_is_rejected_without_being_shown(url: str) -> None:
-    message = await _open_error(url)
+    message = await open_and_catch_error(url)
     assert "hunter2" not in message
     assert "sqlite:///" in message
 
@@ -48,18 +48,18 @@ async def test_unsupported_url_is_rejected_without_being_shown(url: str) -> None
     ],
 )
 async def test_malformed_postgres_url_is_rejected_without_being_shown(url: str) -> None:
-    assert "hunter2" not in await _open_error(url)
+    assert "hunter2" not in await open_and_catch_error(url)
 
 
 async def test_credentials_rejected_by_the_server_are_named_but_not_shown(postgres: Postgres) -> None:
-    message = await _open_error(postgres.make_url().replace(f":{PASSWORD}@", ":hunter2@"))
+    message = await open_and_catch_error(postgres.make_url().replace(f":{PASSWORD}@", ":hunter2@"))
     assert "hunter2" not in message
     assert f"127.0.0.1:{postgres.port}" in message
-    assert "does not exist" in await _open_error(postgres.make_url("no_such_database"))
+    assert "does not exist" in await open_and_catch_error(postgres.make_url("no_such_database"))
 
 
-async def test_opening_waits_for_a_silent_server_and_then_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_open_waits_for_a_silent_server_only_up_to_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "CONNECT_TIMEOUT_S", 0.3)
-    message = await _open_error(f"postgresql://ann:hunter2@127.0.0.1:{free_port()}/db", RetryLater)
+    message = await open_and_catch_error(f"postgresql://ann:hunter2@127.0.0.1:{free_port()}/db", RetryLater)
     assert "does not answer" in message
     assert "hunter2" not in message

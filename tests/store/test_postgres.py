@@ -1,4 +1,4 @@
-"""The contract on a real PostgreSQL server, and what only PostgreSQL needs: watermarks, lost connections, limits."""
+"""The contract on a real PostgreSQL server, and tests of its own behaviour: watermarks, lost connections, limits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _translate = POSTGRES.make_translator()
 
 
 SINGLE_ROWS = ("schema_version", "timeline_epoch", "claim_turns", "catalog_state")
-"""Tables whose row the creation of the schema inserts."""
+"""Tables with one row, which the creation of the schema inserts."""
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +70,8 @@ async def _connect(url: str) -> AsyncIterator[Any]:
 
 
 async def test_value_too_long_for_postgres_indexes_is_a_client_error(store: GeneratorStore, postgres_url: str) -> None:
-    """The value is a claimed location, a namespace, or a name of random characters, which PostgreSQL cannot
-    compress.
+    """The value is a claimed location, a namespace, or a name of random characters, which PostgreSQL
+    cannot compress.
     """
     rng = random.Random(7)
     letters = [chr(code) for code in range(0x20000, 0x2A000)]
@@ -94,11 +94,11 @@ async def test_errors_for_clients_contain_no_address_and_no_values_of_the_databa
         messages = []
         await connection.execute("ALTER TABLE namespaces ADD CONSTRAINT odd CHECK (path <> 'odd')")
         try:
-            with pytest.raises(StorageError) as failed:
+            with pytest.raises(StorageError) as error:
                 await store.transact([CreateNamespace(("odd",), {})])
         finally:
             await connection.execute("ALTER TABLE namespaces DROP CONSTRAINT odd")
-        messages.append(str(failed.value))
+        messages.append(str(error.value))
         async with connection.transaction():
             await connection.execute("LOCK TABLE namespaces IN ACCESS EXCLUSIVE MODE")
             with pytest.raises(RetryLater) as slow:
@@ -112,8 +112,8 @@ async def test_errors_for_clients_contain_no_address_and_no_values_of_the_databa
     assert "odd" in logged.out + logged.err
 
 
-async def _drive(connection: Any, *changes: Operation) -> None:
-    """Execute a replica's transaction without BEGIN and COMMIT, so that a test can hold it open."""
+async def execute_operations(connection: Any, *changes: Operation) -> None:
+    """Execute a replica's operations without BEGIN and COMMIT, so that a test can hold the transaction open."""
     steps = operations.apply_operations(changes, CLOCK.now_ms())
     try:
         statement = next(steps)
@@ -124,7 +124,7 @@ async def _drive(connection: Any, *changes: Operation) -> None:
         return
 
 
-# The timeline's watermark
+# Tests of the timeline's watermark
 
 
 @pytest.mark.few_cases(1)
@@ -134,14 +134,14 @@ async def test_reader_never_misses_a_slow_transaction(
 ) -> None:
     async with _connect(postgres_url) as slow:
         await slow.execute("BEGIN")
-        # The slow transaction has its id from its first write, or its instant, before the quick one began.
-        first = RecordInstant(make_instant("slow")) if recorded_first else CreateNamespace(("slow",), {})
-        await _drive(slow, first)
+        # Before the quick transaction begins, the slow transaction has an id, because it has written.
+        first_operation = RecordInstant(make_instant("slow")) if recorded_first else CreateNamespace(("slow",), {})
+        await execute_operations(slow, first_operation)
         await store.transact([RecordInstant(make_instant("quick"))])
         instants = await store.list_instants(InstantFilter(), 9)
         assert await store.list_instants(InstantFilter(newest_first=True), 9) == instants[::-1]
         if not recorded_first:
-            await _drive(slow, RecordInstant(make_instant("slow")))
+            await execute_operations(slow, RecordInstant(make_instant("slow")))
         await slow.execute("COMMIT")
         since = instants[-1].position if instants else None
         instants += await store.list_instants(InstantFilter(since=since), 9)
@@ -172,9 +172,9 @@ async def test_watermark_includes_sessions_of_another_role(store: GeneratorStore
             parts = urlsplit(postgres_url)
             unprivileged = parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
             await admin.execute("BEGIN")
-            await _drive(admin, RecordInstant(make_instant("slow")))
+            await execute_operations(admin, RecordInstant(make_instant("slow")))
             async with _connect(unprivileged) as connection:
-                await _drive(connection, RecordInstant(make_instant("quick")))
+                await execute_operations(connection, RecordInstant(make_instant("quick")))
                 watermark = await connection.fetchval(_translate("SELECT {watermark}", ""))
                 quick = await connection.fetchval("SELECT position FROM instants WHERE id = 'quick'")
                 assert watermark <= quick
@@ -186,38 +186,40 @@ async def test_watermark_includes_sessions_of_another_role(store: GeneratorStore
 
 
 @pytest.mark.slow
-async def test_dump_restored_to_a_cluster_with_lower_transaction_ids_continues_above(postgres_url: str) -> None:
+async def test_positions_increase_after_a_dump_is_restored_to_a_cluster_with_lower_transaction_ids(
+    postgres_url: str,
+) -> None:
     async with open_postgres(postgres_url, clock=CLOCK) as store:
         await store.transact([RecordInstant(make_instant("before"))])
     async with _connect(postgres_url) as connection:
-        # As if written by a cluster that was far ahead
+        # The instants seem to be written by a cluster with much higher transaction ids.
         await connection.execute("UPDATE instants SET position = overlay(position placing '00000fff' from 5 for 8)")
     async with open_postgres(postgres_url, clock=CLOCK) as store:
-        (before,) = await store.list_instants(InstantFilter(), 9)
+        (instant_before,) = await store.list_instants(InstantFilter(), 9)
         await store.transact([RecordInstant(make_instant("after"))])
-        assert list_ids(await store.list_instants(InstantFilter(since=before.position), 9)) == ["after"]
+        assert list_ids(await store.list_instants(InstantFilter(since=instant_before.position), 9)) == ["after"]
     async with open_postgres(postgres_url, clock=CLOCK) as store, _connect(postgres_url) as connection:
         await store.ping()
         assert await connection.fetchval("SELECT epoch FROM timeline_epoch") == 1
 
 
-# Lost connections
+# Tests of lost connections
 
 
 @asynccontextmanager
 async def _open_cutting_proxy(
     url: str, when: bytes, forward: bool, times: int
 ) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """Open a proxy to the server that cuts the connection `times` times at the first message with `when`.
+    """Open a proxy to the server that cuts the connection `times` times, each time at a message that contains `when`.
 
-    With `forward` the server receives the message before the cut. Yields the URL and the list of messages that
-    caused cuts.
+    With `forward`, the server receives the message before the cut. Yield the URL of the proxy, and the list of messages
+    that caused cuts.
     """
     parts = urlsplit(url)
     cut_connections: list[bytes] = []
     tasks: set[asyncio.Task[None]] = set()
 
-    async def pump(
+    async def forward_data(
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cuts_here: bool, held_event: asyncio.Event
     ) -> None:
         """Forward data until the stream ends or is cut."""
@@ -241,8 +243,8 @@ async def _open_cutting_proxy(
         tasks.add(task)
         server_in, server_out = await asyncio.open_connection(parts.hostname, parts.port)
         event = asyncio.Event()
-        up = asyncio.create_task(pump(client_in, server_out, cuts_here=True, held_event=event))
-        down = asyncio.create_task(pump(server_in, client_out, cuts_here=False, held_event=event))
+        up = asyncio.create_task(forward_data(client_in, server_out, cuts_here=True, held_event=event))
+        down = asyncio.create_task(forward_data(server_in, client_out, cuts_here=False, held_event=event))
         await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
         for half in (up, down):
             half.cancel()
@@ -264,7 +266,7 @@ async def _open_cutting_proxy(
 async def test_connection_lost_during_a_commit_leaves_the_outcome_unknown_until_it_is_read(
     store: GeneratorStore, postgres_url: str, arrived: bool
 ) -> None:
-    # Opening does not cause the cut: asyncpg's own `apply_operations()` ends with "COMMIT;", the store's with "COMMIT".
+    # Opening the store does not cause the cut, because asyncpg's own transactions end with "COMMIT;", not "COMMIT".
     async with (
         _open_cutting_proxy(postgres_url, b"COMMIT\x00", forward=arrived, times=1) as (url, cuts),
         open_postgres(url, clock=CLOCK, pool_max=2) as cut_off,
@@ -273,7 +275,9 @@ async def test_connection_lost_during_a_commit_leaves_the_outcome_unknown_until_
             await cut_off.transact([CreateEntry(make_entry("t")), RecordInstant(make_instant("i"))])
         assert len(cuts) == 1
         async with asyncio.timeout(60):
-            while arrived and await store.load_instant("i") is None:  # PostgreSQL has the message and is executing it.
+            while (
+                arrived and await store.load_instant("i") is None
+            ):  # PostgreSQL has received the message and is executing it.
                 await asyncio.sleep(0.02)
         assert (await store.load_instant("i") is not None) is arrived
         assert (await store.load_entry(TABLE, NS, "t") is not None) is arrived
@@ -281,7 +285,9 @@ async def test_connection_lost_during_a_commit_leaves_the_outcome_unknown_until_
         await cut_off.transact([RecordInstant(make_instant("later"))])
 
 
-async def test_connection_lost_before_the_commit_is_replaced_silently(store: GeneratorStore, postgres_url: str) -> None:
+async def test_connection_lost_before_the_commit_is_replaced_without_an_error(
+    store: GeneratorStore, postgres_url: str
+) -> None:
     async with (
         _open_cutting_proxy(postgres_url, b"INTO instants ", forward=True, times=2) as (url, cuts),
         open_postgres(url, clock=CLOCK, pool_max=2) as cut_off,
@@ -301,7 +307,7 @@ async def test_read_whose_connection_is_lost_is_repeated(store: GeneratorStore, 
         assert len(cuts) == 1
 
 
-async def test_restarted_database_server_is_used_again() -> None:
+async def test_store_reconnects_to_a_restarted_database_server() -> None:
     with postgres_server() as server:
         async with open_postgres(server.make_url(), clock=CLOCK, timeout_s=5) as store:
             await store.transact([CreateNamespace(NS, {})])
@@ -312,11 +318,11 @@ async def test_restarted_database_server_is_used_again() -> None:
                 await store.ping()
             await asyncio.to_thread(server.process.start, lambda: is_port_open(server.port), timeout_s=60)
             while await get_outcome(store.transact([CreateEntry(make_entry("t"))])) == "retry_later":
-                await asyncio.sleep(0.05)  # It answers "starting up" for a moment.
+                await asyncio.sleep(0.05)  # PostgreSQL answers "starting up" for a moment.
             assert await store.load_entry(TABLE, NS, "t") == make_entry("t")
 
 
-# Limits
+# Tests of limits
 
 
 @pytest.mark.slow
@@ -387,15 +393,15 @@ async def test_fifty_openings_leak_no_connection_and_no_task(store: GeneratorSto
             await postgres.ping()
 
     await cycle()
-    before = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+    counts_before = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
     for _ in range(50):
         await cycle()
-    after = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
-    assert after[0] < before[0] + 25  # A leak grows each time.
-    assert after[1] < before[1] + 25
+    counts_after = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+    assert counts_after[0] < counts_before[0] + 25  # A leak grows in each cycle.
+    assert counts_after[1] < counts_before[1] + 25
 
 
-# Schema
+# Tests of the schema
 
 
 async def test_concurrent_openings_create_one_schema(postgres_url: str) -> None:
@@ -443,7 +449,7 @@ async def test_missing_or_foreign_database_is_rejected_with_the_statement_that_h
             async with _connect(f"{postgres_url.rpartition('/')[0]}/{name}") as own_database:
                 await own_database.execute(
                     "REVOKE CREATE ON SCHEMA public FROM PUBLIC"
-                )  # As in PostgreSQL 15 and later
+                )  # PostgreSQL 15 and later revoke this right by default.
             with pytest.raises(ConfigError, match=r"permission denied.*ALTER DATABASE"):
                 async with open_postgres(guest, clock=CLOCK):
                     pass

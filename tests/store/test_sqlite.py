@@ -1,4 +1,4 @@
-"""The contract on SQLite, and what only SQLite needs: one writer, group commit, files that survive kill -9."""
+"""The contract on SQLite, and tests of its own behaviour: one writer, group commit, files that survive kill -9."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ async def _list_names(store: PointerStore) -> list[str]:
     return [entry.name for entry in await store.list_entries(TABLE, NS, None, 999)]
 
 
-async def test_full_queue_rejects_at_once_and_keeps_what_it_accepted(path: Path, clock: SimulatedClock) -> None:
+async def test_full_queue_rejects_new_transactions_at_once_but_executes_accepted_transactions(
+    path: Path, clock: SimulatedClock
+) -> None:
     async with open_sqlite(path, clock=clock, queue_limit=4) as store:
         await store.transact([CreateNamespace(NS, {})])
         blocker = sqlite3.connect(path, isolation_level=None)
@@ -66,12 +68,14 @@ async def test_full_queue_rejects_at_once_and_keeps_what_it_accepted(path: Path,
         assert await _list_names(store) == ["later", "t0", "t1", "t2", "t3"]
 
 
-async def test_failed_transaction_does_not_affect_others_of_its_group(path: Path, clock: SimulatedClock) -> None:
+async def test_failed_transaction_does_not_affect_other_transactions_of_its_group(
+    path: Path, clock: SimulatedClock
+) -> None:
     async with open_sqlite(path, clock=clock) as store:
         await store.transact([CreateNamespace(NS, {})])
         blocker = sqlite3.connect(path, isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")
-        # Behind the blocker they form groups. Every third transaction fails after it has written.
+        # Transactions that wait for the blocker form groups. Every third transaction fails after it has written.
         tasks = [
             asyncio.create_task(
                 get_outcome(
@@ -132,7 +136,7 @@ async def test_closing_finishes_accepted_transactions_and_rejects_the_rest(path:
         assert len(await _list_names(store)) == 200
 
 
-async def test_cancelled_task_does_not_disturb_the_others(path: Path, clock: SimulatedClock) -> None:
+async def test_cancelled_task_does_not_affect_other_transactions(path: Path, clock: SimulatedClock) -> None:
     async with open_sqlite(path, clock=clock, queue_limit=20) as store:
         await store.transact([CreateNamespace(NS, {})])
         for step in range(5):
@@ -156,17 +160,17 @@ async def test_fifty_openings_leak_no_file_and_no_thread(path: Path, clock: Simu
             await store.list_entries(TABLE, NS, None, 1)
             await store.load_secret("s")
 
-    def count_held() -> tuple[int, set[str]]:
+    def count_resources() -> tuple[int, set[str]]:
         return len(os.listdir("/proc/self/fd")), {thread.name for thread in threading.enumerate()}
 
     for _ in range(5):
         await cycle()
-    before = count_held()
+    resources_before = count_resources()
     for _ in range(50):
         await cycle()
-    files, threads = count_held()
-    assert files < before[0] + 25  # A leak grows each time.
-    # The loop's own executor may still be growing to its limit.
+    files, threads = count_resources()
+    assert files < resources_before[0] + 25  # A leak grows in each cycle.
+    # The executor of the event loop may still start threads up to its limit.
     assert {name for name in threads if "seamark" in name} == set()
 
 
@@ -203,8 +207,8 @@ async def test_database_of_an_older_version_is_upgraded(
             assert await store.load_producer("uuid-of-t", "p") is None
 
 
-def test_migration_of_the_query_history_reads_each_shape_a_few_times_only() -> None:
-    """The count of SQLite's instructions does not depend on the speed of the machine."""
+def test_migration_of_the_query_history_reads_each_shape_only_a_few_times() -> None:
+    """The test counts SQLite's instructions, because this number does not depend on the speed of the machine."""
     shapes, ticks = 2000, 0
 
     def count_tick() -> int:
@@ -261,7 +265,7 @@ async def test_file_that_is_not_a_database_is_rejected_and_unchanged(path: Path,
     assert str(path.parent) in await _open_error(path.parent, clock)
 
 
-async def test_damaged_pages_are_reported_as_damaged(path: Path, clock: SimulatedClock) -> None:
+async def test_damaged_pages_are_reported_as_corrupt(path: Path, clock: SimulatedClock) -> None:
     async with open_sqlite(path, clock=clock) as store:
         await store.transact([CreateNamespace(NS, {}), *(CreateEntry(make_entry(f"t{n:03}")) for n in range(500))])
     content = bytearray(path.read_bytes())
@@ -291,7 +295,7 @@ async def test_unreadable_row_is_reported_as_corrupt(path: Path, clock: Simulate
             await store.list_instants(InstantFilter(), 9)
 
 
-async def test_broken_invariants_are_found(path: Path, clock: SimulatedClock) -> None:
+async def test_violated_invariants_are_reported(path: Path, clock: SimulatedClock) -> None:
     async with open_sqlite(path, clock=clock) as store:
         assert isinstance(store, GeneratorStore)
         await store.transact([CreateNamespace(NS, {}), CreateEntry(make_entry("t"))])
@@ -360,7 +364,7 @@ async def test_acknowledged_transactions_survive_kill_9_and_none_is_partial(path
                 acknowledged_names.add(process.stdout.readline().strip())
             await asyncio.sleep(random.random() * 0.01)
             process.send_signal(signal.SIGKILL)
-            # A line cut short by the kill was never a complete answer.
+            # A line that the kill has truncated was never a complete answer.
             output = process.stdout.read()
             acknowledged_names.update(output[: output.rfind("\n") + 1].split())
         async with open_sqlite(path, clock=SystemClock()) as store:
@@ -414,7 +418,7 @@ _FILL_THE_DISK = """
 
 
 def test_full_disk_fails_commits_clearly_and_the_store_continues(path: Path) -> None:
-    # A limit on file size simulates a full disk: the write fails in the same call.
+    # A limit on the file size simulates a full disk, because the write fails in the same call.
     completed = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(_FILL_THE_DISK), str(path)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Tests of the work on stream tables that no request causes: openings, flushes, and releases of flushed rows."""
+"""Tests of work on stream tables that no request causes: openings, flushes, and releases of flushed rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FLUSH_INTERVAL_S = 20.0
 
 
 class SharedMemoryLog:
-    """Implements the methods of `LogSource` that openings use."""
+    """A `LogSource` with only the methods that openings use."""
 
     exists = is_shared = True
 
@@ -45,7 +45,7 @@ class SharedMemoryLog:
 
 
 class OpeningProcess:
-    """The openings of one process, whose catalog fails for a number of attempts."""
+    """The table openings of one process. Its catalog fails for a number of attempts."""
 
     def __init__(self, log: MemoryLog, clock: SimulatedClock, owners: StreamOwners) -> None:
         self.open_tables: dict[str, StreamTable] = {}
@@ -74,10 +74,10 @@ class OpeningProcess:
         return table
 
     async def look(self) -> bool:
-        """Look for waiting rows once; return whether the table is open afterwards."""
+        """Look for waiting rows once. Return True if the table is open afterwards."""
         await self.openings.look()
         for _ in range(3):
-            await asyncio.sleep(0)  # The task of the opening runs.
+            await asyncio.sleep(0)  # This lets the task of the opening run.
         return UUID in self.open_tables
 
 
@@ -94,7 +94,7 @@ async def log(clock: SimulatedClock) -> AsyncIterator[MemoryLog]:
 
 
 def join_fleet(clock: SimulatedClock, *, as_owner: bool) -> StreamOwners:
-    """Return the owners as one of two live processes sees them."""
+    """Return the owners as seen by one of two live processes."""
     replicas = [Replica(address, 1, "", STREAM_OWNER_PROTOCOL, 0) for address in ("a", "b")]
     memberships = []
     for replica in replicas:
@@ -124,7 +124,7 @@ async def test_an_opening_that_never_succeeds_is_repeated_every_half_minute(
 ) -> None:
     process = OpeningProcess(log, clock, StreamOwners(None))
     process.failure_count = 1 << 62
-    for _ in range(1200):  # The doubled pause exceeds the largest float after 1,024 failures.
+    for _ in range(1200):  # After 1,024 failures, a pause that doubles without a limit would exceed the largest float.
         await process.look()
         clock.advance(30_000)
     assert process.attempt_count == 1200
@@ -132,10 +132,10 @@ async def test_an_opening_that_never_succeeds_is_repeated_every_half_minute(
 
 async def test_only_the_owner_opens_a_table_that_it_flushes(log: MemoryLog, clock: SimulatedClock) -> None:
     owner = OpeningProcess(log, clock, join_fleet(clock, as_owner=True))
-    other = OpeningProcess(log, clock, join_fleet(clock, as_owner=False))
+    other_process = OpeningProcess(log, clock, join_fleet(clock, as_owner=False))
     assert await owner.look()
     for number in range(3, 20):
-        assert not await other.look()
+        assert not await other_process.look()
         clock.advance(int(1000 * FLUSH_INTERVAL_S))
         await log.append({Shard(UUID, 0): build_batch(number)})
         await log.release({Shard(UUID, 0): number - 1})
@@ -144,12 +144,12 @@ async def test_only_the_owner_opens_a_table_that_it_flushes(log: MemoryLog, cloc
 async def test_another_process_opens_a_table_whose_owner_does_not_flush_it(
     log: MemoryLog, clock: SimulatedClock
 ) -> None:
-    other = OpeningProcess(log, clock, join_fleet(clock, as_owner=False))
-    assert not await other.look()
+    other_process = OpeningProcess(log, clock, join_fleet(clock, as_owner=False))
+    assert not await other_process.look()
     clock.advance(int(1000 * (FLUSH_INTERVAL_S + LEASE_S)) - 1)
-    assert not await other.look()
+    assert not await other_process.look()
     clock.advance(1)
-    assert await other.look()
+    assert await other_process.look()
 
 
 async def test_a_process_that_only_reads_opens_no_table(log: MemoryLog, clock: SimulatedClock) -> None:
@@ -169,8 +169,10 @@ async def load_released_offset(stream: StreamServer) -> int:
 
 
 async def test_the_flush_of_the_first_rows_leaves_later_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The flush that gives a table its first snapshot may wait for another flush, which then has done so."""
-    monkeypatch.setattr(streams, "_TICK_S", 3600)  # Only the test looks for tables that are due.
+    """The flush that creates the table's first snapshot may wait for another flush. Afterwards it has nothing to do."""
+    monkeypatch.setattr(
+        streams, "_TICK_S", 3600
+    )  # With this pause, the background loop does not flush tables during the test.
     is_committing, may_commit = asyncio.Event(), asyncio.Event()
     commit, flush = CatalogTables.commit, StreamTable.flush
     flushed_rows: list[int] = []
@@ -207,7 +209,7 @@ async def test_the_flush_of_the_first_rows_leaves_later_rows(tmp_path: Path, mon
 async def test_rows_whose_flush_was_not_released_are_released_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise, the log keeps the rows of a table without later rows for ever."""
+    """Without this release, the log would keep the rows of a table that gets no later rows for ever."""
 
     async def fail(log: SegmentLog, offsets: Mapping[Shard, int]) -> None:
         raise LogUnavailable("the process ends before it releases the rows")

@@ -1,4 +1,4 @@
-"""Tests of commits whose summary says that they are flushes: the server refuses them, and readers skip no row."""
+"""Tests of client commits whose summary claims to be a flush. The server refuses them, so readers skip no row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.formats.protocol.wire import FLUSH_KEYS
-from tests.streams.test_read_stream import list_ids, read
+from tests.streams.test_read_stream import list_ids, read_batches
 from tests.streams.test_rows_over_http import StreamServer, create, streaming
 
 
@@ -26,7 +26,7 @@ async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
 
 @pytest.mark.few_cases(3)
 @pytest.mark.parametrize("key", FLUSH_KEYS)
-async def test_engine_cannot_commit_a_snapshot_that_says_it_is_a_flush(stream: StreamServer, key: str) -> None:
+async def test_engine_cannot_commit_a_snapshot_that_claims_to_be_a_flush(stream: StreamServer, key: str) -> None:
     rows = pa.table({"id": pa.array([2], pa.int64())}, schema=pa.schema([pa.field("id", pa.int64(), nullable=False)]))
 
     def append(properties: dict[str, str]) -> None:
@@ -37,11 +37,11 @@ async def test_engine_cannot_commit_a_snapshot_that_says_it_is_a_flush(stream: S
     assert await stream.snapshots() == 1
     await asyncio.to_thread(append, {"source": "nightly"})
     await stream.post({"id": 3})
-    assert sorted(list_ids(await read(stream))) == [1, 2, 3]
+    assert sorted(list_ids(await read_batches(stream))) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("key", FLUSH_KEYS)
-async def test_change_cannot_say_that_it_is_a_flush(stream: StreamServer, key: str) -> None:
+async def test_native_commit_cannot_claim_to_be_a_flush(stream: StreamServer, key: str) -> None:
     body: dict[str, Any] = {"add": [], "summary": {key: "0:0-1000"}, "producer": {"id": "p", "sequence": 0}}
     url = f"{stream.server.url}/api/v1/tables/db/t/commit"
     async with stream.server.http.post(url, json=body) as answer:

@@ -16,7 +16,7 @@ from seamark.metaserver.streams.stream_properties import ENABLED
 from seamark.metaserver.streams.stream_table import StreamTable
 from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
-from tests.streams.test_read_stream import list_ids, read
+from tests.streams.test_read_stream import list_ids, read_batches
 from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create, streaming
 from tests.waits import until
 
@@ -24,7 +24,7 @@ LEASE_S = 1.0
 
 
 def make_shared_settings(kafka: Kafka, postgres_url: str, folder: Path) -> dict[str, Any]:
-    """Return the settings that are equal in all servers of a fleet."""
+    """Return the settings that all servers of a fleet share."""
     return {
         "database": postgres_url,
         "warehouse": f"file://{folder / 'warehouse'}",
@@ -57,15 +57,15 @@ async def _list_tables(fleet: list[StreamServer]) -> list[StreamTable]:
     return tables
 
 
-async def test_rows_that_one_server_acknowledged_are_read_through_the_other(fleet: list[StreamServer]) -> None:
-    first, second = fleet
-    await first.post({"id": 1})
-    assert await second.ids() == [1]
+async def test_rows_acknowledged_by_one_server_are_read_through_another_server(fleet: list[StreamServer]) -> None:
+    first_server, second_server = fleet
+    await first_server.post({"id": 1})
+    assert await second_server.ids() == [1]
     for number in range(2, 8):
         await fleet[number % 2].post({"id": number})
         assert await fleet[(number + 1) % 2].ids() == list(range(1, number + 1))
-    await second.flush()
-    await first.post({"id": 8})
+    await second_server.flush()
+    await first_server.post({"id": 8})
     for stream in fleet:
         assert await stream.ids() == list(range(1, 9))
 
@@ -82,54 +82,56 @@ async def test_a_continuous_reader_may_change_the_server_at_any_time(fleet: list
         await writer.post({"id": number})
         if number % 4 == 0:
             await writer.flush()
-        batches = await read(reader, from_=position)
+        batches = await read_batches(reader, from_=position)
         position, read_ids = batches[-1].position, [*read_ids, *list_ids(batches)]
         assert read_ids == list(range(number + 1))
 
 
 @pytest.mark.slow
 async def test_every_server_reports_the_rows_that_wait(fleet: list[StreamServer]) -> None:
-    first, _ = fleet
-    await first.post({"id": 1})
+    first_server, _ = fleet
+    await first_server.post({"id": 1})
     tables = await _list_tables(fleet)
     await until(lambda: any(table.flushed[0] for table in tables))  # The first row is flushed at once.
     for reader in fleet:
-        await first.post({"id": 2})
+        await first_server.post({"id": 2})
         _, streams = await reader.server.get("/api/v1/streams")
         status, stream_state = await reader.server.get("/api/v1/tables/db/t/stream")
         assert (status, stream_state["waiting-rows"], streams["streams"][0]["waiting-rows"]) == (200, 1, 1)
-        assert await first.flush() == 1
+        assert await first_server.flush() == 1
 
 
-async def test_every_server_has_the_rows_of_a_token_and_obeys_a_pause(fleet: list[StreamServer]) -> None:
-    first, second = fleet
-    token = (await first.post({"id": 1}))["token"]
-    plan = f"{second.server.url}/v1/namespaces/db/tables/t/plan"
-    async with second.server.http.post(plan, json={}, headers={"X-Seamark-After": token}) as answer:
+async def test_every_server_returns_the_rows_of_a_token_and_obeys_a_pause(fleet: list[StreamServer]) -> None:
+    first_server, second_server = fleet
+    token = (await first_server.post({"id": 1}))["token"]
+    plan = f"{second_server.server.url}/v1/namespaces/db/tables/t/plan"
+    async with second_server.server.http.post(plan, json={}, headers={"X-Seamark-After": token}) as answer:
         assert answer.status == 200, await answer.text()
-    async with second.server.http.post(f"{second.server.url}/api/v1/tables/db/t/stream/drain") as answer:
-        assert answer.status == 200, await answer.text()  # although the other server may flush the first row now
-    status, message = await first.send_refused(b'[{"id": 2}]')
+    async with second_server.server.http.post(f"{second_server.server.url}/api/v1/tables/db/t/stream/drain") as answer:
+        assert answer.status == 200, (
+            await answer.text()
+        )  # The flush succeeds although the other server may flush the first row at the same time.
+    status, message = await first_server.send_refused(b'[{"id": 2}]')
     assert (status, "is paused and takes no rows" in message) == (503, True)
-    async with first.server.http.post(f"{first.server.url}/api/v1/tables/db/t/stream/resume") as answer:
+    async with first_server.server.http.post(f"{first_server.server.url}/api/v1/tables/db/t/stream/resume") as answer:
         assert answer.status == 200, await answer.text()
-    await second.post({"id": 2})
-    assert await first.ids() == [1, 2]
+    await second_server.post({"id": 2})
+    assert await first_server.ids() == [1, 2]
 
 
-async def test_a_request_that_is_repeated_at_another_server_adds_nothing(fleet: list[StreamServer]) -> None:
-    first, second = fleet
-    answer = await first.post({"id": 1}, query="?producer=p&sequence=0")
-    repeated = await second.post({"id": 1}, query="?producer=p&sequence=0")
+async def test_request_repeated_at_another_server_adds_no_rows(fleet: list[StreamServer]) -> None:
+    first_server, second_server = fleet
+    answer = await first_server.post({"id": 1}, query="?producer=p&sequence=0")
+    repeated = await second_server.post({"id": 1}, query="?producer=p&sequence=0")
     assert repeated == answer | {"duplicate": True}
-    await second.post({"id": 2}, query="?producer=p&sequence=1")
-    status, message = await first.send_refused(b'{"id": 4}\n', "application/x-ndjson", "?producer=p&sequence=3")
+    await second_server.post({"id": 2}, query="?producer=p&sequence=1")
+    status, message = await first_server.send_refused(b'{"id": 4}\n', "application/x-ndjson", "?producer=p&sequence=3")
     assert (status, "send append 2 first" in message) == (409, True)
-    assert await first.ids() == [1, 2]
+    assert await first_server.ids() == [1, 2]
 
 
 @pytest.mark.slow
-async def test_two_flushes_of_the_same_rows_add_them_once(fleet: list[StreamServer]) -> None:
+async def test_concurrent_flushes_of_two_servers_add_the_rows_once(fleet: list[StreamServer]) -> None:
     for number in range(10):
         await fleet[number % 2].post({"id": number})
     tables = await _list_tables(fleet)
@@ -152,29 +154,29 @@ async def test_requests_at_two_servers_to_flush_the_same_rows_succeed(fleet: lis
 
 @pytest.mark.slow
 async def test_a_removal_that_is_repeated_at_another_server_does_not_flush_again(fleet: list[StreamServer]) -> None:
-    first, second = fleet
-    await first.post({"id": 1})
+    first_server, second_server = fleet
+    await first_server.post({"id": 1})
     tables = await _list_tables(fleet)
     await until(lambda: any(table.flushed[0] for table in tables))  # The first row is flushed at once.
-    entry = await first.server.components.catalog.tables.load_entry(("db",), "t")
+    entry = await first_server.server.components.catalog.tables.load_entry(("db",), "t")
 
     async def prepare_removal(server: StreamServer, read_snapshot_id: int | None) -> bool:
-        """Return whether a commit that has read a snapshot has flushed the rows that wait."""
-        before = await server.snapshots()
+        """Prepare a commit that has read a snapshot. Return True if it has flushed the waiting rows."""
+        count_before = await server.snapshots()
         await server.server.components.streams.flush_for_removal(entry, read_snapshot_id)
-        return await server.snapshots() > before
+        return await server.snapshots() > count_before
 
-    table = await asyncio.to_thread(first.catalog.load_table, "db.t")
-    await second.post({"id": 2})
-    assert await prepare_removal(first, table.metadata.current_snapshot_id)
-    flushed_id = (await asyncio.to_thread(first.catalog.load_table, "db.t")).metadata.current_snapshot_id
-    await first.post({"id": 3})
-    assert not await prepare_removal(second, flushed_id)
-    assert await prepare_removal(first, flushed_id)  # Only one commit may leave out the flush.
-    flushed_id = (await asyncio.to_thread(first.catalog.load_table, "db.t")).metadata.current_snapshot_id
-    assert not await prepare_removal(first, flushed_id)  # No row waits. This is the commit that may leave it out.
-    await first.post({"id": 4})
-    assert await prepare_removal(first, flushed_id)
+    table = await asyncio.to_thread(first_server.catalog.load_table, "db.t")
+    await second_server.post({"id": 2})
+    assert await prepare_removal(first_server, table.metadata.current_snapshot_id)
+    flushed_id = (await asyncio.to_thread(first_server.catalog.load_table, "db.t")).metadata.current_snapshot_id
+    await first_server.post({"id": 3})
+    assert not await prepare_removal(second_server, flushed_id)
+    assert await prepare_removal(first_server, flushed_id)  # Only one commit may omit the flush.
+    flushed_id = (await asyncio.to_thread(first_server.catalog.load_table, "db.t")).metadata.current_snapshot_id
+    assert not await prepare_removal(first_server, flushed_id)  # No row waits, so this commit may omit the flush.
+    await first_server.post({"id": 4})
+    assert await prepare_removal(first_server, flushed_id)
 
 
 @pytest.mark.slow
@@ -188,9 +190,9 @@ async def test_only_the_owner_of_a_table_flushes_the_rows_of_all_servers(
         for number in range(8):
             await fleet[number % 2].post({"id": number})
         await until(lambda: not any(table.unflushed_rows for table in tables))
-        other = next(table for table in tables if not table.keeps_rows)
-        assert not other.list_fresh_files()
-        assert other.oldest_ms is None
+        other_table = next(table for table in tables if not table.keeps_rows)
+        assert not other_table.list_fresh_files()
+        assert other_table.oldest_ms is None
         for stream in fleet:
             assert await stream.ids() == list(range(8))
 
@@ -199,16 +201,16 @@ async def test_a_table_of_a_server_that_stopped_gets_another_owner(
     kafka: Kafka, postgres_url: str, tmp_path: Path
 ) -> None:
     settings = make_shared_settings(kafka, postgres_url, tmp_path)
-    async with streaming(tmp_path / "a", **settings) as first:
-        await create(first)
-        await first.post({"id": 1})
-        await first.flush()
-        await first.post({"id": 2})
-    async with streaming(tmp_path / "b", **settings | {"stream_flush_interval_ms": 100}) as second:
-        uuid = (await second.server.components.catalog.tables.load_entry(("db",), "t")).uuid
-        tables = second.server.components.streams.tables
+    async with streaming(tmp_path / "a", **settings) as first_server:
+        await create(first_server)
+        await first_server.post({"id": 1})
+        await first_server.flush()
+        await first_server.post({"id": 2})
+    async with streaming(tmp_path / "b", **settings | {"stream_flush_interval_ms": 100}) as second_server:
+        uuid = (await second_server.server.components.catalog.tables.load_entry(("db",), "t")).uuid
+        tables = second_server.server.components.streams.tables
         await until(lambda: uuid in tables and tables[uuid].flushed == {0: 2})
-        assert await second.ids() == [1, 2]
+        assert await second_server.ids() == [1, 2]
 
 
 @pytest.mark.slow
@@ -222,7 +224,7 @@ async def test_all_workers_of_a_server_take_and_show_rows(
     catalog.create_table("db.t", SCHEMA, properties={ENABLED: "true"})
     url = f"{server.base_url}/api/v1/tables/db/t/rows"
     for end in (4, 8):
-        for number in range(end - 4, end):  # The operating system assigns each connection to any of the workers.
+        for number in range(end - 4, end):  # The operating system assigns each connection to one of the workers.
             async with aiohttp.ClientSession() as http, http.post(url, json=[{"id": number}]) as answer:
                 assert answer.status == 200, await answer.text()
         scan = await asyncio.to_thread(lambda: catalog.load_table("db.t").scan().to_arrow())

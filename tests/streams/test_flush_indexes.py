@@ -1,4 +1,4 @@
-"""Tests of the index files of flushes: a commit of a flush registers them, and plans and lookups use them at once."""
+"""Tests of the index files of flushes. The commit of a flush registers them, and plans and lookups use them at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def create_indexes(stream: StreamServer) -> None:
 
 
 async def read_coverage(stream: StreamServer) -> dict[str, tuple[int, int]]:
-    """Return the number of covered and of live data files for each index."""
+    """Return (covered data files, live data files) for each index."""
     counts = {}
     for name in INDEXES:
         status, index = await stream.server.get(f"/api/v1/tables/db/t/indexes/{name}")
@@ -45,21 +45,25 @@ async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
 
 
 async def test_plans_use_the_indexes_of_a_flush_at_once(stream: StreamServer) -> None:
-    for first in (0, 10, 20):
-        await stream.post(*({"id": 3 * number + first % 7, "name": f"n{first}"} for number in range(5)))
+    for first_id in (0, 10, 20):
+        await stream.post(*({"id": 3 * number + first_id % 7, "name": f"n{first_id}"} for number in range(5)))
         await stream.flush()
     assert await read_coverage(stream) == dict.fromkeys(INDEXES, (3, 3))
 
     def count_files(where: str) -> int:
         return len(list(stream.catalog.load_table("db.t").scan(row_filter=where).plan_files()))
 
-    assert await asyncio.to_thread(count_files, "id = 4") == 0  # The value is in the ranges of all files.
+    assert (
+        await asyncio.to_thread(count_files, "id = 4") == 0
+    )  # The value is within the bounds of all files, so only the index excludes them.
     assert await asyncio.to_thread(count_files, "name = 'n10'") == 1
     lookup = await asyncio.to_thread(lambda: SeamarkClient(stream.server.url).lookup("db.t", {"id": [0, 3, 4]}))
     assert (lookup.complete, lookup.missing) == (True, 1)
 
 
-async def test_flush_does_not_fail_with_its_index_files(stream: StreamServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flush_succeeds_although_its_index_files_fail(
+    stream: StreamServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> Any:
         raise ValueError("no index today")
 

@@ -33,7 +33,7 @@ FRESH = {"header.X-Seamark-Fresh": "true"}
 
 @pytest.fixture
 async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
-    """Serve a table with one flushed row and two rows that are not flushed."""
+    """Serve a stream table with one flushed row and two unflushed rows."""
     async with streaming(tmp_path) as stream:
         await create(stream)
         await stream.post({"id": 1, "name": "a"})
@@ -57,7 +57,7 @@ def query_duckdb_rows(url: str, statement: str) -> list[tuple[Any, ...]]:
     con = seamark.duckdb.connect(url)
     try:
         relation = seamark.duckdb.sql(con, statement)
-        return [] if relation is None else sorted(relation.fetchall())  # DuckDB returns no relation for an INSERT.
+        return [] if relation is None else sorted(relation.fetchall())  # For an INSERT, DuckDB returns no relation.
     finally:
         con.close()
 
@@ -109,7 +109,7 @@ async def test_read_of_a_snapshot_branch_or_time_has_no_unflushed_rows(stream: S
 
 
 @pytest.mark.slow
-async def test_scans_of_an_open_table_read_the_same_rows_while_others_arrive(stream: StreamServer) -> None:
+async def test_scans_of_an_open_table_read_the_same_rows_while_new_rows_arrive(stream: StreamServer) -> None:
     client = SeamarkClient(stream.server.url).with_fresh_rows()
 
     def count_planned_rows(opened_table: Any) -> int:
@@ -123,13 +123,17 @@ async def test_scans_of_an_open_table_read_the_same_rows_while_others_arrive(str
     assert await asyncio.to_thread(count_planned_rows, opened_table) == 3
     assert await asyncio.to_thread(client.explain, TABLE, at=At(snapshot_id=opened_table.snapshot_id)) is not None
     assert await asyncio.to_thread(scan_ids, stream.server.url) == [1, 2, 3, 4, 5]
-    (snapshot,) = [each for each in stream.server.components.streams.snapshots._by_id.values() if each.made_s][:1]
+    (snapshot,) = [
+        open_snapshot
+        for open_snapshot in stream.server.components.streams.snapshots._by_id.values()
+        if open_snapshot.made_s
+    ][:1]
     snapshot.used_s -= 10_000
     with pytest.raises(InvalidRequest, match="it has expired; load the table again"):
         await asyncio.to_thread(count_planned_rows, opened_table)
 
 
-async def test_upsert_and_delete_see_rows_acknowledged_before(stream: StreamServer) -> None:
+async def test_upsert_and_delete_apply_to_rows_acknowledged_earlier(stream: StreamServer) -> None:
     url = stream.server.url
     assert await asyncio.to_thread(query_rows, url, "UPDATE db.t SET name = 'z' WHERE id = 3") == [(1,)]
     await stream.post({"id": 4, "name": "b"})
@@ -228,9 +232,9 @@ async def test_a_read_with_a_token_has_the_rows_of_the_token_or_is_refused(strea
     assert (await stream.server.get(path, headers={"X-Seamark-After": token}))[0] == 503
     await stream.flush()
     assert (await stream.server.get(path, headers={"X-Seamark-After": token}))[0] == 200
-    first = await stream.post({"id": 5}, query="?producer=p&sequence=0")
+    first_answer = await stream.post({"id": 5}, query="?producer=p&sequence=0")
     second_answer = await stream.post({"id": 5}, query="?producer=p&sequence=0")
-    assert first["token"] == second_answer["token"] == f"{uuid}/0:5"
+    assert first_answer["token"] == second_answer["token"] == f"{uuid}/0:5"
 
 
 READERS: dict[str, Callable[[str], list[int]]] = {
@@ -257,7 +261,7 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
         url, client = stream.server.url, SeamarkClient(stream.server.url)
 
         def build_rows(numbers: list[int]) -> list[dict[str, Any]]:
-            return [{"id": each, "name": "ab"[each % 2]} for each in numbers]
+            return [{"id": number, "name": "ab"[number % 2]} for number in numbers]
 
         def build_change(action: str) -> None:
             nonlocal flushed, waiting_ids
@@ -310,7 +314,7 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
             for name in rng.sample(sorted(READERS), 2):
                 reader_task = asyncio.create_task(asyncio.to_thread(READERS[name], url))
                 if rng.random() < 0.3 and stream.server.components.streams.tables:
-                    await stream.flush()  # These rows arrive while the reader runs.
+                    await stream.flush()  # These rows arrive during the read.
                     flushed, waiting_ids = flushed | waiting_ids, set()
                 assert await reader_task == sorted(flushed | waiting_ids), (action, name)
             opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
@@ -319,7 +323,9 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
 
 
 async def test_java_client_reads_rows_that_were_acknowledged_before_it_loaded_the_table(stream: StreamServer) -> None:
-    """It names the snapshot that it has loaded. A flush and a compaction may replace this snapshot before its plan."""
+    """The client names the snapshot that it has loaded. Before its plan, a flush and a compaction may replace this
+    snapshot.
+    """
     url, http = stream.server.url, stream.server.http
     loaded = await asyncio.to_thread(stream.catalog.load_table, "db.t")
     assert await stream.flush() == 2

@@ -1,4 +1,6 @@
-"""Tests of the current rows of some keys: before and after their flush, from tables with and without a record index."""
+"""Tests of the current rows of given keys, before and after their flush, from tables with and without a
+record index.
+"""
 
 from __future__ import annotations
 
@@ -60,23 +62,23 @@ async def post_keys(stream: StreamServer, body: Any, **headers: str) -> tuple[in
         return answer.status, await answer.json()
 
 
-async def get(stream: StreamServer, *keys: Any, **body: Any) -> Any:
+async def get_rows(stream: StreamServer, *keys: Any, **body: Any) -> Any:
     status, answer = await post_keys(stream, {"keys": list(keys), **body})
     assert status == 200, answer
     return answer
 
 
-async def refuse(stream: StreamServer, body: Any, status: int = 400) -> str:
+async def read_refusal(stream: StreamServer, body: Any, status: int = 400) -> str:
     refusal, answer = await post_keys(stream, body)
     assert refusal == status, answer
     return str(answer["error"]["message"])
 
 
 async def test_rows_of_keys_are_returned_before_and_after_their_flush(stream: StreamServer) -> None:
-    assert await get(stream, 1) == {"rows": [], "missing": [0]}
+    assert await get_rows(stream, 1) == {"rows": [], "missing": [0]}
     await stream.post({"id": 1, "name": "a", "day": "2026-01-31"}, {"id": 2, "name": "b"})
     for _ in range(2):
-        answer = await get(stream, 2, 7, {"id": 1}["id"], 2)
+        answer = await get_rows(stream, 2, 7, {"id": 1}["id"], 2)
         assert answer == {
             "rows": [{"id": 2, "name": "b", "day": None}, {"id": 1, "name": "a", "day": "2026-01-31"}],
             "missing": [1],
@@ -84,10 +86,13 @@ async def test_rows_of_keys_are_returned_before_and_after_their_flush(stream: St
         await stream.flush()
     await stream.post({"id": 1, "name": "c"}, {"id": 2, "_op": "delete"})
     for _ in range(2):
-        assert await get(stream, {"id": 1}, {"id": 2}, select=["name"]) == {"rows": [{"name": "c"}], "missing": [1]}
+        assert await get_rows(stream, {"id": 1}, {"id": 2}, select=["name"]) == {
+            "rows": [{"name": "c"}],
+            "missing": [1],
+        }
         await stream.flush()
-    assert await get(stream) == {"rows": [], "missing": []}
-    assert await get(stream, {"name": "c"}, select=["id"]) == {"rows": [{"id": 1}], "missing": []}
+    assert await get_rows(stream) == {"rows": [], "missing": []}
+    assert await get_rows(stream, {"name": "c"}, select=["id"]) == {"rows": [{"id": 1}], "missing": []}
 
 
 async def test_get_with_a_token_has_the_rows_of_the_token_or_is_refused(stream: StreamServer) -> None:
@@ -101,26 +106,26 @@ async def test_get_with_a_token_has_the_rows_of_the_token_or_is_refused(stream: 
         await asyncio.to_thread(lambda: seamark.get_rows(client, "db.t", [1], after=late_token))
 
 
-async def test_request_that_does_not_fit_is_refused_with_the_reason(
+async def test_invalid_or_too_large_request_is_refused_with_the_reason(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "keys: Row 1, column id" in await refuse(stream, {"keys": [1, "x"]})
-    assert "the column 'town'" in await refuse(stream, {"keys": [{"town": 1}]})
-    assert "keys[1] is empty or has other" in await refuse(stream, {"keys": [{"id": 1}, {"name": "a"}]})
-    assert "keys[0] is empty or has other" in await refuse(stream, {"keys": [{}]})
-    assert "keys[0] has a null" in await refuse(stream, {"keys": [None]})
-    assert "the column 'town'" in await refuse(stream, {"keys": [1], "select": ["town"]})
-    assert "a column twice" in await refuse(stream, {"keys": [1], "select": ["id", "id"]})
-    assert "select has no column" in await refuse(stream, {"keys": [1], "select": []})
-    assert "the limit is 1,000" in await refuse(stream, {"keys": list(range(1001))}, 413)
+    assert "keys: Row 1, column id" in await read_refusal(stream, {"keys": [1, "x"]})
+    assert "the column 'town'" in await read_refusal(stream, {"keys": [{"town": 1}]})
+    assert "keys[1] is empty or has other" in await read_refusal(stream, {"keys": [{"id": 1}, {"name": "a"}]})
+    assert "keys[0] is empty or has other" in await read_refusal(stream, {"keys": [{}]})
+    assert "keys[0] has a null" in await read_refusal(stream, {"keys": [None]})
+    assert "the column 'town'" in await read_refusal(stream, {"keys": [1], "select": ["town"]})
+    assert "a column twice" in await read_refusal(stream, {"keys": [1], "select": ["id", "id"]})
+    assert "select has no column" in await read_refusal(stream, {"keys": [1], "select": []})
+    assert "the limit is 1,000" in await read_refusal(stream, {"keys": list(range(1001))}, 413)
     await append_batch(stream, 1, 1, 1)
     await append_batch(stream, 1)
     monkeypatch.setattr(keyed_gets, "LIMITS", GetLimits(rows_max=3, bytes_max=1 << 20, files_max=9))
-    assert "have more than 3 rows, which is the limit" in await refuse(stream, {"keys": [1]}, 413)
+    assert "have more than 3 rows, which is the limit" in await read_refusal(stream, {"keys": [1]}, 413)
     monkeypatch.setattr(keyed_gets, "LIMITS", GetLimits(rows_max=9, bytes_max=9, files_max=9))
-    assert "more than 9 bytes" in await refuse(stream, {"keys": [1]}, 413)
+    assert "more than 9 bytes" in await read_refusal(stream, {"keys": [1]}, 413)
     monkeypatch.setattr(keyed_gets, "LIMITS", GetLimits(rows_max=9, bytes_max=1 << 20, files_max=1))
-    assert "may be in 2 files; the limit is 1" in await refuse(stream, {"keys": [1]}, 413)
+    assert "may be in 2 files; the limit is 1" in await read_refusal(stream, {"keys": [1]}, 413)
 
 
 async def test_key_with_a_nested_column_is_refused_before_its_values_are_read(
@@ -133,22 +138,22 @@ async def test_key_with_a_nested_column_is_refused_before_its_values_are_read(
     monkeypatch.delattr("seamark.metaserver.api.streams.gets.to_batch")
     async with streaming(tmp_path) as stream:
         await create(stream, schema)
-        message = await refuse(stream, {"keys": [{"id": 1, "tags": ["a"]}]})
+        message = await read_refusal(stream, {"keys": [{"id": 1, "tags": ["a"]}]})
     assert "the column 'tags', but a struct, list or map cannot be in a key" in message
 
 
-async def test_gets_of_one_principal_leave_threads_to_others() -> None:
-    running, most = Counter[str](), Counter[str]()
+async def test_gets_of_one_principal_cannot_use_all_threads() -> None:
+    running, running_max = Counter[str](), Counter[str]()
     may_end = threading.Event()
 
-    def get(keys: str, *_: Any) -> tuple[pa.Table, list[int]]:
+    def get_rows(keys: str, *_: Any) -> tuple[pa.Table, list[int]]:
         running[keys] += 1
-        most[keys] = max(most[keys], running[keys])
+        running_max[keys] = max(running_max[keys], running[keys])
         may_end.wait(60)
         running[keys] -= 1
         return pa.table({}), []
 
-    row_files, search = SimpleNamespace(get=get), SimpleNamespace(open=lambda *_: None)
+    row_files, search = SimpleNamespace(get=get_rows), SimpleNamespace(open=lambda *_: None)
     gets = keyed_gets.KeyedGets(cast("Any", row_files), cast("Any", search))
     loaded_parts = cast("Any", SimpleNamespace(entry=1, metadata=2))
     calls = [gets.get(loaded_parts, cast("Any", name), [], name) for name in ("ann",) * 6 + ("bob",)]
@@ -159,16 +164,16 @@ async def test_gets_of_one_principal_leave_threads_to_others() -> None:
     assert running == {"ann": 2, "bob": 1}
     may_end.set()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert most == {"ann": 2, "bob": 1}
+    assert running_max == {"ann": 2, "bob": 1}
     gets.close()
 
 
-async def test_table_that_is_no_stream_is_read_by_its_columns(tmp_path: Path) -> None:
+async def test_rows_of_an_ordinary_table_are_read_by_key_columns(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await asyncio.to_thread(stream.catalog.create_table, "db.t", SCHEMA)
         await append_batch(stream, 1, 2, 2)
-        assert "the table has no key" in await refuse(stream, {"keys": [2]})
-        answer = await get(stream, {"id": 2}, {"id": 3}, select=["id"])
+        assert "the table has no key" in await read_refusal(stream, {"keys": [2]})
+        answer = await get_rows(stream, {"id": 2}, {"id": 3}, select=["id"])
         assert answer == {"rows": [{"id": 2}, {"id": 2}], "missing": [1]}
 
 
@@ -208,7 +213,7 @@ async def test_values_of_all_types_have_the_form_of_appended_rows(tmp_path: Path
         status, answer = await stream.send(json.dumps(posted).encode())
         assert status == 200, answer
         expected = [dict.fromkeys([field.name for field in TYPES.fields]) | row for row in posted]
-        answer = await get(stream, *ids[::-1])
+        answer = await get_rows(stream, *ids[::-1])
         assert answer == {"rows": expected[::-1], "missing": []}
         client = SeamarkClient(stream.server.url)
         rows = await asyncio.to_thread(lambda: seamark.get_rows(client, "db.t", [UUID(ids[0])]))
@@ -248,7 +253,7 @@ async def test_gets_of_random_keys_equal_a_dictionary_of_the_rows(tmp_path: Path
                     await asyncio.to_thread(seamark.upsert, client, "db.t", rows, keys=["id"])
                     expected |= {key: f"{round_number}.{key}" for key in ids}
             requested_ids = [rng.randrange(22) for _ in range(rng.randint(0, 12))]
-            answer = await get(stream, *requested_ids, select=["id", "name"])
+            answer = await get_rows(stream, *requested_ids, select=["id", "name"])
             firsts = list(dict.fromkeys(requested_ids))
             assert answer == {
                 "rows": [{"id": key, "name": expected[key]} for key in firsts if key in expected],

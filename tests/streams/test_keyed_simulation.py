@@ -1,6 +1,6 @@
-"""Tests of keyed tables in a simulated world: a reader gets the replay of the log.
+"""Tests of keyed tables in a simulated world. A reader gets the replay of the log.
 
-Each mutation breaks the product on purpose, and the simulation has to find it.
+Each mutation breaks the product on purpose, and the simulation must detect it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.streams.simulation.world import InvariantBroken
 QUICK_SEEDS = 40
 SLOW_SEEDS = 5_000
 MUTATION_SEEDS = 300
-"""The seeds in which the simulation has to find a mutation."""
+"""The number of seeds within which the simulation must detect a mutation."""
 
 
 def run_world(seed: int, **options) -> KeyedWorld:
@@ -44,7 +44,7 @@ def test_readers_see_the_replay_of_the_log() -> None:
 
 
 @pytest.mark.parametrize("seed", [52])
-def test_readers_see_the_replay_of_the_log_in_worlds_that_found_faults_before(seed: int) -> None:
+def test_readers_see_the_replay_of_the_log_in_worlds_that_once_failed(seed: int) -> None:
     run_world(seed, appends=20)
 
 
@@ -56,7 +56,7 @@ def test_readers_see_the_replay_of_the_log_in_many_worlds() -> None:
 
 
 def flush_without_deletes(patch: pytest.MonkeyPatch) -> None:
-    """Let a flush add rows without deleting the rows that they replace."""
+    """Make a flush add rows without deleting the rows that they replace."""
     commit = RemoteTables.commit
 
     async def add(tables: RemoteTables, entry, metadata, files, ranges, deletes=None, index_files=()):
@@ -67,7 +67,7 @@ def flush_without_deletes(patch: pytest.MonkeyPatch) -> None:
 
 
 def commit_deletes_of_an_older_version(patch: pytest.MonkeyPatch) -> None:
-    """Let a flush delete rows in files that a compaction has replaced since."""
+    """Make a flush delete rows in files that a compaction has replaced since."""
     commit_keyed = KeyedCatalog.commit_keyed
 
     def commit(catalog: KeyedCatalog, *args) -> None:
@@ -84,7 +84,7 @@ def take_earlier_rows_for_later_ones(patch: pytest.MonkeyPatch) -> None:
 
 
 def order_fresh_parts_backwards(patch: pytest.MonkeyPatch) -> None:
-    """Let an earlier fresh file delete rows of a later one."""
+    """Make an earlier fresh file delete rows of a later fresh file."""
     get_fresh_rows = StreamTable.get_fresh_rows
 
     async def reverse(table: StreamTable, flushed) -> FreshRows:
@@ -107,7 +107,7 @@ def locate_rows_of_an_earlier_pointer(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_the_last_append(patch: pytest.MonkeyPatch) -> None:
-    """Leave the last append of a range of offsets out of the file."""
+    """Omit the last append of a range of offsets from the file."""
     slices = StreamTable._read_slices
 
     def drop(table: StreamTable, *args):
@@ -132,7 +132,7 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, int]] = [
 @pytest.mark.parametrize(
     ("mutate", "expected", "first"), MUTATIONS, ids=[mutation[0].__name__ for mutation in MUTATIONS]
 )
-def test_the_simulation_finds_each_mutation(
+def test_the_simulation_detects_each_mutation(
     mutate: Callable[[pytest.MonkeyPatch], None], expected: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutate(monkeypatch)
@@ -142,4 +142,4 @@ def test_the_simulation_finds_each_mutation(
         except InvariantBroken as error:
             assert re.search(expected, str(error)), error  # noqa: PT017
             return
-    pytest.fail("the simulation does not find the mutation")
+    pytest.fail("the simulation does not detect the mutation")

@@ -1,5 +1,5 @@
-"""Tests of keyed stream tables over HTTP: stock PyIceberg reads the latest row of each key, before and after
-flushes.
+"""Tests of keyed stream tables over HTTP. Stock PyIceberg reads the latest row of each key, before and
+after flushes.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ async def stream(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
         yield stream
 
 
-async def read(stream: StreamServer, where: str | None = None) -> dict[int, str]:
-    """Return the names by id that stock PyIceberg reads."""
+async def read_names(stream: StreamServer, where: str | None = None) -> dict[int, str]:
+    """Return the names by id, as stock PyIceberg reads them."""
 
     def scan_table() -> pa.Table:
         options = {"row_filter": where} if where else {}
@@ -73,19 +73,19 @@ async def read(stream: StreamServer, where: str | None = None) -> dict[int, str]
 @pytest.mark.few_cases(1)
 async def test_later_row_replaces_row_with_its_key_before_and_after_flush(stream: StreamServer) -> None:
     await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 1, "name": "c"})
-    assert await read(stream) == {1: "c", 2: "b"}
+    assert await read_names(stream) == {1: "c", 2: "b"}
     await stream.flush()
-    assert await read(stream) == {1: "c", 2: "b"}
+    assert await read_names(stream) == {1: "c", 2: "b"}
     await stream.post({"id": 2, "name": "d"}, {"id": 3, "name": "e"})
-    assert await read(stream) == {1: "c", 2: "d", 3: "e"}
-    assert await read(stream, "name = 'b'") == {}
+    assert await read_names(stream) == {1: "c", 2: "d", 3: "e"}
+    assert await read_names(stream, "name = 'b'") == {}
     await stream.post({"id": 2, "name": "f"})
-    assert await read(stream) == {1: "c", 2: "f", 3: "e"}
+    assert await read_names(stream) == {1: "c", 2: "f", 3: "e"}
     await stream.flush()
-    assert await read(stream) == {1: "c", 2: "f", 3: "e"}
+    assert await read_names(stream) == {1: "c", 2: "f", 3: "e"}
     await stream.post({"id": 2, "name": "g"}, {"id": 1, "_op": "delete"})
     for _ in range(2):
-        assert await read(stream) == {2: "g", 3: "e"}
+        assert await read_names(stream) == {2: "g", 3: "e"}
         await stream.flush()
 
 
@@ -99,10 +99,10 @@ async def test_rows_of_a_file_with_deletes_are_replaced_by_several_fresh_snapsho
         await stream.flush()
         del expected[round_number]
         for key in range(50, 58):
-            # The file has deletes already, so the rows of the earlier parts are not located again.
+            # The file has deletes already, so the server does not search for the rows of the earlier parts again.
             await stream.post({"id": key, "name": f"{round_number}.{key}"})
             expected[key] = f"{round_number}.{key}"
-            assert await read(stream) == expected
+            assert await read_names(stream) == expected
 
 
 @pytest.mark.few_cases(1)
@@ -113,7 +113,7 @@ async def test_rows_without_effect_are_flushed(stream: StreamServer) -> None:
     await stream.flush()
     (table,) = stream.server.components.streams.tables.values()
     assert table.unflushed_rows == 0
-    assert await read(stream) == {}
+    assert await read_names(stream) == {}
     client = SeamarkClient(stream.server.url)
     batches = await asyncio.to_thread(
         lambda: list(seamark.read_stream(client, "db.t", from_=0, changes=True, follow=False))
@@ -162,7 +162,7 @@ async def test_append_on_a_fresh_snapshot_with_deletes_adds_only_its_rows(tmp_pa
         catalog = await asyncio.to_thread(lambda: RestCatalog("fresh", uri=stream.server.url, **FRESH))
         await asyncio.to_thread(lambda: catalog.load_table("db.t").append(rows))
         for _ in range(2):
-            assert await read(stream) == {1: "d", 9: "z"}
+            assert await read_names(stream) == {1: "d", 9: "z"}
             await stream.flush()
 
 
@@ -191,7 +191,7 @@ async def test_debezium_changes_are_applied_with_and_without_schema(stream: Stre
         {"op": "m", "message": {}},
     )
     for _ in range(2):
-        assert await read(stream) == {1: "c", 4: "d"}
+        assert await read_names(stream) == {1: "c", 4: "d"}
         await stream.flush()
 
 
@@ -202,7 +202,7 @@ async def test_request_of_only_tombstones_uses_the_number_of_its_producer(stream
         assert answer == {"rows": 0, "duplicate": repetition == 1, "positions": [], "rejected": 0, "token": ""}
     query = "?envelope=debezium&producer=p&sequence=1"
     await send_changes(stream, build_change("c", after={"id": 1, "name": "a"}), query=query)
-    assert await read(stream) == {1: "a"}
+    assert await read_names(stream) == {1: "a"}
 
 
 async def test_debezium_values_are_converted_by_the_schema_of_the_message(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ async def test_changes_that_cannot_be_applied_are_refused_with_the_reason(stream
     assert "column name is required" in await read_reason({"id": 1, "_op": "update"}, "")
     status, text = await stream.send_refused(encode_arrow(id=[1], name=["a"], _op=["merge"]), ARROW)
     assert (status, 'Row 0 has the _op "merge"' in text) == (400, True)
-    assert await read(stream) == {}
+    assert await read_names(stream) == {}
 
 
 @pytest.mark.few_cases(1)
@@ -265,7 +265,7 @@ async def test_kinds_of_arrow_rows_are_applied(stream: StreamServer) -> None:
     names = pa.array([None, "d", "e"], pa.string())
     status, _ = await stream.send(encode_arrow(id=[1, 2, 4], name=names, _op=["delete", None, "insert"]), ARROW)
     assert status == 200
-    assert await read(stream) == {2: "d", 3: "c", 4: "e"}
+    assert await read_names(stream) == {2: "d", 3: "c", 4: "e"}
 
 
 async def test_table_without_key_accepts_only_inserts(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ async def test_unflushed_rows_keep_their_key_after_schema_changes(tmp_path: Path
         await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"})
         await stream.flush()
         await stream.post({"id": 1, "name": "c"}, {"id": 3, "name": "d"})
-        assert await read(stream) == {1: "c", 2: "b", 3: "d"}  # So the rows are in fresh files, too.
+        assert await read_names(stream) == {1: "c", 2: "b", 3: "d"}  # The read has put the rows into fresh files.
 
         def change_schema() -> None:
             with stream.catalog.load_table("db.t").update_schema() as update:
@@ -344,7 +344,7 @@ async def test_table_that_gets_a_key_replaces_unflushed_rows(tmp_path: Path) -> 
     async with streaming(tmp_path) as stream:
         await create(stream, SCHEMA, properties={KEY: ""})
         await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"})
-        assert await read(stream) == {1: "a", 2: "b"}
+        assert await read_names(stream) == {1: "a", 2: "b"}
 
         def set_key(names: str) -> None:
             with stream.catalog.load_table("db.t").transaction() as change:
@@ -352,18 +352,18 @@ async def test_table_that_gets_a_key_replaces_unflushed_rows(tmp_path: Path) -> 
 
         await asyncio.to_thread(set_key, "id")
         await stream.post({"id": 1, "name": "c"})
-        assert await read(stream) == {1: "c", 2: "b"}
+        assert await read_names(stream) == {1: "c", 2: "b"}
         await stream.post({"id": 2, "_op": "delete"})
         await asyncio.to_thread(set_key, "")
         await stream.post({"id": 4, "name": "e"})
         for _ in range(2):
-            assert await read(stream) == {1: "c", 4: "e"}
+            assert await read_names(stream) == {1: "c", 4: "e"}
             await stream.flush()
 
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(4, judged_number=1)))
 async def test_random_changes_equal_a_dictionary(tmp_path: Path, seed: int) -> None:
-    """The changes come from writers and batch writers.
+    """The changes come from stream writers and batch writers.
 
     Flushes, compactions, index builds and restarts run between them.
     """
@@ -410,8 +410,8 @@ async def test_random_changes_equal_a_dictionary(tmp_path: Path, seed: int) -> N
                 elif step == "compact":
                     await asyncio.to_thread(compact, client, "db.t")
                 else:
-                    assert await read(stream) == model
-            assert await read(stream) == model
+                    assert await read_names(stream) == model
+            assert await read_names(stream) == model
 
 
 @pytest.mark.slow
@@ -420,7 +420,9 @@ async def test_flush_needs_no_second_thread_of_the_event_loop(
 ) -> None:
     await stream.post({"id": 1, "name": "a"})
     await stream.flush()
-    monkeypatch.setattr(planner, "_is_quick", lambda *args: False)  # Plans of large tables are made in threads.
+    monkeypatch.setattr(
+        planner, "_is_quick", lambda *args: False
+    )  # With this patch, plans are made in threads, as for large tables.
     await stream.post({"id": 1, "name": "b"})
     loop = asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(1))
@@ -429,4 +431,4 @@ async def test_flush_needs_no_second_thread_of_the_event_loop(
             assert await stream.flush() == 1
     finally:
         loop.set_default_executor(ThreadPoolExecutor())
-    assert await read(stream) == {1: "b"}
+    assert await read_names(stream) == {1: "b"}

@@ -1,4 +1,4 @@
-"""Tests of the memory that a read of the log takes."""
+"""Tests of the memory that a read of the log uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.log.memory import open_memory_log
 SHARDS = 8
 
 
-async def test_read_has_few_large_batches_and_reaches_all_shards() -> None:
+async def test_read_returns_few_large_batches_and_rows_of_all_shards() -> None:
     async with open_memory_log(SystemClock()) as log:
         for _ in range(2):
             await log.append({Shard("t", number): Batch(1, bytes(1_000)) for number in range(SHARDS)})
@@ -27,7 +27,7 @@ async def test_read_has_few_large_batches_and_reaches_all_shards() -> None:
         assert set(positions.values()) == {2}
 
 
-async def test_read_counts_its_memory() -> None:
+async def test_read_reserves_memory_for_its_rows() -> None:
     def refuse(size_bytes: int) -> None:
         raise RetryLater(f"{size_bytes} bytes")
 

@@ -1,4 +1,4 @@
-"""Tests of look-ups by key, in a copy of the table in memory and in the table itself."""
+"""Tests of lookups by key, in a copy of the table in memory and in the table itself."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Tests of readers of random histories, without a server: each reader gets each row of the model once, or a
-clear error.
+"""Tests of readers of random histories, without a server. Each reader gets each row of the model once, or a clear
+error.
 
 The model has a log with retention, flushes, appends of batch writers, compactions and expired snapshots. A reader
-begins at any place, and stops and resumes at any place. It applies the steps of `choose_next_step` to the model's log
-and files.
+starts at any position, and stops and resumes at any position. It applies the steps of `choose_next_step` to the model's
+log and files.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SnapshotHistory:
 
 
 class PositionModel:
-    """A table and its log; rows are numbers."""
+    """A table and its log. Rows are numbers."""
 
     def __init__(self, rng: Random, shards: int, *, rebuild_chance: float = 0.1) -> None:
         self.rng = rng
@@ -104,7 +104,7 @@ class PositionModel:
         return rows
 
     def flush(self, share: float) -> None:
-        """Flush a share of the shards."""
+        """Flush a random share of the shards."""
         ranges, rows = [], []
         for shard, start in self.flushed.items():
             end = len(self.log[shard])
@@ -116,7 +116,7 @@ class PositionModel:
             self.commit("append", self.rng.sample(rows, len(rows)), ranges)
 
     def rebuild(self) -> None:
-        """Give the table a new log, in which its offsets begin at 0 again."""
+        """Give the table a new log in which its offsets begin at 0 again."""
         self.flush(1.0)
         self.log = {shard: [] for shard in self.log}
         self.starts, self.flushed = dict.fromkeys(self.log, 0), dict.fromkeys(self.log, 0)
@@ -152,12 +152,12 @@ class TokenReader:
 
     token: str
     missing: list[int] = field(default_factory=list)
-    """The rows before the position at which the reader began."""
+    """The rows before the position at which the reader started."""
     seen_counts: Counter[int] = field(default_factory=Counter)
     failed: str = ""
 
     def read(self, model: PositionModel, steps: int) -> bool:
-        """Read at most `steps` steps. Return True at the end of the rows."""
+        """Read at most `steps` steps. Return True if the reader has reached the end of the rows."""
         for _ in range(steps):
             try:
                 step = choose_next_step(parse_position(self.token, UUID), model.table())
@@ -183,6 +183,7 @@ class TokenReader:
 
 
 def start_reader(model: PositionModel) -> TokenReader | None:
+    """Return a reader at a random kind of start position, or None if the position is gone."""
     table = model.table()
     match model.rng.choice(("earliest", "latest", "snapshot", "time")):
         case "earliest":
@@ -227,7 +228,7 @@ def check_readers(seed: int) -> None:
         expected = Counter(model.rows) - Counter(reader.missing)
         if reader.failed:
             assert any(text in reader.failed for text in ("removed", "expired", "another log")), (seed, reader.failed)
-            assert reader.seen_counts <= expected, f"seed {seed}: a reader that fails has repeated a row"
+            assert reader.seen_counts <= expected, f"seed {seed}: a reader has repeated a row before it failed"
         else:
             assert reader.seen_counts == expected, seed
 
@@ -249,23 +250,23 @@ def test_rows_of_a_rolled_back_flush_are_refused_or_skipped() -> None:
     model = PositionModel(Random(1), 1)
     model.commit("append", model.draw_rows())
     base = model.history.current_snapshot_id
-    before = find_position_after_snapshot(UUID, model.table(), base)
+    position_before = find_position_after_snapshot(UUID, model.table(), base)
     model.log[0] += [100, 101]
     model.commit("append", [100, 101], [FlushedRange(0, 0, 2)])
     model.flushed[0] = 2
     model.history.current_snapshot_id = base
     model.log[0].append(102)
     with pytest.raises(BadRequest, match="a rollback has removed"):
-        choose_next_step(before, model.table())
-    step = choose_next_step(before, model.table(), skips_changes=True)
+        choose_next_step(position_before, model.table())
+    step = choose_next_step(position_before, model.table(), skips_changes=True)
     assert isinstance(step, LogRows)
     assert step.ranges == {0: (2, 3)}
-    after = ReadPosition(UUID, 2, (2,))
+    position_after = ReadPosition(UUID, 2, (2,))
     with pytest.raises(BadRequest, match="not an ancestor"):
-        choose_next_step(after, model.table())
+        choose_next_step(position_after, model.table())
 
 
-def test_a_read_ends_at_its_until_position() -> None:
+def test_read_ends_at_its_until_position() -> None:
     model = PositionModel(Random(1), 2)
     model.log[0] += [1, 2]
     start = find_earliest_position(UUID, model.table())
@@ -309,7 +310,7 @@ def test_invalid_token_is_refused(token: str) -> None:
     ],
     ids=["no number", "no such shard", "huge shard", "never flushed", "backwards", "other table"],
 )
-def test_summary_that_is_no_flush_of_this_table_is_read_as_an_append(offsets: str, table_uuid: str) -> None:
+def test_snapshot_whose_summary_is_no_flush_of_this_table_is_read_as_an_append(offsets: str, table_uuid: str) -> None:
     summary = {"operation": "append", FLUSH_OFFSETS: offsets, FLUSH_TABLE: table_uuid}
     snapshot = Snapshot(1, 1, summary=msgspec.Raw(json.dumps(summary).encode()))
     table = ReadableTable(cast("TableMetadata", SnapshotHistory({1: snapshot}, 1)), {0: 2}, {})
@@ -322,22 +323,24 @@ def test_summary_that_is_no_flush_of_this_table_is_read_as_an_append(offsets: st
 def test_flushes_before_a_rebuild_are_read_as_appends() -> None:
     model = PositionModel(Random(1), 1)
     model.log[0] += [1, 2]
-    old = find_latest_position(UUID, model.table())
+    old_position = find_latest_position(UUID, model.table())
     model.rebuild()
     model.log[0] += [3, 4, 5]
     model.flush(1.0)
-    first, second = model.history.by_id
+    first_snapshot_id, second_snapshot_id = model.history.by_id
     start = find_position_after_snapshot(UUID, model.table(), None)
     step = choose_next_step(parse_position(start.encode(), UUID), model.table())
     assert isinstance(step, Files)
-    assert (step.snapshot_id, step.position.offsets) == (first, (0,))
+    assert (step.snapshot_id, step.position.offsets) == (first_snapshot_id, (0,))
     step = choose_next_step(step.position, model.table())
     assert isinstance(step, LogRows)
     assert step.ranges == {0: (0, 3)}
-    after = step.position.advance({0: 3})
-    assert choose_next_step(after, model.table()) == End(msgspec.structs.replace(after, snapshot_id=second))
+    later_position = step.position.advance({0: 3})
+    assert choose_next_step(later_position, model.table()) == End(
+        msgspec.structs.replace(later_position, snapshot_id=second_snapshot_id)
+    )
     with pytest.raises(BadRequest, match="offsets of another log"):
-        choose_next_step(old, model.table())
+        choose_next_step(old_position, model.table())
 
 
 def test_flush_of_an_earlier_server_is_a_flush_of_the_table() -> None:

@@ -1,4 +1,4 @@
-"""Tests of servers with the role read: they return every row, and change nothing."""
+"""Tests of servers with the role read. They return every row, and change nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
 from tests.streams.test_fleet import make_shared_settings
 from tests.streams.test_fresh_reads import TABLE, read_client_planned_ids, scan_ids
-from tests.streams.test_read_stream import list_ids, read
+from tests.streams.test_read_stream import list_ids, read_batches
 from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, create, streaming
 from tests.streams.test_stream_commands import record_calls
 from tests.waits import until
@@ -75,13 +75,13 @@ async def test_read_server_returns_waiting_rows_and_never_flushes_them(
             assert await reader.ids() == [1, 2]
             url = reader.server.url
             assert await asyncio.to_thread(lambda: scan_ids(url, after=token)) == [1, 2]
-            assert list_ids(await read(reader, from_="earliest")) == [1, 2]
-        # The writer has stopped. The rows stay in the log until a server that writes flushes them.
+            assert list_ids(await read_batches(reader, from_="earliest")) == [1, 2]
+        # The writer has stopped, so the rows stay in the log until a writing server flushes them.
         streams = reader.server.components.streams
         (table,) = streams.tables.values()
         rounds: list[str] = []
         monkeypatch.setattr(table, "follow", record_calls(table.follow, "follow", rounds))
-        await until(lambda: len(rounds) > 3)  # The rows were due for a flush in each round.
+        await until(lambda: len(rounds) > 3)  # The rows were due for a flush in each of these rounds.
         assert (table.flushed, table.unflushed_rows) == ({0: 1}, 1)
         assert streams.counts.flushes == streams.counts.failed_flushes == 0
         assert await reader.ids() == [1, 2]

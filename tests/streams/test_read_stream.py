@@ -1,4 +1,4 @@
-"""Tests of continuous reads from a server: each row arrives once, from the files or the log, from every position."""
+"""Tests of continuous reads from a server. Each row arrives once, from the files or the log, from every position."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tests.seeds import first_seed, quick
 from tests.streams.test_rows_over_http import StreamServer, create, streaming
 
 WAIT_S = 55
-"""The time for which a reader waits for rows, below the server's limit of 60 s."""
+"""The time, in seconds, for which a reader waits for rows. It is below the server's limit of 60 s."""
 SOON_S = 40
-"""An answer within this time comes before the end of the wait, even on a busy machine."""
+"""The time, in seconds, within which rows that arrive must be returned. It ends before the wait does."""
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
         yield stream
 
 
-async def read(stream: StreamServer, **options: Any) -> list[StreamBatch]:
+async def read_batches(stream: StreamServer, **options: Any) -> list[StreamBatch]:
     """Return the batches up to the last row that exists now."""
     client = SeamarkClient(stream.server.url)
     return await asyncio.to_thread(lambda: list(seamark.read_stream(client, "db.t", follow=False, **options)))
@@ -67,16 +67,16 @@ async def test_a_reader_gets_each_row_once_across_flushes_and_batch_appends(stre
     await stream.flush()
     await stream.post({"id": 5})
     await append_batch(stream, 6)
-    batches = await read(stream)
+    batches = await read_batches(stream)
     assert sorted(list_ids(batches)) == [1, 2, 3, 4, 5, 6]
-    after = batches[-1].position
+    position = batches[-1].position
     await stream.flush()
-    assert list_ids(await read(stream, from_=after)) == []
+    assert list_ids(await read_batches(stream, from_=position)) == []
     await stream.post({"id": 7})
     await append_batch(stream, 8)
     await stream.flush()
     await stream.post({"id": 9, "name": "i", "day": "2026-01-31"})
-    later_rows = await read(stream, from_=after)
+    later_rows = await read_batches(stream, from_=position)
     assert sorted(list_ids(later_rows)) == [7, 8, 9]
     assert later_rows[-1].rows.schema == batches[0].rows.schema
     assert {"id": 9, "name": "i", "day": datetime.date(2026, 1, 31)} in later_rows[-1].rows.to_pylist()
@@ -84,7 +84,7 @@ async def test_a_reader_gets_each_row_once_across_flushes_and_batch_appends(stre
 
 async def test_reader_begins_at_the_requested_snapshot_time_or_position(stream: StreamServer) -> None:
     await append_batch(stream, 1)
-    first = await read_current_snapshot_id(stream)
+    first_snapshot = await read_current_snapshot_id(stream)
     await stream.post({"id": 2})
     await stream.flush()
     await stream.post({"id": 3})
@@ -96,12 +96,12 @@ async def test_reader_begins_at_the_requested_snapshot_time_or_position(stream: 
     await append_batch(stream, 5)
     latest = await asyncio.to_thread(_locate, stream, "latest")
     await stream.post({"id": 6})
-    assert sorted(list_ids(await read(stream, from_="earliest"))) == [1, 2, 3, 4, 5, 6]
-    assert sorted(list_ids(await read(stream, from_=first))) == [2, 3, 4, 5, 6]
-    assert sorted(list_ids(await read(stream, from_=0))) == [1, 2, 3, 4, 5, 6]
-    assert sorted(list_ids(await read(stream, from_=moment))) == [4, 5, 6]
-    assert sorted(list_ids(await read(stream, from_=latest))) == [6]
-    assert list_ids(await read(stream, from_="latest")) == []
+    assert sorted(list_ids(await read_batches(stream, from_="earliest"))) == [1, 2, 3, 4, 5, 6]
+    assert sorted(list_ids(await read_batches(stream, from_=first_snapshot))) == [2, 3, 4, 5, 6]
+    assert sorted(list_ids(await read_batches(stream, from_=0))) == [1, 2, 3, 4, 5, 6]
+    assert sorted(list_ids(await read_batches(stream, from_=moment))) == [4, 5, 6]
+    assert sorted(list_ids(await read_batches(stream, from_=latest))) == [6]
+    assert list_ids(await read_batches(stream, from_="latest")) == []
 
 
 def _locate(stream: StreamServer, position: str) -> str:
@@ -153,16 +153,16 @@ async def test_removals_are_refused_or_skipped_and_compactions_return_nothing(st
     client = SeamarkClient(stream.server.url)
     await append_batch(stream, 1)
     await append_batch(stream, 2)
-    start = (await read(stream))[-1].position
+    start = (await read_batches(stream))[-1].position
     await asyncio.to_thread(lambda: seamark.delete(client, "db.t", where="id = 1"))
     await stream.post({"id": 3})
     with pytest.raises(InvalidRequest, match=r"removed or replaced rows.*skip-changes=true"):
-        await read(stream, from_=start)
-    assert list_ids(await read(stream, from_=start, skip_changes=True)) == [3]
+        await read_batches(stream, from_=start)
+    assert list_ids(await read_batches(stream, from_=start, skip_changes=True)) == [3]
 
 
 @pytest.mark.slow
-async def test_kinds_of_rows_need_a_free_column_name(stream: StreamServer) -> None:
+async def test_read_of_change_types_requires_that_the_column_name_is_free(stream: StreamServer) -> None:
     await stream.post({"id": 1})
 
     def add_column() -> None:
@@ -170,25 +170,25 @@ async def test_kinds_of_rows_need_a_free_column_name(stream: StreamServer) -> No
             change.add_column("_change_type", StringType())
 
     await asyncio.to_thread(add_column)
-    assert list_ids(await read(stream)) == [1]
+    assert list_ids(await read_batches(stream)) == [1]
     with pytest.raises(InvalidRequest, match="has a column _change_type"):
-        await read(stream, from_=0, changes=True)
+        await read_batches(stream, from_=0, changes=True)
 
 
-async def test_position_of_another_table_or_an_invalid_one_is_refused(stream: StreamServer) -> None:
+async def test_position_that_is_invalid_or_of_another_table_is_refused(stream: StreamServer) -> None:
     await stream.post({"id": 1})
-    position = (await read(stream))[-1].position
+    position = (await read_batches(stream))[-1].position
     with pytest.raises(InvalidRequest, match="was not issued by this server"):
-        await read(stream, from_="1.x.none..after")
+        await read_batches(stream, from_="1.x.none..after")
     with pytest.raises(InvalidRequest, match="no snapshot 77"):
-        await read(stream, from_=77)
+        await read_batches(stream, from_=77)
     uuid = position.split(".")[1]
     with pytest.raises(InvalidRequest, match="another log"):
-        await read(stream, from_=f"1.{uuid}.none.9-9.after")
+        await read_batches(stream, from_=f"1.{uuid}.none.9-9.after")
     await asyncio.to_thread(stream.catalog.drop_table, "db.t")
     await create(stream)
     with pytest.raises(InvalidRequest, match="dropped and created again"):
-        await read(stream, from_=position)
+        await read_batches(stream, from_=position)
 
 
 async def test_rows_that_the_log_has_removed_are_read_from_the_files_of_their_flush(tmp_path: Path) -> None:
@@ -196,30 +196,30 @@ async def test_rows_that_the_log_has_removed_are_read_from_the_files_of_their_fl
         await create(stream)
         await stream.post({"id": 1}, {"id": 2})
         await stream.flush()
-        first = await read_current_snapshot_id(stream)
+        first_snapshot_id = await read_current_snapshot_id(stream)
         await stream.post({"id": 3})
         await stream.flush()
         await stream.post({"id": 4})
         (table,) = stream.server.components.streams.tables.values()
         log = await stream.server.components.streams.open_log(*(await table._tables.load(table.uuid)))
-        log._state.shards[Shard(table.uuid, 0)].start = 3  # type: ignore[attr-defined]  # as the retention does
-        assert sorted(list_ids(await read(stream, from_=0))) == [1, 2, 3, 4]
-        assert sorted(list_ids(await read(stream, from_=first))) == [3, 4]
-        with pytest.raises(NoSuchResource, match=f"begin at snapshot:{first}"):
-            await read(stream, from_=f"1.{table.uuid}.none.1.after")
+        log._state.shards[Shard(table.uuid, 0)].start = 3  # type: ignore[attr-defined]  # The retention removes rows in this way.
+        assert sorted(list_ids(await read_batches(stream, from_=0))) == [1, 2, 3, 4]
+        assert sorted(list_ids(await read_batches(stream, from_=first_snapshot_id))) == [3, 4]
+        with pytest.raises(NoSuchResource, match=f"begin at snapshot:{first_snapshot_id}"):
+            await read_batches(stream, from_=f"1.{table.uuid}.none.1.after")
 
 
 @pytest.mark.slow
-async def test_a_position_within_a_file_goes_on_with_its_next_row(tmp_path: Path) -> None:
+async def test_read_from_a_position_within_a_file_continues_with_the_next_row(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream)
         count = BATCH_ROWS + 10
         await append_batch(stream, *range(count))
         await append_batch(stream, -1)
-        first, *_ = await read(stream)
-        assert "~" in first.position
-        later_rows = await read(stream, from_=first.position)
-        assert Counter(list_ids([first, *later_rows])) == Counter([*range(count), -1])
+        first_batch, *_ = await read_batches(stream)
+        assert "~" in first_batch.position
+        later_rows = await read_batches(stream, from_=first_batch.position)
+        assert Counter(list_ids([first_batch, *later_rows])) == Counter([*range(count), -1])
 
 
 async def test_rows_keep_their_values_after_a_schema_change(stream: StreamServer) -> None:
@@ -232,7 +232,7 @@ async def test_rows_keep_their_values_after_a_schema_change(stream: StreamServer
 
     await asyncio.to_thread(add_column)
     await stream.post({"id": 2, "title": "b"})
-    batches = await read(stream)
+    batches = await read_batches(stream)
     assert [row for batch in batches for row in batch.rows.to_pylist()] in (
         [{"id": 1, "title": "a"}, {"id": 2, "title": "b"}],
         [{"id": 2, "title": "b"}, {"id": 1, "title": "a"}],
@@ -249,7 +249,7 @@ async def test_readers_of_random_histories_return_the_rows_of_the_model(seed: in
     readers: list[tuple[str, Counter[int], int]] = []
     """The position of each reader, the rows that it has read, and the number of rows of the model at its start."""
     is_created = False
-    for _ in range(3):  # Each round starts another process of the server.
+    for _ in range(3):  # Each round starts a new server process.
         async with streaming(home, watch_timeout_s=1) as stream:
             if not is_created:
                 await create(stream, properties={"seamark.stream.shards": str(rng.choice((1, 3)))})
@@ -271,17 +271,17 @@ async def test_readers_of_random_histories_return_the_rows_of_the_model(seed: in
                         readers.append((position, Counter(), 0 if offset == "earliest" else len(model)))
                     case "read":
                         readers = [await _read_some(stream, rng, *reader) for reader in readers]
-            assert sorted(list_ids(await read(stream))) == sorted(model)
+            assert sorted(list_ids(await read_batches(stream))) == sorted(model)
     async with streaming(home) as stream:
         for position, read_ids, start in readers:
-            later_ids = Counter(list_ids(await read(stream, from_=position)))
+            later_ids = Counter(list_ids(await read_batches(stream, from_=position)))
             assert read_ids + later_ids == Counter(model[start:]), seed
 
 
 async def _read_some(
     stream: StreamServer, rng: Random, position: str, read_ids: Counter[int], start: int
 ) -> tuple[str, Counter[int], int]:
-    """Read a random number of batches, and return the reader's new position, its rows and `start`."""
-    batches = await read(stream, from_=position)
-    read_batches = batches[: rng.randint(0, len(batches))]
-    return (read_batches[-1].position if read_batches else position), read_ids + Counter(list_ids(read_batches)), start
+    """Read a random number of batches. Return the reader's new position, its rows, and `start`."""
+    batches = await read_batches(stream, from_=position)
+    used_batches = batches[: rng.randint(0, len(batches))]
+    return (used_batches[-1].position if used_batches else position), read_ids + Counter(list_ids(used_batches)), start

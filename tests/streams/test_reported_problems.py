@@ -1,10 +1,9 @@
 """Tests of problems that users of other streaming systems have reported. Each test names the report.
 
-Reports that tests of other modules cover:
-
-- duckdb/ducklake#650, a flush beside inserts duplicates rows: the random writers of `test_rows_over_http`, and the
+Tests in other modules cover these reports:
+- duckdb/ducklake#650, a flush during inserts duplicates rows: the random writers of `test_rows_over_http`, and the
   mutation `flush_without_comparing` of `test_simulation`.
-- apache/fluss#4372, a table that is not flushed takes the memory of all: `test_rows_over_http`.
+- apache/fluss#4372, a table that is not flushed takes the memory of all tables: `test_rows_over_http`.
 - risingwavelabs/risingwave#21376, the state of an exactly-once writer grows without end: the tests of the retention in
   `tests/log/test_segments.py`.
 """
@@ -31,7 +30,7 @@ from seamark.metaserver.streams.stream_properties import ENABLED, FLUSH_INTERVAL
 from seamark.metaserver.streams.stream_table import StreamTable
 from seamark.metaserver.streams.streams import Streams
 from tests.streams import test_keyed_tables
-from tests.streams.test_read_stream import append_batch, list_ids, read
+from tests.streams.test_read_stream import append_batch, list_ids, read_batches
 from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create, streaming
 from tests.waits import until
 
@@ -44,11 +43,13 @@ async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
 
 
 COMPACTION = CompactionPolicy(target_bytes=1 << 20, min_files=2)
-"""Two small files are enough for a compaction."""
+"""A policy with which two small files suffice for a compaction."""
 
 
 async def flush_first_row(stream: StreamServer) -> None:
-    """Append a row and flush it. The server flushes the first row of an empty table at once, in the background."""
+    """Append a row, and wait until it is flushed. The server flushes the first row of an empty table in the background
+    at once.
+    """
     await stream.post({"id": 0})
     await stream.flush()
     await until(lambda: not any(state.task for state in stream.server.components.streams._flushes.values()))
@@ -73,10 +74,10 @@ async def wait_for_snapshots(stream: StreamServer, name: str, count: int) -> Non
 
 
 async def test_rows_are_visible_at_once_and_a_flush_makes_one_file_of_all(stream: StreamServer) -> None:
-    """risingwavelabs/risingwave#21376: file size and visibility are one knob.
+    """risingwavelabs/risingwave#21376: one setting determines both file size and visibility.
 
-    risingwavelabs/risingwave#26372: rows are invisible until a checkpoint minutes away. The interval of flushes is an
-    hour here.
+    risingwavelabs/risingwave#26372: rows are invisible until a checkpoint, which may be minutes later. In this test the
+    interval of flushes is an hour.
     """
     await flush_first_row(stream)
     for number in range(1, 9):
@@ -91,7 +92,7 @@ async def test_rows_are_visible_at_once_and_a_flush_makes_one_file_of_all(stream
 async def test_first_rows_of_an_ended_server_are_committed_after_its_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """risingwavelabs/risingwave#26372: rows are invisible until a checkpoint minutes away.
+    """risingwavelabs/risingwave#26372: rows are invisible until a checkpoint, which may be minutes later.
 
     Engines plan no scan of a table without a snapshot, so the first rows need a flush.
     """
@@ -111,8 +112,8 @@ async def test_first_rows_of_an_ended_server_are_committed_after_its_restart(
 
 
 @pytest.mark.slow
-async def test_rows_that_wait_take_no_space_in_the_database(stream: StreamServer, tmp_path: Path) -> None:
-    """sipcapture/homer#765: small rows that nobody flushes fill the catalog's database."""
+async def test_waiting_rows_use_no_space_in_the_database(stream: StreamServer, tmp_path: Path) -> None:
+    """sipcapture/homer#765: small rows that are never flushed fill the catalog's database."""
 
     def count_bytes() -> int:
         """Return the size of all values in the database."""
@@ -127,16 +128,16 @@ async def test_rows_that_wait_take_no_space_in_the_database(stream: StreamServer
             )
 
     await flush_first_row(stream)
-    before = await asyncio.to_thread(count_bytes)
+    bytes_before = await asyncio.to_thread(count_bytes)
     for number in range(20):
         await stream.post({"id": number, "name": "x" * 1_000})
     (table,) = stream.server.components.streams.tables.values()
     assert table.unflushed_rows == 20
-    assert await asyncio.to_thread(count_bytes) - before < 1_000
+    assert await asyncio.to_thread(count_bytes) - bytes_before < 1_000
 
 
 async def test_last_rows_of_a_writer_are_flushed_without_further_writes(stream: StreamServer) -> None:
-    """sipcapture/homer#765: nobody flushes the last small rows."""
+    """sipcapture/homer#765: the last small rows are never flushed."""
     await create_table(stream, "u", **{FLUSH_INTERVAL: "100"})
     await post_to(stream, "u", {"id": 1})
     await wait_for_snapshots(stream, "u", 1)
@@ -153,13 +154,13 @@ async def test_idle_shards_delay_neither_flushes_nor_readers(tmp_path: Path) -> 
             await stream.post({"id": number}, query=f"?producer=p&sequence={number}")
             assert await stream.ids() == list(range(number + 1))
             assert await stream.flush() + await stream.flush() <= 1
-            assert sorted(list_ids(await read(stream))) == list(range(number + 1))
+            assert sorted(list_ids(await read_batches(stream))) == list(range(number + 1))
         (table,) = stream.server.components.streams.tables.values()
         assert sorted(table.flushed.values()) == [0] * 7 + [3]
 
 
-async def test_first_flush_keeps_rows_that_the_table_had_before(tmp_path: Path) -> None:
-    """apache/iceberg#13536: the first commit ignores rows that were there before."""
+async def test_first_flush_keeps_existing_rows_of_the_table(tmp_path: Path) -> None:
+    """apache/iceberg#13536: the first commit ignores rows that the table already had."""
     async with streaming(tmp_path) as stream:
         await asyncio.to_thread(stream.catalog.create_table, "db.t", SCHEMA)
         await append_batch(stream, 1, 2)
@@ -170,14 +171,14 @@ async def test_first_flush_keeps_rows_that_the_table_had_before(tmp_path: Path) 
         await append_batch(stream, 4)
         for _ in range(2):
             assert await stream.ids() == [1, 2, 3, 4]
-            assert sorted(list_ids(await read(stream))) == [1, 2, 3, 4]
+            assert sorted(list_ids(await read_batches(stream))) == [1, 2, 3, 4]
             await stream.flush()
 
 
 async def test_flush_begins_when_the_oldest_row_reaches_the_interval(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """apache/iceberg#11796: commits come late at random. Later rows do not move the time of a flush."""
+    """apache/iceberg#11796: commits are late at random. Later rows do not move the time of a flush."""
     await flush_first_row(stream)
     streams = stream.server.components.streams
     (table,), (state,) = streams.tables.values(), streams._flushes.values()
@@ -225,8 +226,8 @@ async def test_tables_whose_storage_hangs_delay_no_other_table(
     await wait_for_snapshots(stream, "t", 1)
     await stream.post({"id": 2})
     assert await stream.ids() == [1, 2]
-    (other,) = stream.server.components.streams.tables.keys() - slow
-    assert await stream.server.components.streams.flush(other) == 1
+    (other_uuid,) = stream.server.components.streams.tables.keys() - slow
+    assert await stream.server.components.streams.flush(other_uuid) == 1
     is_released.set()
     await wait_for_snapshots(stream, names[-1], 1)
 
@@ -235,7 +236,7 @@ async def test_tables_whose_storage_hangs_delay_no_other_table(
 async def test_table_that_opens_slowly_after_a_restart_delays_no_other_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """apache/fluss#1360: a restarted server needs long until all tables work again."""
+    """apache/fluss#1360: after a restart, it takes long until all tables work again."""
     async with streaming(tmp_path) as stream:
         uuids = {}
         for name in ("t", "u"):
@@ -245,7 +246,7 @@ async def test_table_that_opens_slowly_after_a_restart_delays_no_other_table(
             await post_to(stream, name, {"id": 2})
             table = await asyncio.to_thread(stream.catalog.load_table, f"db.{name}")
             uuids[str(table.metadata.table_uuid)] = name
-    slow = min(uuids)  # Tables are opened in the order of their UUIDs.
+    slow = min(uuids)  # The server opens tables in the order of their UUIDs.
     make, is_released, waiting = Streams._make, asyncio.Event(), asyncio.Event()
 
     async def make_slowly(streams: Streams, entry: Entry, metadata: TableMetadata) -> StreamTable:
@@ -268,7 +269,7 @@ async def test_table_that_opens_slowly_after_a_restart_delays_no_other_table(
 async def test_updates_of_the_same_keys_do_not_let_the_table_grow(tmp_path: Path) -> None:
     """risingwavelabs/risingwave#21376: an exactly-once table grows without end.
 
-    Flushes and compactions run beside each other, and both succeed.
+    Flushes and compactions run at the same time, and both succeed.
     """
     async with streaming(tmp_path) as stream:
         properties = {"format-version": "3", "write.merge.mode": "merge-on-read"}
@@ -281,7 +282,7 @@ async def test_updates_of_the_same_keys_do_not_let_the_table_grow(tmp_path: Path
             await asyncio.gather(
                 stream.flush(), *([asyncio.to_thread(compact, client, "db.t", policy=COMPACTION)] if number else [])
             )
-            assert await test_keyed_tables.read(stream) == dict.fromkeys(range(5), f"n{number}")
+            assert await test_keyed_tables.read_names(stream) == dict.fromkeys(range(5), f"n{number}")
         await asyncio.to_thread(compact, client, "db.t", policy=COMPACTION)
         table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
         files = await asyncio.to_thread(lambda: table.inspect.data_files().to_pylist())
@@ -294,7 +295,7 @@ async def test_updates_of_the_same_keys_do_not_let_the_table_grow(tmp_path: Path
 
 
 async def test_deletion_vectors_that_a_flush_replaces_stay_for_earlier_snapshots(tmp_path: Path) -> None:
-    """A flush replaces the deletion vector of a file. The new vector has the deletes of the old one."""
+    """A flush replaces the deletion vector of a file. The new vector includes the deletes of the old vector."""
     async with streaming(tmp_path) as stream:
         await create(stream, test_keyed_tables.SCHEMA, properties={"format-version": "3"})
         expected: list[dict[int, str]] = []
@@ -307,7 +308,7 @@ async def test_deletion_vectors_that_a_flush_replaces_stay_for_earlier_snapshots
             table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
             snapshots.append(table.metadata.current_snapshot_id or 0)
             expected.append(dict(model))
-            assert await test_keyed_tables.read(stream) == model
+            assert await test_keyed_tables.read_names(stream) == model
         client = SeamarkClient(stream.server.url)
         for snapshot, rows in zip(snapshots, expected, strict=True):
             scan = await asyncio.to_thread(seamark.scan, client, "db.t", at=At(snapshot_id=snapshot))
@@ -315,10 +316,10 @@ async def test_deletion_vectors_that_a_flush_replaces_stay_for_earlier_snapshots
             assert sorted((row["id"], row["name"]) for row in actual_rows) == sorted(rows.items())
 
 
-async def test_flush_that_a_compaction_overtakes_is_repeated_on_its_files(
+async def test_flush_overtaken_by_a_compaction_is_repeated_on_the_new_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compaction commits between the search for replaced rows and the commit of a flush."""
+    """A compaction commits after the flush has searched for replaced rows, and before the flush commits."""
     async with streaming(tmp_path) as stream:
         properties = {"format-version": "3", "write.merge.mode": "merge-on-read"}
         await create(stream, test_keyed_tables.SCHEMA, properties=properties)
@@ -339,4 +340,4 @@ async def test_flush_that_a_compaction_overtakes_is_repeated_on_its_files(
         table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
         operations = [snapshot.summary.operation.value for snapshot in table.metadata.snapshots if snapshot.summary]
         assert "replace" in operations, operations
-        assert await test_keyed_tables.read(stream) == {0: "a", 1: "a", 2: "a", 9: "last"}
+        assert await test_keyed_tables.read_names(stream) == {0: "a", 1: "a", 2: "a", 9: "last"}

@@ -1,4 +1,4 @@
-"""Tests of rows over HTTP: stock PyIceberg reads each acknowledged row once, before and after its flush."""
+"""Tests of rows over HTTP. Stock PyIceberg reads each acknowledged row once, before and after its flush."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ARROW, LINES = "application/vnd.apache.arrow.stream", "application/x-ndjson"
 
 
 class StreamServer:
-    """A server with the stream table `db.t`, and stock PyIceberg."""
+    """A server with the stream table `db.t`, and a stock PyIceberg catalog."""
 
     def __init__(self, server: RunningServer, catalog: Catalog) -> None:
         self.server, self.catalog = server, catalog
@@ -119,7 +119,7 @@ def encode_arrow(**columns: Any) -> bytes:
     return sink.getvalue()
 
 
-async def test_every_format_is_read_before_any_commit(stream: StreamServer) -> None:
+async def test_rows_of_every_format_are_visible_before_any_commit(stream: StreamServer) -> None:
     await stream.post({"id": 1, "name": "a", "day": "2026-01-31"}, {"id": 2})
     assert (await stream.send(b'{"id": 3, "name": "c"}\n{"id": 4}\n', LINES))[0] == 200
     assert (await stream.send(encode_arrow(id=[5, 6], name=["e", None]), ARROW))[0] == 200
@@ -132,7 +132,7 @@ async def test_every_format_is_read_before_any_commit(stream: StreamServer) -> N
 
 
 async def test_the_first_rows_of_an_empty_table_are_committed_at_once(stream: StreamServer) -> None:
-    """Otherwise Spark would read no rows: it plans no scan of a table without a snapshot."""
+    """Spark plans no scan of a table without a snapshot, so it would read no rows."""
     await stream.post({"id": 1})
     async with asyncio.timeout(30):
         while not await stream.snapshots():
@@ -144,7 +144,7 @@ async def test_the_first_rows_of_an_empty_table_are_committed_at_once(stream: St
 
 
 @pytest.mark.slow
-async def test_first_flush_is_repeated_after_a_failure_and_not_by_rows_that_arrive_meanwhile(
+async def test_first_flush_is_repeated_only_after_a_failure(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit, attempts, is_released = CatalogTables.commit, [], asyncio.Event()
@@ -207,9 +207,9 @@ async def test_rows_of_a_partitioned_table_are_pruned_by_partition(tmp_path: Pat
 
 
 async def test_a_repeated_request_of_a_producer_adds_no_row(stream: StreamServer) -> None:
-    first = await stream.post({"id": 1}, query="?producer=p&sequence=0")
+    first_answer = await stream.post({"id": 1}, query="?producer=p&sequence=0")
     second_answer = await stream.post({"id": 1}, query="?producer=p&sequence=0")
-    assert not first["duplicate"]
+    assert not first_answer["duplicate"]
     assert second_answer["duplicate"]
     await stream.post({"id": 2}, query="?producer=p&sequence=1")
     await stream.post({"id": 3}, query="?producer=other&sequence=0")
@@ -342,7 +342,9 @@ async def test_rows_survive_a_restart_and_are_flushed_once(tmp_path: Path) -> No
 
 @pytest.mark.slow
 async def test_server_flushes_rows_of_an_earlier_process_after_a_full_interval(tmp_path: Path) -> None:
-    """Their age is not in memory; each restart of a busy server would otherwise commit small files."""
+    """The age of the rows is not in memory. With an earlier flush, each restart of a busy server would commit small
+    files.
+    """
     async with streaming(tmp_path) as stream:
         await create(stream)
         await stream.post({"id": 1})
@@ -377,7 +379,7 @@ async def test_a_new_column_appears_while_rows_of_the_old_schema_wait(stream: St
         await stream.flush()
 
 
-async def test_writers_are_held_back_at_the_limit_of_memory(tmp_path: Path) -> None:
+async def test_rows_are_refused_at_the_limit_of_memory_until_a_flush(tmp_path: Path) -> None:
     async with streaming(tmp_path, stream_memory_bytes=1 << 20) as stream:
         await create(stream)
         row = {"id": 1, "name": "x" * 300_000}
@@ -388,14 +390,14 @@ async def test_writers_are_held_back_at_the_limit_of_memory(tmp_path: Path) -> N
                     assert answer.headers["Retry-After"] == "1"
                     break
         else:
-            # The table was flushed while the writer wrote.
+            # A flush ran while the writer was writing.
             assert await stream.snapshots() > 1
         (table,) = stream.server.components.streams.tables.values()
         await until(lambda: table.size_bytes == 0)
         await stream.post({"id": 2})
 
 
-async def test_large_bodies_wait_for_room_instead_of_being_sent_again(
+async def test_large_bodies_wait_for_memory_instead_of_being_refused(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams = stream.server.components.streams
@@ -403,13 +405,15 @@ async def test_large_bodies_wait_for_room_instead_of_being_sent_again(
     (table,) = streams.tables.values()
     await until(lambda: table.size_bytes == 0)
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
-    table.appending_bytes = streams._context.settings.stream_memory_bytes // 2  # The state while a flush is slow.
+    table.appending_bytes = streams._context.settings.stream_memory_bytes // 2  # This is the state during a slow flush.
     body = json.dumps([{"id": 1, "name": "x" * 300_000}]).encode()
-    sent = [asyncio.create_task(stream.send(body)) for _ in range(3)]
+    tasks = [asyncio.create_task(stream.send(body)) for _ in range(3)]
     await until(lambda: streams.body_room.waiter_count == 3)
-    assert (await stream.send_refused(b'[{"id": 2}]'))[0] == 429  # A small body costs little to send again.
+    assert (await stream.send_refused(b'[{"id": 2}]'))[
+        0
+    ] == 429  # A small body is refused, because the client can easily send it again.
     table.appending_bytes = 0
-    assert [status for status, _ in await asyncio.gather(*sent)] == [200, 200, 200]
+    assert [status for status, _ in await asyncio.gather(*tasks)] == [200, 200, 200]
     assert (table.reserved_bytes, streams.body_room.waiter_count) == (0, 0)
     assert await stream.ids() == [0, 1, 1, 1]
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", 0.0)
@@ -420,7 +424,7 @@ async def test_large_bodies_wait_for_room_instead_of_being_sent_again(
 
 
 @pytest.mark.slow
-async def test_table_that_is_not_flushed_leaves_memory_for_others(tmp_path: Path) -> None:
+async def test_unflushed_table_cannot_use_the_memory_of_other_tables(tmp_path: Path) -> None:
     async with streaming(tmp_path, stream_memory_bytes=1 << 20) as stream:
         await create(stream)
         await asyncio.to_thread(
@@ -430,7 +434,7 @@ async def test_table_that_is_not_flushed_leaves_memory_for_others(tmp_path: Path
         streams = stream.server.components.streams
         (uuid,) = streams.tables
         await until(lambda: streams.tables[uuid].size_bytes == 0)
-        streams._flushes[uuid].not_before_s = float("inf")  # This is the state after failed flushes.
+        streams._flushes[uuid].not_before_s = float("inf")  # This is the state after several failed flushes.
         row = json.dumps([{"id": 1, "name": "x" * 100_000}]).encode()
         answers = [(await stream.send(row))[0] for _ in range(8)]
         assert (answers[0], answers[-1]) == (200, 429), answers
@@ -438,12 +442,16 @@ async def test_table_that_is_not_flushed_leaves_memory_for_others(tmp_path: Path
         for _ in range(8):
             async with stream.server.http.post(url, data=row, headers={"Content-Type": "application/json"}) as answer:
                 assert answer.status == 200, await answer.text()
-            (other,) = streams.tables.keys() - {uuid}
-            await streams.flush(other)
+            (other_uuid,) = streams.tables.keys() - {uuid}
+            await streams.flush(other_uuid)
 
 
-async def test_limits_of_large_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real size of rows decides whether they are too large, and pauses and full queues refuse bodies at once."""
+async def test_large_bodies_are_refused_by_their_decoded_size_during_pauses_and_by_full_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decoded size of rows decides whether they are too large. Bodies are refused at once during a pause or if the
+    queue is full.
+    """
     room = "seamark.metaserver.streams.incoming.body_room"
     monkeypatch.setattr(f"{room}.WAIT_S", PATIENCE_S)
     async with streaming(tmp_path, stream_memory_bytes=1 << 20, bodies_memory_bytes=4 << 20) as stream:
@@ -456,7 +464,7 @@ async def test_limits_of_large_bodies(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (await stream.send(large))[0] == 413
         assert (await stream.send(b"[" + b" " * 600_000 + b'{"id": 1}]'))[0] == 200
         await stream.flush()
-        table.appending_bytes = 1 << 19  # The state while a flush is slow.
+        table.appending_bytes = 1 << 19  # This is the state during a slow flush.
         body = json.dumps([{"id": 1, "name": "x" * 300_000}]).encode()
         waiting = [asyncio.create_task(stream.send_refused(body)) for _ in range(3)]
         await until(lambda: streams.body_room.waiter_count == 3)
@@ -473,7 +481,7 @@ async def test_limits_of_large_bodies(tmp_path: Path, monkeypatch: pytest.Monkey
         table.appending_bytes = 0
 
 
-async def test_large_bodies_of_one_principal_leave_places_for_others(
+async def test_large_bodies_of_one_principal_cannot_use_all_places(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
@@ -491,7 +499,7 @@ async def test_large_bodies_of_one_principal_leave_places_for_others(
         async with room.reserve(loaded, 1, principal_name):
             pass
 
-    table.appending_bytes = components.settings.stream_memory_bytes // 2  # The state while a flush is slow.
+    table.appending_bytes = components.settings.stream_memory_bytes // 2  # This is the state during a slow flush.
     waiting = [asyncio.create_task(reserve("ann")) for _ in range(8)]
     await until(lambda: room.waiter_count == 8)
     with pytest.raises(TooManyRequests):
@@ -525,8 +533,8 @@ def _look(stream: StreamServer) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(6, judged_number=1)))
-async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: int) -> None:
-    """Streams, batch appends, flushes and restarts change a table concurrently.
+async def test_readers_get_each_row_once_during_random_writes_flushes_and_restarts(tmp_path: Path, seed: int) -> None:
+    """Stream writers, batch appends, flushes and restarts change a table concurrently.
 
     Every reader gets each row that was acknowledged before its read, exactly once.
     """
@@ -540,7 +548,7 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
         for _ in range(rng.randint(1, 8)):
             numbers = [sent_count := sent_count + 1 for _ in range(rng.randint(1, 20))]
             rows = [{"id": number, "name": rng.choice("abc")} for number in numbers]
-            for _ in range(rng.choice([1, 1, 2])):  # The client repeats the request, as it does after a lost answer.
+            for _ in range(rng.choice([1, 1, 2])):  # The client may repeat the request, as after a lost answer.
                 await stream.post(*rows, query=f"?producer={producer}&sequence={sequences[producer]}")
             sequences[producer] += 1
             acknowledged_numbers.update(numbers)
@@ -564,10 +572,10 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
 
     async def read(stream: StreamServer) -> None:
         for _ in range(rng.randint(1, 4)):
-            before = dict(acknowledged_numbers)
+            numbers_before = dict(acknowledged_numbers)
             rows = Counter(await stream.ids())
             assert not [number for number, times in rows.items() if times > 1], "a row is repeated"
-            assert not before.keys() - rows.keys(), "an acknowledged row is missing"
+            assert not numbers_before.keys() - rows.keys(), "an acknowledged row is missing"
             assert rows.keys() <= set(range(1, sent_count + 1))
 
     async def flush(stream: StreamServer) -> None:
@@ -593,7 +601,7 @@ async def test_random_writers_flushes_batches_and_readers(tmp_path: Path, seed: 
 
 
 @pytest.mark.slow
-async def test_fresh_files_are_deleted_after_their_time(tmp_path: Path) -> None:
+async def test_fresh_files_are_deleted_after_their_retention(tmp_path: Path) -> None:
     async with streaming(tmp_path, stream_fresh_retention_s=1) as stream:
         await create(stream)
         for number in range(4):
@@ -657,8 +665,8 @@ async def test_header_lets_an_engine_that_plans_itself_read_fresh_rows(tmp_path:
             ):
                 table = fresh.load_table("db.t")
                 actual_ids = sorted(table.scan().to_arrow().column("id").to_pylist())
-                some = table.scan(row_filter="id >= 3").to_arrow().column("id").to_pylist()
-                return actual_ids, some, plain_catalog.load_table("db.t").scan().count()
+                filtered_ids = table.scan(row_filter="id >= 3").to_arrow().column("id").to_pylist()
+                return actual_ids, filtered_ids, plain_catalog.load_table("db.t").scan().count()
 
         assert await asyncio.to_thread(read) == ([1, 2, 3], [3], 1)
         await stream.flush()
@@ -737,7 +745,7 @@ async def test_a_plan_in_pages_keeps_each_fresh_file_after_a_flush(tmp_path: Pat
         for task in plan_tasks:
             async with stream.server.http.post(f"{path}/tasks", json={"plan-task": task}) as answer:
                 page = await answer.json()
-            rows += sum(one["data-file"]["record-count"] for one in page["file-scan-tasks"])
+            rows += sum(scan_task["data-file"]["record-count"] for scan_task in page["file-scan-tasks"])
         assert rows == 9
         assert await stream.ids() == list(range(10))
 

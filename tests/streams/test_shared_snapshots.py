@@ -1,4 +1,4 @@
-"""Tests of fresh snapshots that one server makes, and that requests at another server name."""
+"""Tests of fresh snapshots that one server makes, and that requests to another server name."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ UUID = "00000000-0000-4000-8000-000000000001"
 
 @asynccontextmanager
 async def open_pair(home: Path, **settings: Any) -> AsyncIterator[tuple[StreamServer, StreamServer]]:
-    """Run two servers over one database. The first has the log, and the second has none."""
-    async with streaming(home, **settings) as first, streaming(home, **settings) as second:
-        yield first, second
+    """Run two servers over one database. The first server has the log, and the second has none."""
+    async with streaming(home, **settings) as first_server, streaming(home, **settings) as second_server:
+        yield first_server, second_server
 
 
 def read_opened(opened_table: Any, url: str) -> dict[int, str | None]:
-    """Return the names by id of a table that a client has opened, with plans of the server at `url`."""
+    """Return the names by id of a table that a client has opened. The server at `url` makes the plans."""
     read_plan = plan_read(opened_table, ["id", "name"], bind_filter(None, opened_table))
     client = SeamarkClient(url).with_fresh_rows()
     scan = TableScan(
@@ -56,19 +56,24 @@ def read_opened(opened_table: Any, url: str) -> dict[int, str | None]:
 
 
 async def test_fresh_snapshot_of_one_server_is_planned_at_another(tmp_path: Path) -> None:
-    async with open_pair(tmp_path) as (first, second):
-        await create(first)
-        await first.post({"id": 1, "name": "a"})
-        await first.flush()
-        await first.post({"id": 2, "name": "b"}, {"id": 3, "name": "c"})
-        client = SeamarkClient(first.server.url).with_fresh_rows()
+    async with open_pair(tmp_path) as (first_server, second_server):
+        await create(first_server)
+        await first_server.post({"id": 1, "name": "a"})
+        await first_server.flush()
+        await first_server.post({"id": 2, "name": "b"}, {"id": 3, "name": "c"})
+        client = SeamarkClient(first_server.server.url).with_fresh_rows()
         opened_table = await asyncio.to_thread(open_table, client, TABLE, At())
-        await first.post({"id": 4, "name": "d"})
-        assert await asyncio.to_thread(read_opened, opened_table, second.server.url) == {1: "a", 2: "b", 3: "c"}
-        assert await asyncio.to_thread(scan_at_two_servers, first.server.url, second.server.url) == [1, 2, 3, 4]
-        url = f"{second.server.url}/v1/namespaces/db/tables/t/plan"
+        await first_server.post({"id": 4, "name": "d"})
+        assert await asyncio.to_thread(read_opened, opened_table, second_server.server.url) == {1: "a", 2: "b", 3: "c"}
+        assert await asyncio.to_thread(scan_at_two_servers, first_server.server.url, second_server.server.url) == [
+            1,
+            2,
+            3,
+            4,
+        ]
+        url = f"{second_server.server.url}/v1/namespaces/db/tables/t/plan"
         unknown = {"snapshot-id": opened_table.snapshot_id + 1}
-        async with second.server.http.post(url, json=unknown, headers={"X-Seamark-Fresh": "true"}) as answer:
+        async with second_server.server.http.post(url, json=unknown, headers={"X-Seamark-Fresh": "true"}) as answer:
             message = (await answer.json())["error"]["message"]
         assert (answer.status, f"Cannot find snapshot {opened_table.snapshot_id + 1}" in message) == (400, True)
 
@@ -76,7 +81,7 @@ async def test_fresh_snapshot_of_one_server_is_planned_at_another(tmp_path: Path
 async def test_files_of_a_fresh_snapshot_outlive_the_time_in_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plan at another server may name the snapshot until that time, and its query may run for the retention."""
+    """Until this time, a plan at another server may name the snapshot. Its query may then run for the retention."""
     retention_s = 100
     async with streaming(tmp_path, stream_fresh_retention_s=retention_s) as stream:
         await create(stream)
@@ -96,20 +101,22 @@ async def test_files_of_a_fresh_snapshot_outlive_the_time_in_its_record(
         (table,) = streams.tables.values()
         now_ms, now_s = clock.now_ms(), clock.monotonic()
         first_due_s = min(due_s for due_s, _ in table._unneeded)
-        # The tolerance covers the milliseconds between the readings of the two clocks.
+        # The tolerance covers the milliseconds between the two readings of the clock.
         assert first_due_s - now_s >= (ends_ms[-1] - now_ms) / 1000 + retention_s - 0.1
         assert len(table._unneeded) >= 3
 
 
 def scan_at_two_servers(first_url: str, second_url: str) -> list[int]:
-    """Load the table at the first server by stock PyIceberg, and return the ids that it plans at the second."""
+    """Load the table at the first server with stock PyIceberg. Return the ids that PyIceberg plans at the second
+    server.
+    """
     options = {**FRESH, "rest-scan-planning-enabled": "true"}
     with (
-        RestCatalog("first", uri=first_url, **options) as first,
-        RestCatalog("second", uri=second_url, **options) as second,
+        RestCatalog("first", uri=first_url, **options) as first_catalog,
+        RestCatalog("second", uri=second_url, **options) as second_catalog,
     ):
-        table = first.load_table("db.t")
-        table.catalog = second
+        table = first_catalog.load_table("db.t")
+        table.catalog = second_catalog
         snapshot_id = table.metadata.current_snapshot_id
         return sorted(table.scan(snapshot_id=snapshot_id).to_arrow().column("id").to_pylist())
 
@@ -118,19 +125,19 @@ def scan_at_two_servers(first_url: str, second_url: str) -> list[int]:
 async def test_tables_opened_at_one_server_have_the_rows_of_the_model_at_another(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     properties = {"format-version": rng.choice(["2", "3"])} | ({KEY: "id"} if rng.random() < 0.5 else {})
-    async with open_pair(tmp_path) as (first, second):
-        await create(first, properties=properties)
-        client = SeamarkClient(first.server.url).with_fresh_rows()
+    async with open_pair(tmp_path) as (first_server, second_server):
+        await create(first_server, properties=properties)
+        client = SeamarkClient(first_server.server.url).with_fresh_rows()
         rows: dict[int, str | None] = {}
         opened_tables: list[tuple[Any, dict[int, str | None]]] = []
         for number in range(25):
             action = rng.choice(["post", "post", "post", "flush", "delete", "open", "read"])
             if action == "post" or not rows:
                 id_ = rng.choice([*rows, number]) if KEY in properties else number
-                await first.post({"id": id_, "name": f"n{number}"})
+                await first_server.post({"id": id_, "name": f"n{number}"})
                 rows[id_] = f"n{number}"
             elif action == "flush":
-                await first.flush()
+                await first_server.flush()
             elif action == "delete":
                 last_id = rng.choice(list(rows))
                 await asyncio.to_thread(seamark.delete, client, TABLE, where=f"id = {last_id}")
@@ -139,9 +146,9 @@ async def test_tables_opened_at_one_server_have_the_rows_of_the_model_at_another
                 opened_tables.append((await asyncio.to_thread(open_table, client, TABLE, At()), dict(rows)))
             elif opened_tables:
                 table, expected = rng.choice(opened_tables)
-                assert await asyncio.to_thread(read_opened, table, second.server.url) == expected
+                assert await asyncio.to_thread(read_opened, table, second_server.server.url) == expected
         for table, expected in opened_tables:
-            assert await asyncio.to_thread(read_opened, table, second.server.url) == expected
+            assert await asyncio.to_thread(read_opened, table, second_server.server.url) == expected
 
 
 class StoredLists(dict[str, bytes]):
@@ -178,7 +185,7 @@ async def test_record_is_read_only_with_the_signature_for_its_table_until_its_ti
     assert await find(make_process(), uuid="00000000-0000-4000-8000-000000000002") is None
     assert await find(make_process(b"x" * 32)) is None
     ((name, record),) = sealed.items()
-    objects[make_fresh_location(folder, 8)] = objects[location]  # The record of another snapshot.
+    objects[make_fresh_location(folder, 8)] = objects[location]  # This copies the record of another snapshot.
     objects[make_fresh_location(folder, 9)] = write_list({name: record[:-8] + "AAAAAAAA"})
     objects[make_fresh_location(folder, 10)] = write_list({name: "no Base64 \u4e2d"})
     objects[make_fresh_location(folder, 11)] = write_list({})

@@ -1,7 +1,7 @@
 """Tests of stream tables and their log in a simulated world of crashes.
 
-They run the server's classes without sockets and threads. Each invariant has a mutation: code that breaks it on
-purpose. The simulation has to find each mutation.
+They run the server's classes without sockets and threads. Each invariant has a mutation: code that violates it on
+purpose. The simulation must detect each mutation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.streams.simulation.world import InvariantBroken, SimulationWorld
 QUICK_SEEDS = 40
 SLOW_SEEDS = 10_000
 MUTATION_SEEDS = 300
-"""The seeds in which the simulation has to find a mutation."""
+"""The number of seeds within which the simulation must detect a mutation."""
 
 
 def run_world(seed: int, **options) -> SimulationWorld:
@@ -49,7 +49,7 @@ def run_world(seed: int, **options) -> SimulationWorld:
     return world
 
 
-def test_simulated_table_has_each_row_once_and_in_order() -> None:
+def test_simulated_table_has_each_row_once_in_order() -> None:
     worlds = [run_world(seed, appends=4) for seed in range(first_seed(), first_seed() + QUICK_SEEDS)]
     assert sum(world.reads for world in worlds) > 10 * QUICK_SEEDS
     assert sum(world.crashes for world in worlds) > QUICK_SEEDS / 2
@@ -59,7 +59,7 @@ def test_simulated_table_has_each_row_once_and_in_order() -> None:
 
 
 @pytest.mark.parametrize("seed", [5302, 6083, 6762])
-def test_retention_keeps_rows_in_worlds_that_found_faults_before(seed: int) -> None:
+def test_retention_keeps_rows_in_worlds_that_once_failed(seed: int) -> None:
     run_world(seed, appends=20)
 
 
@@ -71,10 +71,10 @@ def test_many_simulated_tables_have_each_row_once_and_in_order() -> None:
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    first, second = run_world(3), run_world(3)
-    assert first.trace == second.trace
-    assert (first.reads, first.flushed_rows) == (second.reads, second.flushed_rows)
-    assert first.storage.objects == second.storage.objects
+    first_run, second_run = run_world(3), run_world(3)
+    assert first_run.trace == second_run.trace
+    assert (first_run.reads, first_run.flushed_rows) == (second_run.reads, second_run.flushed_rows)
+    assert first_run.storage.objects == second_run.storage.objects
 
 
 # -- mutations -------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def forget_what_producers_sent(patch: pytest.MonkeyPatch) -> None:
 
 
 def accept_appends_in_any_order(patch: pytest.MonkeyPatch) -> None:
-    """Accept each number that the log does not remember, in any order."""
+    """Accept each sequence number that the log does not remember, in any order."""
 
     def accept(group: Group, producer):
         summary = group._find_producer(producer.name)
@@ -108,7 +108,7 @@ def skip_numbers(patch: pytest.MonkeyPatch) -> None:
 
 
 def flush_without_comparing(patch: pytest.MonkeyPatch) -> None:
-    """Let a flush add its rows although the offsets have moved."""
+    """Make a flush add its rows although the offsets have moved."""
     commit = SimulatedCatalog.commit
 
     def add(catalog: SimulatedCatalog, *args) -> None:
@@ -119,7 +119,7 @@ def flush_without_comparing(patch: pytest.MonkeyPatch) -> None:
 
 
 def serve_rows_of_the_last_process_without_a_sync(patch: pytest.MonkeyPatch) -> None:
-    """After a crash, serve rows that are only in the kernel's memory."""
+    """After a crash, return rows that are only in the kernel's memory."""
     recover_last = recovery._recover_last
 
     def recover(files, segments_, state, segment_bytes):
@@ -134,7 +134,7 @@ def serve_rows_of_the_last_process_without_a_sync(patch: pytest.MonkeyPatch) -> 
 
 
 def follow_no_flush(patch: pytest.MonkeyPatch) -> None:
-    """Give a reader the pointer before a flush and the fresh rows after it."""
+    """Give a reader the pointer from before a flush and the fresh rows from after it."""
     patch.setattr(StreamTable, "_observe", lambda table, flushed: table._advance(flushed))
 
 
@@ -145,16 +145,16 @@ def read_shards_at_different_moments(patch: pytest.MonkeyPatch) -> None:
 
     def mix_watermarks(table: StreamTable) -> dict[int, int]:
         now = watermarks(table)
-        before = earlier.get(id(table), now)
+        earlier_watermarks = earlier.get(id(table), now)
         earlier[id(table)] = now
         last_time = max(now)
-        return {**now, last_time: max(before.get(last_time, 0), table.flushed[last_time])}
+        return {**now, last_time: max(earlier_watermarks.get(last_time, 0), table.flushed[last_time])}
 
     patch.setattr(StreamTable, "read_watermarks", mix_watermarks)
 
 
 def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
-    """Store each batch of an append as its own record, so that a power cut leaves half of the append."""
+    """Store each batch of an append as a separate record, so that a power cut leaves half of the append."""
     append = Group.append
 
     def append_each_batch(group: Group, batches, producer):
@@ -194,7 +194,7 @@ def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
 
 
 def forget_flushed_offsets(patch: pytest.MonkeyPatch) -> None:
-    """Let retention remove rows that are in no data file."""
+    """Make retention remove rows that are in no data file."""
     patch.setattr(LogSegment, "is_released", lambda segment, state: True)
 
 
@@ -222,12 +222,12 @@ def acknowledge_before_the_journal(patch: pytest.MonkeyPatch) -> None:
 
 
 def decide_by_a_setting_of_the_server(patch: pytest.MonkeyPatch) -> None:
-    """Let each server forget producers by its own limit, so that servers decide differently."""
+    """Make each server forget producers by its own limit, so that servers decide differently."""
     apply, limits = JournalState.apply, itertools.cycle((2, 1 << 62))
 
     def forget(state: JournalState, group):
         outcomes = apply(state, group)
-        if "limit" not in state.__dict__:  # Servers next to each other get different limits.
+        if "limit" not in state.__dict__:  # Servers with consecutive numbers get different limits.
             state.__dict__["limit"] = next(limits)
         while len(state.state.producers) > state.__dict__["limit"]:
             del state.state.producers[next(iter(state.state.producers))]
@@ -252,7 +252,7 @@ def delete_rows_that_came_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def begin_at_any_head(patch: pytest.MonkeyPatch) -> None:
-    """Let a server start from a head of the journal although records after it are deleted."""
+    """Let a server start from a head of the journal although later records are deleted."""
     read_head = JournalReader._read_head
 
     def read(reader: JournalReader, piece) -> None:
@@ -269,9 +269,9 @@ def write_shards_apart(patch: pytest.MonkeyPatch) -> None:
     def append_first_batch(state: JournalState, request: AppendRequest, group):
         if len(request.batches) == 1:
             return append(state, request, group)
-        first, *later = request.batches
-        answer = append(state, structs.replace(request, batches=(first,)), group)
-        state.__dict__.setdefault("late", []).extend(later)
+        first_batch, *later_batches = request.batches
+        answer = append(state, structs.replace(request, batches=(first_batch,)), group)
+        state.__dict__.setdefault("late", []).extend(later_batches)
         return answer
 
     apply = JournalState.apply
@@ -315,16 +315,14 @@ MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, bool, int]] = [
     (write_shards_apart, "only a part of an append|different states", True, 1),
     (let_every_server_own_each_table, "twice", True, 1),
 ]
-"""For each mutation: its function, the message of the simulation, whether it needs a fleet, and the first seed
-to try.
-"""
+"""(function, message of the simulation, True if it needs a fleet, first seed to try) for each mutation."""
 
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     ("mutate", "expected", "fleet", "first"), MUTATIONS, ids=[mutation[0].__name__ for mutation in MUTATIONS]
 )
-def test_the_simulation_finds_each_mutation(
+def test_the_simulation_detects_each_mutation(
     mutate: Callable[[pytest.MonkeyPatch], None],
     expected: str,
     fleet: bool,
@@ -338,4 +336,4 @@ def test_the_simulation_finds_each_mutation(
         except InvariantBroken as error:
             assert re.search(expected, str(error)), error  # noqa: PT017
             return
-    pytest.fail("the simulation does not find the mutation")
+    pytest.fail("the simulation does not detect the mutation")

@@ -1,4 +1,4 @@
-"""Tests of `seamark stream`, its list of stream tables, the metrics and the health of streams."""
+"""Tests of `seamark stream`, the list of stream tables, and the metrics and the health of streams."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_tab
     async with streaming(tmp_path) as stream:
         await create(stream)
         url = stream.server.url
-        await append_batch(stream, 0)  # A table without a snapshot is flushed at once.
+        await append_batch(
+            stream, 0
+        )  # The server flushes a table without a snapshot at once, so the append creates one.
         await stream.post({"id": 1})
         assert await run_stream_command(url, "pause", "db.t", "--reason", "a move") == "db.t is paused: a move\n"
         status, message = await stream.send_refused(b'[{"id": 2}]')
@@ -83,7 +85,7 @@ async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_tab
 
 
 @pytest.mark.slow
-async def test_drain_of_a_table_that_is_dropped_meanwhile_is_refused(
+async def test_drain_of_a_table_that_is_dropped_during_the_drain_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with streaming(tmp_path) as stream:
@@ -97,7 +99,7 @@ async def test_drain_of_a_table_that_is_dropped_meanwhile_is_refused(
         async def flush_and_drop(uuid: str) -> int:
             rows = await flush(uuid)
             await asyncio.to_thread(stream.catalog.drop_table, "db.t")
-            streams._close_table(table)  # as the next flush in the background does
+            streams._close_table(table)  # The next flush in the background does this.
             return rows
 
         monkeypatch.setattr(streams, "flush", flush_and_drop)
@@ -142,7 +144,7 @@ async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path, monk
                 break
             query = f"?pageSize=2&pageToken={page['next-page-token']}"
         assert [len(page) for page in pages] == [2, 1]
-        assert requests == ["find_entries"] * 2  # One request to the database for each page.
+        assert requests == ["find_entries"] * 2  # Each page needs one request to the database.
         assert sorted(streams["table"] for page in pages for streams in page) == ["a", "b", "t"]
         status, answer = await stream.server.get("/api/v1/streams?pageToken=x")
         assert (status, "pageToken" in answer["error"]["message"]) == (400, True)
@@ -191,7 +193,7 @@ async def test_metrics_count_appends_refusals_and_flushes(tmp_path: Path) -> Non
                 await asyncio.sleep(0.1)
 
 
-async def test_flush_that_cannot_succeed_is_shown_with_its_error(
+async def test_permanently_failing_flush_is_shown_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with streaming(tmp_path, stream_flush_interval_ms=1) as stream:
@@ -226,7 +228,9 @@ async def test_errors_of_flushes_are_shown_only_to_principals_that_may_list_file
     headers: dict[str, dict[str, str]] = {}
     async with streaming(tmp_path) as stream:
         await create(stream)
-        await append_batch(stream, 1)  # A table without a snapshot is flushed at once.
+        await append_batch(
+            stream, 1
+        )  # The server flushes a table without a snapshot at once, so the append creates one.
         for name, role in (("ann", "reader"), ("bob", "browse"), ("eve", "writer")):
             token = await create_token(stream.server.components.store, clock, name, None, [Grant(name, role, ("db",))])
             headers[name] = {"Authorization": f"Bearer {token}"}
@@ -236,7 +240,7 @@ async def test_errors_of_flushes_are_shown_only_to_principals_that_may_list_file
             assert answer.status == 200, await answer.text()
         clock.ahead_ms = 4 * NEVER_MS
         (state,) = server.components.streams._flushes.values()
-        # The state after a flush could not read a file of the table.
+        # This is the state after a flush could not read a file of the table.
         state.not_before_s, state.failures, state.error = float("inf"), 1, f"The file {secret} is corrupt"
         for problem, is_blocked in (("late flush", False), ("blocked flush", True)):
             state.is_blocked = is_blocked
@@ -256,7 +260,9 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
         catalog = await asyncio.to_thread(RestCatalog, "health", uri=server.url)
         stream = StreamServer(server, catalog)
         await create(stream)
-        await append_batch(stream, 1)  # A table without a snapshot is flushed at once.
+        await append_batch(
+            stream, 1
+        )  # The server flushes a table without a snapshot at once, so the append creates one.
         await stream.post({"id": 2})
 
         async def list_problems() -> set[str]:
@@ -269,7 +275,7 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
         await run_stream_command(server.url, "pause", "db.t")
         assert await list_problems() & alerts == {"paused stream"}
         (table,) = server.components.streams.tables.values()
-        # This is the state while flushes hang.
+        # This is the state during a hanging flush.
         server.components.streams._flushes[table.uuid].not_before_s = float("inf")
         table.appending_bytes += 600 << 10
         server.components.streams.topic_counts.waiting[table.uuid] = "the log is busy"
@@ -285,7 +291,9 @@ async def test_reader_without_rights_on_the_namespace_sees_no_stream(tmp_path: P
         await stream.post({"id": 1})
         store, clock = stream.server.components.store, stream.server.components.clock
         secrets = {
-            name: await create_token(store, clock, name, None, [Grant(name, "reader", of) for of in grants])
+            name: await create_token(
+                store, clock, name, None, [Grant(name, "reader", namespace) for namespace in grants]
+            )
             for name, grants in (("rita", [("db",)]), ("mallory", [("evil",)]), ("nobody", []))
         }
     async with run_server(tmp_path, auth="token") as server:

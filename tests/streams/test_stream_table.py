@@ -1,5 +1,5 @@
-"""Tests of a stream table's protocol: readers get each acknowledged row exactly once, despite failures and two
-owners.
+"""Tests of a stream table's protocol. Readers get each acknowledged row exactly once, despite failures and
+two owners.
 """
 
 from __future__ import annotations
@@ -71,29 +71,31 @@ async def test_readers_get_all_rows_after_some_of_several_fresh_files_were_not_s
                     refused_count += 1
                     table.check_invariants()
             await table.clean()
-            named = {file.location for file in table.list_fresh_files()}
-            assert named == {location for location in world.objects if location.startswith("fresh/")}, refused_count
+            listed_locations = {file.location for file in table.list_fresh_files()}
+            assert listed_locations == {location for location in world.objects if location.startswith("fresh/")}, (
+                refused_count
+            )
 
 
 async def test_a_pointer_from_before_a_flush_is_refused() -> None:
     async with open_world() as world:
         table = world.open()
         await table.append({0: build_batch(1)})
-        before = dict(world.flushed)
+        acknowledged_before = dict(world.flushed)
         await table.flush()
         with pytest.raises(CommitConflict, match="read its pointer again"):
-            await table.get_fresh_rows(before)
+            await table.get_fresh_rows(acknowledged_before)
 
 
 async def test_the_flush_of_a_second_owner_adds_no_row_twice() -> None:
     async with open_world() as world:
-        first, second = world.open(), world.open()
-        await first.append({0: build_batch(1, 2)})
-        await second.append({0: build_batch(3)})
-        results = await asyncio.gather(first.flush(), second.flush(), return_exceptions=True)
+        first_table, second_table = world.open(), world.open()
+        await first_table.append({0: build_batch(1, 2)})
+        await second_table.append({0: build_batch(3)})
+        results = await asyncio.gather(first_table.flush(), second_table.flush(), return_exceptions=True)
         assert sum(result for result in results if isinstance(result, int)) == 3
         assert world.rows_of(world.files) == [1, 2, 3]
-        for owner in (first, second):
+        for owner in (first_table, second_table):
             assert await world.read(owner) == [1, 2, 3]
             owner.check_invariants()
 
@@ -139,8 +141,10 @@ async def test_a_new_owner_reads_rows_of_the_log_that_it_did_not_append() -> Non
 
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(60, judged_number=6)))
-async def test_random_writers_owners_flushes_and_readers(seed: int) -> None:
-    """Every reader gets each row that was acknowledged before its read, no row twice, and each shard in its order."""
+async def test_readers_get_each_row_once_in_order_with_random_writers_owners_and_flushes(seed: int) -> None:
+    """Every reader gets each row that was acknowledged before its read, no row twice, and the rows of each shard in
+    order.
+    """
     async with open_world(seed, shards=2) as world:
         rng, acknowledged_numbers, owners = world.rng, set[int](), [world.open(), world.open()]
         world.busy_chance, sent_count = 0.02, 0
@@ -153,11 +157,11 @@ async def test_random_writers_owners_flushes_and_readers(seed: int) -> None:
             acknowledged_numbers.update(numbers)
 
         async def read(table: StreamTable) -> None:
-            before = set(acknowledged_numbers)
+            acknowledged_before = set(acknowledged_numbers)
             with suppress(RetryLater):
                 rows = await world.read(table)
                 assert len(rows) == len(set(rows)), "a row is repeated"
-                assert before <= set(rows), "an acknowledged row is missing"
+                assert acknowledged_before <= set(rows), "an acknowledged row is missing"
                 assert set(rows) <= acknowledged_numbers | set(range(1, sent_count + 1))
 
         async def flush(table: StreamTable) -> None:
@@ -183,7 +187,7 @@ async def test_random_writers_owners_flushes_and_readers(seed: int) -> None:
         assert sorted(world.rows_of(world.files)) == list(range(1, sent_count + 1))
 
 
-async def test_a_reader_sees_an_append_whole_after_half_of_its_fresh_files_failed() -> None:
+async def test_reader_sees_all_rows_of_an_append_after_half_of_its_fresh_files_failed() -> None:
     async with open_world(shards=2) as world:
         table = world.open(interval_s=0.05)
         await table.append({0: build_batch(1), 1: build_batch(2)})
@@ -198,35 +202,35 @@ async def test_a_reader_sees_an_append_whole_after_half_of_its_fresh_files_faile
             await store(location, data)
 
         world.create = fail_at_second_shard  # type: ignore[method-assign]
-        first = asyncio.create_task(world.read(table))
+        first_task = asyncio.create_task(world.read(table))
         await asyncio.sleep(0)
-        second = asyncio.create_task(world.read(table))  # The second reader waits for the first.
+        second_task = asyncio.create_task(world.read(table))  # The second reader waits for the first reader.
         await asyncio.sleep(0)
         await table.append({0: build_batch(4), 1: build_batch(5)})
         with pytest.raises(RetryLater):
-            await first
-        assert sorted(await second) == [1, 2, 3, 4, 5]
+            await first_task
+        assert sorted(await second_task) == [1, 2, 3, 4, 5]
 
 
-async def test_a_reader_sees_an_append_whole_after_a_flush_that_crosses_a_fresh_file() -> None:
+async def test_reader_sees_all_rows_of_an_append_after_a_flush_that_crosses_a_fresh_file() -> None:
     async with open_world(shards=2) as world:
-        table, other = world.open(interval_s=0.05), world.open()
+        table, other_table = world.open(interval_s=0.05), world.open()
         await table.append({0: build_batch(*range(10))})
         assert await world.read(table) == [*range(10)]
-        await other.append({1: build_batch(10)})
-        first = asyncio.create_task(table.get_fresh_rows(dict(world.flushed)))
+        await other_table.append({1: build_batch(10)})
+        first_task = asyncio.create_task(table.get_fresh_rows(dict(world.flushed)))
         await asyncio.sleep(0)
-        await other.flush()
-        # The second reader has the pointer of the flush, and waits for the first.
-        second = asyncio.create_task(world.read(table))
+        await other_table.flush()
+        # The second reader has the pointer of the flush, and waits for the first reader.
+        second_task = asyncio.create_task(world.read(table))
         await asyncio.sleep(0)
-        await other.append({0: build_batch(11), 1: build_batch(12)})
-        await first
-        assert sorted(await second) == [*range(13)]
+        await other_table.append({0: build_batch(11), 1: build_batch(12)})
+        await first_task
+        assert sorted(await second_task) == [*range(13)]
 
 
 async def test_readers_that_wait_for_a_write_that_fails_late_share_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else each of them would wait for the storage, one after another."""
+    """If they did not share the error, each of them would wait for the storage, one after another."""
     monkeypatch.setattr(stream_table, "_SLOW_WRITE_S", 0.01)
     async with open_world() as world:
         table = world.open()
@@ -248,8 +252,10 @@ async def test_readers_that_wait_for_a_write_that_fails_late_share_its_error(mon
         assert await world.read(table) == [1]
 
 
-async def test_reader_misses_no_row_if_another_owner_flushes_half_of_a_fresh_file_meanwhile() -> None:
-    """The fresh file of rows 1 to 3 is removed when rows 1 and 2 are flushed. The file of row 4 must not stay alone."""
+async def test_reader_misses_no_row_if_another_owner_flushes_half_of_a_fresh_file() -> None:
+    """When rows 1 and 2 are flushed, the fresh file of rows 1 to 3 is removed. The file of row 4 must not stay without
+    row 3.
+    """
     async with open_world() as world:
         table = world.open()
         await table.append({0: build_batch(1, 2, 3)})
@@ -273,7 +279,7 @@ async def test_reader_misses_no_row_if_another_owner_flushes_half_of_a_fresh_fil
         table.check_invariants()
 
 
-def test_producer_keeps_its_name_in_logs_of_earlier_versions() -> None:
+def test_name_of_the_table_producer_is_the_same_as_in_earlier_versions() -> None:
     owner = hashlib.sha256(b"ann").hexdigest()[:16]
     producer = ProducerKey("ann", "0190-uuid", "job/1", 7).to_producer()
     assert producer == StreamProducer(f"0190-uuid/{owner}/job/1", 7)
@@ -284,21 +290,21 @@ def test_producer_keeps_its_name_in_logs_of_earlier_versions() -> None:
 
 
 def write_parts(parts: FreshParts, end: int, cut: int | None = None) -> list[int]:
-    """Write the parts up to an offset; return the number of rows of each."""
+    """Write the parts up to an offset. Return the number of rows of each part."""
     ranges = parts.choose_ranges(0, end, cut)
-    written = [
+    part_sizes = [
         FreshPart(
             0, each.start, each.end, (EncodedFile(f"{each.start}-{each.end}", b"", b"{}", each.end - each.start),)
         )
         for each in ranges
     ]
-    parts.replace(written)
+    parts.replace(part_sizes)
     parts.check_invariants()
-    return [part.end - part.start for part in written]
+    return [part.end - part.start for part in part_sizes]
 
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(20, judged_number=5)))
-def test_many_reads_of_a_growing_table_write_small_parts_and_leave_few(seed: int) -> None:
+def test_reads_of_a_growing_table_write_small_parts_and_leave_few_parts(seed: int) -> None:
     rng, parts, end, written_rows = random.Random(seed), FreshParts(), 0, 0
     for _ in range(1_000):
         added = rng.choice((1, 100, 1_000, 3_000))

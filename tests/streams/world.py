@@ -1,4 +1,4 @@
-"""A stream table without a server: the log in memory, and a catalog and a storage that are dictionaries.
+"""A stream table without a server. The log is in memory, and the catalog and the storage are dictionaries.
 
 Rows are numbers. A payload is the JSON of the numbers, and a file is the list of its numbers, so that a test can read
 files as a reader would.
@@ -55,7 +55,7 @@ class StreamWorld:
         self.flushed = dict.fromkeys(range(shards), 0)
         self.busy_chance = 0.0
         self.fails: list[str] = []
-        """The faults of the next commits."""
+        """The faults of the next commits, in order."""
         self.row_files = NumberFiles()
 
     def entry(self) -> Entry:
@@ -63,7 +63,7 @@ class StreamWorld:
         return Entry(EntryKind.TABLE, ("db",), "t", UUID, "|".join(self.files), flushed=flushed)
 
     def open(self, *, interval_s: float = 0.0, part_bytes_max: int = 64 << 20) -> StreamTable:
-        """Open the table in another owner, as after a restart."""
+        """Open the table as another owner, as after a restart."""
         return StreamTable(
             self.entry(),
             self.log,
@@ -101,6 +101,7 @@ class StreamWorld:
         ranges: Sequence[FlushedRange],
         index_files: Sequence[EncodedIndexFile] = (),
     ) -> Entry:
+        """Record the files and ranges unless the next scripted outcome is a refusal or a loss."""
         outcome = self.fails.pop() if self.fails else ""
         if outcome == "refused" or any(self.flushed[moved.shard] != moved.start for moved in ranges):
             raise CommitConflict("another flush has moved the offsets")
@@ -120,7 +121,7 @@ class StreamWorld:
         return [number for location in locations for number in json.loads(self.objects[location])]
 
     async def read(self, table: StreamTable) -> list[int]:
-        """Return the rows that a plan of this owner reads: first the pointer, then the fresh rows that belong to it."""
+        """Return the rows that a plan of this owner reads: first the pointer, then the fresh rows for this pointer."""
         for _ in range(50):
             files, flushed = self.files, dict(self.flushed)
             try:
@@ -128,7 +129,7 @@ class StreamWorld:
             except FlushedBefore:
                 continue
             return self.rows_of([*files, *(file.location for part in fresh.parts for file in part.files)])
-        raise AssertionError("each read met another flush")
+        raise AssertionError("a flush moved the offsets during each read")
 
 
 async def _run_now(work: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A process that runs one kind of job on a table continuously until a test kills it."""
+"""A process that runs one kind of job on a table continuously, until a test kills it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ TARGET_BYTES = 3000
 
 
 def run_jobs(kind: str, url: str, table: str, log: str, readable_ms: int, yields: bool) -> None:
-    """Run jobs until the process is killed.
-
-    Append each [kind, counts] to the file `log`.
+    """Run jobs until the process is killed. Append [kind, counts] of each job to the file `log`.
 
     Args:
         readable_ms: The minimum age of snapshots that expire.
-        yields: Rewrites run one at a time, and leave out files that writers will probably replace, as in the server.
+        yields: If True, rewrites run one at a time, and omit files that writers will probably replace, as in the
+        server.
     """
     client, rng = IndexClient(url), random.Random()
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     while True:
         counts: dict[str, int] = {}
-        # A job that loses to a writer or another job is repeated, as in the server.
+        # A job that conflicts with a writer or another job is repeated, as in the server.
         with contextlib.suppress(ClientError, RuntimeError):
             if kind in ("compaction", "clustering"):
                 compacts = kind == "compaction"
@@ -65,5 +64,5 @@ def run_jobs(kind: str, url: str, table: str, log: str, readable_ms: int, yields
                 counts = {"orphans": remove_orphan_files(client, table).files}
             else:
                 counts = {"builds": run_indexing(client, tuple(table.split("."))).get("builds", 0)}
-        os.write(file, json.dumps([kind, counts]).encode() + b"\n")  # One write, which a kill cannot split
+        os.write(file, json.dumps([kind, counts]).encode() + b"\n")  # A kill cannot split a single write.
         time.sleep(rng.uniform(0.05, 0.3))

@@ -1,4 +1,4 @@
-"""Tests of what worker processes need: credentials for the storage, and a server that they can verify."""
+"""Tests of the access of worker processes: credentials for the storage, and a server that they can verify."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.services.s3 import S3
 
 @pytest.fixture(autouse=True)
 def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Remove the machine's credentials, and those that an earlier test found."""
+    """Remove the machine's credentials, and credentials that an earlier test has loaded."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -62,7 +62,9 @@ async def test_workers_use_the_keys_of_the_settings(s3: S3, s3_bucket: str, tmp_
     assert await find_storage_problem(server_settings, SystemClock(), JOB_WORKER) == ""
     client = s3.client()
     try:
-        remaining_keys = [found["Key"] for found in client.list_objects_v2(Bucket=s3_bucket).get("Contents", ())]
+        remaining_keys = [
+            listed_object["Key"] for listed_object in client.list_objects_v2(Bucket=s3_bucket).get("Contents", ())
+        ]
     finally:
         client.close()
     assert not [key for key in remaining_keys if not key.endswith("/")]
@@ -72,7 +74,7 @@ async def test_workers_use_the_keys_of_the_settings(s3: S3, s3_bucket: str, tmp_
 async def test_workers_use_the_keys_of_the_servers_aws_profile(
     s3: S3, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The profile runs a program for the keys, like a profile for a role.
+    """The profile runs a program that prints the keys, like a profile for a role.
 
     The worker does not need a profile.
     """
@@ -103,7 +105,7 @@ async def test_missing_and_wrong_keys_are_reported(
 
 @pytest.mark.slow
 async def test_gateway_that_does_not_answer_is_reported(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
-    """Jobs get keys for one table there, so the server lends them none."""
+    """Jobs get keys for one table from the gateway, so the server lends them no keys."""
     url = f"http://127.0.0.1:{free_port()}"
     server_settings = build_settings(
         s3, s3_bucket, tmp_path, s3_client_access="gateway", gateway_url=url, **build_key_settings(s3)
@@ -114,23 +116,25 @@ async def test_gateway_that_does_not_answer_is_reported(s3: S3, s3_bucket: str, 
 
 
 async def test_renewed_certificate_and_its_predecessor_are_both_accepted(tmp_path: Path) -> None:
-    """Workers of a server load a renewed certificate one after another."""
+    """The workers of a server load a renewed certificate one after another."""
     authority = Authority(tmp_path, ("seamark.example",))
     authority.issue("first")
     certificate = Certificate(authority.certificate, authority.key)
-    first = authority.certificate.read_text().strip()
+    old_certificate = authority.certificate.read_text().strip()
     authority.issue("second")
-    second = authority.certificate.read_text().strip()
-    assert [text in certificate.leaves() for text in (first, second)] == [True, True], "the file has the second"
+    new_certificate = authority.certificate.read_text().strip()
+    assert [text in certificate.leaves() for text in (old_certificate, new_certificate)] == [True, True], (
+        "both certificates must be accepted after the renewal"
+    )
     await certificate.reload()
-    assert [text in certificate.leaves() for text in (first, second)] == [True, True]
+    assert [text in certificate.leaves() for text in (old_certificate, new_certificate)] == [True, True]
     authority.issue("third")
     await certificate.reload()
-    assert first not in certificate.leaves()
+    assert old_certificate not in certificate.leaves()
 
 
 async def test_worker_accepts_only_the_certificate_of_its_server(tmp_path: Path) -> None:
-    """It rejects other certificates whatever names they have, even with the same names and the same authority."""
+    """The worker rejects all other certificates, even with the same names and from the same authority."""
     authority = Authority(tmp_path, ("seamark.example",))
     authority.issue("server")
     files = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
@@ -139,8 +143,8 @@ async def test_worker_accepts_only_the_certificate_of_its_server(tmp_path: Path)
         authority.issue("another")
         text = authority.certificate.read_text()
         await asyncio.to_thread(SeamarkClient(server.url, certificates=own_leaves).ping)
-        for other in (text, ""):
-            client = SeamarkClient(server.url, certificates=other, retries=0)
+        for other_text in (text, ""):
+            client = SeamarkClient(server.url, certificates=other_text, retries=0)
             with pytest.raises(Unreachable, match=r"issuer certificate|self-signed"):
                 await asyncio.to_thread(client.ping)
         with pytest.raises(ValueError, match="cannot be read"):
@@ -148,13 +152,14 @@ async def test_worker_accepts_only_the_certificate_of_its_server(tmp_path: Path)
 
 
 async def test_statement_with_a_join_accepts_the_certificate_of_its_server(tmp_path: Path) -> None:
-    """Requests for plan tables use other connections than requests for tables, so they need the certificate too."""
+    """Requests for plan tables use other connections than requests for tables, so they also need the certificate."""
     authority = Authority(tmp_path, ("seamark.example",))
     authority.issue("server")
     files = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
     own_leaves = Certificate(authority.certificate, authority.key).leaves()
 
     def join_files(url: str) -> tuple[tuple[str, int], ...]:
+        """Create two tables, and return the joins that the plan of a query over both of them used."""
         fields = [
             {"id": 1, "name": "id", "required": False, "type": "long"},
             {"id": 2, "name": "name", "required": False, "type": "string"},
@@ -177,7 +182,7 @@ async def test_statement_with_a_join_accepts_the_certificate_of_its_server(tmp_p
 
 
 def test_driver_of_a_spark_job_leaves_no_keys_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder of the job stays if the server is killed."""
+    """If the server is killed, the folder of the job stays."""
     request = JobRequest("compaction", ("db",), "t", "http://127.0.0.1", None, (), 0o022, storage={"s3.secret": "key"})
     (tmp_path / REQUEST).write_bytes(msgspec.json.encode(request))
     job_requests: list[JobRequest] = []

@@ -1,4 +1,4 @@
-"""Tests of time windows and priorities of jobs, set by table properties."""
+"""Tests of time windows and priorities of jobs, which table properties set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DAY_S = 86_400
 
 
 def to_milliseconds(text: str) -> int:
-    """Return milliseconds since the epoch of a time on some day."""
+    """Return a time of day, on a fixed day, in milliseconds since the epoch."""
     hour, minute = map(int, text.split(":"))
     return 1000 * (20_000 * DAY_S + 3600 * hour + 60 * minute)
 
@@ -35,12 +35,12 @@ def test_job_waits_until_its_window_begins(windows: str, now: str, wait_minutes:
     assert wait_s(windows, to_milliseconds(now)) == 60 * wait_minutes
 
 
-def test_random_windows_agree_with_a_walk_over_minutes() -> None:
+def test_random_windows_agree_with_a_loop_over_minutes() -> None:
     rng = random.Random(3)
     for _ in range(100):
-        first, end = rng.sample(range(0, 1440, 15), 2)
-        text = f"{first // 60:02}:{first % 60:02}-{end // 60:02}:{end % 60:02}"
-        is_open = {minute % 1440 for minute in range(first, end if end > first else end + 1440)}
+        start, end = rng.sample(range(0, 1440, 15), 2)
+        text = f"{start // 60:02}:{start % 60:02}-{end // 60:02}:{end % 60:02}"
+        is_open = {minute % 1440 for minute in range(start, end if end > start else end + 1440)}
         now = rng.randrange(1440)
         steps = next(step for step in range(1441) if (now + step) % 1440 in is_open)
         assert wait_s(text, 60_000 * now) == 60 * steps

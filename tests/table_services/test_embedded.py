@@ -1,4 +1,6 @@
-"""Tests that `seamark serve` alone keeps indexes built, with a real server, its worker, and tables of PyIceberg."""
+"""Tests that `seamark serve` alone keeps indexes up to date, with a real server, its worker, and tables of
+PyIceberg.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def read_metric(server: Seamark, name: str) -> float:
 
 
 def list_worker_pids(server: Seamark) -> list[int]:
-    """Return the worker processes of the server, by their parent in /proc."""
+    """Return the ids of the server's worker processes, whose parent in /proc is the server."""
     results = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -67,7 +69,7 @@ def list_worker_pids(server: Seamark) -> list[int]:
     return results
 
 
-def test_index_defined_by_a_property_is_built_and_follows_commits(server: Seamark) -> None:
+def test_index_defined_by_a_property_is_built_and_covers_later_commits(server: Seamark) -> None:
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")
     catalog.create_table("db.t", SCHEMA, properties=INDEX)
@@ -81,13 +83,13 @@ def test_index_defined_by_a_property_is_built_and_follows_commits(server: Seamar
     explained = client.explain("db.t", "name = 'name 3'")
     assert explained.files == 1
 
-    # A killed worker is restarted for the next change.
+    # The server restarts a killed worker for the next change.
     block_until(lambda: read_metric(server, "seamark_service_queue") == 0)
     os.kill(pid, signal.SIGKILL)
     append(catalog, "db.t", 5)
     block_until(lambda: is_covered(client, "db.t", 5))
 
-    # A table that is older than the server's start is examined, and the worker ends with the server.
+    # The server also examines tables that exist at its start. The worker ends with the server.
     block_until(lambda: not any(build.state == "inflight" for build in client.timeline("db.t", action="indexing")))
     pids = list_worker_pids(server)
     server.kill9()
@@ -140,8 +142,8 @@ def test_table_is_compacted_when_its_policy_enables_it(server: Seamark) -> None:
 
 
 @pytest.mark.slow
-def test_workers_that_cannot_work_are_reported_in_every_operators_view(tmp_path: Path) -> None:
-    """Here the workers have an address without a server.
+def test_workers_that_cannot_reach_the_server_are_reported_in_every_command(tmp_path: Path) -> None:
+    """In this test, the address of the workers has no server.
 
     The server itself and its queries are not affected.
     """
@@ -194,7 +196,7 @@ def test_job_that_omits_files_counts_as_failed_until_a_run_succeeds(server: Seam
     assert run_seamark("doctor", "--url", server.base_url).returncode == 0
 
 
-@pytest.mark.slow  # A policy starts the job in a worker.
+@pytest.mark.slow  # Another fast test starts a job by a policy in a worker.
 def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")
@@ -208,11 +210,13 @@ def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     block_until(lambda: {run.summary["service"] for run in list_runs(client)} == {"compaction", "expiration"})
     table.refresh()
     assert sorted(table.scan().to_arrow()["id"].to_pylist()) == list(range(8))
-    assert len(table.metadata.snapshots) <= 2, "the compaction, and the snapshot that it replaced if that is young"
+    assert len(table.metadata.snapshots) <= 2, (
+        "at most the snapshot of the compaction and a young snapshot before it may remain"
+    )
     kinds = [Path(path.removeprefix("file:")).suffix for path in client.files("db.t")["file_path"].to_pylist()]
     assert kinds == [".parquet"]
 
-    # A table whose job fails: the error is on the timeline.
+    # If a job fails, the timeline has its error.
     catalog.create_table("db.bad", SCHEMA)
     append(catalog, "db.bad", *range(6))
     (path, *_) = client.files("db.bad")["file_path"].to_pylist()
@@ -253,11 +257,11 @@ def test_worker_has_lower_cpu_and_disk_priority_than_requests(server: Seamark) -
     def read_io_class() -> str:
         return subprocess.run(["ionice", "-p", str(pid)], capture_output=True, text=True, check=True).stdout.strip()
 
-    block_until(lambda: read_io_class() == "idle")  # The last variable that it sets
+    block_until(lambda: read_io_class() == "idle")  # The worker sets the I/O class last.
     assert os.sched_getscheduler(pid) == os.SCHED_BATCH
     assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, server.pid)
-    # In the server's session, its work would count as the server's.
+    # The worker has its own session, because the kernel shares the CPU between sessions.
     assert os.getsid(pid) == pid != os.getsid(server.pid)
     autogroup = Path(f"/proc/{pid}/autogroup")
-    if autogroup.exists():  # Not every kernel groups processes by sessions.
+    if autogroup.exists():  # Only some kernels group processes by session.
         assert autogroup.read_text().split()[-2:] == ["nice", "15"]

@@ -1,4 +1,4 @@
-"""Tests that a real server's worker maintains a table with encrypted files, using the key service of its settings."""
+"""Tests that a real server's worker maintains a table with encrypted files. It uses the key service of its settings."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.waits import block_until
 ROOT = Path(__file__).parents[2]
 KMS = {"SEAMARK_PARQUET_KMS": "tests.connector.parquet.encrypted:ConfiguredKms", "PYTHONPATH": str(ROOT)}
 SECRET = {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
-"""The secret of CONFIGURATIONS[2]"""
+"""(column, key) pairs that CONFIGURATIONS[2] encrypts."""
 
 
-def fill(server: Seamark) -> IndexClient:
-    """Write six small encrypted files to each of two partitions, which need no maintenance yet."""
+def write_files(server: Seamark) -> IndexClient:
+    """Write six small encrypted files to each of two partitions. Maintenance is not enabled yet."""
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")
     catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=PROPERTIES)
@@ -42,7 +42,7 @@ def fill(server: Seamark) -> IndexClient:
     return client
 
 
-def enable(server: Seamark) -> None:
+def enable_services(server: Seamark) -> None:
     with RestCatalog("s", uri=server.base_url).load_table("db.t").transaction() as change:
         change.set_properties({"seamark.compaction.enabled": "true", "seamark.index.ids": "bitmap(id)"})
 
@@ -52,17 +52,17 @@ def list_errors(client: IndexClient) -> list[str]:
     return [str(run.summary["error"]) for run in runs if run.summary.get("service") == "compaction"]
 
 
-@pytest.mark.slow  # Two starts of a server and its worker
+@pytest.mark.slow  # The test starts a server and its worker twice.
 def test_worker_merges_and_indexes_encrypted_files_with_the_configured_key_service(tmp_path: Path) -> None:
-    """The worker gets the variables of the service with the prefix of the settings.
+    """The worker gets the environment variables of the key service, by the prefix in the settings.
 
-    Without them the table is unchanged, and the run reports the reason.
+    Without these variables the table stays unchanged, and the run reports the reason.
     """
     env = {**KMS, "SEAMARK_PARQUET_KEY_FILE": write_key_file(tmp_path, "db"), "SEAMARK_SERVICES_WORKERS": "1"}
     with Seamark(tmp_path / "home", env=env) as server:
-        client = fill(server)
-        before, files = read(client), list_paths(client)
-        enable(server)
+        client = write_files(server)
+        rows_before, files = read(client), list_paths(client)
+        enable_services(server)
         block_until(lambda: list_errors(client))
         assert (
             "SEAMARK_PARQUET_KMS is 'tests.connector.parquet.encrypted:ConfiguredKms', not " in list_errors(client)[0]
@@ -70,7 +70,7 @@ def test_worker_merges_and_indexes_encrypted_files_with_the_configured_key_servi
         assert sorted(list_paths(client)) == sorted(files)
     with Seamark(tmp_path / "home", env={**env, CONFIGURATION: "the service's address"}, port=server.port):
         block_until(lambda: len(list_paths(client)) < len(files))
-        assert read(client) == before
+        assert read(client) == rows_before
         assert all(read_protections(path) == SECRET for path in list_paths(client))
         block_until(lambda: client.index("db.t", "ids").lag_files == 0)
         assert client.explain("db.t", "id = 3").files == 1

@@ -1,4 +1,4 @@
-"""Tests of what a job's process may open, although it has the rights of the server's account."""
+"""Tests of the files and hosts that a job's process may open, although it has the rights of the server's account."""
 
 from __future__ import annotations
 
@@ -55,24 +55,24 @@ jobs.read_effective_properties = lambda client, table: {
 }
 scratch = f"{folder}/scratch"
 os.mkdir(scratch)
-told = {}
+outcomes = {}
 confine([folder])  # the warehouse, as for each job
 try:  # a writer has replaced the folder of the table by a link to another table
     jobs.confine_job(Client(), JobRequest("compaction", ("db",), "swapped", url, None, (folder,), 0o022), scratch)
 except PermissionError as error:
-    told["swapped"] = str(error)
+    outcomes["swapped"] = str(error)
 try:  # a dimension table cannot be loaded at the moment
     jobs.confine_job(Client(), JobRequest("indexing", ("db",), "waiting", url, None, (folder,), 0o022), scratch)
 except Unavailable as error:
-    told["waiting"] = str(error)
+    outcomes["waiting"] = str(error)
 jobs.confine_job(Client(), JobRequest(service, ("db",), "own", url, None, (folder,), 0o022), scratch)
 
 def attempt(name, action):
     try:
         action()
-        told[name] = "done"
+        outcomes[name] = "done"
     except OSError as error:
-        told[name] = type(error).__name__
+        outcomes[name] = type(error).__name__
 
 def connect(port):
     with socket.create_connection(("127.0.0.1", port), 5):
@@ -98,10 +98,10 @@ thread = threading.Thread(target=attempts, args=("thread: ",))
 thread.start()
 thread.join()
 import sqlite3, csv  # Python still finds its modules
-told["storage"] = Storage().open(f"{folder}/own/a")[1]
+outcomes["storage"] = Storage().open(f"{folder}/own/a")[1]
 attempt("storage elsewhere", lambda: Storage().open(f"{folder}/other/a"))
-told["dumps"] = open("/proc/self/limits").read().split("Max core file size")[1].split()[0]
-print(json.dumps(told))
+outcomes["dumps"] = open("/proc/self/limits").read().split("Max core file size")[1].split()[0]
+print(json.dumps(outcomes))
 """
 JOB_SETTINGS = {
     *("read own", "write own", "remove own", "read joined", "read allowed", "read imported"),
@@ -124,8 +124,8 @@ def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: P
         closing(socket.create_server(("127.0.0.1", 0))) as server,
         closing(socket.create_server(("127.0.0.1", 0))) as listener,
     ):
-        url, other = f"http://127.0.0.1:{server.getsockname()[1]}", str(listener.getsockname()[1])
-        argv = [sys.executable, "-P", "-c", SCRIPT, str(tmp_path), url, other, service]
+        url, other_port = f"http://127.0.0.1:{server.getsockname()[1]}", str(listener.getsockname()[1])
+        argv = [sys.executable, "-P", "-c", SCRIPT, str(tmp_path), url, other_port, service]
         completed = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
     document = json.loads(completed.stdout)
@@ -142,8 +142,8 @@ def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: P
     assert refused_keys == {"PermissionError"}
 
 
-def test_kernel_without_landlock_restricts_nothing() -> None:
-    """Then only our code refuses other files."""
+def test_job_runs_unrestricted_on_a_kernel_without_landlock() -> None:
+    """On this kernel, only checks in our own code refuse foreign files."""
     script = (
         "from seamark.commands.confinement import landlock\n"
         "landlock._read_abi_version = lambda: 0\n"
@@ -165,7 +165,7 @@ job_worker.main()
 
 
 def test_job_cannot_read_the_request_of_the_next_job() -> None:
-    """The next request has the login for another namespace, and maybe keys."""
+    """The next request has a login for another namespace, and possibly keys."""
     request = msgspec.json.encode(JobRequest("reading", ("db",), "t", "http://127.0.0.1:1", None, (), 0o022))
     argv = [sys.executable, "-P", "-c", INPUT_SCRIPT]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:

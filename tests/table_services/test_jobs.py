@@ -59,7 +59,7 @@ async def test_job_proposed_while_it_runs_runs_again_after_a_pause() -> None:
     assert await take_job(queue) is None
 
 
-async def test_job_without_work_pauses_shorter_than_one_with_work() -> None:
+async def test_pause_after_a_job_without_work_is_shorter() -> None:
     now = JobClock()
     queue = JobQueue(now, limit=QUEUE)
     manifest_job = Job("manifests", ("db",), "t", "uuid", pause_s=600.0, idle_pause_s=60.0)
@@ -121,11 +121,11 @@ async def test_next_jobs_are_listed_by_due_time_priority_and_age() -> None:
     assert queue.count_waiting_by_namespace().total() == 5
 
 
-async def test_tenant_that_fills_the_queue_leaves_places_for_others() -> None:
+async def test_one_tenant_cannot_use_all_places_of_the_queue() -> None:
     queue = JobQueue(JobClock(), limit=100)
     accepted = [queue.put(build_job(f"t{number}")) for number in range(200)]
     assert accepted == [True] * 80 + [False] * 120
-    assert queue.put(build_job("t7", priority=0))  # The job is waiting already.
+    assert queue.put(build_job("t7", priority=0))  # The job is already in the queue.
     for tenant in ("x", "y", "z"):
         assert queue.put(build_job(f"of {tenant}", tenant=tenant))
     assert len(queue) == 83
@@ -135,7 +135,7 @@ async def test_tenant_that_fills_the_queue_leaves_places_for_others() -> None:
 
 @pytest.mark.slow
 async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_job() -> None:
-    """While several tenants have waiting jobs, each gets the same time, not the same number of jobs."""
+    """While several tenants have waiting jobs, each tenant gets the same running time, not the same number of jobs."""
     now = JobClock()
     queue = JobQueue(now, limit=QUEUE)
     seconds = {"large": 1.0, "slow": 10.0, "small": 1.0}
@@ -154,13 +154,13 @@ async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_jo
         spent[job.tenant] += 0 if job.tenant == "small" else seconds[job.tenant]
         queue.finish(job, failed=False)
         queue.check_invariants()
-    assert spent["small"] == 1  # The job of the tenant runs in its first or second turn.
+    assert spent["small"] == 1  # The job of the small tenant runs in the first or second turn.
     assert abs(spent["large"] - spent["slow"]) <= 20
 
 
 @pytest.mark.slow
-async def test_work_of_the_queue_grows_little_with_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test counts heap operations, each of logarithmic cost: 10,000 tables with three services."""
+async def test_cost_of_the_queue_grows_little_with_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test counts heap operations, each of which has logarithmic cost, for 10,000 tables with three services."""
     steps = {"push": 0, "pop": 0}
 
     def push(heap: list[Any], item: Any) -> None:
@@ -175,7 +175,7 @@ async def test_work_of_the_queue_grows_little_with_its_length(monkeypatch: pytes
     monkeypatch.setattr(job_queue, "heappop", pop)
     queue = JobQueue(JobClock(), limit=50_000)
     tables = 10_000
-    for _ in range(3):  # The second and third checks find each job in the queue.
+    for _ in range(3):  # In the second and third rounds, each job is already in the queue.
         for number in range(tables):
             for service in ("indexing", "compaction", "expiration"):
                 assert queue.put(build_job(f"t{number}", service=service))
@@ -186,7 +186,7 @@ async def test_work_of_the_queue_grows_little_with_its_length(monkeypatch: pytes
     assert len(queue) == 0
 
 
-async def test_lag_is_that_of_the_most_overdue_job_and_failing_tables_are_counted() -> None:
+async def test_lag_is_the_delay_of_the_most_overdue_job_and_failing_tables_are_counted() -> None:
     now = JobClock()
     queue = JobQueue(now, limit=QUEUE)
     queue.put(build_job("a"))
@@ -198,11 +198,14 @@ async def test_lag_is_that_of_the_most_overdue_job_and_failing_tables_are_counte
     assert queue.measure_lags() == {"indexing": 17.0, "compaction": 2.0}
     queue.finish(await queue.take(), failed=True)
     assert queue.count_failing() == {"indexing": 1}
-    assert queue.measure_lags() == {"indexing": 7.0, "compaction": 2.0}  # The failed job is due later.
+    assert queue.measure_lags() == {
+        "indexing": 7.0,
+        "compaction": 2.0,
+    }  # The failed job is not due yet, so it does not count.
 
 
 async def test_random_histories_lose_no_proposal_and_run_no_job_concurrently_with_itself() -> None:
-    """A proposal after the start of a job is followed by a run that starts later."""
+    """After each proposal, a run starts. If the job was already running, it runs again."""
     rng = random.Random(20)
     now = JobClock()
     queue = JobQueue(now, limit=QUEUE)
@@ -224,9 +227,9 @@ async def test_random_histories_lose_no_proposal_and_run_no_job_concurrently_wit
                     unseen.discard(job.table)
         elif running_jobs:
             name = rng.choice(sorted(running_jobs))
-            failed = rng.random() < 0.3
-            queue.finish(running_jobs.pop(name), failed=failed)
-            if failed:
+            has_failed = rng.random() < 0.3
+            queue.finish(running_jobs.pop(name), failed=has_failed)
+            if has_failed:
                 unseen.add(name)
         queue.check_invariants()
     for job in running_jobs.values():

@@ -1,4 +1,4 @@
-"""Tests of the choice of launcher: by the table's property, and by the bytes added since the last rewrite."""
+"""Tests of the choice of launcher, by the table's property and by the bytes added since the last rewrite."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_large_rewrite_runs_on_the_cluster_or_local_spark_or_in_the_worker() -> 
         assert build_choice(*names, spark_bytes=0).find_launcher_name(build_job(1 << 50)) == WORKER
 
 
-def test_launcher_property_overrides_the_size_and_other_jobs_stay_in_the_worker() -> None:
+def test_launcher_property_overrides_the_size_but_only_for_rewrites() -> None:
     launcher = build_choice(WORKER, LOCAL, CLUSTER)
     assert launcher.find_launcher_name(build_job(1, read_launcher({"seamark.services.launcher": "local"}))) == LOCAL
     assert (
@@ -113,11 +113,11 @@ def test_local_spark_without_a_limit_uses_all_cpus() -> None:
 async def test_each_process_of_a_local_job_inherits_the_memory_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program in place of spark-submit starts another process, as the real one starts the JVM."""
+    """A program that replaces spark-submit starts another process, as spark-submit starts the JVM."""
     program = tmp_path / "bin" / "spark-submit"
     program.parent.mkdir()
     script = "import resource; print(resource.getrlimit(resource.RLIMIT_DATA)[1])"
-    # The limit is set just after the start.
+    # The limit is set shortly after the start.
     program.write_text(f"#!/bin/sh\nsleep 0.3\n{sys.executable} -c '{script}' >{tmp_path}/child\necho $* >&2\nexit 3\n")
     program.chmod(0o700)
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
@@ -131,7 +131,7 @@ async def test_each_process_of_a_local_job_inherits_the_memory_limit(
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_a_command_that_waits_for_spark_quietly(tmp_path: Path, number: signal.Signals) -> None:
-    """This includes signals during its clean-up; the program in place of spark-submit does not end by itself."""
+    """Signals may also arrive during the clean-up. The program that replaces spark-submit does not end by itself."""
     for name, text in (("spark-submit", f"echo $$ >{tmp_path}/pid; exec sleep 600"), ("java", "exit 1")):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
@@ -144,7 +144,7 @@ def test_signals_end_a_command_that_waits_for_spark_quietly(tmp_path: Path, numb
         try:
             block_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"))
             spark = int((tmp_path / "pid").read_text())
-            # Once the priority is set, the command waits for the program's end.
+            # After the priority is set, the command waits for the end of the program.
             block_until(lambda: os.getpriority(os.PRIO_PROCESS, spark) > os.getpriority(os.PRIO_PROCESS, process.pid))
             while process.poll() is None:
                 process.send_signal(number)
@@ -152,7 +152,7 @@ def test_signals_end_a_command_that_waits_for_spark_quietly(tmp_path: Path, numb
             assert process.stdout.read() == b""
         finally:
             process.kill()
-    # A shell reports both in the same way: the code, or the signal if the last one arrived after Python had ended.
+    # The command ends with a code, or with a signal that arrives while Python exits. A shell reports both alike.
     assert process.returncode in (128 + number, -number)
     assert list(tmp_path.glob("seamark-job-*")) == []
     with pytest.raises(ProcessLookupError):
@@ -163,7 +163,7 @@ def test_signals_end_a_command_that_waits_for_spark_quietly(tmp_path: Path, numb
 @pytest.mark.parametrize("dies", ["before the driver starts", "later"])
 def test_driver_ends_when_its_server_has_died(tmp_path: Path, dies: str) -> None:
     os.mkfifo(tmp_path / ALIVE)
-    os.mkfifo(tmp_path / REQUEST)  # Nothing writes to it, so the driver has work until its end.
+    os.mkfifo(tmp_path / REQUEST)  # The test writes nothing to the pipe, so the driver waits until it is ended.
     alive = os.open(tmp_path / ALIVE, os.O_RDWR | os.O_CLOEXEC)
     if dies == "before the driver starts":
         os.close(alive)

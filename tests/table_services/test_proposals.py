@@ -1,4 +1,4 @@
-"""Tests of the jobs that services propose for a table from its metadata alone."""
+"""Tests of the jobs that services propose for a table from only its metadata."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ COMPACTION_ON = {"seamark.compaction.enabled": "true"}
 
 
 def build_proposer(kind: type[JobProposer], clock: Clock | None = None, **by_default: bool) -> JobProposer:
-    """Return the server's half of a service.
+    """Return the proposer of a service.
 
     Args:
-        by_default: Services that run on tables without their switch.
+        by_default: Services that run on tables that do not set their switch.
     """
     settings = Settings(**{f"services_{name}": enabled for name, enabled in by_default.items()})
     return kind(settings, clock or SystemClock())
@@ -115,9 +115,9 @@ def test_table_with_clustering_columns_is_clustered_and_not_compacted() -> None:
     )
     assert compaction.propose(ENTRY, build_table(columns, **totals)) is None
     assert clustering.propose(ENTRY, build_table(columns, **totals)) is not None
-    off = {**columns, "seamark.clustering.enabled": "false"}
-    assert compaction.propose(ENTRY, build_table(off, **totals)) is not None
-    assert clustering.propose(ENTRY, build_table(off, **totals)) is None
+    disabled_properties = {**columns, "seamark.clustering.enabled": "false"}
+    assert compaction.propose(ENTRY, build_table(disabled_properties, **totals)) is not None
+    assert clustering.propose(ENTRY, build_table(disabled_properties, **totals)) is None
     assert build_proposer(TableClustering, clustering=False).propose(ENTRY, build_table(columns, **totals)) is None
     assert clustering.propose(ENTRY, build_table(COMPACTION_ON, **totals)) is None
     assert clustering.propose(ENTRY, build_table(columns, version=1, **totals)) is None
@@ -130,7 +130,7 @@ def test_large_tables_are_examined_less_often() -> None:
     assert job.pause_s == 1000
 
 
-def test_indexing_is_proposed_for_enabled_indexes_only() -> None:
+def test_indexing_is_proposed_only_for_enabled_indexes() -> None:
     assert build_proposer(Indexing).propose(ENTRY, build_table({"seamark.index.i": "bloom(id)"})) is not None
     paused = '{"kind": "bloom", "columns": ["id"], "state": "paused"}'
     assert build_proposer(Indexing).propose(ENTRY, build_table({"seamark.index.i": paused})) is None
@@ -239,7 +239,7 @@ def test_manifest_rewrite_is_proposed_after_a_change(
 def build_history(
     *totals: dict[str, Any], statistics_of: int | None, columns: tuple[int, ...] = (1, 2)
 ) -> TableMetadata:
-    """Return a table with a snapshot for each of `totals`; the snapshot with this id has statistics."""
+    """Return a table with a snapshot for each of `totals`. The snapshot with the id `statistics_of` has statistics."""
     document = msgspec.json.decode(encode_table(build_table({}, total_records=1)))
     snapshot = document["snapshots"][0]
     document["snapshots"] = [
@@ -268,7 +268,7 @@ def build_history(
 FIRST_APPEND = {"operation": "append", "added_records": 100, "total_records": 100}
 SMALL_APPEND = {"operation": "append", "added_records": 5, "total_records": 105}
 LARGE_APPEND = {"operation": "append", "added_records": 20, "total_records": 120}
-GONE = {"operation": "overwrite", "deleted_records": 30, "total_records": 70}
+DELETION = {"operation": "overwrite", "deleted_records": 30, "total_records": 70}
 REWRITE_OF_SAME_ROWS = {"operation": "replace", "added_records": 100, "deleted_records": 100, "total_records": 100}
 
 
@@ -282,7 +282,7 @@ REWRITE_OF_SAME_ROWS = {"operation": "replace", "added_records": 100, "deleted_r
         (build_history(FIRST_APPEND, SMALL_APPEND, statistics_of=2), False),
         (build_history(FIRST_APPEND, LARGE_APPEND, statistics_of=1), True),
         (build_history(FIRST_APPEND, SMALL_APPEND, SMALL_APPEND, SMALL_APPEND, statistics_of=1), True),
-        (build_history(FIRST_APPEND, GONE, statistics_of=1), True),
+        (build_history(FIRST_APPEND, DELETION, statistics_of=1), True),
         (build_history(FIRST_APPEND, REWRITE_OF_SAME_ROWS, statistics_of=1), True),
         (build_history(FIRST_APPEND, SMALL_APPEND, REWRITE_OF_SAME_ROWS, statistics_of=1), False),
         (build_history({"operation": "delete", "total_records": 0}, statistics_of=None), False),

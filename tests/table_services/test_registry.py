@@ -25,7 +25,9 @@ STORED_NAMES = {
     "bucket-splitting": ("split-buckets", "seamark.bucket-splitting.enabled", "services_bucket_splitting"),
     "auto-advice": ("auto-advice", "seamark.auto-advice.enabled", "services_auto_advice"),
 }
-"""The command, the switch and the setting of each service. Tables, settings files and scripts contain them."""
+"""(command, switch, setting) of each service. They must not change, because tables, settings and scripts
+contain them.
+"""
 
 
 def test_each_service_has_both_halves_and_a_command() -> None:
@@ -36,7 +38,9 @@ def test_each_service_has_both_halves_and_a_command() -> None:
 
 
 def test_names_stored_in_tables_and_settings_do_not_change() -> None:
-    assert {name: (one.command, one.switch, one.setting) for name, one in SERVICES.items()} == STORED_NAMES
+    assert {
+        name: (service.command, service.switch, service.setting) for name, service in SERVICES.items()
+    } == STORED_NAMES
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=list(SERVICES))

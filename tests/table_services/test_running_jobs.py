@@ -20,7 +20,9 @@ from tests.server.rig import build_settings, run_server
 
 
 def build_state(*waiting: tuple[str, int]) -> str:
-    """Return the state that a replica publishes with this many waiting jobs in each namespace, in this order."""
+    """Return the state that a replica publishes. It has this number of waiting jobs in each namespace, in
+    this order.
+    """
     queue = JobQueue(lambda: 0.0, limit=20_000)
     for namespace, count in waiting:
         for number in range(count):
@@ -36,7 +38,7 @@ def build_state(*waiting: tuple[str, int]) -> str:
         ((("a", WAITING_JOBS_LISTED_MAX + 1),), {"a": False, "b": True}),
     ],
 )
-def test_list_is_complete_if_no_readable_job_is_omitted(
+def test_list_of_jobs_is_complete_if_no_readable_job_is_omitted(
     waiting: tuple[tuple[str, int], ...], complete_of: dict[str, bool]
 ) -> None:
     state = msgspec.json.decode(build_state(*waiting), type=JobsState)
@@ -44,7 +46,7 @@ def test_list_is_complete_if_no_readable_job_is_omitted(
     assert state.is_complete(lambda _: True) == all(complete_of.values())
 
 
-def test_list_is_never_complete_with_more_namespaces_than_are_published() -> None:
+def test_list_of_jobs_is_incomplete_if_namespaces_are_not_published() -> None:
     names = [(f"n{number:04}", 1) for number in range(WAITING_JOBS_LISTED_MAX + NAMESPACES_LISTED_MAX)]
     state = msgspec.json.decode(build_state(*names), type=JobsState)
     assert not state.more

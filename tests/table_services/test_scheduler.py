@@ -1,4 +1,4 @@
-"""Tests of the scheduler with a real store: one replica leads, changes cause jobs, failed jobs are repeated."""
+"""Tests of the scheduler with a real store. One replica leads, changes cause jobs, and failed jobs are repeated."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ from tests.waits import until
 
 
 class EveryTable:
+    """A table service that proposes a job for each table except the unwanted ones."""
+
     unwanted: frozenset[str] | set[str] = frozenset()
 
     def __init__(self, name: str = "every-table", pause_s: float = 1.0, idle_pause_s: float | None = None) -> None:
@@ -50,7 +52,7 @@ class EveryTable:
 
 @dataclass
 class ScriptedLauncher:
-    """A launcher that records its jobs, fails the first `failures`, and takes `takes_s`.
+    """A launcher that records its jobs. It fails the first `failures` jobs, and each job takes `takes_s` seconds.
 
     Attributes:
         agains: The number of jobs that request another run.
@@ -70,6 +72,7 @@ class ScriptedLauncher:
     states: list[tuple[bool, bool]] = field(default_factory=list)
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
+        """Record the job, wait, and then fail, ask for a recheck or succeed as scripted."""
         self.ran.append(job.table)
         self.services.append(job.service)
         self.at_work += 1
@@ -122,6 +125,7 @@ async def run_scheduler(
     launchers: int = 1,
     rights: StandingRights | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
+    """Run a scheduler with its own lease on the server's tables, and cancel it at the end."""
     parts = server.components
     lease = Lease(parts.store, parts.clock, "services", make_holder_name(parts.clock), lasts_s=lasts_s)
     tables = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
@@ -146,7 +150,7 @@ async def run_scheduler(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def create(server: RunningServer, namespace: str, *names: str) -> None:
+async def create_tables(server: RunningServer, namespace: str, *names: str) -> None:
     await server.http.post(f"{server.url}/v1/namespaces", json={"namespace": namespace.split("\x1f")})
     for name in names:
         path = f"{server.url}/v1/namespaces/{namespace.replace(chr(31), '%1F')}/tables"
@@ -155,9 +159,9 @@ async def create(server: RunningServer, namespace: str, *names: str) -> None:
 
 
 async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Path) -> None:
-    """The lease of the replica that runs them lists them; without it they are gone."""
+    """The lease of the replica that runs the jobs contains them. They disappear when the lease ends."""
     async with run_server(tmp_path) as server:
-        await create(server, "a", "t1")
+        await create_tables(server, "a", "t1")
 
         async def list_entries(path: str, kind: str = "jobs") -> list[dict[str, Any]]:
             async with server.http.get(f"{server.url}/api/v1/{path}") as answer:
@@ -168,7 +172,9 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
         assert await list_entries("jobs") == []
         recorder = ScriptedLauncher(takes_s=60, reported_progress=JobProgress(3, 12, 1 << 20, 5 << 20))
         async with run_scheduler(server, recorder, lasts_s=0.3):
-            await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.progress)  # After the renewal
+            await until(
+                lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.progress
+            )  # The renewal of the lease has published the progress.
             assert len(await list_entries("jobs")) == 1
             (job,) = await list_entries("tables/a/t1/jobs")
             assert (job["service"], job["namespace"], job["table"], job["launcher"]) == (
@@ -184,12 +190,12 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
             environment = {"SEAMARK_URL": server.url}
             output = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t1"], env=environment)
             assert "running: 3 of 12 files, 1 MiB of 5 MiB (20 %)" in " ".join(output.output.split()), output.output
-            await create(server, "a", "t2")
+            await create_tables(server, "a", "t2")
             assert await list_entries("tables/a/t2/jobs") == []
             async with asyncio.timeout(60):
                 while not (
                     waiting := await list_entries("tables/a/t2/jobs", "waiting")
-                ):  # The state of the next renewal
+                ):  # The next renewal has published this state.
                     await asyncio.sleep(0.05)
             assert [(job["service"], job["table"], job["failures"]) for job in waiting] == [("every-table", "t2", 0)]
             assert await list_entries("jobs", "waiting") == waiting
@@ -202,13 +208,13 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
 
 async def test_existing_tables_of_all_namespaces_and_later_changes_are_examined(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
-        await create(server, "a", "t1", "t2")
-        await create(server, "a\x1fdeep", "t3")
-        await create(server, "z", "t4")
+        await create_tables(server, "a", "t1", "t2")
+        await create_tables(server, "a\x1fdeep", "t3")
+        await create_tables(server, "z", "t4")
         recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder):
             await until(lambda: sorted(recorder.ran) == ["t1", "t2", "t3", "t4"])
-            await create(server, "z", "t5")
+            await create_tables(server, "z", "t5")
             await until(lambda: recorder.ran[4:] == ["t5"])
         assert set(recorder.outcomes) == {"completed"}
 
@@ -216,7 +222,7 @@ async def test_existing_tables_of_all_namespaces_and_later_changes_are_examined(
 async def test_failed_job_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.05)
     async with run_server(tmp_path) as server:
-        await create(server, "a", "t")
+        await create_tables(server, "a", "t")
         recorder = ScriptedLauncher(failures=2)
         async with run_scheduler(server, recorder):
             await until(lambda: recorder.outcomes == ["failed", "failed", "completed"])
@@ -224,7 +230,7 @@ async def test_failed_job_is_repeated(tmp_path: Path, monkeypatch: pytest.Monkey
 
 async def test_job_with_remaining_work_runs_again_without_a_change(tmp_path: Path) -> None:
     async with run_server(tmp_path, services_workers=0) as server:
-        await create(server, "db", "t")
+        await create_tables(server, "db", "t")
         recorder = ScriptedLauncher(agains=2)
         async with run_scheduler(server, recorder, services=[EveryTable(pause_s=0.01)]):
             await until(lambda: recorder.outcomes == ["completed"] * 3)
@@ -232,7 +238,7 @@ async def test_job_with_remaining_work_runs_again_without_a_change(tmp_path: Pat
 
 async def test_table_without_work_is_examined_again_soon(tmp_path: Path) -> None:
     async with run_server(tmp_path, services_workers=0) as server:
-        await create(server, "db", "t")
+        await create_tables(server, "db", "t")
         recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder, services=[EveryTable(pause_s=1e6, idle_pause_s=0.01)]):
             for look_count in range(1, 4):
@@ -251,7 +257,7 @@ async def test_services_that_rewrite_files_of_a_table_take_turns(
     monkeypatch.setattr(scheduler, "_RETRY_S", 0.05)
     names = sorted(service.name for service in SERVICES.values() if service.rewrites_files)
     async with run_server(tmp_path, services_workers=0) as server:
-        await create(server, "db", "t")
+        await create_tables(server, "db", "t")
         recorder = ScriptedLauncher(takes_s=0.05)
         async with run_scheduler(
             server, recorder, services=[EveryTable(name, pause_s=0.01) for name in names], launchers=len(names)
@@ -262,25 +268,25 @@ async def test_services_that_rewrite_files_of_a_table_take_turns(
 
 async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
-        await create(server, "a", "t")
-        first, second = ScriptedLauncher(takes_s=100), ScriptedLauncher()
-        async with run_scheduler(server, first, lasts_s=4.0):
-            await until(lambda: first.ran)
-            async with run_scheduler(server, second, lasts_s=4.0):
-                await asyncio.sleep(4.5)  # The lease is short, but a busy machine renews it in time.
-                assert (first.ran, second.ran) == (["t"], [])
-        assert first.stopped == 1
-        async with run_scheduler(server, second, lasts_s=2.0):
-            await until(lambda: second.ran == ["t"])
+        await create_tables(server, "a", "t")
+        first_launcher, second_launcher = ScriptedLauncher(takes_s=100), ScriptedLauncher()
+        async with run_scheduler(server, first_launcher, lasts_s=4.0):
+            await until(lambda: first_launcher.ran)
+            async with run_scheduler(server, second_launcher, lasts_s=4.0):
+                await asyncio.sleep(4.5)  # The lease is short, but even a busy machine renews it in time.
+                assert (first_launcher.ran, second_launcher.ran) == (["t"], [])
+        assert first_launcher.stopped == 1
+        async with run_scheduler(server, second_launcher, lasts_s=2.0):
+            await until(lambda: second_launcher.ran == ["t"])
 
 
 async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy has changed, the table was dropped, or another table has its name; a failed job is not
-    repeated either.
+    """The policy has changed, the table was dropped, or another table has its name. A failed job is also
+    not repeated.
     """
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.3)
     async with run_server(tmp_path) as server:
-        await create(server, "a", "disabled", "dropped", "replaced", "wanted")
+        await create_tables(server, "a", "disabled", "dropped", "replaced", "wanted")
         recorder = ScriptedLauncher(failures=4)
         async with run_scheduler(server, recorder):
             await until(lambda: len(recorder.outcomes) == 4)
@@ -288,25 +294,25 @@ async def test_obsolete_job_does_not_run(tmp_path: Path, monkeypatch: pytest.Mon
             for name in ("dropped", "replaced"):
                 async with server.http.delete(f"{server.url}/v1/namespaces/a/tables/{name}") as answer:
                     assert answer.status == 204
-            await create(server, "a", "replaced")
+            await create_tables(server, "a", "replaced")
             await until(lambda: sorted(recorder.ran[4:]) == ["replaced", "wanted"])
             await asyncio.sleep(1.0)
         assert sorted(recorder.ran[4:]) == ["replaced", "wanted"]
 
 
-async def test_table_with_unreadable_metadata_does_not_stop_the_others(tmp_path: Path) -> None:
+async def test_table_with_unreadable_metadata_does_not_stop_jobs_of_other_tables(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
-        await create(server, "a", "bad", "good")
+        await create_tables(server, "a", "bad", "good")
         _, loaded_table = await server.get("/v1/namespaces/a/tables/bad")
         Path(loaded_table["metadata-location"].removeprefix("file://")).write_text("{")
-    async with run_server(tmp_path) as server:  # Its cache is empty.
+    async with run_server(tmp_path) as server:  # The cache of this new server is empty.
         recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder):
             await until(lambda: "good" in recorder.ran)
         assert "bad" not in recorder.ran
 
 
-async def test_failure_caused_by_one_table_does_not_stop_the_others(
+async def test_failure_caused_by_one_table_does_not_stop_jobs_of_other_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer may trigger a bug of a service, or take over a worker process with a data file."""
@@ -326,7 +332,7 @@ async def test_failure_caused_by_one_table_does_not_stop_the_others(
 
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.01)
     async with run_server(tmp_path) as server:
-        await create(server, "a", "a-fault", "a-worker", "an-answer", "good")
+        await create_tables(server, "a", "a-fault", "a-worker", "an-answer", "good")
         recorder = FailingRecorder()
         async with run_scheduler(server, recorder, services=[FailingProposer(pause_s=0.01)]) as leading:
             await until(lambda: "good" in recorder.ran)
@@ -337,16 +343,16 @@ async def test_failure_caused_by_one_table_does_not_stop_the_others(
 
 
 async def test_sweep_over_many_tables_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop must serve requests: after the first tables, a sweep takes a small share of its time."""
+    """The event loop must serve requests, so after the first tables a sweep takes only a small share of its time."""
     monkeypatch.setattr(watch, "_FREE_TABLES", 0)
     async with run_server(tmp_path) as server:
-        await create(server, "a", *(f"t{number}" for number in range(20)))
+        await create_tables(server, "a", *(f"t{number}" for number in range(20)))
         parts = server.components
         tables = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
         names: list[str] = []
         slept: list[float] = []
 
-        def look_never(entry: Entry, metadata: TableMetadata) -> float:
+        def record_and_never_recheck(entry: Entry, metadata: TableMetadata) -> float:
             names.append(entry.name)
             return NEVER
 
@@ -355,25 +361,25 @@ async def test_sweep_over_many_tables_pauses(tmp_path: Path, monkeypatch: pytest
         async def sleep(seconds: float) -> None:
             if asyncio.current_task() is sweep:
                 slept.append(seconds)
-            else:  # A loop of the server would never yield.
+            else:  # Other loops of the server must still sleep.
                 await sleep_of_asyncio(seconds)
 
         monkeypatch.setattr(asyncio, "sleep", sleep)
         began_s = parts.clock.monotonic()
-        assert await tables.sweep(look_never) == 20
+        assert await tables.sweep(record_and_never_recheck) == 20
         busy_s = parts.clock.monotonic() - began_s
         assert len(names) == 20
         assert 0 < sum(slept) <= busy_s / watch._CPU_MAX_FRACTION
 
 
 async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> None:
-    """A table is examined again after a change of the table, of a namespace's policy or of its name, and after
-    a refusal.
+    """A table is examined again after a change of the table, of a namespace's policy or of its name, and after a
+    refusal.
     """
     async with run_server(tmp_path) as server:
-        await create(server, "a")
-        await create(server, "a\x1fdeep", "never", "changed", "renamed", "refused", "late")
-        await create(server, "z", "other")
+        await create_tables(server, "a")
+        await create_tables(server, "a\x1fdeep", "never", "changed", "renamed", "refused", "late")
+        await create_tables(server, "z", "other")
         parts, clock = server.components, SimulatedClock(1)
         read_paths: list[str] = []
         recheck_after_s = {"refused": 0.0, "late": 100.0}
@@ -388,11 +394,11 @@ async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> N
             names: set[str] = set()
             read_paths.clear()
 
-            def look_never(entry: Entry, metadata: TableMetadata) -> float:
+            def record_and_never_recheck(entry: Entry, metadata: TableMetadata) -> float:
                 names.add(entry.name)
                 return recheck_after_s.get(entry.name, NEVER)
 
-            assert await tables.sweep(look_never) == len(read_paths) == len(names)
+            assert await tables.sweep(record_and_never_recheck) == len(read_paths) == len(names)
             return names
 
         async def post(path: str, body: dict[str, Any]) -> None:

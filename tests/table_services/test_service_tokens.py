@@ -1,4 +1,4 @@
-"""Tests of service tokens: logins of table services' worker processes, which nobody else can create."""
+"""Tests of service tokens, the logins of table services' worker processes. Only the server can create them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def build_keyring(root: bytes = b"r" * 32) -> Keyring:
     return Keyring([SigningKey(b"12345678", 0, root)], SystemClock())
 
 
-async def test_service_token_is_a_writer_of_its_namespace_only() -> None:
+async def test_service_token_is_a_writer_of_only_its_namespace() -> None:
     tokens = ServiceTokens(build_keyring(), SystemClock())
     principal, _ = tokens.verify_token(tokens.issue(("shop", "eu"), 60))
     authorizer = GrantAuthorizer(None)
@@ -44,7 +44,7 @@ def test_service_token_expires() -> None:
         tokens.verify_token(token)
 
 
-def test_other_text_is_not_accepted_as_a_service_token() -> None:
+def test_text_without_a_valid_signature_is_not_accepted_as_a_service_token() -> None:
     tokens = ServiceTokens(build_keyring(), SystemClock())
     token = tokens.issue(("shop",), 60)
     raw = base64.urlsafe_b64decode(token.removeprefix(PREFIX) + "==")

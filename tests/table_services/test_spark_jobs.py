@@ -25,11 +25,11 @@ from tests.waits import block_until
 
 SCHEMA = pa.schema([("id", pa.int64()), ("country", pa.string())])
 JVM_S = 300.0
-"""The time limit for a JVM with low priority on a busy machine."""
+"""The time limit, in seconds, for a JVM with low priority on a busy machine."""
 SMALL_JVM = "--driver-memory 512m --executor-memory 512m --conf spark.executor.cores=1"
 
 
-def create(server: Seamark, name: str, files: int, **properties: str) -> RestCatalog:
+def create_table(server: Seamark, name: str, files: int, **properties: str) -> RestCatalog:
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace_if_not_exists("db")
     table = catalog.create_table(f"db.{name}", SCHEMA, properties=properties)
@@ -90,19 +90,19 @@ def run_standalone_cluster(folder: Path) -> Iterator[str]:
 @pytest.mark.slow
 def test_standalone_cluster_compacts_and_clusters(tmp_path: Path) -> None:
     with Seamark(tmp_path / "home", env={"SEAMARK_SERVICES_WORKERS": "0"}) as server:
-        catalog = create(server, "t", 12)
-        create(server, "c", 12, **{"seamark.clustering.columns": "id,country"})
-        before = read_ids(catalog, "t")
+        catalog = create_table(server, "t", 12)
+        create_table(server, "c", 12, **{"seamark.clustering.columns": "id,country"})
+        ids_before = read_ids(catalog, "t")
         with run_standalone_cluster(tmp_path) as master:
             options = ["--url", server.base_url, "--on", "cluster", "--master", master, "--submit-options", SMALL_JVM]
             assert "12 files" in run_job("compact", "db.t", *options)
             assert "12 files" in run_job("cluster", "db.c", *options)
         assert (count_files(catalog, "t"), count_files(catalog, "c")) == (1, 1)
-        assert read_ids(catalog, "t") == read_ids(catalog, "c") == before
+        assert read_ids(catalog, "t") == read_ids(catalog, "c") == ids_before
 
 
 def list_driver_pids(home: Path) -> list[int]:
-    """Return the job processes that this server has started; their scratch folders are below `home`."""
+    """Return the ids of the job processes that this server has started. Their scratch folders are below `home`."""
     results = []
     for folder in Path("/proc").iterdir():
         try:
@@ -114,30 +114,30 @@ def list_driver_pids(home: Path) -> list[int]:
 
 
 def read_limits(pid: int) -> tuple[int, int]:
-    """Return memory limit and priority."""
+    """Return (memory limit, priority) of a process."""
     return resource.prlimit(pid, resource.RLIMIT_DATA)[1], os.getpriority(os.PRIO_PROCESS, pid)
 
 
 @pytest.mark.slow
 def test_server_runs_jobs_on_local_spark_and_its_death_ends_the_driver(tmp_path: Path) -> None:
-    """The killed job commits nothing or a whole batch; the next server completes the work."""
+    """The killed job commits nothing or a complete batch. The next server completes the work."""
     find_java_17()
     env = {"SEAMARK_SERVICES_WORKERS": "1", "TMPDIR": str(tmp_path), "SEAMARK_SERVICES_LAUNCHERS": "worker,local"}
     env["SEAMARK_SERVICES_LOCAL_MEMORY_BYTES"] = str(3 << 30)
     policy = {"seamark.compaction.enabled": "true", "seamark.services.launcher": "local"}
     with Seamark(tmp_path / "home", env=env) as server:
-        catalog = create(server, "t", 12, **policy)
-        before = read_ids(catalog, "t")
+        catalog = create_table(server, "t", 12, **policy)
+        ids_before = read_ids(catalog, "t")
         block_until(lambda: list_driver_pids(tmp_path), JVM_S)
         block_until(lambda: all(read_limits(pid) == (1 << 30, 10) for pid in list_driver_pids(tmp_path)))
         os.kill(server.pid, signal.SIGKILL)
         block_until(lambda: not list_driver_pids(tmp_path), JVM_S)
     with Seamark(tmp_path / "home", env=env) as server:
         catalog = RestCatalog("s", uri=server.base_url)
-        assert read_ids(catalog, "t") == before
+        assert read_ids(catalog, "t") == ids_before
         block_until(lambda: count_files(catalog, "t") == 1, JVM_S)
         with closing(IndexClient(server.base_url)) as client:
             block_until(lambda: list(client.timeline("db.t", action="maintenance")))
             (instant,) = client.timeline("db.t", action="maintenance")
         assert instant.summary["launcher"] == "local"
-        assert read_ids(catalog, "t") == before
+        assert read_ids(catalog, "t") == ids_before

@@ -1,8 +1,8 @@
 """A storm: writers of all kinds, readers, schema and partition changes, and all table services at full speed.
 
 Processes of services are killed at random. Every snapshot that a reader opens must agree with the writers' records.
-Each writer has its own keys, and with each upsert writes the number of its step into a row of its own. So a snapshot
-itself shows the step of each writer, and what it must contain.
+Each writer has its own keys. With each upsert, it also writes the number of its step into a separate row. So a snapshot
+shows the step of each writer, and what it must contain.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from tests.table_services import job_loop
 RANGE = 1_000_000
 STEP_ROWS = 3
 READABLE_S, READABLE_LONG_S = 10, 30
-"""Snapshots are kept for so long; no reader needs so long for one, in the long storms on a busy machine either."""
+"""The seconds for which snapshots are kept, in short and in long storms. A reader needs less time for a snapshot."""
 AGED_AFTER_S = 30.0
-"""The age of a file before the test makes it look a month old; no writer needs as long from a file to its commit."""
+"""The age, in seconds, after which the test makes a file look a month old. A writer commits its files earlier."""
 LATE_S = 120.0
 WASTED_MAX = 0.2
 """The largest fraction of the bytes read by rewrites that may be wasted, if jobs choose files like the
@@ -65,16 +65,18 @@ KINDS = (
     *("clustering", "compaction", "expiration", "indexing", "orphan-files"),
     *("statistics", "manifests", "bucket-splitting"),
 )
-"""The kinds of jobs. Clustering and compaction both run here; the server runs only one of them for a table."""
+"""The kinds of jobs. The storm runs both clustering and compaction, but the server runs only one of them for a
+table.
+"""
 
 State = frozenset[tuple[int, str]]
 
 
 @dataclass
 class StormWriter:
-    """A writer. `allowed[k]` are the states between its upserts k and k + 1.
+    """A writer. `allowed[k]` has the states between its upserts k and k + 1.
 
-    For a writer that only appends, k steps have k times `STEP_ROWS` rows.
+    After k steps, a writer that only appends has k times `STEP_ROWS` rows.
     """
 
     number: int
@@ -86,13 +88,13 @@ class StormWriter:
         return self.number * RANGE
 
     def check(self, rows: Sequence[tuple[int, str]], least: int) -> int:
-        """Return the step that the rows of a snapshot show.
+        """Return the step that the rows of a snapshot show. It must be at least `least`.
 
         Raises:
             AssertionError: The rows do not match any step.
         """
         rows_read = dict(rows)
-        assert len(rows_read) == len(rows), f"writer {self.number}: a key stands twice, {Counter(rows).most_common(3)}"
+        assert len(rows_read) == len(rows), f"writer {self.number}: a key occurs twice, {Counter(rows).most_common(3)}"
         step = int(rows_read.get(self.first_id, -1))
         assert step >= least, f"writer {self.number}: step {least} was acknowledged, the snapshot shows {step}"
         assert frozenset(rows) in self.allowed[step], f"writer {self.number}: at step {step}, {sorted(rows)}"
@@ -118,17 +120,21 @@ def build_table(rows: Sequence[tuple[int, str]]) -> pa.Table:
 
 
 class Storm:
+    """Writers, readers and table services at work on one table, with the rows that each reader may see."""
+
     def __init__(self, url: str, seed: int, seconds: float) -> None:
         self.url = url
         self.rng = random.Random(seed)
         self.stop = threading.Event()
         self.ends_s = time.monotonic() + seconds
         self.goals: Callable[[], dict[str, bool]] = dict
-        """The events that must happen before the end. A busy machine has `LATE_S` more for them."""
+        """The events that must happen before the end. A busy machine gets `LATE_S` more seconds for them."""
         self.writers = [StormWriter(1), StormWriter(2), StormAppender(3), StormAppender(4)]
         self.checked = self.expired = 0
         self.refused: list[str] = []
-        """Why commits of the stock writer failed: only changes of the schema and the partitioning may be a reason."""
+        """The reasons why commits of the stock writer failed. Only changes of the schema and the partitioning
+        are allowed.
+        """
 
     def is_running(self) -> bool:
         late_s = time.monotonic() - self.ends_s
@@ -137,7 +143,7 @@ class Storm:
         return not self.stop.is_set()
 
     def run(self, *operations: Callable[[], None]) -> None:
-        """Run all works until the time is over; the first error ends them all."""
+        """Run all operations concurrently until the time is over. The first error ends all of them."""
 
         def guard_work(work: Callable[[], None]) -> None:
             try:
@@ -150,6 +156,7 @@ class Storm:
                 future.result()
 
     def upsert(self, writer: StormWriter, seed: int) -> None:
+        """Upsert and delete random keys of this writer until the end, and record each allowed state."""
         rng, client = random.Random(seed), IndexClient(self.url)
         rows: dict[int, str] = {}
         step = 0
@@ -169,7 +176,7 @@ class Storm:
             table = build_table(list(changed_rows.items()))
             try:
                 upsert(client, "db.t", table, keys=["id"], mode=mode, strategy=strategy)
-            except Unwritable:  # Once the table is partitioned by more than the key
+            except Unwritable:  # This happens after the table is partitioned by more than the key.
                 assert strategy == "equality"
                 upsert(client, "db.t", table, keys=["id"])
             writer.acknowledged = step
@@ -184,6 +191,7 @@ class Storm:
             time.sleep(0.02)
 
     def append_stock(self, writer: StormAppender) -> None:
+        """Append with PyIceberg until the end, and record each refused commit."""
         step = 0
         with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
             while self.is_running():
@@ -196,13 +204,14 @@ class Storm:
                 except CommitFailedException as error:
                     self.refused.append(str(error))
                     continue
-                except IndexError:  # PyIceberg's own retry fails with this error after a change of the partition spec.
+                except IndexError:  # After a change of the partition spec, PyIceberg's own retry fails with this error.
                     continue
                 writer.acknowledged = step
                 step += 1
                 time.sleep(0.05)
 
     def evolve(self, pauses_s: float) -> None:
+        """Change the schema and the partitioning four times, then wait until the end."""
         with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
             for number in range(4):
                 if self.stop.wait(pauses_s):
@@ -223,12 +232,13 @@ class Storm:
                 time.sleep(0.1)
 
     def read(self, seed: int) -> None:
+        """Read the current snapshot or a random one until the end. Only an expired snapshot may be unreadable."""
         rng, client = random.Random(seed), IndexClient(self.url)
         with contextlib.closing(RestCatalog("s", uri=self.url)) as catalog:
             while self.is_running():
                 if rng.random() < 0.6:
-                    least = [writer.acknowledged for writer in self.writers]
-                    self.check(client, At(), least)
+                    least_steps = [writer.acknowledged for writer in self.writers]
+                    self.check(client, At(), least_steps)
                     continue
                 snapshots = catalog.load_table("db.t").metadata.snapshots
                 if not snapshots:
@@ -237,7 +247,8 @@ class Storm:
                 try:
                     self.check(client, At(chosen_snapshot_id), [-1] * len(self.writers))
                 except (NoSuchResource, InvalidRequest, Unreadable):
-                    # It has expired, and its files are gone; a snapshot that is still listed must be readable.
+                    # The snapshot has expired, and its files are deleted. A snapshot that is still listed must be
+                    # readable.
                     listed_snapshots = catalog.load_table("db.t").metadata.snapshots
                     assert chosen_snapshot_id not in {snapshot.snapshot_id for snapshot in listed_snapshots}
                     self.expired += 1
@@ -254,7 +265,7 @@ class Storm:
         self.checked += 1
 
     def age_files(self, folder: Path) -> None:
-        """Make files look a month old some time after they were written, for the removal of orphan files."""
+        """Make files look a month old some time after they were written, so that orphan removal may delete them."""
         while self.is_running():
             now = time.time()
             for path in folder.rglob("*"):
@@ -265,7 +276,7 @@ class Storm:
 
 
 class JobProcesses:
-    """One process for each kind of job; processes are killed at random and restarted."""
+    """One process for each kind of job. Processes are killed at random and restarted."""
 
     def __init__(self, storm: Storm, log: Path, readable_s: int, *, yields: bool) -> None:
         self._storm = storm
@@ -278,6 +289,7 @@ class JobProcesses:
         self.killed = 0
 
     def run(self, seed: int) -> None:
+        """Kill a random job process at random times, and start it again, until the end."""
         rng = random.Random(seed)
         running_jobs: dict[str, BaseProcess] = {kind: self._start(kind) for kind in KINDS}
         try:
@@ -301,7 +313,7 @@ class JobProcesses:
         return process
 
     def sum_totals(self) -> dict[str, Counter[str]]:
-        """Return the counts of jobs by kind, without runs that were killed."""
+        """Return the counts of jobs by kind, without killed runs."""
         results: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
         for line in self._log.read_text().splitlines() if self._log.exists() else ():
             kind, counts = json.loads(line)
@@ -333,19 +345,22 @@ def test_services_never_change_rows_or_stop_a_writer(
     properties = {"format-version": str(version), "seamark.index.by_text": "bloom(text)", REBASE: "append"}
     properties["seamark.clustering.columns"] = "text,id"
     bucket = PartitionField(1, 1000, BucketTransform(2), "id_bucket")
-    spec = PartitionSpec(*[bucket] if version > 2 else [])  # PyIceberg cannot append to buckets.
+    spec = PartitionSpec(
+        *[bucket] if version > 2 else []
+    )  # Version 2 has no buckets, because PyIceberg cannot append to them.
     catalog.create_table("db.t", SCHEMA, partition_spec=spec, properties=properties)
     storm = Storm(server.base_url, seed, seconds)
-    first, second, appender, stock = storm.writers
+    first_writer, second_writer, appender, stock = storm.writers
     assert isinstance(appender, StormAppender)
     assert isinstance(stock, StormAppender)
-    # The short storm checks rows only: its jobs compete for all files, and lose more of their work.
+    # The short storm checks only rows. Its jobs compete for all files, and lose more of their work.
     is_long = seconds > 60
     jobs = JobProcesses(storm, tmp_path / "jobs.jsonl", READABLE_LONG_S if is_long else READABLE_S, yields=is_long)
 
     def check_goals() -> dict[str, bool]:
+        """Return whether each event that the campaign must cover has happened."""
         totals = jobs.sum_totals()
-        # Vectors of version 3 change with each upsert, and a compaction may lose all races.
+        # In version 3, each upsert changes deletion vectors, so a compaction may lose all races.
         has_merged = totals["compaction"]["commits"] + totals["clustering"]["commits"] > 0 or version > 2
         return {
             "each writer writes": min(writer.acknowledged for writer in storm.writers) > 2,
@@ -360,8 +375,8 @@ def test_services_never_change_rows_or_stop_a_writer(
 
     storm.goals = check_goals
     storm.run(
-        lambda: storm.upsert(first, seed),
-        lambda: storm.upsert(second, seed + 1),
+        lambda: storm.upsert(first_writer, seed),
+        lambda: storm.upsert(second_writer, seed + 1),
         lambda: storm.append(appender),
         lambda: storm.append_stock(stock) if version < 3 else storm.append(stock),  # PyIceberg cannot write version 3.
         lambda: storm.evolve(seconds / 6),
@@ -380,14 +395,16 @@ def test_services_never_change_rows_or_stop_a_writer(
     if is_long and rewritten["commits"] + rewritten["conflicts"] >= REWRITES_MIN:
         assert wasted < WASTED_MAX
 
-    # The services remove what killed jobs have left: the test cleans nothing itself.
+    # The services remove the files of killed jobs. The test itself removes no files.
     storm.check(client, At(), steps)
     compact(client, "db.t", policy=CompactionPolicy(job_loop.TARGET_BYTES, 2))
     compute_statistics(client, "db.t")
     expire(client, "db.t", older_than_ms=1 << 60)
     table = catalog.load_table("db.t")
     for path in (tmp_path / "home" / "warehouse").rglob("*"):
-        if path.is_file() and path != to_path(table.metadata_location):  # The newest file shows how old the others are.
+        if path.is_file() and path != to_path(
+            table.metadata_location
+        ):  # The newest file keeps its age, which shows the age of the others.
             os.utime(path, (time.time() - 30 * 86_400,) * 2)
     remove_orphan_files(client, "db.t")
     statistics = {to_path(file.statistics_path) for file in table.metadata.statistics}

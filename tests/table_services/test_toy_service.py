@@ -78,7 +78,8 @@ def test_declaration_and_two_halves_make_a_table_service(tmp_path: Path) -> None
         assert actual["seamark.labelling.enabled"] == ["true", "namespace", "db"]
         assert actual["seamark.labelling.min-files"] == ["2", "default"]
 
-        # The namespace enables the service: the scheduler proposes a job after the next commit, and a worker runs it.
+        # The namespace enables the service, so the scheduler proposes a job after the next commit, and a worker runs
+        # it.
         catalog.load_table("db.t").append(pa.table({"id": [2]}, schema=SCHEMA))
         block_until(lambda: catalog.load_table("db.t").properties.get(LABEL) == "3")
 

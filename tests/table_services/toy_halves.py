@@ -1,7 +1,7 @@
 """The two halves of the toy table service, and the worker process that includes it.
 
-The import registers the service. Settings and commands read the declarations when their modules are loaded, so a
-program registers the declaration before it imports this module.
+Importing this module registers the service. Settings and commands read the declarations when their modules are loaded,
+so a program must register the declaration before it imports this module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ object.__setattr__(EXTENSIONS, "job_worker", "tests.table_services.toy_halves")
 
 
 def find_wrong_label(metadata: TableMetadata) -> str | None:
-    """Return the number of data files if the table has enough of them and a different label, else None."""
+    """Return the correct label, the number of data files, if the table has enough files and another label. Else return
+    None.
+    """
     snapshot = metadata.current_snapshot
     files = 0 if snapshot is None else parse_count(snapshot.build_summary_map(), "total-data-files", 0)
     is_wrong = files >= parse_count(metadata.properties, MIN_FILES, 2) and metadata.properties.get(LABEL) != str(files)

@@ -76,7 +76,7 @@ async def test_history_of_a_table_survives_its_rename(server: RunningServer) -> 
     assert (status, body["error"]["type"]) == (404, "NoSuchTableException")
 
 
-async def test_bad_parameter_is_rejected_by_name(server: RunningServer) -> None:
+async def test_error_names_an_invalid_parameter(server: RunningServer) -> None:
     cases: list[str] = [
         "limit=0",
         "limit=-1",
@@ -105,20 +105,20 @@ async def test_bad_parameter_is_rejected_by_name(server: RunningServer) -> None:
 
 
 async def test_long_poll_returns_a_commit_of_another_replica(server: RunningServer, tmp_path: Path) -> None:
-    async with run_server(tmp_path) as other:
-        first = await server.record("a")
-        _, page = await other.get("/api/v1/timeline")
-        poll = asyncio.create_task(other.get(f"/api/v1/timeline?since={page['next-since']}&wait=60"))
-        await until(lambda: other.components.timeline.watchers == 1)
+    async with run_server(tmp_path) as other_server:
+        first_id = await server.record("a")
+        _, page = await other_server.get("/api/v1/timeline")
+        poll = asyncio.create_task(other_server.get(f"/api/v1/timeline?since={page['next-since']}&wait=60"))
+        await until(lambda: other_server.components.timeline.watchers == 1)
         assert not poll.done()
-        second = await server.record("b")
+        second_id = await server.record("b")
         async with asyncio.timeout(60):
             status, page = await poll
-        assert (status, list_ids(page)) == (200, [second.id])
-        assert first.id != second.id
+        assert (status, list_ids(page)) == (200, [second_id.id])
+        assert first_id.id != second_id.id
 
 
-async def test_long_poll_ends_by_itself_with_the_position_to_continue(server: RunningServer) -> None:
+async def test_long_poll_without_news_ends_with_the_position_to_continue(server: RunningServer) -> None:
     await server.record("a")
     _, page = await server.get("/api/v1/timeline")
     since = page["next-since"]
@@ -143,25 +143,25 @@ async def read_events(answer: aiohttp.ClientResponse, count: int) -> list[tuple[
 async def test_event_stream_continues_after_the_last_event_of_the_client(server: RunningServer, tmp_path: Path) -> None:
     headers = {"Accept": "text/event-stream"}
     ids = [(await server.record(name)).id for name in "ab"]
-    async with run_server(tmp_path) as other:
-        async with other.http.get(f"{other.url}/api/v1/timeline", headers=headers) as stream:
+    async with run_server(tmp_path) as other_server:
+        async with other_server.http.get(f"{other_server.url}/api/v1/timeline", headers=headers) as stream:
             assert stream.status == 200
             assert stream.headers["Content-Type"].startswith("text/event-stream")
             assert "X-Request-Id" in stream.headers
             events = await read_events(stream, 2)
-            ids.append((await server.record("c")).id)  # The other replica records this instant.
+            ids.append((await server.record("c")).id)  # This instant comes from the other replica.
             events += await read_events(stream, 1)
-            ids.append((await other.record("d")).id)
+            ids.append((await other_server.record("d")).id)
             events += await read_events(stream, 1)
         assert [data["id"] for _, data in events] == ids
         assert all(event_id == data["position"] for event_id, data in events)
         headers["Last-Event-ID"] = events[1][0]
-        async with other.http.get(f"{other.url}/api/v1/tables/db/c/timeline", headers=headers) as stream:
+        async with other_server.http.get(f"{other_server.url}/api/v1/tables/db/c/timeline", headers=headers) as stream:
             ((_, data),) = await read_events(stream, 1)
             assert data["name"] == "c"
 
 
-async def test_latest_streams_only_later_events(server: RunningServer) -> None:
+async def test_stream_since_latest_has_only_later_events(server: RunningServer) -> None:
     await server.record("a")
     headers = {"Accept": "text/event-stream"}
     async with server.http.get(f"{server.url}/api/v1/timeline?since=latest", headers=headers) as stream:
@@ -181,11 +181,11 @@ async def test_streams_over_the_limit_get_503_and_retry_after(tmp_path: Path) ->
             assert answer.status == 503
             assert int(answer.headers["Retry-After"]) >= 1
             assert (await answer.json())["error"]["type"] == "ServiceUnavailableException"
-        status, _ = await server.get("/api/v1/dropped")  # Streams do not count as running requests.
+        status, _ = await server.get("/api/v1/dropped")  # Open streams do not count as running requests.
         assert status == 200
 
 
-async def test_path_accepts_names_of_all_kinds(server: RunningServer) -> None:
+async def test_timeline_path_accepts_names_with_special_characters(server: RunningServer) -> None:
     cases: list[str] = ["a.b", "ü", "a b", "100%", "a+b", "a/b"]
     for name in cases:
         instant = await server.record(name, namespace=("db", name))

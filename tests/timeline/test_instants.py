@@ -20,7 +20,7 @@ LEGAL = {(R, I), (R, B), (I, C), (I, B)}
 
 
 @pytest.mark.parametrize(("current", "expected"), sorted(itertools.product(InstantState, repeat=2)))
-def test_only_the_four_transitions_exist(current: InstantState, expected: InstantState) -> None:
+def test_only_the_four_state_transitions_are_allowed(current: InstantState, expected: InstantState) -> None:
     if (current, expected) in LEGAL:
         check_move(current, expected)
     else:
@@ -35,25 +35,25 @@ def test_no_path_leaves_a_finished_state(states: list[InstantState]) -> None:
     for state in states:
         clock.advance(1)
         try:
-            after = move(instant, state, clock.now_ms())
+            next_instant = move(instant, state, clock.now_ms())
         except BadRequest:
             assert (instant.state, state) not in LEGAL
             continue
         assert not is_finished(instant.state)
-        assert after.requested_ms == instant.requested_ms
-        instant = after
+        assert next_instant.requested_ms == instant.requested_ms
+        instant = next_instant
         check_invariants(instant)
 
 
-def test_filter_matches_only_if_every_condition_does() -> None:
+def test_filter_matches_only_if_every_condition_matches() -> None:
     instant = build_instant(SimulatedClock(1), "t", "commit")
     assert matches(InstantFilter(), instant)
     assert matches(InstantFilter(namespace=("db",), name="t", action="commit", state=C, uuid=instant.uuid), instant)
-    for other in (
+    for other_filter in (
         InstantFilter(namespace=("d",)),
         InstantFilter(name="u"),
         InstantFilter(action="drop"),
         InstantFilter(state=B),
         InstantFilter(uuid="x"),
     ):
-        assert not matches(other, instant)
+        assert not matches(other_filter, instant)

@@ -1,4 +1,6 @@
-"""Tests of events in a topic of Apache Kafka: each instant, in order for each table, through failures of the broker."""
+"""Tests of events in a topic of Apache Kafka. Each instant arrives, in order for each table, despite failures of the
+broker.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def topic(kafka: Kafka) -> str:
-    """The name of an empty topic with some partitions."""
+    """Return the name of an empty topic with some partitions."""
     name = f"{kafka.create_prefix()}.events"
     admin = AdminClient({"bootstrap.servers": kafka.address})
     admin.create_topics([NewTopic(name, PARTITIONS)])[name].result(30)
@@ -40,12 +42,12 @@ def topic(kafka: Kafka) -> str:
 
 
 def read_topic(kafka: Kafka, topic: str, count: int) -> list[dict[str, Any]]:
-    """Wait for `count` different events, and return all records of the topic, those of a partition in their order."""
+    """Wait for `count` different events. Return all records of the topic. The records of a partition are in order."""
     consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": "test", "auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
     records: list[dict[str, Any]] = []
     deadline_s = time.monotonic() + 60
-    while len({each["event"]["id"] for each in records}) < count and time.monotonic() < deadline_s:
+    while len({record["event"]["id"] for record in records}) < count and time.monotonic() < deadline_s:
         for message in consumer.consume(100, 0.2):
             value = message.value()
             assert message.error() is None
@@ -60,7 +62,7 @@ def read_topic(kafka: Kafka, topic: str, count: int) -> list[dict[str, Any]]:
 def find_first_positions(records: list[dict[str, Any]]) -> dict[str, list[str]]:
     """Return the events of each table, each at its first record, in the order of their partition."""
     tables: dict[str, list[str]] = {}
-    for event in (each["event"] for each in records):
+    for event in (record["event"] for record in records):
         positions = tables.setdefault(event["data"]["name"], [])
         if event["id"] not in positions:
             positions.append(event["id"])
@@ -75,15 +77,15 @@ async def test_topic_receives_the_instants_of_each_table_in_order(tmp_path: Path
     tables = find_first_positions(records)
     assert tables.keys() == set("abcdef")
     assert all(positions == sorted(positions) and len(positions) == 5 for positions in tables.values())
-    partitions = {(each["key"], each["partition"]) for each in records}
+    partitions = {(record["key"], record["partition"]) for record in records}
     assert len(partitions) == 6
     assert {key for key, _ in partitions} == {f"uuid-of-{name}".encode() for name in "abcdef"}
-    assert all(each["headers"]["content-type"].startswith(b"application/cloudevents+json") for each in records)
-    assert {each["event"]["specversion"] for each in records} == {"1.0"}
+    assert all(record["headers"]["content-type"].startswith(b"application/cloudevents+json") for record in records)
+    assert {record["event"]["specversion"] for record in records} == {"1.0"}
 
 
 @pytest.mark.slow
-async def test_events_wait_for_their_topic_and_outlast_a_killed_broker(tmp_path: Path, kafka: Kafka) -> None:
+async def test_events_wait_for_their_topic_and_survive_a_killed_broker(tmp_path: Path, kafka: Kafka) -> None:
     name = f"{kafka.create_prefix()}.late"
     async with run_server(tmp_path, event_kafka=f"kafka://{kafka.address}/{name}") as server:
         await record_names(server, "ab")
@@ -104,8 +106,8 @@ async def test_events_wait_for_their_topic_and_outlast_a_killed_broker(tmp_path:
 async def test_two_replicas_and_a_restart_deliver_each_event(tmp_path: Path, kafka: Kafka, topic: str) -> None:
     setting = f"kafka://{kafka.address}/{topic}"
     async with run_server(tmp_path, event_kafka=setting) as survivor:
-        async with run_server(tmp_path, event_kafka=setting) as other:
-            await record_names(other, "ab")
+        async with run_server(tmp_path, event_kafka=setting) as other_server:
+            await record_names(other_server, "ab")
             await record_names(survivor, "ab")
             await asyncio.to_thread(read_topic, kafka, topic, 4)
         await record_names(survivor, "ab")
@@ -121,12 +123,12 @@ async def test_two_replicas_and_a_restart_deliver_each_event(tmp_path: Path, kaf
 @pytest.mark.parametrize(
     "text", ["kafka://host/topic", "kafka://host:9092", "kafka://host:9092/a/b", "kafka://host:9092/..", "topic"]
 )
-def test_address_of_another_form_is_refused(text: str) -> None:
+def test_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="event_kafka"):
         parse_topic(text, "")
 
 
-def test_properties_of_the_client_cannot_change_what_delivery_depends_on(tmp_path: Path) -> None:
+def test_client_properties_that_would_weaken_delivery_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text("security.protocol=SASL_SSL\n")
     assert parse_topic("kafka://a:1,b:2/t", str(file)).properties == {"security.protocol": "SASL_SSL"}

@@ -45,7 +45,7 @@ FIELDS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def validate(event: dict[str, Any]) -> None:
+def validate_event(event: dict[str, Any]) -> None:
     """Check an event and each of its facets against the specification's schemas."""
     registry: Registry[Any] = Registry().with_resources(
         (schema["$id"], Resource.from_contents(schema)) for schema in SCHEMAS
@@ -92,34 +92,35 @@ async def test_jobs_are_sent_as_valid_runs_with_datasets_and_facets(tmp_path: Pa
     async with run_server(tmp_path, **settings) as server:
         table = await create_table(server, "t")
         uuid, location = table["metadata"]["table-uuid"], table["metadata"]["location"]
-        await server.record("t", "commit", uuid=uuid)  # A commit is no job.
+        await server.record("t", "commit", uuid=uuid)  # A commit is not a job, so it causes no event.
         await server.record("t", "maintenance", uuid=uuid, summary={"service": "refused"})
-        done = await server.record(
+        finished_job = await server.record(
             "t", "maintenance", uuid=uuid, summary={"service": "clustering", "totals": {"files": 3}}
         )
-        failed = await server.record(
+        failed_job = await server.record(
             "t",
             "maintenance",
             uuid=uuid,
             state=InstantState.ROLLED_BACK,
             summary={"service": "expire", "error": "no space"},
         )
-        begun = await server.record(
+        running_job = await server.record(
             "t", "indexing", uuid=uuid, state=InstantState.INFLIGHT, completed_ms=None, summary={"index": "by_id"}
         )
         instant_of_dropped_table = await server.record("gone", "maintenance", summary={"service": "expire"})
         await receiver.wait_for_events_count(8)
     assert receiver.headers[0]["Authorization"] == "Bearer k"
     for event in receiver.events:
-        validate(event)
-    refused, *events = receiver.events
-    assert refused["eventType"] == "COMPLETE"  # The receiver refused its START, which is not sent again.
+        validate_event(event)
+    refused_event, *events = receiver.events
+    assert refused_event["eventType"] == "COMPLETE"  # The receiver refused the START event, which is not sent again.
     runs = [(event["run"]["runId"], event["eventType"]) for event in events]
     assert runs == [
-        (done.id, "START"), (done.id, "COMPLETE"), (failed.id, "START"), (failed.id, "FAIL"), (begun.id, "START"),
+        (finished_job.id, "START"), (finished_job.id, "COMPLETE"), (failed_job.id, "START"), (failed_job.id, "FAIL"),
+        (running_job.id, "START"),
         (instant_of_dropped_table.id, "START"), (instant_of_dropped_table.id, "COMPLETE"),
     ]  # fmt: skip
-    complete, fail, index, lost = events[1], events[3], events[4], events[6]
+    complete, fail, index, lost_event = events[1], events[3], events[4], events[6]
     assert complete["job"]["namespace"] == "lake"
     assert [event["job"]["name"] for event in (complete, fail, index)] == [
         "db.t.clustering",
@@ -145,10 +146,11 @@ async def test_jobs_are_sent_as_valid_runs_with_datasets_and_facets(tmp_path: Pa
     assert source["name"] == target["name"]
     assert fail["run"]["facets"]["errorMessage"]["message"] == "no space"
     assert (len(index["inputs"]), index["outputs"]) == (1, [])
-    assert (lost["outputs"][0]["namespace"], lost["outputs"][0]["name"]) == (warehouse, "db.gone")
+    assert (lost_event["outputs"][0]["namespace"], lost_event["outputs"][0]["name"]) == (warehouse, "db.gone")
 
 
 def build_table(columns_count: int) -> TableMetadata:
+    """Return metadata of a table with so many columns."""
     return TableMetadata(
         format_version=2,
         table_uuid="u",
@@ -179,8 +181,8 @@ async def send_job(receiver: Receiver, load: AsyncMock) -> None:
 
 
 async def test_event_is_sent_later_if_the_metadata_cannot_be_read_now(receiver: Receiver) -> None:
-    with pytest.raises(NotDelivered, match="the storage is away"):
-        await send_job(receiver, AsyncMock(side_effect=RetryLater("the storage is away")))
+    with pytest.raises(NotDelivered, match="the storage is unavailable"):
+        await send_job(receiver, AsyncMock(side_effect=RetryLater("the storage is unavailable")))
     assert receiver.events == []
     await send_job(receiver, AsyncMock(side_effect=NotFound("deleted")))
     assert [event["outputs"][0]["name"] for event in receiver.events] == ["db.t", "db.t"]
@@ -190,15 +192,15 @@ async def test_event_that_is_too_large_is_sent_without_columns_and_then_skipped(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = AsyncMock(return_value=build_table(columns_count=100))
-    receiver.answers = [413, 204, 413, 413]  # The START is sent again. The COMPLETE is refused twice.
+    receiver.answers = [413, 204, 413, 413]  # The START event is sent again. The COMPLETE event is refused twice.
     await send_job(receiver, load)
     (start,) = receiver.events
-    validate(start)
+    validate_event(start)
     assert start["eventType"] == "START"
     for dataset in (*start["inputs"], *start["outputs"]):
         assert dataset["name"] == "/lake/t"
         assert sorted(dataset["facets"]) == ["catalog", "symlinks"]
-    # A body above the limit is not sent with columns at all.
+    # If a body with columns exceeds the limit, it is sent only without columns.
     receiver.events.clear()
     monkeypatch.setattr(lineage_target, "BODY_BYTES_MAX", 20_000)
     await send_job(receiver, load)
@@ -218,7 +220,7 @@ async def test_imported_table_is_the_output_of_a_run(tmp_path: Path, receiver: R
             assert answer.status == 200, await answer.text()
         await receiver.wait_for_events_count(2)
     for event in receiver.events:
-        validate(event)
+        validate_event(event)
     assert [event["eventType"] for event in receiver.events] == ["START", "COMPLETE"]
     complete = receiver.events[1]
     assert (complete["job"]["name"], complete["inputs"]) == ("db.u.import", [])

@@ -1,4 +1,4 @@
-"""Tests of events in a stream of NATS JetStream: each instant, in order, through failures of the server."""
+"""Tests of events in a stream of NATS JetStream. Each instant arrives in order, despite failures of the server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def stream(nats: Nats, request: pytest.FixtureRequest) -> AsyncIterator[EventStream]:
-    """An empty stream of a subject of its own."""
+    """Yield an empty stream with its own subject."""
     client = await nats_client.connect(nats.address)
     subject = f"s{abs(hash(request.node.nodeid))}"
     yield EventStream(client.jetstream(), nats, subject)
@@ -51,7 +51,7 @@ class EventStream:
         return (await self._context.stream_info(self.subject)).state.messages
 
     async def read(self, count: int) -> list[dict[str, Any]]:
-        """Wait for `count` messages, and return all of them, with subject, headers and event."""
+        """Wait for `count` messages. Return all messages, with subject, headers and event."""
         async with asyncio.timeout(60):
             while await self.count() < count:
                 await asyncio.sleep(0.02)
@@ -73,13 +73,13 @@ async def test_stream_receives_each_instant_in_order_as_a_cloud_event(tmp_path: 
         await server.record("v", action="create")
         messages = await stream.read(3)
     assert list_names(messages) == ["a", "b", "v"]
-    first, last = messages[0], messages[-1]
-    assert first["subject"] == f"{stream.subject}.table.commit"
-    assert last["subject"] == f"{stream.subject}.table.create"
-    assert first["event"]["specversion"] == "1.0"
-    assert first["event"]["type"] == "io.seamark.table.commit.completed"
-    assert first["headers"]["Content-Type"].startswith("application/cloudevents+json")
-    assert first["headers"]["Nats-Msg-Id"] == first["event"]["id"]
+    first_message, last_message = messages[0], messages[-1]
+    assert first_message["subject"] == f"{stream.subject}.table.commit"
+    assert last_message["subject"] == f"{stream.subject}.table.create"
+    assert first_message["event"]["specversion"] == "1.0"
+    assert first_message["event"]["type"] == "io.seamark.table.commit.completed"
+    assert first_message["headers"]["Content-Type"].startswith("application/cloudevents+json")
+    assert first_message["headers"]["Nats-Msg-Id"] == first_message["event"]["id"]
 
 
 async def test_events_wait_until_a_stream_has_their_subject(tmp_path: Path, stream: EventStream) -> None:
@@ -91,7 +91,7 @@ async def test_events_wait_until_a_stream_has_their_subject(tmp_path: Path, stre
         assert list_names(await stream.read(2)) == ["a", "b"]
 
 
-async def test_stream_has_each_event_once_after_the_server_of_nats_was_killed(
+async def test_stream_has_each_event_once_after_the_nats_server_was_killed(
     tmp_path: Path, stream: EventStream, nats: Nats
 ) -> None:
     await stream.create()
@@ -138,7 +138,7 @@ async def test_user_and_password_of_the_address_are_used(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "text", ["nats://host/seamark", "nats://host:4222", "http://host:1/a", "nats://host:4222/a.*", "nats://host:x/a"]
 )
-def test_address_of_another_form_is_refused(text: str) -> None:
+def test_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="event_nats"):
         parse_subject(text)
 

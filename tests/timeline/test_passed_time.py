@@ -1,4 +1,4 @@
-"""Tests of passed time with a clock that jumps: the catalog never counts more than the time that really passed."""
+"""Tests of passed time with a clock that jumps. The catalog never counts more time than has really passed."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_ago_returns_the_latest_time_since_which_the_given_time_has_passed() -> 
 
 @pytest.mark.parametrize("seed", quick(range(40), 2))
 async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock jumps by minutes to years, the machine restarts, and another machine reads; no server runs for days."""
+    """The clock jumps by minutes to years, the machine restarts, other machines read, and no server runs for days."""
     rng = random.Random(seed)
     monkeypatch.setattr(passed_time, "_GAPS_MAX", rng.choice([2, 3, 100]))
     clock = SimulatedClock(seed=seed)
     real_ms, allowance_ms = 0, 0
     events: list[tuple[int, int, int]] = []
-    """The times of recorded events by the clock and in reality, and the errors allowed before them."""
+    """(time by the clock, real time, allowed error) of each recorded event."""
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
         await look_at_clock(store, clock)
         for number in range(examples(200, 30)):
@@ -49,10 +49,12 @@ async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int, mo
                 allowance_ms += span_ms // 1000
             elif action < 0.7:
                 clock.jump(rng.choice([-1, 1]) * rng.choice([90_000, HOUR_MS, DAY_MS, YEAR_MS]))
-            elif action < 0.85:  # A machine that was off, or another machine, whose clock may be wrong
+            elif action < 0.85:  # The machine was off, or another machine starts. Its clock may be wrong.
                 span_ms = rng.choice([90_000, HOUR_MS // 2, 3 * DAY_MS])
                 clock.advance(span_ms)
-                clock.jump(rng.choice([0, 0, HOUR_MS // 2, -DAY_MS, YEAR_MS]))  # More than a minute, so it is recorded
+                clock.jump(
+                    rng.choice([0, 0, HOUR_MS // 2, -DAY_MS, YEAR_MS])
+                )  # A jump of more than a minute is recorded.
                 clock.machine = f"machine {number}"
                 real_ms += span_ms
                 allowance_ms += HOUR_MS
@@ -64,7 +66,7 @@ async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int, mo
             events.append((clock.now_ms(), real_ms, allowance_ms))
 
 
-async def test_time_while_the_server_runs_counts_in_full(tmp_path: Path) -> None:
+async def test_time_while_the_server_runs_is_counted_completely(tmp_path: Path) -> None:
     clock = SimulatedClock(seed=1)
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
         start_ms = (await look_at_clock(store, clock)).now_ms
@@ -78,8 +80,8 @@ async def test_time_while_the_server_runs_counts_in_full(tmp_path: Path) -> None
         assert passed.find_time_ago(3 * DAY_MS) < start_ms
 
 
-async def test_server_that_is_off_most_of_the_day_still_deletes_what_is_old(tmp_path: Path) -> None:
-    """There are more gaps than are stored: no time counts twice, and the time while the server ran is not forgotten."""
+async def test_server_that_is_stopped_most_of_the_day_deletes_old_data(tmp_path: Path) -> None:
+    """There are more gaps than are stored. No time counts twice, and the time while the server ran is not forgotten."""
     clock = SimulatedClock(seed=1)
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
         start_ms = (await look_at_clock(store, clock)).now_ms
@@ -90,7 +92,7 @@ async def test_server_that_is_off_most_of_the_day_still_deletes_what_is_old(tmp_
                 clock.advance(HOUR_MS)
                 ran_ms += HOUR_MS
                 passed = await look_at_clock(store, clock)
-            sample = events[day % 20 :: 20]  # Each of the days before, in one of 20 days
+            sample = events[day % 20 :: 20]  # Each earlier day is checked once in 20 days.
             assert all(passed.measure_ms(at_ms, passed.now_ms) <= ran_ms - then_ms for at_ms, then_ms in sample)
             events.append((clock.now_ms(), ran_ms))
             clock.advance(22 * HOUR_MS)
@@ -100,7 +102,7 @@ async def test_server_that_is_off_most_of_the_day_still_deletes_what_is_old(tmp_
         assert passed.find_time_ago(30 * DAY_MS) >= start_ms
 
 
-async def test_replicas_with_different_clocks_leave_one_gap(tmp_path: Path) -> None:
+async def test_replicas_with_different_clocks_record_one_gap(tmp_path: Path) -> None:
     clock = SimulatedClock(seed=1)
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
         start_ms = (await look_at_clock(store, clock)).now_ms
@@ -116,7 +118,7 @@ async def test_replicas_with_different_clocks_leave_one_gap(tmp_path: Path) -> N
         assert passed.measure_ms(start_ms, passed.now_ms) == 10 * HOUR_MS
 
 
-async def test_lease_of_a_clock_that_was_ahead_does_not_last(tmp_path: Path) -> None:
+async def test_lease_taken_while_the_clock_was_ahead_ends_in_time(tmp_path: Path) -> None:
     clock = SimulatedClock(seed=1)
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
         wrong, right = (Lease(store, clock, "work", holder, lasts_s=60) for holder in ("wrong", "right"))
@@ -127,7 +129,7 @@ async def test_lease_of_a_clock_that_was_ahead_does_not_last(tmp_path: Path) -> 
         wrong.forget()
         with pytest.raises(LeaseLost):
             await wrong.hold()
-        await wrong.release()  # It takes no lease of another holder.
+        await wrong.release()  # A release does not affect the lease of another holder.
         right.forget()
         await right.hold()
         assert right.fence == 2

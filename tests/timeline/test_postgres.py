@@ -1,4 +1,4 @@
-"""The same tests with PostgreSQL, where commits of replicas become visible out of order."""
+"""Tests of the timeline with PostgreSQL, where commits of replicas become visible out of order."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ async def test_watchers_of_two_replicas_see_every_instant_once_and_in_the_same_o
     count = 40
     async with AsyncExitStack() as stack:
         settings = build_settings(tmp_path, database=postgres_url)
-        first, second = await open_replica(stack, settings), await open_replica(stack, settings)
-        await first.store.transact([CreateNamespace(path=("db",), properties={})])
+        first_replica, second_replica = await open_replica(stack, settings), await open_replica(stack, settings)
+        await first_replica.store.transact([CreateNamespace(path=("db",), properties={})])
 
         async def write(replica: Replica) -> list[str]:
             return [await replica.record() for _ in range(count)]
 
         async with asyncio.timeout(60):
-            *written, ids_of_first, ids_of_second = await asyncio.gather(
-                write(first),
-                write(second),
-                write(first),
-                write(second),
-                first.watch_ids(4 * count),
-                second.watch_ids(4 * count),
+            *ids_of_writers, ids_of_first, ids_of_second = await asyncio.gather(
+                write(first_replica),
+                write(second_replica),
+                write(first_replica),
+                write(second_replica),
+                first_replica.watch_ids(4 * count),
+                second_replica.watch_ids(4 * count),
             )
     assert ids_of_first == ids_of_second
-    assert sorted(ids_of_first) == sorted(instant_id for ids in written for instant_id in ids)
+    assert sorted(ids_of_first) == sorted(instant_id for ids in ids_of_writers for instant_id in ids)
 
 
 async def test_webhooks_and_long_polls_work_across_replicas(tmp_path: Path, postgres_url: str) -> None:
     async with (
         run_receiver() as receiver,
-        run_server(tmp_path / "a", database=postgres_url, webhook_urls=(receiver.url,)) as first,
-        run_server(tmp_path / "b", database=postgres_url, webhook_urls=(receiver.url,)) as second,
+        run_server(tmp_path / "a", database=postgres_url, webhook_urls=(receiver.url,)) as first_server,
+        run_server(tmp_path / "b", database=postgres_url, webhook_urls=(receiver.url,)) as second_server,
     ):
-        poll = asyncio.create_task(second.get("/api/v1/timeline?wait=60"))
-        await until(lambda: second.components.timeline.watchers == 1)
-        instant = await first.record("x")
+        poll = asyncio.create_task(second_server.get("/api/v1/timeline?wait=60"))
+        await until(lambda: second_server.components.timeline.watchers == 1)
+        instant = await first_server.record("x")
         async with asyncio.timeout(60):
             status, page = await poll
         assert (status, [instant["id"] for instant in page["instants"]]) == (200, [instant.id])
-        await second.record("y")
+        await second_server.record("y")
         assert await receiver.wait_for_events(2) == ["x", "y"]
         await asyncio.sleep(0.3)
         assert len(receiver.events) == 2

@@ -1,4 +1,4 @@
-"""Tests of waiting for the timeline: woken at once by this replica's commits and soon by others', without loss."""
+"""Tests of watchers of the timeline. Commits of this replica wake them at once, and those of other replicas soon."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ CLOCK = SystemClock()
 
 
 class Replica:
+    """A replica's store and timeline."""
+
     def __init__(self, store: PointerStore, timeline: Timeline) -> None:
         self.store, self.timeline = store, timeline
 
@@ -52,21 +54,21 @@ async def open_replica(stack: AsyncExitStack, settings: Settings) -> Replica:
 
 @pytest.fixture
 async def both_replicas(tmp_path: Path) -> AsyncIterator[tuple[Replica, Replica]]:
-    """Open two replicas over one database; the first polls rarely."""
+    """Open two replicas over one database. The first replica polls rarely."""
     async with AsyncExitStack() as stack:
-        first = await open_replica(stack, build_settings(tmp_path, watch_poll_s=0.6, watchers_limit=3))
-        second = await open_replica(stack, build_settings(tmp_path, watch_poll_s=0.1))
-        await first.store.transact([CreateNamespace(path=("db",), properties={})])
-        yield first, second
-        first.timeline.check_invariants()
-        second.timeline.check_invariants()
+        first_replica = await open_replica(stack, build_settings(tmp_path, watch_poll_s=0.6, watchers_limit=3))
+        second_replica = await open_replica(stack, build_settings(tmp_path, watch_poll_s=0.1))
+        await first_replica.store.transact([CreateNamespace(path=("db",), properties={})])
+        yield first_replica, second_replica
+        first_replica.timeline.check_invariants()
+        second_replica.timeline.check_invariants()
 
 
 async def test_watch_with_an_existing_match_answers_without_waiting(both_replicas: tuple[Replica, Replica]) -> None:
-    first, _ = both_replicas
-    instant_id = await first.record()
+    first_replica, _ = both_replicas
+    instant_id = await first_replica.record()
     async with asyncio.timeout(60):
-        watch = await first.timeline.watch(InstantFilter(), 10, 30)
+        watch = await first_replica.timeline.watch(InstantFilter(), 10, 30)
     assert [instant.id for instant in watch] == [instant_id]
 
 
@@ -82,32 +84,32 @@ async def test_commit_of_this_replica_wakes_a_watcher_long_before_the_next_poll(
 
 
 async def test_commit_of_another_replica_wakes_a_watcher_by_the_poll(both_replicas: tuple[Replica, Replica]) -> None:
-    first, second = both_replicas
-    watch = asyncio.create_task(second.timeline.watch(InstantFilter(), 10, 30))
-    await until(lambda: second.timeline.watchers == 1)
-    instant_id = await first.record()
+    first_replica, second_replica = both_replicas
+    watch = asyncio.create_task(second_replica.timeline.watch(InstantFilter(), 10, 30))
+    await until(lambda: second_replica.timeline.watchers == 1)
+    instant_id = await first_replica.record()
     async with asyncio.timeout(60):
         assert [instant.id for instant in await watch] == [instant_id]
 
 
 async def test_watcher_is_not_woken_by_instants_outside_its_filter(both_replicas: tuple[Replica, Replica]) -> None:
-    first, _ = both_replicas
-    async with first.timeline.watch_instants(InstantFilter(name="wanted")) as watcher:
-        assert await first.timeline.read_next(watcher, 10) == []
-        await first.record("other")
+    first_replica, _ = both_replicas
+    async with first_replica.timeline.watch_instants(InstantFilter(name="wanted")) as watcher:
+        assert await first_replica.timeline.read_next(watcher, 10) == []
+        await first_replica.record("other")
         await asyncio.sleep(0.2)
         assert not watcher.woken.is_set()
-        await first.record("wanted")
-        entry_batch = await asyncio.wait_for(first.timeline.read_next(watcher, 10), 60)
+        await first_replica.record("wanted")
+        entry_batch = await asyncio.wait_for(first_replica.timeline.read_next(watcher, 10), 60)
         assert [instant.name for instant in entry_batch] == ["wanted"]
 
 
-async def test_watch_without_news_ends_empty_after_its_time(both_replicas: tuple[Replica, Replica]) -> None:
-    first, _ = both_replicas
-    before = CLOCK.monotonic()
+async def test_watch_without_new_instants_ends_after_its_time(both_replicas: tuple[Replica, Replica]) -> None:
+    first_replica, _ = both_replicas
+    started_s = CLOCK.monotonic()
     async with asyncio.timeout(60):
-        assert await first.timeline.watch(InstantFilter(), 10, 0.3) == []
-    assert CLOCK.monotonic() - before > 0.25
+        assert await first_replica.timeline.watch(InstantFilter(), 10, 0.3) == []
+    assert CLOCK.monotonic() - started_s > 0.25
 
 
 async def test_unannounced_instant_is_found_when_the_watch_ends(tmp_path: Path) -> None:
@@ -121,38 +123,38 @@ async def test_unannounced_instant_is_found_when_the_watch_ends(tmp_path: Path) 
 
 
 async def test_watchers_over_the_limit_get_a_retry_error(both_replicas: tuple[Replica, Replica]) -> None:
-    first, _ = both_replicas
-    watches = [asyncio.create_task(first.timeline.watch(InstantFilter(), 1, 60)) for _ in range(3)]
-    await until(lambda: first.timeline.watchers == 3)
+    first_replica, _ = both_replicas
+    watches = [asyncio.create_task(first_replica.timeline.watch(InstantFilter(), 1, 60)) for _ in range(3)]
+    await until(lambda: first_replica.timeline.watchers == 3)
     with pytest.raises(RetryLater, match="3 clients already watch"):
-        await first.timeline.watch(InstantFilter(), 1, 30)
-    await first.record()
+        await first_replica.timeline.watch(InstantFilter(), 1, 30)
+    await first_replica.record()
     assert [len(result) for result in await asyncio.gather(*watches)] == [1, 1, 1]
-    assert first.timeline.watchers == 0
+    assert first_replica.timeline.watchers == 0
 
 
 async def test_drain_answers_every_watcher_at_once_and_accepts_no_new_one(
     both_replicas: tuple[Replica, Replica],
 ) -> None:
-    first, _ = both_replicas
-    watch = asyncio.create_task(first.timeline.watch(InstantFilter(), 1, 30))
-    await until(lambda: first.timeline.watchers == 1)
-    first.timeline.drain()
+    first_replica, _ = both_replicas
+    watch = asyncio.create_task(first_replica.timeline.watch(InstantFilter(), 1, 30))
+    await until(lambda: first_replica.timeline.watchers == 1)
+    first_replica.timeline.drain()
     async with asyncio.timeout(60):
         assert await watch == []
-        assert await first.timeline.watch(InstantFilter(), 1, 30) == []
+        assert await first_replica.timeline.watch(InstantFilter(), 1, 30) == []
 
 
 async def test_store_is_not_polled_without_watchers(both_replicas: tuple[Replica, Replica]) -> None:
-    first, _ = both_replicas
-    await first.timeline.watch(InstantFilter(), 1, 0.05)
+    first_replica, _ = both_replicas
+    await first_replica.timeline.watch(InstantFilter(), 1, 0.05)
     await until(lambda: "timeline-poller" not in {task.get_name() for task in asyncio.all_tasks()})
 
 
-async def test_continuing_reader_misses_nothing_while_two_replicas_write(
+async def test_reader_misses_no_instant_while_two_replicas_write(
     both_replicas: tuple[Replica, Replica],
 ) -> None:
-    first, second = both_replicas
+    first_replica, second_replica = both_replicas
     count = 60
 
     async def write(replica: Replica) -> list[str]:
@@ -160,7 +162,10 @@ async def test_continuing_reader_misses_nothing_while_two_replicas_write(
 
     async with asyncio.timeout(60):
         written_a, written_b, *results = await asyncio.gather(
-            write(first), write(second), first.watch_ids(2 * count), second.watch_ids(2 * count)
+            write(first_replica),
+            write(second_replica),
+            first_replica.watch_ids(2 * count),
+            second_replica.watch_ids(2 * count),
         )
     assert results[0] == results[1]
     assert len(set(results[0])) == 2 * count

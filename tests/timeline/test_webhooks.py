@@ -1,4 +1,4 @@
-"""Tests of webhooks with a real receiver: every instant at least once, in order, signed, through failures and
+"""Tests of webhooks with a real receiver. Every instant arrives at least once, in order, signed, despite failures and
 restarts.
 """
 
@@ -27,7 +27,7 @@ SECRET = "receiver and server know it"
 
 @dataclass
 class Receiver:
-    """A receiver that records its events; it answers with `answers` first, then 204."""
+    """A receiver that records its events. Its first answers have the statuses `answers`, and later answers have 204."""
 
     url: str = ""
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -60,6 +60,7 @@ class Receiver:
 
 @asynccontextmanager
 async def run_receiver() -> AsyncIterator[Receiver]:
+    """Serve a receiver of webhooks."""
     receiver = Receiver()
     app = web.Application()
     app.router.add_post("/{path:.*}", receiver.receive)
@@ -129,11 +130,11 @@ async def test_rejected_event_is_sent_again_before_any_later_one(tmp_path: Path,
             assert "seamark_webhook_failures_total 3.0" in await answer.text()
 
 
-async def test_restarted_server_continues_where_the_last_one_stopped(tmp_path: Path, receiver: Receiver) -> None:
+async def test_restarted_server_continues_after_the_last_delivered_event(tmp_path: Path, receiver: Receiver) -> None:
     async with run_server(tmp_path, webhook_urls=(receiver.url,)) as server:
         await record_names(server, "ab")
         await receiver.wait_for_events(2)
-    async with run_server(tmp_path) as server:  # No replica delivers now.
+    async with run_server(tmp_path) as server:  # During this time, no replica delivers events.
         await record_names(server, "cd")
     async with run_server(tmp_path, webhook_urls=(receiver.url,)):
         assert await receiver.wait_for_events(4) == ["a", "b", "c", "d"]
@@ -159,7 +160,7 @@ async def test_server_stopped_during_delivery_repeats_at_most_the_current_event(
     assert len(names) <= 7
 
 
-async def test_stopped_server_leaves_its_target_to_others_at_once(
+async def test_stopped_server_releases_its_target_at_once(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delivery, "LEASE_S", 3600.0)
@@ -169,16 +170,14 @@ async def test_stopped_server_leaves_its_target_to_others_at_once(
     name = "webhook:" + hashlib.sha256(receiver.url.encode()).hexdigest()[:32]
     async with run_server(tmp_path) as server:
         components = server.components
-        # The clock has not reached the end of the first server's lease, so this raises unless the lease was released.
+        # The first server's lease has not expired, so this call fails unless the server has released the lease.
         await Lease(components.store, components.clock, name, "another", lasts_s=delivery.LEASE_S).hold()
 
 
-async def test_two_replicas_deliver_each_event_once_and_one_takes_over_from_the_other(
-    tmp_path: Path, receiver: Receiver
-) -> None:
+async def test_two_replicas_deliver_each_event_once_even_if_one_takes_over(tmp_path: Path, receiver: Receiver) -> None:
     async with run_server(tmp_path, webhook_urls=(receiver.url,)) as survivor:
-        async with run_server(tmp_path, webhook_urls=(receiver.url,)) as other:
-            await record_names(other, "ab")
+        async with run_server(tmp_path, webhook_urls=(receiver.url,)) as other_server:
+            await record_names(other_server, "ab")
             await record_names(survivor, "cd")
             assert await receiver.wait_for_events(4) == ["a", "b", "c", "d"]
         await record_names(survivor, "ef")
@@ -187,7 +186,9 @@ async def test_two_replicas_deliver_each_event_once_and_one_takes_over_from_the_
         assert len(receiver.events) == 6
 
 
-async def test_unavailable_receiver_does_not_delay_events_of_others(tmp_path: Path, receiver: Receiver) -> None:
+async def test_unavailable_receiver_does_not_delay_events_to_other_receivers(
+    tmp_path: Path, receiver: Receiver
+) -> None:
     async with run_server(tmp_path, webhook_urls=("http://127.0.0.1:9/away", receiver.url)) as server:
         await record_names(server, "ab")
         assert await receiver.wait_for_events(2) == ["a", "b"]

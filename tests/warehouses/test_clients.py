@@ -1,4 +1,4 @@
-"""PyIceberg uses several warehouses of one server."""
+"""Tests that PyIceberg uses several warehouses of one server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = {"": [1], "sales": [2, 3], "stock": [4, 5, 6]}
 
 
 def use_all_warehouses(url: str) -> dict[str, list[int]]:
-    """Write the same table in each warehouse, and return the rows that each warehouse then has."""
+    """Write the same table in each warehouse. Return the rows that each warehouse then has."""
     catalogs: dict[str, Catalog] = {}
     for name, values in ROWS.items():
         properties: dict[str, Any] = {"warehouse": name} if name else {}
@@ -29,7 +29,7 @@ def use_all_warehouses(url: str) -> dict[str, list[int]]:
     }
 
 
-async def test_pyiceberg_reads_in_each_warehouse_the_rows_written_there(tmp_path: Path) -> None:
+async def test_pyiceberg_reads_in_each_warehouse_the_rows_of_this_warehouse(tmp_path: Path) -> None:
     async with run_server_with_warehouses(tmp_path, "sales", "stock") as world:
         assert await asyncio.to_thread(use_all_warehouses, world.url) == ROWS
         for name in ("sales", "stock"):

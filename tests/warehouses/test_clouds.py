@@ -1,4 +1,4 @@
-"""One server has warehouses in S3, in Azure and in Google Cloud Storage."""
+"""Tests of one server with warehouses in S3, Azure and Google Cloud Storage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.warehouses.world import run_server_with_warehouses
 
 
 def write_and_read(url: str, name: str, location: str, properties: dict[str, Any]) -> list[int]:
-    """Write a table in a warehouse by PyIceberg, and return the rows that a plan of the server has."""
+    """Write a table in a warehouse with PyIceberg. Return the rows that a plan of the server has."""
     warehouse = {"warehouse": name} if name else {}
     catalog = load_catalog(f"cloud {name}", type="rest", uri=url, **warehouse, **properties)
     catalog.create_namespace_if_not_exists("db")
@@ -39,7 +39,7 @@ async def test_one_server_has_warehouses_in_three_clouds(
         for name in ("warehouse", "s3_endpoint", "s3_region", "s3_access_key_id", "s3_secret_access_key")
     }
     options |= {**azurite.make_settings(), **google_storage.make_settings(), "warehouse_roots": (azure, google)}
-    # The key of the warehouse, and not the wrong key of the server, opens the container.
+    # The server's own key is wrong, so the key of the warehouse must open the container.
     options["azure_account_key"] = "d3Jvbmc="
     clients: dict[str, dict[str, Any]] = {
         "": s3.build_client_properties(),

@@ -1,4 +1,4 @@
-"""The databases of further warehouses: backups, moves, keys, and PostgreSQL."""
+"""Tests of the databases of additional warehouses: backups, moves, keys, and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ async def list_tables(world: WarehouseServer, root: str) -> list[str]:
 
 
 async def run_command(folder: Path, *arguments: str, url: str = "") -> str:
-    """Run a command on the home of the server while the server does or does not run, and return its output."""
+    """Run a command on the home of the server, whether the server runs or not, and return its output."""
     env = {"SEAMARK_HOME": str(folder / "home"), "SEAMARK_ENCRYPTION_KEY": SHARED_KEY}
     code, output = await asyncio.to_thread(invoke_seamark, *arguments, url=url, env=env)
     assert code == 0, output
     return output
 
 
-def forget_warehouse(folder: Path) -> None:
-    """Remove the database of the only further warehouse."""
+def delete_database(folder: Path) -> None:
+    """Delete the database of the only additional warehouse."""
     for file in (folder / "home").glob("seamark-*.db*"):
         file.unlink()
 
@@ -42,7 +42,7 @@ async def test_backup_of_a_warehouse_is_restored(tmp_path: Path) -> None:
         output = await run_command(tmp_path, "backup", str(tmp_path / "server"))
         assert "1 further warehouse" in output
         await run_command(tmp_path, "backup", str(tmp_path / "sales"), "--warehouse-name", "sales")
-    forget_warehouse(tmp_path)
+    delete_database(tmp_path)
     await run_command(tmp_path, "restore", str(tmp_path / "sales"), "--warehouse-name", "sales")
     async with run_server_with_warehouses(tmp_path) as world:
         assert await list_tables(world, "/v1/sales") == ["t"]
@@ -63,7 +63,7 @@ async def test_lost_database_of_a_warehouse_is_rebuilt_from_its_files(tmp_path: 
     async with run_server_with_warehouses(tmp_path, "sales") as world:
         await world.create_table("/v1/sales", "db", "t")
         await world.create_table("/v1", "db", "own")
-    forget_warehouse(tmp_path)
+    delete_database(tmp_path)
     await run_command(tmp_path, "rebuild", "--warehouse-name", "sales")
     async with run_server_with_warehouses(tmp_path) as world:
         assert await list_tables(world, "/v1/sales") == ["t"]
@@ -71,7 +71,7 @@ async def test_lost_database_of_a_warehouse_is_rebuilt_from_its_files(tmp_path: 
 
 
 @pytest.mark.slow
-async def test_move_of_a_server_takes_its_warehouses_along(tmp_path: Path, postgres_url: str) -> None:
+async def test_move_of_a_server_includes_its_warehouses(tmp_path: Path, postgres_url: str) -> None:
     async with run_server_with_warehouses(tmp_path, "sales", "stock") as world:
         await world.create_table("/v1/sales", "db", "t")
         await world.create_table("/v1", "db", "own")
@@ -80,7 +80,7 @@ async def test_move_of_a_server_takes_its_warehouses_along(tmp_path: Path, postg
     async with run_server_with_warehouses(tmp_path, database=postgres_url) as world:
         assert await list_tables(world, "/v1/sales") == ["t"]
         assert await list_tables(world, "/v1") == ["own"]
-        # Each warehouse has a schema, so the names of one are unknown in another.
+        # Each warehouse has its own schema, so names of one warehouse are unknown in another.
         await world.create_table("/v1/stock", "db", "t")
         await world.create_warehouse("new")
         await world.create_table("/v1/new", "db", "u")
@@ -103,7 +103,7 @@ async def test_replaced_encryption_key_opens_all_warehouses(tmp_path: Path) -> N
         warehouses = world.server.components.warehouses
         assert warehouses is not None
         await warehouses.round()
-        # The warehouse is not opened again, because its version stays.
+        # The version of the warehouse does not change, so the server does not open it again.
         assert await world.send("GET", "/api/v1/warehouses/sales") == (200, created)
     async with run_server_with_warehouses(tmp_path, **store, encryption_key=new_key) as world:
         assert (await world.send("GET", "/v1/sales/namespaces"))[0] == 200

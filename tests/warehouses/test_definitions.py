@@ -1,4 +1,4 @@
-"""The settings with which the components of a warehouse are opened."""
+"""Tests of the settings with which the server opens a warehouse."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def build_warehouse(settings: dict[str, Any]) -> StoredWarehouse:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """The settings of a server that gives clients temporary keys of its role."""
+    """Return the settings of a server that gives clients temporary keys of its role."""
     role = "arn:aws:iam::123456789012:role/lake"
     return dataclasses.replace(build_settings(tmp_path), s3_client_access="sts", s3_sts_role=role)
 
 
-async def test_stored_region_without_own_keys_is_refused_when_the_warehouse_opens(settings: Settings) -> None:
+async def test_warehouse_with_a_stored_region_but_without_keys_is_not_opened(settings: Settings) -> None:
     for name, value in (("s3_path_style", False), ("s3_region", "eu-west-1")):
         with pytest.raises(ConfigError, match=name):
             await load_settings(settings, SystemClock(), build_warehouse({name: value}))

@@ -1,4 +1,4 @@
-"""Nothing of one warehouse is visible in another, and no right in one is a right in another."""
+"""Tests that nothing of one warehouse is visible in another, and that a right in one is no right in another."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from tests.server.rig import build_settings
 from tests.warehouses.world import SCHEMA, WarehouseServer, run_server_with_warehouses
 
 SALES, STOCK = "/v1/sales", "/v1/stock"
-FUNCTION_OF_SALES = "/warehouses/sales/api/v1"
-FUNCTION_OF_STOCK = "/warehouses/stock/api/v1"
+SALES_API = "/warehouses/sales/api/v1"
+STOCK_API = "/warehouses/stock/api/v1"
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[WarehouseServer]:
-    """A server with two further warehouses. `sales` has the table `db.t`, and `stock` has the namespace `db`."""
+    """Yield a server with two additional warehouses. `sales` has the table `db.t`, and `stock` has the
+    namespace `db`.
+    """
     async with run_server_with_warehouses(tmp_path, "sales", "stock") as world:
         await world.create_table(SALES, "db", "t")
         await world.send("POST", f"{STOCK}/namespaces", {"namespace": ["db"]})
@@ -51,9 +53,9 @@ async def test_names_of_one_warehouse_are_unknown_in_another(world: WarehouseSer
         for root in (STOCK, "/v1"):
             assert (await world.send(method, root + path, body))[0] == 404, (root, path)
     for path in ("/tables/db/t/indexes", "/tables/db/t/files", "/tables/db/t/health", "/tables/db/t/timeline"):
-        assert (await world.send("GET", FUNCTION_OF_STOCK + path))[0] == 404, path
+        assert (await world.send("GET", STOCK_API + path))[0] == 404, path
     for path, field in (("/timeline", "instants"), ("/dropped", "dropped"), ("/streams", "tables")):
-        status, listing = await world.send("GET", FUNCTION_OF_STOCK + path)
+        status, listing = await world.send("GET", STOCK_API + path)
         names = [entry.get("name") for entry in listing[field]] if field in listing else []
         assert (status, "t" in names) == (200, False), path
     assert (await world.send("GET", f"{SALES}/namespaces/db/tables/t"))[0] == 200
@@ -61,12 +63,12 @@ async def test_names_of_one_warehouse_are_unknown_in_another(world: WarehouseSer
 
 async def test_dropped_table_is_restored_only_in_its_warehouse(world: WarehouseServer) -> None:
     assert (await world.send("DELETE", f"{SALES}/namespaces/db/tables/t"))[0] == 204
-    _, listing = await world.send("GET", f"{FUNCTION_OF_SALES}/dropped")
+    _, listing = await world.send("GET", f"{SALES_API}/dropped")
     (entry,) = listing["dropped"]
-    for path in (f"{FUNCTION_OF_STOCK}/dropped/{entry['id']}", f"/api/v1/dropped/{entry['id']}"):
+    for path in (f"{STOCK_API}/dropped/{entry['id']}", f"/api/v1/dropped/{entry['id']}"):
         assert (await world.send("POST", f"{path}/undrop"))[0] == 404
         assert (await world.send("DELETE", path))[0] == 404
-    assert (await world.send("POST", f"{FUNCTION_OF_SALES}/dropped/{entry['id']}/undrop"))[0] == 200
+    assert (await world.send("POST", f"{SALES_API}/dropped/{entry['id']}/undrop"))[0] == 200
 
 
 async def test_files_of_one_warehouse_cannot_be_named_in_another(world: WarehouseServer) -> None:
@@ -110,7 +112,7 @@ async def test_warehouse_in_config_must_exist(world: WarehouseServer) -> None:
     for path in ("/v1/config?warehouse=none", "/v1/none/namespaces", "/warehouses/none/v1/config", "/warehouses/none/"):
         status, error = await world.send("GET", path)
         assert (status, error["error"]["type"]) == (404, "NoSuchWarehouseException")
-    # A warehouse has no further warehouses.
+    # A warehouse cannot have warehouses of its own.
     for path in ("/v1/config?warehouse=stock", "/v1/stock/namespaces", "/warehouses/stock/v1/namespaces"):
         assert (await world.send("GET", f"/warehouses/sales{path}"))[0] == 404
 
@@ -133,8 +135,8 @@ class WarehouseLogins:
 async def logins(tmp_path: Path) -> AsyncIterator[WarehouseLogins]:
     """Create three logins.
 
-    The principal root is an admin of the server and creates `sales` and `stock`. The principal ann is a writer of the
-    server's warehouse and an admin of `sales`. The principal bob has no grant.
+    root is an admin of the server, and creates `sales` and `stock`. ann is a writer of the server's warehouse and an
+    admin of `sales`. bob has no grant.
     """
     clock, tokens = SystemClock(), {}
     async with open_store(build_settings(tmp_path / "home").make_database_url(), clock=clock) as store:
@@ -147,7 +149,7 @@ async def logins(tmp_path: Path) -> AsyncIterator[WarehouseLogins]:
             assert (await logins.send("root", "POST", "/api/v1/warehouses", body))[0] == 201
             assert (await logins.send("root", "POST", f"/v1/{name}/namespaces", {"namespace": ["db"]}))[0] == 200
         grant = {"principal": "ann", "role": "admin"}
-        assert (await logins.send("root", "PUT", f"{FUNCTION_OF_SALES}/grants", grant))[0] == 204
+        assert (await logins.send("root", "PUT", f"{SALES_API}/grants", grant))[0] == 204
         yield logins
 
 
@@ -165,30 +167,30 @@ async def test_grant_is_a_right_only_in_its_warehouse(logins: WarehouseLogins) -
     _, listing = await logins.send("ann", "GET", "/v1/stock/namespaces")
     assert listing["namespaces"] == []
     assert (await logins.send("ann", "GET", "/v1/stock/namespaces/db"))[0] == 403
-    # An admin of one warehouse is no admin of another, nor of the server.
+    # An admin of one warehouse has no rights in another warehouse or on the server.
     grant = {"principal": "bob", "role": "admin"}
-    for path in ("/api/v1/grants", f"{FUNCTION_OF_STOCK}/grants"):
+    for path in ("/api/v1/grants", f"{STOCK_API}/grants"):
         assert (await logins.send("ann", "PUT", path, grant))[0] == 403
-    assert (await logins.send("ann", "PUT", f"{FUNCTION_OF_SALES}/grants", grant))[0] == 204
-    _, audit = await logins.send("root", "GET", f"{FUNCTION_OF_STOCK}/grants")
+    assert (await logins.send("ann", "PUT", f"{SALES_API}/grants", grant))[0] == 204
+    _, audit = await logins.send("root", "GET", f"{STOCK_API}/grants")
     assert [grant["principal"] for grant in audit["grants"]] == ["root"]
 
 
 async def test_admin_of_a_warehouse_has_no_right_on_the_server(logins: WarehouseLogins) -> None:
     for path, body in (
         ("/api/v1/warehouses", {"name": "new", "location": f"file://{logins.world.lake}/new"}),
-        (f"{FUNCTION_OF_SALES}/warehouses", {"name": "new", "location": f"file://{logins.world.lake}/new"}),
+        (f"{SALES_API}/warehouses", {"name": "new", "location": f"file://{logins.world.lake}/new"}),
         ("/api/v1/tokens", {"name": "new", "grants": [{"role": "admin"}]}),
-        (f"{FUNCTION_OF_SALES}/tokens", {"name": "new", "grants": [{"role": "admin"}]}),
+        (f"{SALES_API}/tokens", {"name": "new", "grants": [{"role": "admin"}]}),
     ):
         assert (await logins.send("ann", "POST", path, body))[0] == 403, path
     for path in ("/warehouses", "/warehouses/stock", "/tokens", "/replicas"):
         for principal in ("ann", "root"):
-            assert (await logins.send(principal, "GET", FUNCTION_OF_SALES + path))[0] == 403, (principal, path)
+            assert (await logins.send(principal, "GET", SALES_API + path))[0] == 403, (principal, path)
     assert (await logins.send("ann", "DELETE", "/api/v1/warehouses/stock"))[0] == 403
 
 
-async def test_existence_of_a_warehouse_needs_a_login(logins: WarehouseLogins) -> None:
+async def test_client_without_a_login_cannot_find_out_whether_a_warehouse_exists(logins: WarehouseLogins) -> None:
     for path in (
         "/v1/sales/namespaces",
         "/v1/none/namespaces",
@@ -200,8 +202,8 @@ async def test_existence_of_a_warehouse_needs_a_login(logins: WarehouseLogins) -
 
 
 @pytest.mark.parametrize("role", [None, *Role])
-async def test_further_warehouse_allows_what_a_server_allows_except_on_the_server_itself(role: Role | None) -> None:
-    """The matrix of roles, scopes and operations."""
+async def test_roles_in_a_warehouse_allow_the_same_operations_except_on_the_server(role: Role | None) -> None:
+    """The test covers the matrix of roles, scopes and operations."""
     server, further = GrantAuthorizer(None), WarehouseAuthorizer(None)
     for path in ((), ("db",), ("db", "x")):
         principal = Principal("ann", () if role is None else (Grant("ann", role.value, path),))

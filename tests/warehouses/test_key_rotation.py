@@ -1,4 +1,4 @@
-"""The keys with which the server reaches a storage are replaced while clients work: no request fails."""
+"""Tests that no request fails while the keys with which the server reaches a storage are replaced."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ async def test_storage_keys_are_replaced_under_load_without_a_failed_request(tmp
                 status, answer = await world.send("PUT", "/api/v1/warehouses/sales", body)
                 assert status == 200, answer
                 await clients.wait()
-                # Requests that began with the first keys have ended.
+                # At this point, requests that began with the first keys have ended.
                 await asyncio.to_thread(manage_users, s3, "delete-user", "--access", "first")
                 await clients.wait(5)
                 await clients.stop()
             keys = make_credentials("first")
-            former = replace(s3, access_key=keys["s3_access_key_id"], secret_key=keys["s3_secret_access_key"])
+            former_s3 = replace(s3, access_key=keys["s3_access_key_id"], secret_key=keys["s3_secret_access_key"])
             with pytest.raises(ClientError, match=r"InvalidAccessKeyId|SignatureDoesNotMatch"):
-                former.client().list_objects_v2(Bucket=bucket)
+                former_s3.client().list_objects_v2(Bucket=bucket)

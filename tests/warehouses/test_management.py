@@ -1,4 +1,4 @@
-"""The routes that create, list, change and drop further warehouses."""
+"""Tests of the routes that create, list, change and drop additional warehouses."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ KEYS = {"s3_access_key_id": "AKIA-SALES", "s3_secret_access_key": "secret-of-sal
 STORE, OWN_STORE = "http://127.0.0.1:9", "http://127.0.0.1:10"
 
 
-async def refuse(world: WarehouseServer, body: dict[str, Any]) -> str:
-    """Return the message with which the server refuses to create a warehouse."""
+async def create_and_read_refusal(world: WarehouseServer, body: dict[str, Any]) -> str:
+    """Try to create a warehouse. Return the message with which the server refuses it."""
     status, answer = await world.send("POST", "/api/v1/warehouses", body)
     assert status == 400, answer
     return str(answer["error"]["message"])
@@ -27,13 +27,13 @@ async def test_admin_lists_changes_and_drops_warehouses(tmp_path: Path) -> None:
     async with run_server_with_warehouses(tmp_path, "stock", "sales") as world:
         _, page = await world.send("GET", "/api/v1/warehouses")
         assert [warehouse["name"] for warehouse in page["warehouses"]] == ["sales", "stock"]
-        status, changed = await world.send(
+        status, changed_warehouse = await world.send(
             "PUT", "/api/v1/warehouses/sales", {"settings": {"drop_retention_s": 0, "namespace_entries_limit": 2}}
         )
-        assert (status, changed["settings"]) == (200, {"drop_retention_s": 0, "namespace_entries_limit": 2})
-        assert await world.send("GET", "/api/v1/warehouses/sales") == (200, changed)
+        assert (status, changed_warehouse["settings"]) == (200, {"drop_retention_s": 0, "namespace_entries_limit": 2})
+        assert await world.send("GET", "/api/v1/warehouses/sales") == (200, changed_warehouse)
 
-        # The changed quota and the changed default are in force for the next request.
+        # The changed quota and the changed default apply to the next request.
         await world.create_table("/v1/sales", "db", "t")
         status, error = await world.send(
             "POST", "/v1/sales/namespaces/db/tables", {"name": "u", "schema": {"type": "struct", "fields": []}}
@@ -79,7 +79,7 @@ async def test_put_creates_a_warehouse_and_a_repeat_changes_nothing(tmp_path: Pa
         assert (await world.send("PUT", "/api/v1/warehouses/none", {}))[0] == 404
 
 
-async def test_location_and_endpoint_need_the_consent_of_the_operator(tmp_path: Path) -> None:
+async def test_location_and_endpoint_must_be_allowed_by_the_operator(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     async with run_server_with_warehouses(tmp_path, "sales") as world:
@@ -95,29 +95,31 @@ async def test_location_and_endpoint_need_the_consent_of_the_operator(tmp_path: 
             "file:///etc",
             "s3://bucket/sales",
         ):
-            assert await refuse(world, {"name": "new", "location": location})
+            assert await create_and_read_refusal(world, {"name": "new", "location": location})
         for location in (f"file://{world.lake}", f"file://{world.lake}/sales/", f"file://{world.lake}/sales/db"):
-            message = await refuse(world, {"name": "new", "location": location})
+            message = await create_and_read_refusal(world, {"name": "new", "location": location})
             assert "overlaps" in message
         assert not (world.lake / "sales" / "db").exists()
         assert not (outside / "deeper").exists()
         definition = {"name": "new", "location": f"file://{world.lake}/new"}
         endpoint = {"settings": {"s3_endpoint": "http://169.254.169.254"}, "credentials": KEYS}
-        assert "warehouse_endpoints" in await refuse(world, definition | endpoint)
+        assert "warehouse_endpoints" in await create_and_read_refusal(world, definition | endpoint)
         region = {"settings": {"s3_region": "x@10.0.0.5:8443/api/x?"}, "credentials": KEYS}
-        assert "[a-z0-9-]{1,40}" in await refuse(world, definition | region)
+        assert "[a-z0-9-]{1,40}" in await create_and_read_refusal(world, definition | region)
     async with run_server_with_warehouses(tmp_path, s3_endpoint=STORE, azure_endpoint=STORE) as world:
         for name, keys in (("s3_endpoint", KEYS), ("azure_endpoint", {"azure_account_key": "a2V5"})):
             body = definition | {"settings": {name: ""}, "credentials": keys}
-            assert "warehouse_endpoints" in await refuse(world, body)
+            assert "warehouse_endpoints" in await create_and_read_refusal(world, body)
     async with run_server_with_warehouses(tmp_path, warehouse_roots=()) as world:
-        assert "warehouse_roots" in await refuse(world, definition)
+        assert "warehouse_roots" in await create_and_read_refusal(world, definition)
 
 
 async def test_malformed_or_reserved_name_is_refused(tmp_path: Path) -> None:
     async with run_server_with_warehouses(tmp_path, prefix="own") as world:
         for name in ("", "Sales", "sales/x", "sales.x", "-x", "x" * 64, "namespaces", "config", "default", "own"):
-            assert "name" in await refuse(world, {"name": name, "location": f"file://{world.lake}/x"}), name
+            assert "name" in await create_and_read_refusal(
+                world, {"name": name, "location": f"file://{world.lake}/x"}
+            ), name
 
 
 async def test_prefix_of_the_server_cannot_be_the_name_of_a_warehouse(tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ async def test_prefix_of_the_server_cannot_be_the_name_of_a_warehouse(tmp_path: 
             pass
 
 
-async def test_settings_of_the_whole_server_and_keys_of_the_server_stay_with_the_server(tmp_path: Path) -> None:
+async def test_warehouse_can_neither_change_server_settings_nor_use_the_servers_keys(tmp_path: Path) -> None:
     roots = ("s3://lake/warehouses",)
     server_keys = {"s3_endpoint": OWN_STORE, "s3_access_key_id": "x", "s3_secret_access_key": "x"}
     async with run_server_with_warehouses(
@@ -136,15 +138,23 @@ async def test_settings_of_the_whole_server_and_keys_of_the_server_stay_with_the
     ) as world:
         definition = {"name": "new", "location": "s3://lake/warehouses/new"}
         for name in ("auth", "home", "database", "s3_folder", "webhook_urls", "s3_secret_access_key", "prefix"):
-            assert name in await refuse(world, definition | {"settings": {name: "x"}})
+            assert name in await create_and_read_refusal(world, definition | {"settings": {name: "x"}})
         for endpoint in (STORE, ""):
-            assert "credentials" in await refuse(world, definition | {"settings": {"s3_endpoint": endpoint}})
+            assert "credentials" in await create_and_read_refusal(
+                world, definition | {"settings": {"s3_endpoint": endpoint}}
+            )
         for name, value in (("s3_path_style", False), ("s3_region", "eu-west-1")):
-            assert "credentials" in await refuse(world, definition | {"settings": {name: value}})
-        assert "static" in await refuse(world, definition | {"settings": {"s3_client_access": "static"}})
-        assert "gateway" in await refuse(world, definition | {"settings": {"s3_client_access": "gateway"}})
+            assert "credentials" in await create_and_read_refusal(world, definition | {"settings": {name: value}})
+        assert "static" in await create_and_read_refusal(
+            world, definition | {"settings": {"s3_client_access": "static"}}
+        )
+        assert "gateway" in await create_and_read_refusal(
+            world, definition | {"settings": {"s3_client_access": "gateway"}}
+        )
         for name in ("s3_access_key_id", "s3_secret_access_key"):
-            assert "must be set together" in await refuse(world, definition | {"credentials": {name: "x"}})
+            assert "must be set together" in await create_and_read_refusal(
+                world, definition | {"credentials": {name: "x"}}
+            )
 
 
 async def test_credentials_are_encrypted_and_never_shown(tmp_path: Path) -> None:
@@ -154,7 +164,7 @@ async def test_credentials_are_encrypted_and_never_shown(tmp_path: Path) -> None
         body = {"settings": {"s3_endpoint": STORE, "s3_client_access": "signing"}, "credentials": KEYS}
         creation = await world.send("POST", "/api/v1/warehouses", {"name": "sales", "location": location, **body})
         listing = await world.send("GET", "/api/v1/warehouses")
-        # A change without credentials keeps them, and the store can only be named with them.
+        # A change without credentials keeps them. A change of the store requires them.
         change = await world.send("PUT", "/api/v1/warehouses/sales", {"settings": {"s3_endpoint": STORE}})
         assert (creation[0], change[0], change[1]["has-credentials"]) == (201, 200, True)
         refusal = await world.send(
@@ -172,10 +182,12 @@ async def test_credentials_are_encrypted_and_never_shown(tmp_path: Path) -> None
 
 async def test_number_of_warehouses_is_limited(tmp_path: Path) -> None:
     async with run_server_with_warehouses(tmp_path, "a", "b", warehouses_limit=2) as world:
-        assert "warehouses_limit" in await refuse(world, {"name": "c", "location": f"file://{world.lake}/c"})
+        assert "warehouses_limit" in await create_and_read_refusal(
+            world, {"name": "c", "location": f"file://{world.lake}/c"}
+        )
 
 
-async def test_warehouses_are_there_after_a_restart(tmp_path: Path) -> None:
+async def test_warehouses_exist_after_a_restart(tmp_path: Path) -> None:
     async with run_server_with_warehouses(tmp_path, "sales") as world:
         await world.create_table("/v1/sales", "db", "t")
     async with run_server_with_warehouses(tmp_path) as world:
@@ -183,7 +195,7 @@ async def test_warehouses_are_there_after_a_restart(tmp_path: Path) -> None:
         assert (status, [table["name"] for table in tables["identifiers"]]) == (200, ["t"])
 
 
-async def test_warehouse_whose_database_is_lost_is_not_served_as_empty(tmp_path: Path) -> None:
+async def test_warehouse_with_a_lost_database_is_not_served_as_empty(tmp_path: Path) -> None:
     async with run_server_with_warehouses(tmp_path, "sales") as world:
         answer = await world.create_table("/v1/sales", "db", "t")
         (warehouse,) = (await world.send("GET", "/api/v1/warehouses"))[1]["warehouses"]

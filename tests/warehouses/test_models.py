@@ -1,4 +1,4 @@
-"""Random operations over several warehouses have the results of independent models."""
+"""Tests that random operations on several warehouses have the results of independent models."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ class WarehouseModel:
 
 
 async def take_step(world: WarehouseServer, root: str, model: WarehouseModel, rng: random.Random) -> None:
+    """Carry out a random operation on the server and the model, and compare the outcomes."""
     namespace, name = rng.choice(NAMESPACES), rng.choice(NAMES)
     match rng.randrange(6):
         case 0:
@@ -109,5 +110,5 @@ async def run_steps(folder: Path, seed: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("seed", quick(range(8), 1))
-async def test_each_warehouse_behaves_as_if_it_were_alone(tmp_path: Path, seed: int) -> None:
+async def test_each_warehouse_behaves_like_its_own_model(tmp_path: Path, seed: int) -> None:
     await run_steps(tmp_path, seed, 150)

@@ -23,7 +23,7 @@ from tests.server.rig import build_settings
 
 @dataclass
 class Openings:
-    """Warehouses whose openings are recorded, and which can fail to open."""
+    """Warehouses that record their openings and can fail to open."""
 
     warehouses: Warehouses
     store: PointerStore
@@ -61,8 +61,8 @@ async def openings(tmp_path: Path) -> AsyncIterator[Openings]:
     async with open_store(settings.make_database_url(), clock=clock) as store:
 
         @asynccontextmanager
-        async def open_recorded(own: Settings, stored: StoredWarehouse) -> AsyncIterator[ServedWarehouse]:
-            async with recorded.open(own, stored) as served:
+        async def open_recorded(own_settings: Settings, stored: StoredWarehouse) -> AsyncIterator[ServedWarehouse]:
+            async with recorded.open(own_settings, stored) as served:
                 yield served
 
         async with open_warehouses(settings, store, clock, open_recorded) as warehouses:
@@ -81,7 +81,9 @@ async def test_changed_warehouse_opens_after_its_earlier_instance_is_closed(open
     assert openings.events == ["open 1", "close 1", "open 2"]
 
 
-async def test_unknown_names_cost_one_query_in_a_second(openings: Openings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_for_unknown_names_cause_one_query_each_second(
+    openings: Openings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queries: list[str] = []
     read_one, read_all = openings.store.load_warehouse, openings.store.list_warehouses
 
@@ -98,12 +100,12 @@ async def test_unknown_names_cost_one_query_in_a_second(openings: Openings, monk
     for number in range(20):
         assert not await openings.is_served(f"name{number}")
     assert queries == ["all"]
-    # A new warehouse is served at once in the process that creates it, and within a second in others.
+    # The process that creates a warehouse serves it at once. Other processes serve it within a second.
     await openings.create("name1")
     assert await openings.is_served("name1")
 
 
-async def test_warehouse_that_cannot_be_opened_is_tried_again_after_seconds(openings: Openings) -> None:
+async def test_server_retries_to_open_a_failed_warehouse_after_some_seconds(openings: Openings) -> None:
     await openings.create("sales")
     openings.fails = True
     for _ in range(5):

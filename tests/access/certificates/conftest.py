@@ -1,4 +1,4 @@
-"""The authority that signs the certificates of the server and of its clients."""
+"""A fixture with the certificate authority that signs the certificates of the server and of its clients."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ SPIFFE = "spiffe://lake.example/ns/etl/sa/nightly"
 NAMESPACES = "/v1/namespaces"
 
 
-def uri(text: str) -> x509.GeneralName:
+def build_uri_name(text: str) -> x509.GeneralName:
     return x509.UniformResourceIdentifier(text)
 
 
@@ -70,7 +70,7 @@ async def serve(
         yield server
 
 
-def trust(authority: Authority, files: ClientFiles | None = None) -> ssl.SSLContext:
+def build_client_context(authority: Authority, files: ClientFiles | None = None) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=authority.file)
     if files is not None:
         context.load_cert_chain(files.certificate, files.key)
@@ -80,12 +80,12 @@ def trust(authority: Authority, files: ClientFiles | None = None) -> ssl.SSLCont
 @asynccontextmanager
 async def connect(authority: Authority, files: ClientFiles | None = None) -> AsyncIterator[aiohttp.ClientSession]:
     """Open the session of a client that keeps its connection."""
-    connector = aiohttp.TCPConnector(ssl=trust(authority, files), limit=1, keepalive_timeout=PATIENCE_S)
+    connector = aiohttp.TCPConnector(ssl=build_client_context(authority, files), limit=1, keepalive_timeout=PATIENCE_S)
     async with aiohttp.ClientSession(connector=connector) as http:
         yield http
 
 
-async def ask(
+async def send_request(
     http: aiohttp.ClientSession, server: RunningServer, path: str = NAMESPACES, **headers: str
 ) -> tuple[int, str]:
     names = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -93,24 +93,24 @@ async def ask(
         return answer.status, await answer.text()
 
 
-async def grant(server: RunningServer, *grants: Grant) -> None:
+async def save_grants(server: RunningServer, *grants: Grant) -> None:
     await server.components.store.transact([SaveGrant(item) for item in grants])
 
 
 async def test_certificate_is_a_login_with_the_grants_of_its_principal(tmp_path: Path, authority: Authority) -> None:
-    files = authority.issue_client("nightly", uri(SPIFFE))
+    files = authority.issue_client("nightly", build_uri_name(SPIFFE))
     async with serve(tmp_path / "home", authority, "cert") as server, connect(authority, files) as http:
-        assert (await ask(http, server, f"{NAMESPACES}/db"))[0] == 403
-        await grant(server, Grant(f"cert:{SPIFFE}", "reader", ("db",)))
-        status, text = await ask(http, server)
+        assert (await send_request(http, server, f"{NAMESPACES}/db"))[0] == 403
+        await save_grants(server, Grant(f"cert:{SPIFFE}", "reader", ("db",)))
+        status, text = await send_request(http, server)
         assert (status, "db" in text) == (200, True)
         # PyIceberg sends this header if its property token is not set.
-        assert (await ask(http, server, Authorization="Bearer None"))[0] == 200
+        assert (await send_request(http, server, Authorization="Bearer None"))[0] == 200
         async with http.post(f"{server.url}{NAMESPACES}", json={"namespace": ["other"]}) as answer:
             assert answer.status == 403
             assert f"cert:{SPIFFE} may not createNamespace" in await answer.text()
         await server.components.store.transact([RemoveGrant(Grant(f"cert:{SPIFFE}", "reader", ("db",)))])
-        assert (await ask(http, server, f"{NAMESPACES}/db"))[0] == 403
+        assert (await send_request(http, server, f"{NAMESPACES}/db"))[0] == 403
 
 
 async def test_rules_give_principals_groups_and_roles(tmp_path: Path, authority: Authority) -> None:
@@ -123,27 +123,27 @@ async def test_rules_give_principals_groups_and_roles(tmp_path: Path, authority:
         f'groups = ["{{namespace}}", "services"]\nauthorities = ["{authority.digest.upper()}"]\n'
         '[[rule]]\ndns = "{host}.lake.example"\nprincipal = "host-{host}"\nroles = ["reader:{host}", "role:etl"]\n'
     )
-    service = authority.issue_client("service", uri(SPIFFE))
-    impostor = partner.issue_client("impostor", uri(SPIFFE))
+    service = authority.issue_client("service", build_uri_name(SPIFFE))
+    impostor = partner.issue_client("impostor", build_uri_name(SPIFFE))
     host = partner.issue_client("host", x509.DNSName("DB.lake.example"), x509.DNSName("*.lake.example"))
     deeper = partner.issue_client("deeper", x509.DNSName("db.x.lake.example"))
     settings = {"tls_client_ca": str(bundle), "tls_client_rules_file": str(rules)}
     async with serve(tmp_path / "home", authority, "cert", **settings) as server:
-        await grant(server, Grant("cert-group:etl", "reader", ("db",)))
+        await save_grants(server, Grant("cert-group:etl", "reader", ("db",)))
         async with connect(authority, service) as http:
-            status, text = await ask(http, server)
+            status, text = await send_request(http, server)
             assert (status, "db" in text) == (200, True)
             async with http.post(f"{server.url}{NAMESPACES}", json={"namespace": ["x"]}) as answer:
                 assert "cert:nightly.etl may not" in await answer.text()
         async with connect(authority, host) as http:
-            status, text = await ask(http, server)
+            status, text = await send_request(http, server)
             assert (status, "db" in text) == (200, True)
-            await grant(server, Grant("role:etl", "admin"))
+            await save_grants(server, Grant("role:etl", "admin"))
             async with http.post(f"{server.url}{NAMESPACES}", json={"namespace": ["x"]}) as answer:
                 assert answer.status == 200
         for files in (impostor, deeper):
             async with connect(authority, files) as http:
-                status, text = await ask(http, server)
+                status, text = await send_request(http, server)
                 assert (status, "names no principal" in text) == (401, True)
 
 
@@ -151,39 +151,41 @@ async def test_untrusted_clients_are_refused(tmp_path: Path, authority: Authorit
     stranger = Authority(tmp_path, file="stranger.pem")
     async with serve(tmp_path / "home", authority) as server:
         store = server.components.store
-        await grant(server, Grant(f"cert:{SPIFFE}", "admin"), Grant("cert:root", "admin"))
+        await save_grants(server, Grant(f"cert:{SPIFFE}", "admin"), Grant("cert:root", "admin"))
         token = await create_token(store, server.components.clock, "ann", None, [Grant("ann", "admin")])
         bearer = f"Bearer {token}"
-        in_handshake = {
-            "an expired certificate": authority.issue_client("expired", uri(SPIFFE), valid_s=-60),
-            "another authority of the same name": stranger.issue_client("foreign", uri(SPIFFE)),
+        refused_in_handshake = {
+            "an expired certificate": authority.issue_client("expired", build_uri_name(SPIFFE), valid_s=-60),
+            "another authority of the same name": stranger.issue_client("foreign", build_uri_name(SPIFFE)),
             "a certificate of a server": authority.issue_client(
-                "web", uri(SPIFFE), usage=ExtendedKeyUsageOID.SERVER_AUTH
+                "web", build_uri_name(SPIFFE), usage=ExtendedKeyUsageOID.SERVER_AUTH
             ),
         }
-        for case, files in in_handshake.items():
+        for case, files in refused_in_handshake.items():
             async with connect(authority, files) as http:
                 with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
-                    pytest.fail(f"{case}: {await ask(http, server)}")
+                    pytest.fail(f"{case}: {await send_request(http, server)}")
         without_name = {
             "no alternative name": authority.issue_client("plain", common_name="root"),
             "only a DNS name": authority.issue_client("host", x509.DNSName("root"), common_name="root"),
-            "two URIs": authority.issue_client("two", uri(SPIFFE), uri("spiffe://lake.example/other")),
-            "a long URI": authority.issue_client("long", uri("spiffe://lake.example/" + "x" * 300)),
+            "two URIs": authority.issue_client(
+                "two", build_uri_name(SPIFFE), build_uri_name("spiffe://lake.example/other")
+            ),
+            "a long URI": authority.issue_client("long", build_uri_name("spiffe://lake.example/" + "x" * 300)),
         }
         for case, files in without_name.items():
             async with connect(authority, files) as http:
-                status, text = await ask(http, server)
+                status, text = await send_request(http, server)
                 assert (status, "names no principal" in text) == (401, True), (case, text)
-                # Such a certificate, for example that of a proxy, decides nothing beside a token.
-                assert (await ask(http, server, Authorization=bearer))[0] == 200, case
-        async with connect(authority, authority.issue_client("service", uri(SPIFFE))) as http:
-            assert (await ask(http, server))[0] == 200
-            status, text = await ask(http, server, Authorization=bearer)
+                # A certificate without a principal, for example a proxy's, does not affect a login by token.
+                assert (await send_request(http, server, Authorization=bearer))[0] == 200, case
+        async with connect(authority, authority.issue_client("service", build_uri_name(SPIFFE))) as http:
+            assert (await send_request(http, server))[0] == 200
+            status, text = await send_request(http, server, Authorization=bearer)
             assert (status, f"cert:{SPIFFE}, and the token of ann" in text) == (401, True), text
-            assert (await ask(http, server, Authorization="Bearer smk_unknown"))[0] == 401
-            assert (await ask(http, server, Authorization="Basic cm9vdDpyb290"))[0] == 401
-        pem = in_handshake["an expired certificate"].certificate.read_text().replace("\n", "%0A")
+            assert (await send_request(http, server, Authorization="Bearer smk_unknown"))[0] == 401
+            assert (await send_request(http, server, Authorization="Basic cm9vdDpyb290"))[0] == 401
+        pem = refused_in_handshake["an expired certificate"].certificate.read_text().replace("\n", "%0A")
         async with connect(authority) as http:
             for header in (
                 "X-Forwarded-Client-Cert",
@@ -193,13 +195,13 @@ async def test_untrusted_clients_are_refused(tmp_path: Path, authority: Authorit
                 "SSL-Client-S-DN",
             ):
                 value = f"By={SPIFFE};URI={SPIFFE};Cert={pem}"
-                status, text = await ask(http, server, **{header: value, "X-SSL-Client-Verify": "SUCCESS"})
+                status, text = await send_request(http, server, **{header: value, "X-SSL-Client-Verify": "SUCCESS"})
                 assert status == 401, header
-            assert (await ask(http, server, Authorization=bearer))[0] == 200
+            assert (await send_request(http, server, Authorization=bearer))[0] == 200
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_certificate_with_unusual_alternative_names_is_no_login_by_them(copies: int) -> None:
+def test_unreadable_alternative_names_give_no_login(copies: int) -> None:
     der = build_unusual_certificate(copies)
     rule = {kind: CertificateRule(kind, re.compile("(?P<name>.+)"), "{name}") for kind in ("cn", "dns")}
     certificate = ClientCertificate(der, b"authority")
@@ -227,61 +229,69 @@ def build_unusual_certificate(copies: int) -> bytes:
         .add_extension(x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, names), False)
     )
     if copies == 2:
-        # The builder refuses a second extension, so another one gets the same identifier in the signed bytes.
+        # The builder refuses a second extension of this type. An extension of another type gets its identifier later.
         builder = builder.add_extension(x509.UnrecognizedExtension(ExtensionOID.ISSUER_ALTERNATIVE_NAME, names), False)
     der = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
     return der.replace(bytes.fromhex("0603551d12"), bytes.fromhex("0603551d11"))
 
 
-async def test_required_certificate_is_needed_beside_a_token(tmp_path: Path, authority: Authority) -> None:
-    issuer = {"oidc_issuer": "https://issuer.invalid", "oidc_audience": "seamark"}  # A server starts with it.
+async def test_token_without_the_required_certificate_is_refused(tmp_path: Path, authority: Authority) -> None:
+    issuer = {"oidc_issuer": "https://issuer.invalid", "oidc_audience": "seamark"}  # The server never contacts it.
     async with serve(tmp_path / "home", authority, "token+oidc", tls_client_auth="required", **issuer) as server:
         components = server.components
         token = await create_token(components.store, components.clock, "ann", None, [Grant("ann", "admin")])
         form = {"grant_type": "client_credentials", "client_id": "ann", "client_secret": token}
         async with connect(authority) as http:
-            assert (await ask(http, server, "/readyz"))[0] == 200
-            status, text = await ask(http, server, Authorization=f"Bearer {token}")
+            assert (await send_request(http, server, "/readyz"))[0] == 200
+            status, text = await send_request(http, server, Authorization=f"Bearer {token}")
             assert (status, "requires a client certificate" in text) == (401, True)
             async with http.post(f"{server.url}/v1/oauth/tokens", data=form) as answer:
                 assert answer.status == 401
             job = components.authenticator.service_tokens.issue(("db",), 60)
-            assert (await ask(http, server, f"{NAMESPACES}/db/tables", Authorization=f"Bearer {job}"))[0] == 200
+            assert (await send_request(http, server, f"{NAMESPACES}/db/tables", Authorization=f"Bearer {job}"))[
+                0
+            ] == 200
         # The name in the certificate is no login here, so any certificate of the authority suffices.
-        async with connect(authority, authority.issue_client("service", uri(SPIFFE))) as http:
-            assert (await ask(http, server))[0] == 401
-            assert (await ask(http, server, Authorization=f"Bearer {token}"))[0] == 200
+        async with connect(authority, authority.issue_client("service", build_uri_name(SPIFFE))) as http:
+            assert (await send_request(http, server))[0] == 401
+            assert (await send_request(http, server, Authorization=f"Bearer {token}"))[0] == 200
             async with http.post(f"{server.url}/v1/oauth/tokens", data=form) as answer:
                 assert answer.status == 200
 
 
-async def test_token_of_an_issuer_that_is_bound_to_a_certificate_needs_it(tmp_path: Path, authority: Authority) -> None:
+async def test_oidc_token_bound_to_a_certificate_is_refused_without_it(tmp_path: Path, authority: Authority) -> None:
     clock = SystemClock()
-    own, other = authority.issue_client("own"), authority.issue_client("other")
-    leaf = x509.load_pem_x509_certificate(own.certificate.read_bytes())
+    own_certificate, other_certificate = authority.issue_client("own"), authority.issue_client("other")
+    leaf = x509.load_pem_x509_certificate(own_certificate.certificate.read_bytes())
     digest = to_base64url(leaf.fingerprint(hashes.SHA256()))
     async with run_issuer(clock) as issuer:
         issuer.publish(get_rsa_key())
         options = {"oidc_issuer": issuer.url, "oidc_audience": issuer.claims()["aud"]}
         async with serve(tmp_path / "home", authority, "oidc", **options) as server:
-            await grant(server, Grant("oidc:ann", "admin"))
+            await save_grants(server, Grant("oidc:ann", "admin"))
             bound = f"Bearer {issuer.make_token(get_rsa_key(), cnf={'x5t#S256': digest})}"
             unbound = f"Bearer {issuer.make_token(get_rsa_key())}"
             broken = f"Bearer {issuer.make_token(get_rsa_key(), cnf={'x5t#S256': 'AAAA'})}"
-            for files, statuses in ((own, (200, 200, 401)), (other, (401, 200, 401)), (None, (401, 200, 401))):
+            for files, statuses in (
+                (own_certificate, (200, 200, 401)),
+                (other_certificate, (401, 200, 401)),
+                (None, (401, 200, 401)),
+            ):
                 async with connect(authority, files) as http:
                     for bearer, status in zip((bound, unbound, broken), statuses, strict=True):
-                        assert (await ask(http, server, Authorization=bearer))[0] == status
+                        assert (await send_request(http, server, Authorization=bearer))[0] == status
 
 
-async def test_open_connection_ends_its_login_with_the_certificate(tmp_path: Path, authority: Authority) -> None:
-    files = authority.issue_client("service", uri(SPIFFE), valid_s=3600)
+async def test_login_of_an_open_connection_ends_when_its_certificate_expires(
+    tmp_path: Path, authority: Authority
+) -> None:
+    files = authority.issue_client("service", build_uri_name(SPIFFE), valid_s=3600)
     clock = OffsetClock()
     async with serve(tmp_path / "home", authority, "cert", clock=clock) as server, connect(authority, files) as http:
-        await grant(server, Grant(f"cert:{SPIFFE}", "reader"))
-        assert (await ask(http, server))[0] == 200
+        await save_grants(server, Grant(f"cert:{SPIFFE}", "reader"))
+        assert (await send_request(http, server))[0] == 200
         clock.ahead_ms = 3_601_000
-        status, text = await ask(http, server)
+        status, text = await send_request(http, server)
         assert (status, "has expired" in text) == (401, True)
 
 
@@ -289,13 +299,16 @@ async def test_open_connection_ends_its_login_with_the_certificate(tmp_path: Pat
 async def test_removed_authority_ends_the_logins_of_open_connections(
     tmp_path: Path, authority: Authority, version: ssl.TLSVersion
 ) -> None:
-    old, bundle = Authority(tmp_path, file="old.pem"), tmp_path / "bundle.pem"
-    bundle.write_text(authority.pem + old.pem)
+    old_authority, bundle = Authority(tmp_path, file="old.pem"), tmp_path / "bundle.pem"
+    bundle.write_text(authority.pem + old_authority.pem)
     async with serve(tmp_path / "home", authority, "cert", tls_client_ca=str(bundle)) as server:
-        await grant(server, Grant(f"cert:{SPIFFE}", "reader"))
+        await save_grants(server, Grant(f"cert:{SPIFFE}", "reader"))
         certificate = server.components.certificate
         assert certificate is not None
-        contexts = [trust(authority, ca.issue_client(f"client-{ca.file.name}", uri(SPIFFE))) for ca in (authority, old)]
+        contexts = [
+            build_client_context(authority, ca.issue_client(f"client-{ca.file.name}", build_uri_name(SPIFFE)))
+            for ca in (authority, old_authority)
+        ]
         host, port = "127.0.0.1", int(server.url.rpartition(":")[2])
         sessions: list[ssl.SSLSession | None] = []
 
@@ -331,15 +344,15 @@ async def test_removed_authority_ends_the_logins_of_open_connections(
 async def test_revoked_certificate_ends_its_login_in_new_open_and_resumed_connections(
     tmp_path: Path, authority: Authority, version: ssl.TLSVersion
 ) -> None:
-    clients = [authority.issue_client(name, uri(SPIFFE)) for name in ("stays", "revoked")]
+    clients = [authority.issue_client(name, build_uri_name(SPIFFE)) for name in ("stays", "revoked")]
     lists = tmp_path / "clients.crl"
     lists.write_text(authority.build_revocation_list())
     async with serve(tmp_path / "home", authority, "cert", tls_client_crl=str(lists)) as server:
-        await grant(server, Grant(f"cert:{SPIFFE}", "reader"))
+        await save_grants(server, Grant(f"cert:{SPIFFE}", "reader"))
         certificate = server.components.certificate
         assert certificate is not None
         address = "127.0.0.1", int(server.url.rpartition(":")[2])
-        contexts = [trust(authority, files) for files in clients]
+        contexts = [build_client_context(authority, files) for files in clients]
         for context in contexts:
             context.minimum_version = context.maximum_version = version
         sessions = [await asyncio.to_thread(open_session, context, *address) for context in contexts]
@@ -348,56 +361,60 @@ async def test_revoked_certificate_ends_its_login_in_new_open_and_resumed_connec
             return await asyncio.to_thread(resume, contexts[number], *address, sessions[number])
 
         async with connect(authority, clients[0]) as staying, connect(authority, clients[1]) as revoked:
-            assert [(await ask(http, server))[0] for http in (staying, revoked)] == [200, 200]
+            assert [(await send_request(http, server))[0] for http in (staying, revoked)] == [200, 200]
             lists.write_text(authority.build_revocation_list(clients[1]))
             await certificate.reload()
-            assert (await ask(staying, server))[0] == 200
-            status, text = await ask(revoked, server)
+            assert (await send_request(staying, server))[0] == 200
+            status, text = await send_request(revoked, server)
             assert (status, "was revoked" in text) == (401, True)
         assert await try_again(0) == 200
         assert await try_again(1) != 200
         async with connect(authority, clients[1]) as http:
             with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
-                await ask(http, server)
+                await send_request(http, server)
         for unusable in ("", authority.build_revocation_list() + Authority(tmp_path, file="other.pem").pem):
             lists.write_text(unusable)
-            await certificate.reload()  # This changes nothing.
+            await certificate.reload()  # The revocation list of the file has not changed.
             async with connect(authority, clients[0]) as http:
-                assert (await ask(http, server))[0] == 200
+                assert (await send_request(http, server))[0] == 200
         lists.write_text(authority.build_revocation_list(valid_s=-60))
         await certificate.reload()
         async with connect(authority, clients[0]) as http:
             with pytest.raises((aiohttp.ClientError, ssl.SSLError)):
-                await ask(http, server)
+                await send_request(http, server)
 
 
-async def test_outdated_or_missing_list_ends_logins_in_open_and_resumed_connections(
+async def test_outdated_or_missing_revocation_list_ends_logins_in_open_and_resumed_connections(
     tmp_path: Path, authority: Authority
 ) -> None:
-    files, lists, clock = authority.issue_client("client", uri(SPIFFE)), tmp_path / "clients.crl", OffsetClock()
+    files, lists, clock = (
+        authority.issue_client("client", build_uri_name(SPIFFE)),
+        tmp_path / "clients.crl",
+        OffsetClock(),
+    )
     lists.write_text(authority.build_revocation_list(valid_s=3600) + authority.build_revocation_list(valid_s=-60))
     async with serve(tmp_path / "home", authority, "cert", clock=clock, tls_client_crl=str(lists)) as server:
-        await grant(server, Grant(f"cert:{SPIFFE}", "reader"))
+        await save_grants(server, Grant(f"cert:{SPIFFE}", "reader"))
         certificate = server.components.certificate
         assert certificate is not None
-        address, context = ("127.0.0.1", int(server.url.rpartition(":")[2])), trust(authority, files)
+        address, context = ("127.0.0.1", int(server.url.rpartition(":")[2])), build_client_context(authority, files)
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         session = await asyncio.to_thread(open_session, context, *address)
         async with connect(authority, files) as http:
 
             async def ask_both() -> list[int]:
                 resumed = await asyncio.to_thread(resume, context, *address, session)
-                return [(await ask(http, server))[0], resumed]
+                return [(await send_request(http, server))[0], resumed]
 
             assert await ask_both() == [200, 200]
             clock.ahead_ms = 3_601_000
             assert await ask_both() == [401, 401]
-            assert "no current revocation list" in (await ask(http, server))[1]
+            assert "no current revocation list" in (await send_request(http, server))[1]
             lists.write_text(authority.build_revocation_list(valid_s=7200))
             await certificate.reload()
             assert await ask_both() == [200, 200]
-            other = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "another authority")])
-            lists.write_text(authority.build_revocation_list(issuer=other))
+            other_issuer_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "another authority")])
+            lists.write_text(authority.build_revocation_list(issuer=other_issuer_name))
             await certificate.reload()
             assert await ask_both() == [401, 401]
 
@@ -411,11 +428,11 @@ async def test_outdated_or_missing_list_ends_logins_in_open_and_resumed_connecti
         (["test authority", "test authority"], _ASN1Type.UTF8String, False),
     ],
 )
-def test_list_counts_if_tls_regards_the_name_of_its_issuer_as_equal(
+def test_revocation_list_applies_if_openssl_considers_its_issuer_equal(
     tmp_path: Path, authority: Authority, names: list[str], kind: _ASN1Type, counts: bool
 ) -> None:
-    """OpenSSL and the server decide alike."""
-    files, lists = authority.issue_client("client", uri(SPIFFE)), tmp_path / "clients.crl"
+    """OpenSSL and the server agree on whether two issuer names are equal."""
+    files, lists = authority.issue_client("client", build_uri_name(SPIFFE)), tmp_path / "clients.crl"
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name, _type=kind) for name in names])
     lists.write_text(authority.build_revocation_list(files, issuer=issuer))
     verify = ["openssl", "verify", "-crl_check", "-CAfile", authority.file, "-CRLfile", lists, files.certificate]
@@ -426,7 +443,7 @@ def test_list_counts_if_tls_regards_the_name_of_its_issuer_as_equal(
     assert (revoked.includes(leaf), revoked.is_covered(leaf, SystemClock().now_ms())) == (counts, counts)
 
 
-async def test_event_loop_runs_while_a_list_is_loaded(tmp_path: Path, authority: Authority) -> None:
+async def test_event_loop_runs_while_a_revocation_list_is_loaded(tmp_path: Path, authority: Authority) -> None:
     lists = tmp_path / "clients.crl"
     lists.write_text(authority.build_revocation_list())
     certificate = Certificate(authority.certificate, authority.key, authority.file, lists)
@@ -466,14 +483,14 @@ def resume(context: ssl.SSLContext, host: str, port: int, session: ssl.SSLSessio
 async def test_renewals_under_load_fail_no_request(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The certificates of the server and of the clients, and the authority of both, are replaced while clients work."""
-    bundle, files = tmp_path / "bundle.pem", authority.issue_client("client", uri(SPIFFE))
+    """Replace the certificates of the server and of the clients, and their authority, while clients send requests."""
+    bundle, files = tmp_path / "bundle.pem", authority.issue_client("client", build_uri_name(SPIFFE))
     bundle.write_text(authority.pem)
     monkeypatch.setenv("SEAMARK_CA", str(bundle))
     monkeypatch.setenv("SEAMARK_CLIENT_CERT", str(files.certificate))
     monkeypatch.setenv("SEAMARK_CLIENT_KEY", str(files.key))
     async with serve(tmp_path / "home", authority, "cert", tls_client_ca=str(bundle)) as server:
-        await grant(server, Grant(f"cert:{SPIFFE}", "reader"))
+        await save_grants(server, Grant(f"cert:{SPIFFE}", "reader"))
         certificate = server.components.certificate
         assert certificate is not None
         answers = [0, 0]
@@ -504,8 +521,8 @@ async def test_renewals_under_load_fail_no_request(
         successor.issue("renewed server")
         await certificate.reload()
         await wait_for_answers()
-        # An issuer of certificates replaces a file by a rename, so no client reads a half of it.
-        renewed = successor.issue_client("renewed", uri(SPIFFE))
+        # The file is replaced by a rename, as certificate managers do, so that no client reads half of it.
+        renewed = successor.issue_client("renewed", build_uri_name(SPIFFE))
         renewed.key.rename(files.key)
         renewed.certificate.rename(files.certificate)
         await wait_for_answers()
@@ -541,10 +558,10 @@ def use_pyiceberg(url: str, tls: dict[str, Any]) -> str:
 async def test_clients_log_in_with_certificates(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = authority.issue_client("client", uri(SPIFFE))
+    files = authority.issue_client("client", build_uri_name(SPIFFE))
     monkeypatch.setenv("SEAMARK_CA", str(authority.file))
     async with serve(tmp_path / "home", authority, "cert") as server:
-        await grant(server, Grant(f"cert:{SPIFFE}", "reader"))
+        await save_grants(server, Grant(f"cert:{SPIFFE}", "reader"))
         monkeypatch.setenv("SEAMARK_CLIENT_CERT", str(files.certificate))
         monkeypatch.setenv("SEAMARK_CLIENT_KEY", str(authority.key))
         with pytest.raises(ValueError, match="SEAMARK_CLIENT_CERT"):
@@ -552,16 +569,21 @@ async def test_clients_log_in_with_certificates(
         monkeypatch.setenv("SEAMARK_CLIENT_KEY", str(files.key))
         client = SeamarkClient(server.url, retries=0)
         assert await asyncio.to_thread(lambda: list(client.namespaces())) == [("db",)]
-        for variable in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # They would replace the authorities of the property.
+        for variable in (
+            "REQUESTS_CA_BUNDLE",
+            "CURL_CA_BUNDLE",
+        ):  # They would override the property with the authorities.
             monkeypatch.delenv(variable, raising=False)
         tls = {"cabundle": str(authority.file), "client": {"cert": str(files.certificate), "key": str(files.key)}}
         assert await asyncio.to_thread(use_pyiceberg, server.url, tls) == f"[('db',)] cert:{SPIFFE}"
         client.close()
-        async with connect(authority) as http:  # Meanwhile the server notices the ends of the other connections.
-            assert (await ask(http, server, "/readyz"))[0] == 200
+        async with connect(authority) as http:  # During this request the server closes the ended connections.
+            assert (await send_request(http, server, "/readyz"))[0] == 200
 
 
-async def test_standing_rights_of_a_certificate_follow_its_grants(store: PointerStore, tmp_path: Path) -> None:
+async def test_standing_rights_of_a_certificate_depend_on_its_grants_and_on_accepted_logins(
+    store: PointerStore, tmp_path: Path
+) -> None:
     settings = Settings(auth="token+cert", tls_client_ca="ca.pem", tls_cert="c.pem", tls_key="c.key")
     clock, table = SystemClock(), Securable(("db",), "table", "t")
     rights = StandingRights(store, clock, settings)
@@ -583,7 +605,7 @@ def test_grants_can_name_certificates_and_their_groups(name: str) -> None:
 
 
 @given(st.data())
-def test_patterns_match_exactly_the_names_that_they_are_filled_to(data: st.DataObject) -> None:
+def test_pattern_matches_only_names_with_a_nonempty_value_for_each_placeholder(data: st.DataObject) -> None:
     kind, separator = data.draw(st.sampled_from([("uri", "/"), ("dns", "."), ("email", "@")]))
     texts = st.text(st.sampled_from("ab.*+/@\\^$ é"), min_size=1, max_size=6)
     fixed = data.draw(st.lists(texts, min_size=2, max_size=3))
@@ -637,7 +659,7 @@ def test_invalid_rules_stop_the_start(tmp_path: Path, text: str, message: str) -
         ({"auth": "token", "tls_client_rules_file": "rules.toml"}, "add +cert"),
     ],
 )
-def test_settings_of_client_certificates_that_contradict_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_contradicting_client_certificate_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         check(Settings(**settings))
 
@@ -645,7 +667,11 @@ def test_settings_of_client_certificates_that_contradict_are_refused(settings: d
 @pytest.mark.spark
 @pytest.mark.slow
 async def test_spark_logs_in_with_the_certificate_in_its_key_store(tmp_path: Path, authority: Authority) -> None:
-    files, store, trusted = authority.issue_client("spark", uri(SPIFFE)), tmp_path / "c.p12", tmp_path / "t.p12"
+    files, store, trusted = (
+        authority.issue_client("spark", build_uri_name(SPIFFE)),
+        tmp_path / "c.p12",
+        tmp_path / "t.p12",
+    )
     export = ["openssl", "pkcs12", "-export", "-passout", "pass:changeit"]
     subprocess.run([*export, "-in", files.certificate, "-inkey", files.key, "-out", store], check=True)
     keytool = [
@@ -667,7 +693,7 @@ async def test_spark_logs_in_with_the_certificate_in_its_key_store(tmp_path: Pat
         "trustStorePassword": "changeit",
     }
     async with serve(tmp_path / "home", authority, "cert") as server:
-        await grant(server, Grant(f"cert:{SPIFFE}", "admin"))
+        await save_grants(server, Grant(f"cert:{SPIFFE}", "admin"))
         conf = {
             **NO_HIVE,
             **build_catalog_conf("sea", server.url),

@@ -1,6 +1,7 @@
-"""The questions to Open Policy Agent and its answers, which the fast tests replay and a slow test asks the real server.
+"""Recorded requests to Open Policy Agent (OPA), and its answers.
 
-Each answer is that of OPA 1.x for the policy `seamark.rego`.
+The fast tests replay the answers. A slow test compares them with a real OPA 1.x server that has the policy
+`seamark.rego`.
 """
 
 from __future__ import annotations
@@ -15,19 +16,27 @@ SALARIES = {"kind": "table", "namespace": ["shop"], "name": "salaries"}
 STAFF = {"kind": "table", "namespace": ["staff"], "name": "orders"}
 
 
-def ask(operation: str, privileges: list[str], **objects: Any) -> dict[str, Any]:
+def build_question(operation: str, privileges: list[str], **objects: Any) -> dict[str, Any]:
     return {"principal": ANN, "operation": operation, "privileges": privileges, "warehouse": "", **objects}
 
 
 RECORDED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    (ALLOW, ask("planTableScan", ["plan"], object=ORDERS), {"result": True}),
-    (ALLOW, ask("planTableScan", ["plan"], object=SALARIES), {"result": False}),
-    (ALLOW, ask("loadCredentials", ["read"], object=STAFF), {"result": False}),
-    (ALLOW, ask("dropTable", ["drop"], object=ORDERS), {"result": False}),
-    (ALLOW, ask("namespaceExists", ["browse"], object={"kind": "namespace", "namespace": ["shop"]}), {"result": True}),
-    (ALLOW, ask("listTimeline", ["browse"], object={"kind": "warehouse", "namespace": []}), {"result": True}),
-    (ALLOWED, ask("tableExists", ["browse"], objects=[SALARIES, ORDERS, STAFF]), {"result": [1]}),
-    (ALLOWED, ask("tableExists", ["browse"], objects=[SALARIES, STAFF]), {"result": []}),
-    (UNDEFINED, ask("planTableScan", ["plan"], object=ORDERS), {}),
+    (ALLOW, build_question("planTableScan", ["plan"], object=ORDERS), {"result": True}),
+    (ALLOW, build_question("planTableScan", ["plan"], object=SALARIES), {"result": False}),
+    (ALLOW, build_question("loadCredentials", ["read"], object=STAFF), {"result": False}),
+    (ALLOW, build_question("dropTable", ["drop"], object=ORDERS), {"result": False}),
+    (
+        ALLOW,
+        build_question("namespaceExists", ["browse"], object={"kind": "namespace", "namespace": ["shop"]}),
+        {"result": True},
+    ),
+    (
+        ALLOW,
+        build_question("listTimeline", ["browse"], object={"kind": "warehouse", "namespace": []}),
+        {"result": True},
+    ),
+    (ALLOWED, build_question("tableExists", ["browse"], objects=[SALARIES, ORDERS, STAFF]), {"result": [1]}),
+    (ALLOWED, build_question("tableExists", ["browse"], objects=[SALARIES, STAFF]), {"result": []}),
+    (UNDEFINED, build_question("planTableScan", ["plan"], object=ORDERS), {}),
 ]
 """The path, the input and the answer of each request."""

@@ -36,17 +36,17 @@ ORDERS, SALARIES, STAFF = (
 
 
 class PolicyServer:
-    """A server that answers as Open Policy Agent was recorded, or as a test sets."""
+    """A server that returns recorded answers of Open Policy Agent, or the answer that a test sets."""
 
     def __init__(self) -> None:
         self.url = ""
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.answer: web.Response | None = None
-        """The answer to every request. None: the recorded answers."""
+        """The answer to every request. If it is None, the server returns the recorded answers."""
         self.hangs = False
         self.closing = asyncio.Event()
         self.allows_operations: frozenset[str] | None = None
-        """The only operations that are allowed. None: the recorded answers."""
+        """The only operations that are allowed. If it is None, the server returns the recorded answers."""
 
     async def handle(self, request: web.Request) -> web.Response:
         question = (await request.json())["input"]
@@ -94,7 +94,7 @@ async def open_authorizer_over(
         yield authorizer
 
 
-async def test_policy_decides_what_the_grants_allow() -> None:
+async def test_policy_restricts_what_the_grants_allow() -> None:
     async with run_policy_server() as server, open_authorizer_over(server) as authorizer:
         assert await authorizer.allows(ANN, "planTableScan", ORDERS)
         assert not await authorizer.allows(ANN, "planTableScan", SALARIES)
@@ -127,7 +127,7 @@ async def test_only_true_allows_an_operation(result: Any) -> None:
         assert not await authorizer.allows(ANN, "planTableScan", ORDERS)
 
 
-async def test_rule_without_a_value_refuses() -> None:
+async def test_undefined_rule_refuses_the_operation() -> None:
     async with run_policy_server() as server, open_authorizer_over(server, path=UNDEFINED) as authorizer:
         assert not await authorizer.allows(ANN, "planTableScan", ORDERS)
 
@@ -151,17 +151,17 @@ async def test_invalid_answer_refuses_every_object_of_a_listing(answer: web.Resp
             await authorizer.allows_each(ANN, "tableExists", [SALARIES, ORDERS, STAFF])
 
 
-async def test_server_that_does_not_answer_refuses() -> None:
+async def test_unreachable_policy_server_refuses_the_operation() -> None:
     async with run_policy_server() as server, open_authorizer_over(server, opa_timeout_s=0.05) as authorizer:
         server.hangs = True
         with pytest.raises(RetryLater):
             await authorizer.allows(ANN, "planTableScan", ORDERS)
-    async with open_authorizer_over(server) as authorizer:  # Nothing listens any more.
+    async with open_authorizer_over(server) as authorizer:  # Its port is closed.
         with pytest.raises(RetryLater):
             await authorizer.require(ANN, "planTableScan", ORDERS)
 
 
-async def test_decision_counts_for_a_limited_time_and_for_one_question() -> None:
+async def test_cached_decision_expires_and_applies_to_one_question() -> None:
     clock = SimulatedClock(1)
     async with run_policy_server() as server, open_authorizer_over(server, clock, opa_cache_entries=2) as authorizer:
         for _ in range(3):
@@ -176,8 +176,8 @@ async def test_decision_counts_for_a_limited_time_and_for_one_question() -> None
         assert await authorizer.allows(ANN, "planTableScan", ORDERS)
         assert len(server.requests) == 6, "the cache has two entries"
         server.answer = web.json_response({"result": False})
-        other = Principal("oidc:ann", ANN.grants, "oidc", ("oidc-group:other",))
-        assert not await authorizer.allows(other, "planTableScan", ORDERS)
+        other_principal = Principal("oidc:ann", ANN.grants, "oidc", ("oidc-group:other",))
+        assert not await authorizer.allows(other_principal, "planTableScan", ORDERS)
 
 
 async def test_listing_without_a_rule_for_lists_asks_about_each_object() -> None:
@@ -201,7 +201,7 @@ async def test_server_asks_the_policy_about_requests_and_listings(tmp_path: Path
                 body = {"name": name, "schema": SCHEMA}
                 assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
             listing = await house("root", "GET", "/v1/namespaces/db/tables")
-            assert [each["name"] for each in listing.json["identifiers"]] == ["orders"]
+            assert [identifier["name"] for identifier in listing.json["identifiers"]] == ["orders"]
             assert (await house("root", "DELETE", "/v1/namespaces/db/tables/orders")).status == 403
             policy.answer = web.Response(status=500)
             answer = await house("root", "GET", "/v1/namespaces/db/tables/orders")
@@ -217,7 +217,7 @@ async def test_hidden_table_is_not_found() -> None:
 
 
 class SlowPolicy(PolicyServer):
-    """A policy that allows everything, and that answers about ann only when the test ends."""
+    """A policy that allows everything, but answers questions about ann only when the test ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ class SlowPolicy(PolicyServer):
         return web.json_response({"result": True})
 
 
-async def test_listing_of_one_principal_does_not_delay_the_requests_of_others() -> None:
+async def test_listing_of_one_principal_does_not_delay_requests_of_other_principals() -> None:
     bob = Principal("oidc:bob", (Grant("oidc:bob", "reader"),))
     policy = SlowPolicy()
     async with (
@@ -250,11 +250,11 @@ async def test_listing_of_one_principal_does_not_delay_the_requests_of_others() 
         assert await listing == [True] * 100
 
 
-async def test_slots_are_shared_and_none_is_lost() -> None:
+async def test_policy_slots_are_shared_and_none_is_lost() -> None:
     rng, slots = random.Random(first_seed()), PolicySlots(4)
     order: list[tuple[str, bool]] = []
 
-    async def ask(holder: str, *, is_listing: bool) -> None:
+    async def hold_slot(holder: str, *, is_listing: bool) -> None:
         with suppress(TimeoutError):
             async with slots.take(holder, is_listing=is_listing, wait_s=rng.choice((0.0, 300.0))):
                 order.append((holder, is_listing))
@@ -265,7 +265,7 @@ async def test_slots_are_shared_and_none_is_lost() -> None:
 
     tasks: list[asyncio.Task[None]] = []
     for _ in range(examples(5000, 300)):
-        tasks.append(asyncio.create_task(ask(rng.choice("abc"), is_listing=rng.random() < 0.5)))
+        tasks.append(asyncio.create_task(hold_slot(rng.choice("abc"), is_listing=rng.random() < 0.5)))
         if rng.random() < 0.2:
             rng.choice(tasks).cancel()
         if rng.random() < 0.5:
@@ -276,18 +276,18 @@ async def test_slots_are_shared_and_none_is_lost() -> None:
     assert {holder for holder, _ in order} == set("abc")
 
 
-async def test_free_slot_goes_to_single_decisions_and_to_who_has_the_fewest() -> None:
+async def test_free_slot_goes_first_to_single_decisions_then_to_the_principal_with_the_fewest_slots() -> None:
     slots, release = PolicySlots(2), asyncio.Event()
     order: list[tuple[str, bool]] = []
 
-    async def ask(holder: str, *, is_listing: bool) -> None:
+    async def hold_slot(holder: str, *, is_listing: bool) -> None:
         async with slots.take(holder, is_listing=is_listing, wait_s=300):
             order.append((holder, is_listing))
             await release.wait()
 
     async with asyncio.TaskGroup() as group:
         for holder, is_listing in (("a", True), ("b", True), ("a", True), ("b", True), ("c", True), ("b", False)):
-            group.create_task(ask(holder, is_listing=is_listing))
+            group.create_task(hold_slot(holder, is_listing=is_listing))
             await asyncio.sleep(0)
         release.set()
     assert order[:2] == [("a", True), ("b", True)]

@@ -1,4 +1,4 @@
-"""The recorded answers are those of a real server of Open Policy Agent, and Seamark's decisions over it follow them."""
+"""Compare the recorded answers with a real Open Policy Agent server, and check Seamark's decisions with this server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def opa_url(tmp_path: Path) -> Iterator[str]:
         yield f"http://{address}"
 
 
-def test_recorded_answers_are_those_of_the_server(opa_url: str) -> None:
+def test_recorded_answers_equal_the_answers_of_the_server(opa_url: str) -> None:
     for path, question, recorded in RECORDED:
         answer = requests.post(opa_url + path, json={"input": question}, timeout=30)
         assert (answer.status_code, answer.json()) == (200, recorded), question

@@ -1,4 +1,4 @@
-"""Registrations and imports of callers whom a policy confines to the namespace of their request."""
+"""Tests of registrations and imports by callers whom a policy restricts to one namespace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOP, HR = "/v1/namespaces/shop", "/v1/namespaces/hr"
 
 
 class ShopPolicy(PolicyServer):
-    """A policy that allows root everything, and other principals everything in the namespace `shop`."""
+    """A policy that allows everything to root, and to other principals everything in the namespace `shop`."""
 
     async def handle(self, request: web.Request) -> web.Response:
         question = (await request.json())["input"]
@@ -55,6 +55,9 @@ async def test_tenant_of_a_policy_registers_and_imports_only_what_it_could_creat
 
 
 async def _check_views(house: House) -> None:
+    """Check that a user can register neither a view of another owner nor a view that runs with the rights of another
+    user.
+    """
     body = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION}
     view = (await house("tina", "POST", f"{SHOP}/views", body)).json
     secret = (await house("root", "POST", f"{HR}/views", {**body, "name": "secret"})).json

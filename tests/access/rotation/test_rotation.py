@@ -1,7 +1,7 @@
 """Tests of keys and tokens that are replaced while clients work: no request fails.
 
-Certificates are in `tests/access/certificates/`. The clients send requests all the time, with the login that they have
-at this time.
+Certificates are in `tests/access/certificates/`. The clients send requests without a pause, each with its current
+login.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Login = Callable[[], str]
 
 
 class _MovedClock(OffsetClock):
-    """A clock whose intervals move with the offset as well, so that cached keys of an issuer become old."""
+    """A clock whose offset also moves the monotonic time, so that cached issuer keys become old."""
 
     def monotonic(self) -> float:
         return super().monotonic() + self.ahead_ms / 1000
@@ -77,7 +77,7 @@ async def load(server: RunningServer, **logins: Login) -> AsyncIterator[RequestL
     await clients.stop()
 
 
-async def exchange(server: RunningServer, secret: str) -> str:
+async def exchange_for_access_token(server: RunningServer, secret: str) -> str:
     form = {"grant_type": "client_credentials", "client_secret": secret}
     async with server.http.post(f"{server.url}/v1/oauth/tokens", data=form) as answer:
         assert answer.status == 200, await answer.text()
@@ -96,7 +96,7 @@ async def test_replaced_tokens_signing_keys_and_issuer_keys_fail_no_request(tmp_
             for name in ("oidc:ann", "nightly", "nightly-2"):
                 await store.transact([SaveGrant(Grant(name, "reader"))])
             bearer = await create_token(store, clock, "nightly", None, None)
-            access = await exchange(server, bearer)
+            access = await exchange_for_access_token(server, bearer)
             jwt = issuer.make_token(get_rsa_key(), exp=clock.now_ms() // 1000 + 3 * 86_400)
             logins = {"bearer": bearer, "access": access, "jwt": jwt}
             async with load(server, **{name: lambda name=name: logins[name] for name in logins}) as clients:
@@ -107,7 +107,7 @@ async def test_replaced_tokens_signing_keys_and_issuer_keys_fail_no_request(tmp_
                     await keyring.refresh()
                     await clients.wait()
                 assert keyring.find_signing_key("access-token")[0] != first_key
-                await switch(logins, "access", lambda: exchange(server, bearer))
+                await switch_login(logins, "access", lambda: exchange_for_access_token(server, bearer))
                 await clients.wait()
                 # The issuer publishes its new key beside the old key, signs with the new key, and removes the old key.
                 issuer.publish(get_rsa_key(), get_rsa_key(1))
@@ -119,13 +119,13 @@ async def test_replaced_tokens_signing_keys_and_issuer_keys_fail_no_request(tmp_
                 clock.ahead_ms += 601_000
                 await clients.wait()
                 # An operator creates a second token, the clients take it, and the operator revokes the first token.
-                second = await create_token(store, clock, "nightly-2", None, None)
-                logins["bearer"] = second
-                await switch(logins, "access", lambda: exchange(server, second))
+                second_token = await create_token(store, clock, "nightly-2", None, None)
+                logins["bearer"] = second_token
+                await switch_login(logins, "access", lambda: exchange_for_access_token(server, second_token))
                 await clients.wait()
                 await revoke_token(store, clock, "nightly")
                 await clients.wait()
 
 
-async def switch(logins: dict[str, str], name: str, make: Callable[[], Awaitable[str]]) -> None:
-    logins[name] = await make()
+async def switch_login(logins: dict[str, str], name: str, create_login: Callable[[], Awaitable[str]]) -> None:
+    logins[name] = await create_login()

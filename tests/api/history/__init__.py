@@ -1,1 +1,1 @@
-"""The query history: shapes of statements, what is recorded of them, and who may see it."""
+"""Tests of the query history: shapes of statements, what is recorded of them, and who may read it."""

@@ -1,4 +1,6 @@
-"""The limits of the advisor: large samples and many bounds stay small, and other requests are served meanwhile."""
+"""Tests of the advisor's limits: samples and bounds use limited memory, and the server answers other requests
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,17 @@ from tests.api.client import Api
 from tests.api.plans.planned import EQ_5, T
 
 
-def combine(numbers: list[list[int | None]]) -> SampledColumn:
-    """Return the sampled column of files with these numbers."""
+def build_sampled_column(numbers: list[list[int | None]]) -> SampledColumn:
+    """Return the sampled column of files that have these values."""
     return row_samples._combine([{1: pa.array(file, pa.int64())} for file in numbers], {1: "long"}).columns[1]
 
 
 def test_sample_keeps_only_values_of_the_picked_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     files: list[list[int | None]] = [[None, 5, *range(1000)], [5, None, *range(1000, 2000)]]
-    combined_advice = combine(files)
+    combined_advice = build_sampled_column(files)
     assert (len(combined_advice.values), combined_advice.file_counts[[0, 1, 6]].tolist()) == (2000, [2, 1, 2])
     monkeypatch.setattr(row_samples, "LAYOUT_ROWS_MAX", 100)
-    column = combine(files)
+    column = build_sampled_column(files)
     assert len(column.codes) == 100
     assert 90 <= len(column.values) <= 100
     assert len(column.file_counts) == len(column.values) + 1
@@ -48,14 +50,14 @@ def test_bounds_of_many_files_add_a_limited_number_of_values() -> None:
     lower = np.arange(100_000, dtype=np.int64)
     stats = SimpleNamespace(read_bounds=lambda side: lower if side == "lower" else lower + 7)
     files = cast("FoundFiles", SimpleNamespace(find_statistics=lambda column: stats))
-    sampled = add_bounds(RowSample({1: combine([[50_000, 50_001]])}, 1, 2), files).columns[1]
+    sampled = add_bounds(RowSample({1: build_sampled_column([[50_000, 50_001]])}, 1, 2), files).columns[1]
     assert len(sampled.values) <= 20_002
     assert (sampled.values[0], sampled.values[-1]) == (0, 100_006)
     assert sampled.values[sampled.codes - 1].tolist() == [50_000, 50_001]
 
 
-def test_statements_with_many_alternatives_are_drawn_less_often() -> None:
-    sample = RowSample({1: combine([list(range(50_000))])}, 1, 50_000)
+def test_shape_with_many_alternatives_gets_fewer_drawn_statements() -> None:
+    sample = RowSample({1: build_sampled_column([list(range(50_000))])}, 1, 50_000)
     for alternatives, draws in ((1, DRAWN_STATEMENTS_PER_SHAPE_MAX), (100, 1)):
         shape = QueryShape("other", (), ((ShapeTerm(1, "eq"),) * alternatives,))
         statements = draw_statements([RecordedShape("a", shape, 48)], sample, seed=1)
@@ -63,9 +65,9 @@ def test_statements_with_many_alternatives_are_drawn_less_often() -> None:
         assert sum(statement.weight for statement in statements) == pytest.approx(48)
 
 
-def test_values_are_drawn_as_skewed_as_the_recorded_statements_repeat_them() -> None:
+def test_frequent_values_are_drawn_more_often_if_recorded_statements_repeat_values() -> None:
     values = [1] * 900 + list(range(2, 102))
-    sample = RowSample({1: combine([list(values)])}, 1, len(values))
+    sample = RowSample({1: build_sampled_column([list(values)])}, 1, len(values))
     shape = QueryShape("other", (), ((ShapeTerm(1, "eq"),),))
     frequent = {}
     for repeats in (0.0, 0.3, 0.81):
@@ -81,20 +83,25 @@ def test_values_are_drawn_as_skewed_as_the_recorded_statements_repeat_them() -> 
 
 
 def test_measurements_correct_later_predictions_of_the_same_kind() -> None:
-    def apply(kind: str, predicted: int, measured: int | None, correction: float = 1.0) -> AppliedProposal:
+    def build_applied_proposal(
+        kind: str, predicted: int, measured: int | None, correction: float = 1.0
+    ) -> AppliedProposal:
         reads = Reads(1.0, predicted, 0.1)
         proposal = Proposal("x", kind, "x", [], ProposedChange(), reads, reads, 1, 0.1, 1, None, correction)
         return AppliedProposal(proposal, 1, None if measured is None else Reads(1.0, measured, 0.1))
 
     corrections = compute_corrections(
-        [apply("cluster", 100, 50)] * 3 + [apply("index", 100, 10**9), apply("bucket", 1, None)]
+        [build_applied_proposal("cluster", 100, 50)] * 3
+        + [build_applied_proposal("index", 100, 10**9), build_applied_proposal("bucket", 1, None)]
     )
     assert corrections == {
         "cluster": pytest.approx(0.5**0.75, abs=1e-3),
         "index": pytest.approx(3**0.5, abs=1e-3),
     }
-    # The ratio is computed from the prediction without its correction, so a right correction stays.
-    assert compute_corrections([apply("cluster", 50, 50, 0.5)] * 99)["cluster"] == pytest.approx(0.5, abs=0.01)
+    # The ratio uses the uncorrected prediction, so a correct factor does not change.
+    assert compute_corrections([build_applied_proposal("cluster", 50, 50, 0.5)] * 99)["cluster"] == pytest.approx(
+        0.5, abs=0.01
+    )
 
 
 async def test_simulations_run_one_at_a_time_outside_the_event_loop(
@@ -108,7 +115,7 @@ async def test_simulations_run_one_at_a_time_outside_the_event_loop(
         samples.append(1)
         assert len(samples) == 1, "two samples are in memory at once"
         await asyncio.sleep(0.01)
-        return RowSample({1: combine([[1, 2, 5]])}, 1, 3)
+        return RowSample({1: build_sampled_column([[1, 2, 5]])}, 1, 3)
 
     def draw_in_thread(*args: Any, **options: Any) -> Any:
         threads.add(threading.current_thread())
@@ -125,11 +132,11 @@ async def test_simulations_run_one_at_a_time_outside_the_event_loop(
     assert threading.current_thread() not in threads
 
 
-async def test_unused_index_is_proposed_without_a_size_that_is_unknown(
+async def test_proposal_to_drop_an_index_omits_an_unknown_size(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def sample_rows(*_: Any) -> RowSample:
-        return RowSample({1: combine([[1, 2, 5]])}, 1, 3)
+        return RowSample({1: build_sampled_column([[1, 2, 5]])}, 1, 3)
 
     monkeypatch.setattr(advice, "sample_rows", sample_rows)
     monkeypatch.setattr(advice, "_find_unused_indexes", lambda *_: ["by_id"])

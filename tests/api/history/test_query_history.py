@@ -1,4 +1,6 @@
-"""The query history over HTTP: statements of plans, plan tables and scan reports, without their literals."""
+"""Tests of the query history over HTTP: it records statements of plans, plan tables and scan reports, without
+literals.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ HISTORY = "/api/v1/tables/db/t/history"
 SECRET = 741_852_963
 
 
-def compare(op: str, value: Any, column: str = "id") -> dict[str, Any]:
+def build_comparison(op: str, value: Any, column: str = "id") -> dict[str, Any]:
     return {"type": op, "term": column, "value": value}
 
 
@@ -44,22 +46,24 @@ async def load_shapes(api: Api, path: str = HISTORY) -> list[dict[str, Any]]:
 async def test_statements_that_differ_in_literals_share_a_shape(api_with_files: Api) -> None:
     for value in (5, 15, 25):
         body = {
-            "filter": make_conjunction(compare("eq", value), compare("starts-with", f"x{value}", "data")),
+            "filter": make_conjunction(
+                build_comparison("eq", value), build_comparison("starts-with", f"x{value}", "data")
+            ),
             "select": ["data"],
         }
         assert (await api_with_files("POST", f"{T}/plan", body, headers=PYICEBERG)).status == 200
     await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, headers=PYICEBERG)
-    first, second = await load_shapes(api_with_files)
-    assert first["conditions"] == ["id = ?", "data starts with ?"]
-    assert (first["engine"], first["columns"]) == ("pyiceberg", ["data"])
-    assert first["sums"]["statements"] == 3
-    assert (first["sums"]["files-before"], second["sums"]["files-before"]) == (90, 30)
-    assert second["sums"]["files-after"] == 1
+    most_frequent, second_shape = await load_shapes(api_with_files)
+    assert most_frequent["conditions"] == ["id = ?", "data starts with ?"]
+    assert (most_frequent["engine"], most_frequent["columns"]) == ("pyiceberg", ["data"])
+    assert most_frequent["sums"]["statements"] == 3
+    assert (most_frequent["sums"]["files-before"], second_shape["sums"]["files-before"]) == (90, 30)
+    assert second_shape["sums"]["files-after"] == 1
 
 
-async def test_order_of_conditions_and_negations_do_not_make_another_shape(api_with_files: Api) -> None:
-    small_filter, large_filter = compare("lt", 50), compare("gt-eq", 10)
-    negated = {"type": "not", "child": compare("gt-eq", 50)}
+async def test_order_of_conditions_and_negations_do_not_change_the_shape(api_with_files: Api) -> None:
+    small_filter, large_filter = build_comparison("lt", 50), build_comparison("gt-eq", 10)
+    negated = {"type": "not", "child": build_comparison("gt-eq", 50)}
     for filter in (
         make_conjunction(small_filter, large_filter),
         make_conjunction(large_filter, small_filter),
@@ -78,7 +82,7 @@ async def test_answers_from_the_cache_count_as_statements(api_with_files: Api) -
     assert (sums["statements"], sums["files-before"], sums["files-after"]) == (4, 120, 4)
 
 
-async def test_plan_table_counts_with_its_joins_each_time_that_it_is_shared(api_with_files: Api) -> None:
+async def test_each_request_for_a_shared_plan_table_counts_as_a_statement(api_with_files: Api) -> None:
     for _ in range(3):
         answer = await api_with_files("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})
         assert answer.status == 200, answer.raw
@@ -110,10 +114,10 @@ async def test_scan_report_with_sanitised_literals_has_the_shape_of_the_plan(api
     assert (await api_with_files("POST", f"{T}/metrics", hostile)).status == 204
     unknown = report | {"snapshot-id": 99}
     assert (await api_with_files("POST", f"{T}/metrics", unknown)).status == 204
-    first, second = sorted(await load_shapes(api_with_files), key=lambda shape: shape["engine"] == "other")
-    assert (first["engine"], first["conditions"], first["columns"]) == ("spark", ["id = ?"], ["id"])
-    assert first["sums"]["files-after"] == 4
-    assert (second["engine"], second["conditions"]) == ("other", [])
+    first_shape, second_shape = sorted(await load_shapes(api_with_files), key=lambda shape: shape["engine"] == "other")
+    assert (first_shape["engine"], first_shape["conditions"], first_shape["columns"]) == ("spark", ["id = ?"], ["id"])
+    assert first_shape["sums"]["files-after"] == 4
+    assert (second_shape["engine"], second_shape["conditions"]) == ("other", [])
 
 
 async def test_no_literal_reaches_the_database_unless_a_setting_keeps_it(tmp_path: Path) -> None:
@@ -126,11 +130,11 @@ async def test_no_literal_reaches_the_database_unless_a_setting_keeps_it(tmp_pat
             await append(api, "t", build_ten_id_files(30), snapshot_id=1)
             hostile = {"type": "transform", "transform": f"truncate[{SECRET}]", "term": "data"}
             for filter in (
-                compare("eq", SECRET),
-                make_conjunction(compare("gt", SECRET), compare("lt", SECRET + 1)),
+                build_comparison("eq", SECRET),
+                make_conjunction(build_comparison("gt", SECRET), build_comparison("lt", SECRET + 1)),
                 {"type": "in", "term": "data", "values": [str(SECRET), f"a{SECRET}"]},
                 {"type": "eq", "term": hostile, "value": str(SECRET)},
-                compare("eq", 1, f"c{SECRET}"),
+                build_comparison("eq", 1, f"c{SECRET}"),
             ):
                 await api("POST", f"{T}/plan", {"filter": filter})
                 await api("POST", "/api/v1/tables/db/t/plan-tables", {"filter": filter})
@@ -161,7 +165,7 @@ async def create_logins(home: Path, *grants: Grant) -> list[dict[str, str]]:
 
 
 async def create_table_as(login: dict[str, str], server: RunningServer) -> Api:
-    """Create `db.t` with three files, and return a client that logs in like this."""
+    """Create `db.t` with three files, and return a client that sends the headers `login`."""
     server.http.headers.update(login)
     api = Api(server)
     await api("POST", "/v1/namespaces", {"namespace": ["db"]})
@@ -170,20 +174,20 @@ async def create_table_as(login: dict[str, str], server: RunningServer) -> Api:
     return api
 
 
-async def test_many_shapes_of_one_principal_leave_room_for_others(tmp_path: Path) -> None:
+async def test_one_principal_cannot_use_the_whole_limit_of_shapes(tmp_path: Path) -> None:
     names = {"root": "admin", "mallory": "reader", "rita": "reader"}
     root, mallory, rita = await create_logins(tmp_path, *(Grant(name, role) for name, role in names.items()))
     async with run_server(tmp_path, auth="token", query_history_shapes=8) as server:
         api = await create_table_as(root, server)
-        filters = [compare(op, 5) for op in ("lt", "lt-eq", "gt", "gt-eq", "eq", "not-eq")]
+        filters = [build_comparison(op, 5) for op in ("lt", "lt-eq", "gt", "gt-eq", "eq", "not-eq")]
         for filter in filters:
             for select in ([], ["id"], ["data"], ["id", "data"]):
                 await api("POST", f"{T}/plan", {"filter": filter, "select": select}, headers=mallory)
         await server.components.history.flush()
-        await api("POST", f"{T}/plan", {"filter": compare("starts-with", "a", "data")}, headers=rita)
+        await api("POST", f"{T}/plan", {"filter": build_comparison("starts-with", "a", "data")}, headers=rita)
         shapes = await load_shapes(api)
         assert sum(shape["sums"]["statements"] for shape in shapes) == 25
-        # A quarter of 8 shapes are of Mallory, and his other statements are counted together.
+        # Mallory has a quarter of the 8 shapes. One shape counts all his other statements.
         assert [shape["sums"]["statements"] for shape in shapes if not shape["fingerprint"]] == [22]
         assert any(shape["conditions"] == ["data starts with ?"] for shape in shapes)
         assert "mallory" not in str(shapes)
@@ -201,7 +205,7 @@ async def test_reader_sees_only_the_history_of_tables_that_he_may_read(tmp_path:
         assert (await api("GET", "/api/v1/history", headers=bob)).json["tables"] == []
 
 
-async def test_failure_of_one_table_does_not_lose_the_statements_of_others(
+async def test_failure_of_one_table_does_not_lose_statements_of_other_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_server(tmp_path) as server:
@@ -314,8 +318,8 @@ async def test_reported_groupings_and_aggregates_are_recorded_without_the_texts_
     assert (shape["grouping"], shape["aggregates"]) == (["data"], ["count(*)", "other(id)", "sum(id)"])
     assert "secret" not in str(shape)
     for field, entry in (("grouping", "id"), ("aggregates", {"function": "sum", "column": "id"})):
-        refused = await api_with_files("POST", path, {field: [entry] * 33})
-        assert (refused.status, refused.error[0]) == (400, 400)
+        refusal = await api_with_files("POST", path, {field: [entry] * 33})
+        assert (refusal.status, refusal.error[0]) == (400, 400)
 
 
 async def test_reported_columns_joins_and_engine_are_recorded_in_any_case_of_letters(api_with_files: Api) -> None:
@@ -350,7 +354,7 @@ async def test_times_of_engines_add_up_for_statements_that_the_history_has(api_w
         assert (await api_with_files("POST", times, report | wrong)).status == 400
 
 
-async def test_times_of_one_principal_leave_room_for_others(tmp_path: Path) -> None:
+async def test_one_principal_cannot_use_the_whole_limit_of_times(tmp_path: Path) -> None:
     async with run_server(tmp_path, query_history_waiting=4) as server:
         history, time = server.components.history, StatementTime(1.0, 1, 1)
         for number in range(9):

@@ -1,4 +1,6 @@
-"""Index files for tests of registration and listing: valid, except that the kind's blob has arbitrary bytes."""
+"""Index files for tests of registration and listing. They are valid, except that the kind's blob has arbitrary
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ INDEXES = "/api/v1/tables/db/t/indexes"
 
 
 def build_index_file(build: dict[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
-    """Return an index file of these data files that matches the build, except for `other`."""
+    """Return an index file of these data files that matches the build. `other` replaces fields."""
     paths = [file.path for file in files]
     sizes, records = [file.size for file in files], [file.record_count for file in files]
     table = FilesTable.of(compute_file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Tests of the route that returns rows by predicate, compared with plain Python in each client's semantics."""
+"""Tests of the route that returns rows by predicate. Plain Python computes the expected rows for each client's
+semantics.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ def to_sql(tree: Tree) -> str:
         if tree.value is None:
             return f"{name} IS {'NOT ' if tree.op == 'not-null' else ''}NULL"
         literal = f"'{tree.value}'" if isinstance(tree.value, str) else f"{tree.value}"
-        return f"{name} {next(one for one, op in SQLS.items() if op == tree.op)} {literal}"
+        return f"{name} {next(sql for sql, op in SQLS.items() if op == tree.op)} {literal}"
     operator, children = tree
     if operator == "not":
         return f"NOT ({to_sql(children[0])})"
@@ -168,7 +170,7 @@ async def create_indexed_table(api: Api, rng: random.Random) -> StoredTable:
         table.write_data_file([replace_with_negative_zero(rng) for _ in range(rng.choice([1, 30, 200]))])
         for _ in range(5)
     ]
-    files += [table.write_data_file([(n, "a", 1.5, 1) for n in range(70)])]  # This file has no NaN and no null.
+    files += [table.write_data_file([(n, "a", 1.5, 1) for n in range(70)])]  # A file without NaN and null.
     await table.commit(files)
     for name in ("id", "name", "price"):
         await table.index(f"by_{name}", "bitmap", [name], files, parts=2)
@@ -176,7 +178,7 @@ async def create_indexed_table(api: Api, rng: random.Random) -> StoredTable:
 
 
 @pytest.mark.parametrize("seed", quick(range(6), 1))
-async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
+async def test_matching_rows_follow_the_callers_semantics(api: Api, seed: int) -> None:
     rng = random.Random(seed)
     indexed_table = await create_indexed_table(api, rng)
     outcomes: Counter[str] = Counter()
@@ -184,7 +186,10 @@ async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
         tree = build_random_tree(rng, 3, (0, 1, 2) if rng.random() < 0.8 else (0, 1, 2, 3))
         form = rng.choice(["roaring", "positions"])
         for body, meanings in (
-            ({"where": to_sql(tree)}, [partial(evaluate_as_sql, tree, nan_is_high=high) for high in (True, False)]),
+            (
+                {"where": to_sql(tree)},
+                [partial(evaluate_as_sql, tree, nan_is_high=high) for high in (True, False)],
+            ),
             ({"filter": filter_json(tree)}, [partial(evaluate_as_iceberg, tree)]),
         ):
             answer = {page["file-path"]: page for page in await read_pages(api, {**body, "rows": form, "limit": 2})}
@@ -194,16 +199,16 @@ async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
                 file_report = answer.get(file.path)
                 actual_rows = set() if file_report is None else decode_rows(file_report["rows"])
                 if file_report is None or file_report["exact"]:
-                    assert all(actual_rows == one for one in expected), f"seed {seed}: {body} in {file.path}"
+                    assert all(actual_rows == rows for rows in expected), f"seed {seed}: {body} in {file.path}"
                 else:
-                    assert actual_rows is None or all(actual_rows >= one for one in expected), (
+                    assert actual_rows is None or all(actual_rows >= rows for rows in expected), (
                         f"seed {seed}: {body} in {file.path}"
                     )
                 if file_report is not None:
                     assert file_report["count"] == (None if actual_rows is None else len(actual_rows))
                     assert file_report["record-count"] == len(rows)
                 outcomes["absent" if file_report is None else "exact" if file_report["exact"] else "inexact"] += 1
-    assert min(outcomes[one] for one in ("absent", "exact", "inexact")) > 10, outcomes
+    assert min(outcomes[outcome] for outcome in ("absent", "exact", "inexact")) > 10, outcomes
 
 
 @pytest.mark.few_cases(1)
@@ -312,19 +317,19 @@ async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_l
     body = json.dumps({"filter": filter_}).encode()
     finished_pages: list[tuple[str, int]] = []
 
-    def record_threads_of(work: Callable[..., Any]) -> Callable[..., Any]:
+    def with_recorded_thread(work: Callable[..., Any]) -> Callable[..., Any]:
         def record_thread(*arguments: Any, **options: Any) -> Any:
             finished_pages.append((work.__name__, threading.get_ident()))
             return work(*arguments, **options)
 
         return record_thread
 
-    monkeypatch.setattr(bodies, "parse_now", record_threads_of(bodies.parse_now))
-    monkeypatch.setattr(bitmaps, "parse_expression", record_threads_of(parse_expression))
-    monkeypatch.setattr(BoundScan, "bind", record_threads_of(BoundScan.bind))
+    monkeypatch.setattr(bodies, "parse_now", with_recorded_thread(bodies.parse_now))
+    monkeypatch.setattr(bitmaps, "parse_expression", with_recorded_thread(parse_expression))
+    monkeypatch.setattr(BoundScan, "bind", with_recorded_thread(BoundScan.bind))
     answer = await api("POST", BITMAP, body, headers={"Content-Type": "application/json"})
     assert {name for name, _ in finished_pages} == {"parse_now", "parse_expression", "bind"}
-    assert threading.get_ident() not in {thread for _, thread in finished_pages}, "the event loop's, which is this one"
+    assert threading.get_ident() not in {thread for _, thread in finished_pages}, "the event loop's thread did the work"
     assert [file["file-path"] for file in answer.json["files"]] == [path]
 
 
@@ -388,7 +393,7 @@ async def test_list_of_positions_longer_than_a_page_is_rejected_before_it_is_bui
 
 
 @pytest.mark.slow
-async def test_all_rows_are_undecided_when_too_many_must_be_checked_against_deletes(api: Api) -> None:
+async def test_all_rows_are_inexact_if_too_many_need_a_check_against_deletes(api: Api) -> None:
     rows = 2**31
     await create_file_with_row_count(api, rows, deleted=True)
     with check_memory_stays_small():
@@ -414,13 +419,13 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
     await table.commit(files)
     await table.index("by_id", "bitmap", ["id"], files[:3])
     removed_rows = {file.path: set(rng.sample(range(rows), rows // 3)) for file, rows in zip(files, sizes, strict=True)}
-    lost = [(path, at) for path, positions in removed_rows.items() for at in positions]
-    await table.commit(deletes=[table.write_position_deletes(lost)])
+    removed_positions = [(path, at) for path, positions in removed_rows.items() for at in positions]
+    await table.commit(deletes=[table.write_position_deletes(removed_positions)])
     for body, minimum in (({}, 0), ({"where": "id >= 10"}, 10)):
         actual = {page["file-path"]: page for page in await read_pages(api, {**body, "deletes": True, "limit": 2})}
         for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):
-            first = minimum if number < 3 else 0  # The other files have no index: any of their rows may match.
-            expected = set(range(first, rows)) - removed_rows[file.path]
+            first_id = minimum if number < 3 else 0  # The other files have no index: any of their rows may match.
+            expected = set(range(first_id, rows)) - removed_rows[file.path]
             assert decode_rows(actual[file.path]["rows"]) == expected
             assert actual[file.path]["count"] == len(expected)
 
@@ -446,16 +451,18 @@ async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
         assert expected in answer.error[2], body
 
 
-async def test_page_token_is_valid_for_its_request_and_snapshot_only(api: Api) -> None:
+async def test_page_token_is_valid_only_for_its_request_and_snapshot(api: Api) -> None:
     table = await StoredTable.create(api)
     files = [table.write_data_file([(n, "a", 1.5, 1)]) for n in range(3)]
     await table.commit(files)
-    first = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1})).json
+    first_page = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1})).json
     await table.commit([table.write_data_file([(9, "a", 1.5, 1)])], removed=[files[2].path])
-    other = await api("POST", BITMAP, {"where": "id >= 1", "limit": 1, "page-token": first["next-page-token"]})
-    assert "start again" in other.error[2]
-    actual_files = list(first["files"])
-    token = first["next-page-token"]
+    other_answer = await api(
+        "POST", BITMAP, {"where": "id >= 1", "limit": 1, "page-token": first_page["next-page-token"]}
+    )
+    assert "start again" in other_answer.error[2]
+    actual_files = list(first_page["files"])
+    token = first_page["next-page-token"]
     while token:
         page = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1, "page-token": token})).json
         assert page["snapshot-id"] == 1

@@ -98,10 +98,12 @@ async def test_missing_files_are_listed_page_by_page_with_what_a_reader_needs(ap
 
 async def test_listing_skips_no_file_while_files_become_covered(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
-    first = (await api_with_table("GET", build_url(build, "/files?limit=2"))).json
+    first_page = (await api_with_table("GET", build_url(build, "/files?limit=2"))).json
     await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:2])))
     await append(api_with_table, "t", [build_data_file("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
-    next_page = (await api_with_table("GET", build_url(build, f"/files?page-token={first['next-page-token']}"))).json
+    next_page = (
+        await api_with_table("GET", build_url(build, f"/files?page-token={first_page['next-page-token']}"))
+    ).json
     assert (next_page["snapshot-id"], [file["file-path"] for file in next_page["files"]]) == (1, PATHS[2:])
     # A restarted build lists the current files.
     assert sorted(await list_missing_files(api_with_table, build, limit=2)) == sorted(
@@ -114,20 +116,22 @@ async def test_listing_skips_no_file_while_files_become_covered(api_with_table: 
 async def test_files_of_branches_and_tags_are_listed_once_after_the_current_files(
     api_with_table: Api, limit: int
 ) -> None:
-    on_branch = [build_data_file(f"file:///t/b{n}.parquet", n, n) for n in range(3)]
-    await append(api_with_table, "t", on_branch[:2], snapshot_id=2, parent=1, branch="work")
-    await append(api_with_table, "t", on_branch[2:], snapshot_id=3, parent=2, branch="more")
+    branch_files = [build_data_file(f"file:///t/b{n}.parquet", n, n) for n in range(3)]
+    await append(api_with_table, "t", branch_files[:2], snapshot_id=2, parent=1, branch="work")
+    await append(api_with_table, "t", branch_files[2:], snapshot_id=3, parent=2, branch="more")
     build = await begin_build(api_with_table)
     assert build["progress"]["files-total"] == 9
     index = await load_index(api_with_table)
     assert (index["lag-files"], index["lag-files-of-refs"], index["files-total"]) == (6, 3, 6)
     listing = await list_missing_files(api_with_table, build, limit=limit)
     assert listing[:6] == PATHS
-    assert sorted(listing[6:]) == [one.path for one in on_branch]
-    await register(api_with_table, build, write(build, "a", build_index_file(build, [*FILES, on_branch[0]])))
+    assert sorted(listing[6:]) == [file.path for file in branch_files]
+    await register(api_with_table, build, write(build, "a", build_index_file(build, [*FILES, branch_files[0]])))
     index = await load_index(api_with_table)
     assert (index["health"], index["lag-files"], index["lag-files-of-refs"]) == ("ok", 0, 2)
-    assert sorted(await list_missing_files(api_with_table, build, limit=limit)) == [one.path for one in on_branch[1:]]
+    assert sorted(await list_missing_files(api_with_table, build, limit=limit)) == [
+        file.path for file in branch_files[1:]
+    ]
 
 
 @pytest.mark.slow
@@ -187,12 +191,12 @@ async def test_exclusive_build_yields_to_a_live_build_of_its_index(
     async def start_exclusive_build(name: str = "i") -> Any:
         return await api_with_table("POST", f"{INDEXES}/{name}/builds", {"exclusive": True})
 
-    first = (await start_exclusive_build()).json
+    first_build = (await start_exclusive_build()).json
     assert (await start_exclusive_build()).error[:2] == (409, "CommitFailedException")
     assert (await api_with_table("POST", f"{INDEXES}/i/builds", {"exclusive": 1})).error[0] == 400
     await define(api_with_table, "other", kind="bitmap", columns=["data"])
     assert (await start_exclusive_build("other")).status == 200
-    await api_with_table("POST", build_url(first, "/finish"))
+    await api_with_table("POST", build_url(first_build, "/finish"))
     assert (await start_exclusive_build()).status == 200
     monkeypatch.setattr(build_state, "EXCLUSIVE_MS", -1)
     assert (await start_exclusive_build()).status == 200
@@ -222,7 +226,7 @@ async def test_registering_a_file_twice_changes_nothing(api_with_table: Api) -> 
 
 async def test_concurrent_registrations_all_succeed(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
-    files = [write(build, f"{n}", build_index_file(build, [one])) for n, one in enumerate(FILES)]
+    files = [write(build, f"{n}", build_index_file(build, [data])) for n, data in enumerate(FILES)]
     answers = await asyncio.gather(*(register(api_with_table, build, file) for file in files))
     assert [answer.status for answer in answers] == [200] * 6
     assert (await api_with_table("GET", build_url(build))).json["progress"]["files-done"] == 6
@@ -233,10 +237,10 @@ async def test_only_one_of_two_merges_of_the_same_files_is_registered(api_with_t
     build = await begin_build(api_with_table)
     old_files = [write(build, name, build_index_file(build, FILES[:3])) for name in "ab"]
     await register(api_with_table, build, *old_files)
-    replaced = [one["location"] for one in old_files]
+    replaced = [index_file["location"] for index_file in old_files]
     merged_index_files = [write(build, name, build_index_file(build, FILES[:3], level=1)) for name in "xy"]
     answers = await asyncio.gather(
-        *(register(api_with_table, build, one, replaces=replaced) for one in merged_index_files)
+        *(register(api_with_table, build, index_file, replaces=replaced) for index_file in merged_index_files)
     )
     assert sorted(answer.status for answer in answers) == [200, 409]
     assert (await load_index(api_with_table))["levels"] == {"1": 1}
@@ -245,7 +249,7 @@ async def test_only_one_of_two_merges_of_the_same_files_is_registered(api_with_t
 @pytest.mark.slow
 async def test_builds_and_commits_do_not_block_each_other(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
-    files = [write(build, f"{n}", build_index_file(build, [one])) for n, one in enumerate(FILES)]
+    files = [write(build, f"{n}", build_index_file(build, [data_file])) for n, data_file in enumerate(FILES)]
 
     async def commit_files() -> None:
         for number in range(2, 8):
@@ -266,7 +270,7 @@ async def test_builds_and_commits_do_not_block_each_other(api_with_table: Api) -
         ({"kind": "bitmap"}, "it belongs to the index bitmap"),
     ],
 )
-async def test_index_file_of_another_index_is_rejected_by_name(
+async def test_error_for_an_index_file_of_another_index_names_that_index(
     api_with_table: Api, other: dict[str, Any], expected: str
 ) -> None:
     build = await begin_build(api_with_table)
@@ -307,15 +311,15 @@ async def test_index_file_of_a_newer_version_is_rejected(api_with_table: Api, mo
 
 
 async def test_only_files_in_the_builds_folder_are_registered(api_with_table: Api) -> None:
-    build, other = await begin_build(api_with_table), await begin_build(api_with_table)
+    build, other_build = await begin_build(api_with_table), await begin_build(api_with_table)
     data = build_index_file(build, FILES)
-    elsewhere = write(other, "a", data)
+    elsewhere = write(other_build, "a", data)
     folder = build["folder"]
     for location in (
         elsewhere["location"],
         folder,
         f"{folder}/",
-        f"{folder}/../{other['build-id']}/a",
+        f"{folder}/../{other_build['build-id']}/a",
         f"{folder}x/a",
         "a",
         "",
@@ -374,14 +378,14 @@ async def test_build_of_a_redefined_index_cannot_continue(api_with_table: Api) -
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("token", ["x", "", "!!", "W10"])
 async def test_invented_page_token_is_rejected(api_with_table: Api, token: str) -> None:
-    build, other = await begin_build(api_with_table), await begin_build(api_with_table)
+    build, other_build = await begin_build(api_with_table), await begin_build(api_with_table)
     assert (await api_with_table("GET", build_url(build, f"/files?page-token={token}"))).error[0] == 400
-    foreign = (await api_with_table("GET", build_url(other, "/files?limit=1"))).json["next-page-token"]
+    foreign = (await api_with_table("GET", build_url(other_build, "/files?limit=1"))).json["next-page-token"]
     assert (await api_with_table("GET", build_url(build, f"/files?page-token={foreign}"))).error[0] == 400
     assert (await api_with_table("GET", build_url(build, "/files?limit=0"))).error[0] == 400
 
 
-async def test_abandoned_build_is_rolled_back_by_the_next(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_next_build_rolls_back_an_abandoned_build(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = await begin_build(api_with_table)
     await register(api_with_table, silent, write(silent, "a", build_index_file(silent, FILES[:2])))
     await begin_build(api_with_table)
@@ -394,14 +398,14 @@ async def test_abandoned_build_is_rolled_back_by_the_next(api_with_table: Api, m
     assert (await load_index(api_with_table))["files"] == 2
 
 
-async def test_build_continues_at_another_server(api_with_table: Api, tmp_path: Path) -> None:
+async def test_build_continues_on_another_server(api_with_table: Api, tmp_path: Path) -> None:
     build = await begin_build(api_with_table)
     await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:2])))
     async with run_server(tmp_path) as server:
-        other = Api(server)
-        assert await list_missing_files(other, build) == PATHS[2:]
-        await register(other, build, write(build, "b", build_index_file(build, FILES[2:])))
-        assert (await other("POST", build_url(build, "/finish"))).json["progress"]["files-done"] == 6
+        other_api = Api(server)
+        assert await list_missing_files(other_api, build) == PATHS[2:]
+        await register(other_api, build, write(build, "b", build_index_file(build, FILES[2:])))
+        assert (await other_api("POST", build_url(build, "/finish"))).json["progress"]["files-done"] == 6
     assert (await api_with_table("GET", build_url(build))).json["state"] == "completed"
 
 

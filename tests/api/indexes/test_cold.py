@@ -26,7 +26,7 @@ from tests.server.rig import RunningServer, run_server
 
 
 class SlowWholeFiles(RecordingObjects):
-    """An object store in which reads of whole index files wait for `let_go`."""
+    """An object store in which reads of whole index files wait until `let_go` is called."""
 
     whole = asyncio.Event()
 
@@ -48,7 +48,7 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 def delay_whole_files(server: RunningServer) -> SlowWholeFiles:
-    """Make reads of whole index files wait until `let_go`."""
+    """Make reads of whole index files wait until `let_go` is called."""
     storage = SlowWholeFiles(server.components.objects)
     storage.whole = asyncio.Event()
     server.components.indexes._objects = storage
@@ -97,7 +97,7 @@ async def test_rows_by_predicate_are_the_same_by_range(server: RunningServer) ->
     storage.let_go()
     for body, expected_rows in zip(bodies, by_range, strict=True):
         assert await read_pages(api, body) == expected_rows
-    assert sum(one["exact"] for expected_rows in by_range for one in expected_rows) > 20
+    assert sum(row["exact"] for expected_rows in by_range for row in expected_rows) > 20
 
 
 @pytest.mark.few_cases(1)

@@ -27,7 +27,7 @@ def aggregate_file(file: int, *names: str, count: int = 1) -> GroupPart:
     return GroupPart(EncodedGroups(table), np.array([file]))
 
 
-def decode(reading: GroupReading) -> pa.Table:
+def decode_groups(reading: GroupReading) -> pa.Table:
     return pa.ipc.open_stream(reading.encode()).read_all()
 
 
@@ -36,9 +36,9 @@ def test_groups_of_several_files_are_combined() -> None:
     reading.enqueue(aggregate_file(0, "a", "b"))
     reading.enqueue(aggregate_file(2, "a"))
     reading.finish()
-    table = decode(reading)
+    table = decode_groups(reading)
     assert sorted(table.to_pylist(), key=str) == [{"d0": "a", "m0": 2}, {"d0": "b", "m0": 1}]
-    assert table.schema.metadata[b"covered"] == b"BQ==", "the files 0 and 2 are covered, the file 1 is not"
+    assert table.schema.metadata[b"covered"] == b"BQ==", "files 0 and 2 are covered, and file 1 is not"
 
 
 def test_reading_stops_at_the_maximum_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,37 +50,37 @@ def test_reading_stops_at_the_maximum_of_bytes(monkeypatch: pytest.MonkeyPatch) 
         reading.process()
         if reading.is_done:
             break
-    table = decode(reading)
+    table = decode_groups(reading)
     assert table.num_rows == 2
     assert table.schema.metadata[b"covered"] == b"Aw=="
 
 
-def test_sums_that_overflow_are_left_to_the_engine() -> None:
+def test_groups_with_an_overflowing_sum_are_left_to_the_engine() -> None:
     reading = GroupReading(SCHEMA, FUNCTIONS, 2)
     for number in (0, 1):
         reading.enqueue(aggregate_file(number, "a", count=2**62))
     reading.finish()
-    assert decode(reading).to_pylist() == [{"d0": "a", "m0": 2**62}] * 2
+    assert decode_groups(reading).to_pylist() == [{"d0": "a", "m0": 2**62}] * 2
 
 
-def test_condition_that_takes_long_leaves_out_no_groups() -> None:
+def test_condition_that_takes_too_long_excludes_no_groups() -> None:
     schema = Schema((Field(1, "name", False, "string"),))
     cube = define("sums", "cube", ["name"], schema, measures=["count(*)"])
 
-    def read_values(count: int) -> Expression:
-        return read({"type": "in", "term": "d0", "values": [f"v{number}" for number in range(count)]})
+    def parse_values(count: int) -> Expression:
+        return parse_condition({"type": "in", "term": "d0", "values": [f"v{number}" for number in range(count)]})
 
-    def read_transforms(count: int) -> Expression:
+    def parse_transforms(count: int) -> Expression:
         condition: dict[str, Any] = {"type": "eq", "term": "d0", "value": "a"}
         for width in range(1, count + 1):
             term = {"type": "transform", "transform": f"truncate[{width}]", "term": "d0"}
             condition = {"type": "and", "left": condition, "right": {"type": "eq", "term": term, "value": "a"}}
-        return read(condition)
+        return parse_condition(condition)
 
-    def read(condition: dict[str, Any]) -> Expression:
+    def parse_condition(condition: dict[str, Any]) -> Expression:
         return cube_groups.read_condition(msgspec.json.encode(condition), cube)
 
-    assert read_values(1000) != TRUE
-    assert read_values(1001) == TRUE
-    assert read_transforms(16) != TRUE
-    assert read_transforms(17) == TRUE
+    assert parse_values(1000) != TRUE
+    assert parse_values(1001) == TRUE
+    assert parse_transforms(16) != TRUE
+    assert parse_transforms(17) == TRUE

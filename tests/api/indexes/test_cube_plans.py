@@ -1,4 +1,4 @@
-"""The route that plans an aggregate query over a cube: its groups, its plan table, and what it refuses."""
+"""Tests of the route that plans an aggregate query over a cube: its groups, its plan table, and what it rejects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.connector.server_thread import ServerThread
 
 PATH = "/api/v1/tables/db/t/cube-plans"
 UNLESS = {"type": "lt", "term": "id", "value": 200}
-"""Rows that some files may have: file n has the ids from 100 n to 100 n + 9."""
+"""Files that may have a row with this condition are read. File n has the ids from 100 n to 100 n + 9."""
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +44,14 @@ def definition_id(server: ServerThread) -> str:
         return str(client.index("db.t", "cube").json["definition-id"])
 
 
-def post(server: ServerThread, body: dict[str, Any], path: str = PATH, **headers: str) -> Answer:
+def post_plan(server: ServerThread, body: dict[str, Any], path: str = PATH, **headers: str) -> Answer:
     answer = server.run(server.api("POST", path, body, headers=headers))
     assert isinstance(answer, Answer)
     return answer
 
 
 def plan_cube(server: ServerThread, body: dict[str, Any], **headers: str) -> tuple[dict[str, Any], pa.Table]:
-    answer = post(server, body, **headers)
+    answer = post_plan(server, body, **headers)
     assert answer.status == 200, answer.raw
     groups = pa.ipc.open_stream(answer.raw).read_all()
     return json.loads(groups.schema.metadata[b"plan"]), groups
@@ -96,11 +96,11 @@ def test_long_condition_is_read_outside_of_the_event_loop(
 ) -> None:
     threads, read_filter = list[str](), plan_tables.read_filter
 
-    def read_and_note(*arguments: Any) -> Any:
+    def record_thread(*arguments: Any) -> Any:
         threads.append(threading.current_thread().name)
         return read_filter(*arguments)
 
-    monkeypatch.setattr(cube_plans, "read_filter", read_and_note)
+    monkeypatch.setattr(cube_plans, "read_filter", record_thread)
     ids = list(range(1000, 1200))
     condition = {"type": "in", "term": "id", "values": ids}
     text = f"id IN ({', '.join(map(str, ids))})"
@@ -148,5 +148,5 @@ def test_plan_says_why_the_cube_is_not_used(server: ServerThread, definition_id:
 def test_invalid_request_is_refused(
     server: ServerThread, definition_id: str, body: dict[str, Any], status: int, message: str
 ) -> None:
-    answer = post(server, {"definition-id": definition_id, **body})
+    answer = post_plan(server, {"definition-id": definition_id, **body})
     assert (answer.status, message in answer.error[2]) == (status, True), answer.raw

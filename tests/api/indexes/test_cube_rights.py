@@ -68,7 +68,7 @@ async def test_definition_and_build_require_the_right_to_read_the_dimension_tabl
         "a column that a later commit adds": f"cube({ATTRIBUTE.replace('(id)', '(later)')}; count(*))",
     }
 
-    async def define(caller: UserApi, number: int) -> dict[str, int]:
+    async def define_cubes(caller: UserApi, number: int) -> dict[str, int]:
         """Define a cube in each way, and return the statuses."""
         statuses = {}
         body = {"kind": "cube", "columns": [ATTRIBUTE], "measures": ["count(*)"]}
@@ -92,9 +92,9 @@ async def test_definition_and_build_require_the_right_to_read_the_dimension_tabl
         assert (await root("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})).status == 200
         body = {"kind": "cube", "columns": ["id", ATTRIBUTE], "measures": ["count(*)"]}
         assert (await root("PUT", "/api/v1/tables/db/t/indexes/by_name", body)).status == 200
-        refusal = await define(wendy, 1)
+        refusal = await define_cubes(wendy, 1)
         assert set(refusal.values()) == {403}, refusal
-        accepted = await define(rex, 2)
+        accepted = await define_cubes(rex, 2)
         assert set(accepted.values()) <= {200, 204}, accepted
         answer = await wendy("PUT", "/api/v1/tables/db/t/indexes/c", {"state": "enabled"})
         assert answer.error[0] == 403

@@ -1,4 +1,6 @@
-"""Tests of index audits: quarantined index files, and a registry that is rebuilt from the files beside the table."""
+"""Tests of index audits: quarantined index files, and a registry that the server rebuilds from the table's
+index files.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ async def create_index(api: Api) -> Api:
 
 
 def build_valid_index_file(build: Mapping[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
-    """Return a completely valid index file."""
+    """Return a valid bloom index file of these data files. `other` replaces fields."""
     paths, sizes, records = zip(*((file.path, file.size, file.record_count) for file in files), strict=True)
     listed_table = FilesTable.of(compute_file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
     entries = [bloom.build(convert_to_keys(pa.array(IDS[path], pa.int64()), "long"), 1e-6) for path in paths]
@@ -67,7 +69,7 @@ async def create_build(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str,
         write(build, str(number), build_valid_index_file(build, group)) for number, group in enumerate(groups)
     ]
     assert (await register(api, build, *registrations)).status == 200
-    return build, [one["location"] for one in registrations]
+    return build, [registration["location"] for registration in registrations]
 
 
 async def find_kept_paths(api: Api, where: str) -> list[str]:
@@ -77,7 +79,7 @@ async def find_kept_paths(api: Api, where: str) -> list[str]:
     return [file["file-path"] for file in answer.json["kept"]]
 
 
-async def quarantine(api: Api, location: str, reason: str = "it lies", name: str = "i", **options: Any) -> Any:
+async def quarantine_file(api: Api, location: str, reason: str = "it lies", name: str = "i", **options: Any) -> Any:
     return await api("POST", f"{INDEXES}/{name}/quarantine", {"location": location, "reason": reason, **options})
 
 
@@ -88,24 +90,24 @@ def find_blob_position(location: str) -> int:
     return header.offset + 8
 
 
-def flip(location: str, place: int) -> None:
+def flip_bit(location: str, position: int) -> None:
     path = Path(location.removeprefix("file://"))
     data = bytearray(path.read_bytes())
-    data[place] ^= 1
+    data[position] ^= 1
     path.write_bytes(data)
 
 
 async def test_quarantined_index_file_is_unused_and_built_again(api_with_table: Api) -> None:
-    build, (first, second) = await create_build(api_with_table, FILES[:3], FILES[3:])
+    build, (first_file, second_file) = await create_build(api_with_table, FILES[:3], FILES[3:])
     assert await find_kept_paths(api_with_table, "id = 102") == [FILES[1].path]
-    answer = await quarantine(api_with_table, first)
-    assert (answer.status, answer.json) == (200, {"location": first, "state": "quarantined", "reason": "it lies"})
+    answer = await quarantine_file(api_with_table, first_file)
+    assert (answer.status, answer.json) == (200, {"location": first_file, "state": "quarantined", "reason": "it lies"})
     assert await find_kept_paths(api_with_table, "id = 102") == [file.path for file in FILES[:3]]
     index = await load_index(api_with_table)
     assert (index["health"], index["files"], index["quarantined"]) == ("damaged", 3, 1)
     assert {index_file["location"]: index_file["state"] for index_file in index["index-files"]} == {
-        first: "quarantined",
-        second: "live",
+        first_file: "quarantined",
+        second_file: "live",
     }
     assert await list_missing_files(api_with_table, build) == [file.path for file in FILES[:3]]
     await register(api_with_table, build, write(build, "again", build_valid_index_file(build, FILES[:3])))
@@ -114,56 +116,56 @@ async def test_quarantined_index_file_is_unused_and_built_again(api_with_table: 
 
 
 async def test_quarantine_is_idempotent_and_a_superseded_file_stays_superseded(api_with_table: Api) -> None:
-    build, (first, second) = await create_build(api_with_table, FILES[:3], FILES[3:])
+    build, (first_file, second_file) = await create_build(api_with_table, FILES[:3], FILES[3:])
     merged_index_file = write(build, "merged", build_valid_index_file(build, FILES[3:], level=1))
-    await register(api_with_table, build, merged_index_file, replaces=[second])
-    await quarantine(api_with_table, first)
-    assert (await quarantine(api_with_table, first, "another reason")).json["reason"] == "it lies"
-    assert (await quarantine(api_with_table, second)).json["state"] == "superseded"
-    assert (await quarantine(api_with_table, second, check=True)).json["state"] == "superseded"
+    await register(api_with_table, build, merged_index_file, replaces=[second_file])
+    await quarantine_file(api_with_table, first_file)
+    assert (await quarantine_file(api_with_table, first_file, "another reason")).json["reason"] == "it lies"
+    assert (await quarantine_file(api_with_table, second_file)).json["state"] == "superseded"
+    assert (await quarantine_file(api_with_table, second_file, check=True)).json["state"] == "superseded"
 
 
 async def test_checked_index_file_is_quarantined_only_if_it_is_damaged(api_with_table: Api) -> None:
-    _, (first, second) = await create_build(api_with_table, FILES[:3], FILES[3:])
-    assert (await quarantine(api_with_table, first, check=True)).json == {
-        "location": first,
+    _, (first_file, second_file) = await create_build(api_with_table, FILES[:3], FILES[3:])
+    assert (await quarantine_file(api_with_table, first_file, check=True)).json == {
+        "location": first_file,
         "state": "live",
         "reason": None,
     }
-    flip(first, find_blob_position(first))
-    answer = (await quarantine(api_with_table, first, "found by night", check=True)).json
+    flip_bit(first_file, find_blob_position(first_file))
+    answer = (await quarantine_file(api_with_table, first_file, "found by night", check=True)).json
     assert answer["state"] == "quarantined"
     assert answer["reason"].startswith("found by night; ")
-    Path(second.removeprefix("file://")).unlink()
-    assert (await quarantine(api_with_table, second, check=True)).json["state"] == "quarantined"
+    Path(second_file.removeprefix("file://")).unlink()
+    assert (await quarantine_file(api_with_table, second_file, check=True)).json["state"] == "quarantined"
     assert (await load_index(api_with_table))["files"] == 0
 
 
 async def test_only_registered_index_files_of_the_index_are_quarantined(api_with_table: Api) -> None:
-    build, (first,) = await create_build(api_with_table, FILES)
+    build, (first_file,) = await create_build(api_with_table, FILES)
     await define(api_with_table, "other", kind="bitmap", columns=["data"])
     unlisted = write(build, "unlisted", build_valid_index_file(build, FILES))["location"]
-    for name, location in (("i", unlisted), ("i", "nope"), ("i", ""), ("other", first), ("nope", first)):
-        assert (await quarantine(api_with_table, location, name=name)).error[0] == 404, (name, location)
-    for body in ({"location": first}, {"location": first, "reason": " "}, {"location": 1, "reason": "x"}, {}):
+    for name, location in (("i", unlisted), ("i", "nope"), ("i", ""), ("other", first_file), ("nope", first_file)):
+        assert (await quarantine_file(api_with_table, location, name=name)).error[0] == 404, (name, location)
+    for body in ({"location": first_file}, {"location": first_file, "reason": " "}, {"location": 1, "reason": "x"}, {}):
         assert (await api_with_table("POST", f"{INDEXES}/i/quarantine", body)).error[0] == 400, body
-    assert (await quarantine(api_with_table, first, name="bucket:x")).error[0] == 400
+    assert (await quarantine_file(api_with_table, first_file, name="bucket:x")).error[0] == 400
     assert (await load_index(api_with_table))["quarantined"] == 0
 
 
 async def test_long_quarantine_reason_is_truncated(api_with_table: Api) -> None:
-    _, (first,) = await create_build(api_with_table, FILES)
-    assert (await quarantine(api_with_table, first, "x" * 5000)).json["reason"] == "x" * 1000
+    _, (first_file,) = await create_build(api_with_table, FILES)
+    assert (await quarantine_file(api_with_table, first_file, "x" * 5000)).json["reason"] == "x" * 1000
 
 
-async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same(tmp_path: Path) -> None:
+async def test_rebuilt_registry_gives_the_same_plans_as_the_lost_registry(tmp_path: Path) -> None:
     warehouse = (tmp_path / "warehouse").as_uri()
     async with run_server(tmp_path / "first", warehouse=warehouse) as server:
         api = await create_index(Api(server))
         _, locations = await create_build(api, FILES[:2], FILES[2:5])
-        before = [await find_kept_paths(api, f"id = {100 + n}") for n in range(9)]
+        paths_before = [await find_kept_paths(api, f"id = {100 + n}") for n in range(9)]
         location = (await api("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
-    assert [len(paths) for paths in before] == [1, 2, 2, 2, 2, 2, 1, 1, 1]
+    assert [len(paths) for paths in paths_before] == [1, 2, 2, 2, 2, 2, 1, 1, 1]
     async with run_server(tmp_path / "second", warehouse=warehouse) as server:
         api = Api(server)
         answer = await api("POST", "/v1/namespaces/db/register", {"name": "t", "metadata-location": location})
@@ -181,7 +183,7 @@ async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same
             }
         ]
         assert (rebuild_report["known"], rebuild_report["redundant"], rebuild_report["left-out"]) == (0, 0, [])
-        assert [await find_kept_paths(api, f"id = {100 + n}") for n in range(9)] == before
+        assert [await find_kept_paths(api, f"id = {100 + n}") for n in range(9)] == paths_before
         index = await load_index(api)
         assert {index_file["location"]: index_file["state"] for index_file in index["index-files"]} == dict.fromkeys(
             locations, "live"
@@ -196,7 +198,7 @@ def get_size_bytes(location: str) -> int:
 
 
 @pytest.mark.slow
-async def test_merged_and_newer_files_are_preferred_among_equal_coverage(api_with_table: Api) -> None:
+async def test_rebuild_prefers_merged_and_newer_files_if_the_coverage_is_equal(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
     for name, files, level, age in (
         ("old", FILES[:3], 0, 30),
@@ -217,29 +219,31 @@ async def test_merged_and_newer_files_are_preferred_among_equal_coverage(api_wit
 
 
 async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(api_with_table: Api) -> None:
-    build, (first,) = await create_build(api_with_table, FILES[:3])
-    await quarantine(api_with_table, first)
+    build, (first_file,) = await create_build(api_with_table, FILES[:3])
+    await quarantine_file(api_with_table, first_file)
     twin = write(build, "twin", build_valid_index_file(build, FILES[:3]))["location"]
     rebuild_report = (await api_with_table("POST", REBUILD)).json
     assert (rebuild_report["known"], rebuild_report["registered"][0]["index-files"]) == (1, 1)
     states = {
         index_file["location"]: index_file["state"] for index_file in (await load_index(api_with_table))["index-files"]
     }
-    assert states == {first: "quarantined", twin: "live"}
+    assert states == {first_file: "quarantined", twin: "live"}
 
 
 @pytest.mark.slow
-async def test_already_covered_file_is_registered_only_if_the_others_are_unreadable(api_with_table: Api) -> None:
-    build, (first,) = await create_build(api_with_table, FILES[:3])
+async def test_redundant_index_file_is_registered_only_if_the_registered_file_is_unreadable(
+    api_with_table: Api,
+) -> None:
+    build, (first_file,) = await create_build(api_with_table, FILES[:3])
     write(build, "twin", build_valid_index_file(build, FILES[:3]))
     rebuild_report = (await api_with_table("POST", REBUILD)).json
     assert (rebuild_report["registered"], rebuild_report["redundant"]) == ([], 1)
-    path = Path(first.removeprefix("file://"))
+    path = Path(first_file.removeprefix("file://"))
     path.write_bytes(path.read_bytes()[:-1])
     async with run_server(
         api_with_table.server.components.settings.home
-    ) as other:  # A new server has not read the file yet.
-        rebuild_report = (await Api(other)("POST", REBUILD)).json
+    ) as restarted_server:  # A new server has not read the file yet.
+        rebuild_report = (await Api(restarted_server)("POST", REBUILD)).json
     assert rebuild_report["registered"][0]["files"] == 3
 
 
@@ -265,7 +269,9 @@ async def test_only_index_files_of_the_table_are_registered(
     write(build, ".half-written", build_valid_index_file(build, FILES)[:100])
     rebuild_report = (await api_with_table("POST", REBUILD)).json
     assert (rebuild_report["registered"], rebuild_report["left-out-files"]) == ([], len(wrong))
-    reasons = {Path(one["location"]).name: one["reason"] for one in rebuild_report["left-out"]}
+    reasons = {
+        Path(omitted_file["location"]).name: omitted_file["reason"] for omitted_file in rebuild_report["left-out"]
+    }
     assert set(reasons) == set(wrong)
     assert "00000000" in reasons["another table"]
     assert "version 99" in reasons["future"]

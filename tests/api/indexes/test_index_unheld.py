@@ -1,4 +1,4 @@
-"""Tests of the route that returns the data files of index files that no snapshot has any more."""
+"""Tests of the route that returns, for each index file, the data files that no snapshot contains any more."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ async def built_index(api: Api) -> tuple[Api, list[str]]:
         write(build, name, build_index_file(build, part)) for name, part in (("a", FILES[:4]), ("b", FILES[4:]))
     ]
     assert (await register(api, build, *registrations)).status == 200
-    return api, [one["location"] for one in registrations]
+    return api, [registration["location"] for registration in registrations]
 
 
 async def find_unheld(api: Api, locations: list[str], name: str = "i") -> Answer:
     return await api("POST", f"{INDEXES}/{name}/unheld", {"index-files": locations})
 
 
-async def expire(api: Api, *snapshot_ids: int) -> None:
+async def expire_snapshots(api: Api, *snapshot_ids: int) -> None:
     updates: list[dict[str, Any]] = [{"action": "remove-snapshots", "snapshot-ids": list(snapshot_ids)}]
     answer = await api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": updates})
     assert answer.status == 200, answer.raw
@@ -45,7 +45,7 @@ async def test_data_file_counts_as_held_while_any_snapshot_has_it(built_index: t
     await append(api, "t", [FILES[0], FILES[5]], snapshot_id=2)
     await append(api, "t", FILES[1:2], snapshot_id=3, branch="kept")
     assert (await find_unheld(api, locations)).json == {"unheld": {}, "complete": True}
-    await expire(api, 1)
+    await expire_snapshots(api, 1)
     assert (await find_unheld(api, locations)).json == {
         "unheld": {locations[0]: [2, 3], locations[1]: [0]},
         "complete": True,
@@ -55,22 +55,22 @@ async def test_data_file_counts_as_held_while_any_snapshot_has_it(built_index: t
 
 async def test_index_file_of_an_unknown_version_has_no_unheld_files(built_index: tuple[Api, list[str]]) -> None:
     api, locations = built_index
-    later = await replace_by_later_version(api.server.components, "db", "t", locations[0])
+    later_location = await replace_by_later_version(api.server.components, "db", "t", locations[0])
     await append(api, "t", [FILES[0]], snapshot_id=2)
-    await expire(api, 1)
-    assert (await find_unheld(api, [later, locations[1]])).json == {
+    await expire_snapshots(api, 1)
+    assert (await find_unheld(api, [later_location, locations[1]])).json == {
         "unheld": {locations[1]: [0, 1]},
         "complete": True,
     }
 
 
 @pytest.mark.parametrize(("limit", "value"), [("SNAPSHOTS_MAX", 0), ("SECONDS_MAX", -1.0)])
-async def test_answer_is_empty_and_incomplete_when_a_limit_is_reached(
+async def test_unheld_files_are_empty_and_incomplete_when_a_limit_is_reached(
     built_index: tuple[Api, list[str]], monkeypatch: pytest.MonkeyPatch, limit: str, value: float
 ) -> None:
     api, locations = built_index
     await append(api, "t", FILES[:1], snapshot_id=2)
-    await expire(api, 1)
+    await expire_snapshots(api, 1)
     monkeypatch.setattr(index_unheld, limit, value)
     assert (await find_unheld(api, locations)).json == {"unheld": {}, "complete": False}
 

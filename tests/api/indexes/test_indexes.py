@@ -39,7 +39,7 @@ async def read_properties(api: Api) -> dict[str, str]:
     return {key: value for key, value in table_properties.items() if key.startswith("seamark.")}
 
 
-async def commit(api: Api, body: dict[str, Any]) -> int:
+async def commit_table(api: Api, body: dict[str, Any]) -> int:
     return (await api("POST", "/v1/namespaces/db/tables/t", body)).status
 
 
@@ -92,21 +92,21 @@ async def test_properties_missing_from_the_body_stay_unchanged(api_with_table: A
     )
     answer = await define(api_with_table, "i", columns=["id"])
     assert (answer["definition"], answer["state"]) == ("bloom(id, fpp=0.25)", "paused")
-    other = await define(api_with_table, "i", kind="bitmap", state="enabled")
-    assert (other["definition"], other["state"]) == ("bitmap(id)", "enabled")
+    other_answer = await define(api_with_table, "i", kind="bitmap", state="enabled")
+    assert (other_answer["definition"], other_answer["state"]) == ("bitmap(id)", "enabled")
 
 
 async def test_repeated_definition_commits_nothing(api_with_table: Api) -> None:
     await define(api_with_table)
-    before = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
+    location_before = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
     await define(api_with_table)
     await define(api_with_table, state="enabled")
-    assert (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"] == before
+    assert (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"] == location_before
 
 
 async def test_invalid_index_definition_is_rejected(api_with_table: Api) -> None:
     await define(api_with_table, "there", kind="record", columns=["id"])
-    before = await read_properties(api_with_table)
+    properties_before = await read_properties(api_with_table)
     cases: list[tuple[str, dict[str, Any], int, str]] = [
         ("i", {"kind": "btree", "columns": ["id"]}, 400, "btree"),
         ("i", {"kind": "bitmap", "columns": ["nope"]}, 400, "no such column"),
@@ -129,7 +129,7 @@ async def test_invalid_index_definition_is_rejected(api_with_table: Api) -> None
         answer = await api_with_table("PUT", f"{INDEXES}/{name}", body)
         assert answer.error[0] == status, (expected, answer.raw)
         assert expected in answer.error[2], expected
-        assert await read_properties(api_with_table) == before, expected
+        assert await read_properties(api_with_table) == properties_before, expected
 
 
 async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(api_with_table: Api) -> None:
@@ -185,24 +185,24 @@ async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_mis
     else:
         write(build, "one", data[:-7] if damage == "truncated" else data[:90] + bytes([data[90] ^ 1]) + data[91:])
     async with run_server(tmp_path) as server:  # A new server has not read the file yet.
-        other = Api(server)
-        assert (await load_index(other))["files"] == 0
-        index = await load_index(other)
+        other_api = Api(server)
+        assert (await load_index(other_api))["files"] == 0
+        index = await load_index(other_api)
         assert (index["health"], index["quarantined"], index["lag-files"]) == ("damaged", 1, 6)
         assert registration["location"] in index["index-files"][0]["reason"]
-        assert len(await list_missing_files(other, build)) == 6
+        assert len(await list_missing_files(other_api, build)) == 6
     assert (await load_index(api_with_table))["files"] == 0
 
 
 async def test_index_property_set_by_an_engine_defines_an_index(api_with_table: Api) -> None:
-    assert await commit(api_with_table, set_properties(**{"seamark.index.typed": "bitmap(data)"})) == 200
+    assert await commit_table(api_with_table, set_properties(**{"seamark.index.typed": "bitmap(data)"})) == 200
     assert (await load_index(api_with_table, "typed"))["definition"] == "bitmap(data)"
     paused = await define(api_with_table, "typed", state="paused")
     assert (paused["field-ids"], paused["state"]) == ([2], "paused")
 
 
 async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_replaced(api_with_table: Api) -> None:
-    await commit(
+    await commit_table(
         api_with_table, set_properties(**{"seamark.index.bad": "bitmap(nope)", "seamark.index.b/d": "bitmap(id)"})
     )
     indexes = (await api_with_table("GET", INDEXES)).json["indexes"]
@@ -213,7 +213,7 @@ async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_repl
     assert "no such column" in indexes[1]["problem"]
     valid_index = await define(api_with_table, "sound", kind="bitmap", columns=["id"])
     assert set(indexes[0]) == set(valid_index) - {"index-files"}
-    assert {one for one, value in indexes[0].items() if value is not None} == {"name", "health", "problem"}
+    assert {key for key, value in indexes[0].items() if value is not None} == {"name", "health", "problem"}
     assert (await api_with_table("DELETE", f"{INDEXES}/sound")).status == 204
     assert (await load_index(api_with_table, "bad")) == indexes[1]
     assert "no such column" in (await api_with_table("PUT", f"{INDEXES}/bad", {"state": "paused"})).error[2]
@@ -225,7 +225,7 @@ async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_repl
 
 async def test_definition_follows_a_rename_and_reports_a_dropped_column(api_with_table: Api) -> None:
     await define(api_with_table, "i", kind="bitmap", columns=["data"])
-    await commit(api_with_table, set_properties(**{"seamark.index.typed": "bloom(data)"}))
+    await commit_table(api_with_table, set_properties(**{"seamark.index.typed": "bloom(data)"}))
     build = await begin_build(api_with_table)
     await register(api_with_table, build, write(build, "one", build_index_file(build, FILES)))
     fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
@@ -258,7 +258,7 @@ async def test_paused_index_stays_on_its_column(api_with_table: Api) -> None:
 async def _evolve(api: Api, fields: list[dict[str, Any]], schema_id: int) -> None:
     schema = {"type": "struct", "schema-id": schema_id, "fields": fields}
     updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
-    assert await commit(api, {"requirements": [], "updates": updates}) == 200
+    assert await commit_table(api, {"requirements": [], "updates": updates}) == 200
 
 
 async def test_bucket_partitions_are_listed_as_indexes_and_cover_their_files(api: Api) -> None:
@@ -284,14 +284,14 @@ async def test_indexes_of_a_table_without_a_snapshot_and_an_unknown_index(api: A
 
 @pytest.mark.slow
 async def test_concurrent_definitions_and_commits_all_succeed(api_with_table: Api) -> None:
-    async def define_one(number: int) -> int:
+    async def define_index(number: int) -> int:
         body = {"kind": "bloom", "columns": ["id"], "fpp": (number + 1) / 100}
         return (await api_with_table("PUT", f"{INDEXES}/i{number}", body)).status
 
-    async def commit_one(number: int) -> int:
-        return await commit(api_with_table, set_properties(**{f"p{number}": "x"}))
+    async def commit_property(number: int) -> int:
+        return await commit_table(api_with_table, set_properties(**{f"p{number}": "x"}))
 
-    results = await asyncio.gather(*(work(number) for number in range(8) for work in (define_one, commit_one)))
+    results = await asyncio.gather(*(work(number) for number in range(8) for work in (define_index, commit_property)))
     assert results == [200] * 16
     table_properties = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
     assert {f"p{number}" for number in range(8)} <= set(table_properties)

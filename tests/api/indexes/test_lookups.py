@@ -1,4 +1,4 @@
-"""Tests of rows by their keys over HTTP, compared with the rows that a reader sees."""
+"""Tests of lookups by key over HTTP. The expected rows are those that a reader sees."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.api.rest.stored import LiveSnapshot, Row, StoredTable, draw_row
 from tests.seeds import examples
 from tests.server.rig import run_server
 
-Found = tuple[int, str, int]
+RowLocation = tuple[int, str, int]
 """(number of the key, path, position)"""
 LOOKUP = "/api/v1/tables/db/t/lookup"
 
@@ -43,7 +43,7 @@ async def ask(api: Api, keys: Sequence[Any], **fields: Any) -> dict[str, Any]:
     return body
 
 
-async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
+async def look_up_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
     headers = {"Content-Type": ARROW_STREAM, "Accept": ARROW_STREAM}
     answer = await api("POST", f"{LOOKUP}?{query}", encode_stream(keys), headers=headers)
     assert answer.status == 200, answer.raw
@@ -52,7 +52,7 @@ async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
 
 def find_expected_rows(
     table: StoredTable, snapshot: LiveSnapshot, keys: Sequence[Row], columns: Sequence[int]
-) -> list[Found]:
+) -> list[RowLocation]:
     """Return all live rows with these keys.
 
     The keys are compared as texts, so that NaN equals NaN.
@@ -65,7 +65,7 @@ def find_expected_rows(
     )
 
 
-def decode_found_rows(answer: dict[str, Any]) -> list[Found]:
+def decode_found_rows(answer: dict[str, Any]) -> list[RowLocation]:
     assert not any("undecided" in row for row in answer["rows"])
     return sorted((row["key"], row["file-path"], row["position"]) for row in answer["rows"])
 
@@ -91,7 +91,10 @@ async def create_table_with_deletes(api: Api, rng: random.Random, **options: Any
 
 
 def write_random_deletes(table: StoredTable, live: Sequence[Any], rng: random.Random) -> list[Any]:
-    equality_deletes: list[Any] = []
+    """Write position and equality deletes for random rows of about half of the live files, and return the
+    delete files.
+    """
+    delete_files: list[Any] = []
     spots = {file.path: {rng.randrange(file.record_count) for _ in range(rng.choice([1, 5]))} for file in live}
     vector_paths = {
         delete.referenced for snapshot in table.snapshots[-1:] for delete in snapshot.deletes if delete.is_vector
@@ -104,25 +107,23 @@ def write_random_deletes(table: StoredTable, live: Sequence[Any], rng: random.Ra
         if table.version > 2:
             new_deletes = {file.path: spots[file.path] for file in chosen_files if file.path not in vector_paths}
             vector_paths |= set(new_deletes)
-            equality_deletes += table.write_vectors(new_deletes, part)
+            delete_files += table.write_vectors(new_deletes, part)
         else:
-            equality_deletes.append(
+            delete_files.append(
                 table.write_position_deletes(
                     [(file.path, at) for file in chosen_files for at in spots[file.path]], part
                 )
             )
             chosen_file = rng.choice(chosen_files)
-            equality_deletes.append(
+            delete_files.append(
                 table.write_position_deletes(
                     [(chosen_file.path, at) for at in spots[chosen_file.path]], part, has_path_bounds=True
                 )
             )
         ids = rng.choice([[1], [1, 2], [2, 3], [1, 2, 3]])
         rows = [draw_row(rng, part) for _ in range(3)]
-        equality_deletes.append(
-            table.write_equality_deletes(ids, [tuple(row[at - 1] for at in ids) for row in rows], part)
-        )
-    return equality_deletes
+        delete_files.append(table.write_equality_deletes(ids, [tuple(row[at - 1] for at in ids) for row in rows], part))
+    return delete_files
 
 
 @pytest.mark.few_cases(2)
@@ -144,7 +145,7 @@ async def test_lookups_equal_scans_in_every_snapshot(
             expected = find_expected_rows(table, snapshot, keys, ids)
             assert decode_found_rows(answer) == expected, f"seed {seed}"
             assert answer["complete"]
-            assert answer["missing"] == [n for n in range(len(keys)) if n not in {one[0] for one in expected}]
+            assert answer["missing"] == [n for n in range(len(keys)) if n not in {location[0] for location in expected}]
         assert (await api("DELETE", "/v1/namespaces/db/tables/t")).status == 204
 
 
@@ -160,9 +161,9 @@ async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> No
     stored_table = await create_table_with_deletes(api, rng)
     await stored_table.index("keys", "record", ["name", "id"], stored_table.snapshots[-1].data)
     keys = [draw_row(rng, 1)[:2] for _ in range(1000)]
-    table = pa.table({"id": pa.array([one for one, _ in keys], pa.int32()), "name": [two for _, two in keys]})
+    table = pa.table({"id": pa.array([id_ for id_, _ in keys], pa.int32()), "name": [name for _, name in keys]})
     for query in ("index=keys", "partitions=true"):
-        arrow = await ask_arrow(api, table, query)
+        arrow = await look_up_arrow(api, table, query)
         expected = find_expected_rows(stored_table, stored_table.snapshots[-1], keys, (1, 2))
         columns = [arrow.column(name).to_pylist() for name in ("key", "file_path", "position")]
         assert sorted(zip(*columns, strict=True)) == expected
@@ -174,7 +175,7 @@ async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> No
             "1000",
             "true",
         )
-        assert schema_metadata["missing"] == str(len(keys) - len({one[0] for one in expected}))
+        assert schema_metadata["missing"] == str(len(keys) - len({location[0] for location in expected}))
     assert set(arrow.column("partition").to_pylist()) == {"{}"}
 
 
@@ -188,7 +189,7 @@ async def test_lookup_reports_live_files_that_the_index_does_not_cover(api: Api)
     await table.commit(removed=[files[1].path])
     assert (await ask(api, [5], index="keys"))["complete"]
     await table.commit([table.write_data_file([])])
-    assert (await ask(api, [5], index="keys"))["complete"], "a file without rows has none to miss"
+    assert (await ask(api, [5], index="keys"))["complete"], "a file without rows does not make the answer incomplete"
 
 
 async def test_damaged_index_file_leaves_its_files_uncovered(api: Api) -> None:
@@ -207,7 +208,10 @@ async def test_row_covered_by_two_index_files_is_returned_once(api: Api) -> None
     table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files)
     await table.index("keys", "record", ["id"], files[:1])
-    assert decode_found_rows(await ask(api, [5, 105], index="keys")) == [(0, files[0].path, 5), (1, files[1].path, 5)]
+    assert decode_found_rows(await ask(api, [5, 105], index="keys")) == [
+        (0, files[0].path, 5),
+        (1, files[1].path, 5),
+    ]
 
 
 async def test_rows_have_their_partition_on_request(api: Api) -> None:
@@ -229,7 +233,7 @@ async def test_keys_of_functions_are_found_by_value_and_by_text_in_any_case(api:
     assert (await ask(api, [["abc", n] for n in range(4)], index="keys"))["rows"] == []
 
 
-async def test_zeros_are_two_keys_and_a_delete_that_equates_them_leaves_the_row_undecided(api: Api) -> None:
+async def test_zero_and_negative_zero_are_two_keys_but_an_equality_delete_leaves_both_undecided(api: Api) -> None:
     table = await StoredTable.create(api)
     file = table.write_data_file([(1, "a", 0.0, 1), (2, "b", -0.0, 1), (3, "c", float("nan"), 1), (4, "d", None, 1)])
     await table.commit([file])
@@ -273,7 +277,7 @@ async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, dam
     doubtful = {(row["key"], row.get("undecided", False)) for row in answer["rows"]}
     assert doubtful == {(0, True), (1, True), (2, kind == "equality")}
     assert answer["problems"][0]["file-path"] == vectors[0].path
-    assert answer["undecided"] == len([one for one in doubtful if one[1]])
+    assert answer["undecided"] == len([entry for entry in doubtful if entry[1]])
 
 
 async def test_rows_of_an_unreadable_data_file_are_undecided(api: Api) -> None:
@@ -331,7 +335,7 @@ async def test_body_that_is_not_an_arrow_stream_of_keys_is_rejected(api: Api) ->
         (encode_stream(pa.table({"id": ["x"], "name": ["a"]})), 400, "The column id of the keys"),
         (encode_stream(pa.table({"id": [1], "name": ["a"]}), compression="zstd"), 400, "compressed buffers"),
         (encode_stream(pa.table({"id": [1], "name": ["a"]}))[:-200], 400, "not an Arrow IPC stream"),
-        # Arrow has no function that expands these.
+        # Arrow has no function that expands a dictionary of views.
         (encode_stream(pa.table({"id": [1], "name": dictionary_of_views})), 400, "The column name of the keys"),
         (encode_stream(pa.table({"id": pa.nulls(1_000_001), "name": pa.nulls(1_000_001)})), 413, "1,000,000 rows"),
     ]
@@ -351,7 +355,7 @@ def repeat_value(form: str, value: str, rows: int) -> pa.Array:
     if form == "runs":
         return pa.RunEndEncodedArray.from_arrays(pa.array([rows], pa.int32()), pa.array([value]))
     if form == "a run that ends far behind the rows":
-        end = (1 << 64) // len(value)  # Times the length of the value, this is 0 in 64 bits.
+        end = (1 << 64) // len(value)  # Multiplied by the length of the value, it overflows to 0 in 64 bits.
         return pa.RunEndEncodedArray.from_arrays(pa.array([end], pa.int64()), pa.array([value])).slice(0, rows)
     view = pa.array([value], pa.string_view())
     views = np.tile(np.frombuffer(view.buffers()[1], np.uint8)[:16], rows)
@@ -366,7 +370,9 @@ FORMS = ("dictionary", "runs", "a run that ends far behind the rows", "views")
 async def test_shared_key_values_count_against_limits_once_for_each_key(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit applies to all batches together. During the lookup, the values count as bytes of the body."""
+    """The limit applies to all batches together. During the lookup, the memory of the expanded values counts as bytes
+    of the body.
+    """
     kept_sizes: list[int] = []
     keep = RequestSlot.keep
 
@@ -395,7 +401,7 @@ async def test_shared_key_values_count_against_limits_once_for_each_key(
                 assert sum(kept_sizes) >= 100 * 4096
 
 
-def test_values_shared_on_two_levels_count_for_each_row() -> None:
+def test_expanded_size_counts_a_shared_value_for_each_row() -> None:
     for form in (*FORMS, "dictionary of a dictionary"):
         assert 409_600 <= compute_expanded_bytes(repeat_value(form, "x" * 4096, 100)) < 420_000, form
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5]), pa.array(["ab", "cde"]))
@@ -418,7 +424,7 @@ async def test_few_long_keys_are_hashed_off_the_event_loop(api: Api, monkeypatch
     monkeypatch.setattr(record_lookup, "hash_halves", hash_halves)
     for count in (1, 100):
         threads.clear()
-        await ask_arrow(api, pa.table({"name": ["x" * 100_000] * count}), "index=keys")
+        await look_up_arrow(api, pa.table({"name": ["x" * 100_000] * count}), "index=keys")
         assert threads
         assert threading.get_ident() not in threads
 
@@ -449,7 +455,7 @@ async def test_lookup_in_a_table_without_a_snapshot_finds_no_rows(api: Api) -> N
 
 
 @pytest.mark.slow
-async def test_million_keys_are_answered_in_one_request(api: Api) -> None:
+async def test_one_request_can_look_up_a_million_keys(api: Api) -> None:
     table = await StoredTable.create(api)
     files = [table.write_data_file([(4 * at + n, "a", None, 1) for at in range(150_000)]) for n in range(4)]
     await table.commit(files)
@@ -457,7 +463,7 @@ async def test_million_keys_are_answered_in_one_request(api: Api) -> None:
     await table.commit(deletes=[table.write_position_deletes(deleted_positions)])
     await table.index("keys", "record", ["id"], files, parts=2)
     ids = np.random.default_rng(1).permutation(1_000_000)
-    arrow = await ask_arrow(api, pa.table({"id": ids}), "index=keys")
+    arrow = await look_up_arrow(api, pa.table({"id": ids}), "index=keys")
     is_stored = ids < 600_000
     live_rows = np.flatnonzero(is_stored & ((ids // 4) % 1000 != 0))
     assert np.array_equal(arrow.column("key").to_numpy(), live_rows)

@@ -1,1 +1,1 @@
-"""Invalid inputs, by the routes that reject them (`tests/api/bad_inputs.py`)."""
+"""Invalid inputs, grouped by the routes that reject them (`tests/api/bad_inputs.py`)."""

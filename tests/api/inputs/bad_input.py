@@ -1,4 +1,4 @@
-"""One invalid input, and parts that several inputs share.
+"""The class of an invalid input, and parts that several inputs share.
 
 In a body, `{location}` and `{view}` stand for the metadata files of the table `db.t` and the view `db.v`, and
 `{warehouse}` stands for the warehouse.

@@ -34,6 +34,8 @@ def _make_snapshot_update(**fields: Any) -> dict[str, Any]:
 
 
 def list_bad_schemas() -> Iterator[BadInput]:
+    """Yield requests for new tables that the server must refuse, most of them for their schema or partition spec."""
+
     def make(description: str, body: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("New tables", description, "POST", T, body, status, type_)
 
@@ -87,6 +89,8 @@ def list_bad_schemas() -> Iterator[BadInput]:
 
 
 def list_bad_commits() -> Iterator[BadInput]:
+    """Yield commits to table `t` that the server must refuse, some of them with a conflict."""
+
     def send(description: str, body: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Commits", description, "POST", f"{T}/t", body, status, type_)
 
@@ -177,6 +181,8 @@ def list_bad_commits() -> Iterator[BadInput]:
 
 
 def list_other_inputs() -> Iterator[BadInput]:
+    """Yield invalid requests for views, transactions, metrics, signing and properties of namespaces."""
+
     def send(
         description: str, path: str, body: Any, status: int = 400, type_: str = BAD_REQUEST, group: str = "Views"
     ) -> BadInput:

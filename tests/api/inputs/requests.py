@@ -20,6 +20,8 @@ from tests.api.inputs.bad_input import (
 
 
 def list_bad_bodies() -> Iterator[BadInput]:
+    """Yield requests whose body is not the JSON object that the operation requires."""
+
     def post(description: str, body: Any, path: str = N, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Bodies", description, "POST", path, body, status, type_)
 
@@ -58,6 +60,8 @@ def list_bad_bodies() -> Iterator[BadInput]:
 
 
 def list_bad_names() -> Iterator[BadInput]:
+    """Yield requests whose path or name is malformed, too long or leaves its namespace."""
+
     def get(description: str, path: str, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Names and paths", description, "GET", path, None, status, type_)
 
@@ -92,17 +96,22 @@ def list_bad_names() -> Iterator[BadInput]:
     yield post("a table name with a tab", T, make_table(name="a\tb"))
     yield post("a table name of 256 characters", T, make_table(name="x" * 256))
     yield post("a view name with a NUL", V, {"name": "a\x00", "schema": SCHEMA, "view-version": VIEW_VERSION})
-    ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "\x00"}}
-    yield post("a rename to a name with a control character", "/v1/tables/rename", ends)
+    identifiers = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "\x00"}}
+    yield post("a rename to a name with a control character", "/v1/tables/rename", identifiers)
     yield post(
-        "a rename to an empty name", "/v1/tables/rename", {**ends, "destination": {"namespace": ["db"], "name": ""}}
+        "a rename to an empty name",
+        "/v1/tables/rename",
+        {**identifiers, "destination": {"namespace": ["db"], "name": ""}},
     )
     yield post(
-        "a rename to an empty namespace", "/v1/tables/rename", {**ends, "destination": {"namespace": [], "name": "x"}}
+        "a rename to an empty namespace",
+        "/v1/tables/rename",
+        {**identifiers, "destination": {"namespace": [], "name": "x"}},
     )
 
 
 def list_bad_locations() -> Iterator[BadInput]:
+    """Yield requests that place or move a table outside of its warehouse."""
     for description, location in (
         ("a path outside of the warehouse", "file:///etc/passwd"),
         ("a path above the warehouse, with dots", "{warehouse}/../outside"),
@@ -145,6 +154,7 @@ def list_bad_locations() -> Iterator[BadInput]:
 
 
 def list_bad_queries() -> Iterator[BadInput]:
+    """Yield requests whose query parameters are invalid."""
     for description, query in (
         ("a page token that the server did not issue", "pageToken=%21%21"),
         ("a page token that is not text", "pageToken=_w"),

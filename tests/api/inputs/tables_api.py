@@ -9,6 +9,7 @@ from tests.api.inputs.bad_input import BAD_REQUEST, BadInput
 
 
 def list_bad_changes() -> Iterator[BadInput]:
+    """Yield changes of table `t`, sent to the commit route of the tables API, that the server must refuse."""
     path = "/api/v1/tables/db/t/commit"
 
     def send(description: str, body: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
@@ -97,6 +98,7 @@ def list_bad_changes() -> Iterator[BadInput]:
 
 
 def list_bad_indexes() -> Iterator[BadInput]:
+    """Yield definitions of an index that the server must refuse."""
     index = "/api/v1/tables/db/t/indexes/i"
 
     def put_index(
@@ -135,6 +137,8 @@ def list_bad_indexes() -> Iterator[BadInput]:
 
 
 def list_bad_row_queries() -> Iterator[BadInput]:
+    """Yield invalid lookups and invalid queries for rows."""
+
     def ask(description: str, route: str, body: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         return BadInput("Rows", description, "POST", f"/api/v1/tables/db/t/{route}", body, status, type_)
 
@@ -158,6 +162,8 @@ def list_bad_row_queries() -> Iterator[BadInput]:
 
 
 def list_bad_joins() -> Iterator[BadInput]:
+    """Yield plan requests whose joins are invalid."""
+
     def ask(body: str, joins: Any, status: int = 400, type_: str = BAD_REQUEST) -> BadInput:
         path = "/api/v1/tables/db/t/plan-tables"
         return BadInput("Joins", body, "POST", path, {"joins": joins}, status, type_)

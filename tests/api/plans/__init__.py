@@ -1,1 +1,3 @@
-"""Tests of the routes that plan scans: pages, later answers, plan tables and views, joins, explanations."""
+"""Tests of the routes that plan scans: pages, plans that are answered later, plan tables and views, joins,
+explanations.
+"""

@@ -1,4 +1,4 @@
-"""A star schema, and a server whose clock the test sets."""
+"""Fixtures: a star schema, and a server whose clock a test can advance."""
 
 from __future__ import annotations
 

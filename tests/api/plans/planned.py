@@ -1,4 +1,4 @@
-"""Tables for planning over HTTP: manifests of files that do not exist, committed as an engine would commit them."""
+"""Tables for planning over HTTP. Their manifests list files that do not exist, and are committed as an engine does."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ async def append(
     metadata = (await api("GET", f"/v1/namespaces/db/tables/{table}")).json["metadata"]
     sequence = metadata["last-sequence-number"] + 1
     folder = Path(metadata["location"].removeprefix("file://")) / "metadata"
-    lists = [one["manifest-list"] for one in metadata["snapshots"] if one["snapshot-id"] == parent]
-    listed: list[tuple[Manifest, int | None]] = (
-        [(one, None) for one in _MANIFESTS_BY_LIST.get(lists[0], [])] if lists else []
+    lists = [item["manifest-list"] for item in metadata["snapshots"] if item["snapshot-id"] == parent]
+    listed_manifests: list[tuple[Manifest, int | None]] = (
+        [(manifest, None) for manifest in _MANIFESTS_BY_LIST.get(lists[0], [])] if lists else []
     )
     size = -(-len(files) // manifests)
     for number in range(manifests):
         part = files[number * size : (number + 1) * size]
-        listed.append(
+        listed_manifests.append(
             (_write_manifest(folder, f"{snapshot_id}-{number}", part, snapshot_id, sequence, metadata, kinds), None)
         )
     path = folder / f"snap-{snapshot_id}.avro"
-    path.write_bytes(list_bytes(listed, version=2, style=STYLE, header={"format-version": "2"}))
-    _MANIFESTS_BY_LIST[f"file://{path}"] = [manifest for manifest, _ in listed]
+    path.write_bytes(list_bytes(listed_manifests, version=2, style=STYLE, header={"format-version": "2"}))
+    _MANIFESTS_BY_LIST[f"file://{path}"] = [manifest for manifest, _ in listed_manifests]
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": sequence,
@@ -121,6 +121,7 @@ def _write_manifest(
     metadata: dict[str, Any],
     kinds: Mapping[int, str],
 ) -> Manifest:
+    """Write a manifest that adds the files, and return its row of the manifest list."""
     entries = [Entry(ADDED, snapshot_id, None, None, file) for file in files]
     data = build_manifest_bytes(
         entries,

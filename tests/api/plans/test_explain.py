@@ -35,7 +35,7 @@ async def explain_table(api: Api, path: str = T, **body: Any) -> dict[str, Any]:
     return answer_body
 
 
-async def test_stages_report_files_in_removed_and_left(api_with_table: Api) -> None:
+async def test_each_stage_reports_its_input_removed_and_remaining_files(api_with_table: Api) -> None:
     actual_table = await explain_table(api_with_table, where="id >= 150 AND data < 'm'")
     assert (actual_table["files"], actual_table["bytes"], actual_table["records"], actual_table["delete-files"]) == (
         5,
@@ -54,9 +54,9 @@ async def test_stages_report_files_in_removed_and_left(api_with_table: Api) -> N
         "microseconds": 0,
         "complete": True,
     }
-    for before, after in zip(actual_table["stages"], actual_table["stages"][1:], strict=False):
-        assert (after["files-in"], after["bytes-in"]) == (before["files-left"], before["bytes-left"])
-        assert after["files-in"] - after["files-removed"] == after["files-left"]
+    for stage, next_stage in zip(actual_table["stages"], actual_table["stages"][1:], strict=False):
+        assert (next_stage["files-in"], next_stage["bytes-in"]) == (stage["files-left"], stage["bytes-left"])
+        assert next_stage["files-in"] - next_stage["files-removed"] == next_stage["files-left"]
     assert actual_table["stages"][-1]["files-left"] == 5
     assert [column["name"] for column in actual_table["columns"]] == ["id", "data"]
     assert actual_table["columns"][0] == {"name": "id", "id": 1, "type": "long"}
@@ -152,8 +152,8 @@ async def lake_api(tmp_path: Path) -> AsyncIterator[Api]:
 
 
 async def test_explain_reports_the_files_that_the_plan_keeps(lake_api: Api, tmp_path: Path) -> None:
-    """The test compares files, delete files and residuals with the standard's route, for random filters on
-    random tables.
+    """Compare files, delete files and residuals with the plan of the standard route, for random filters on random
+    tables.
 
     The comparison excludes files that pruning kept although their residual is false.
     """

@@ -1,4 +1,4 @@
-"""Tests of explain for a whole query: the files that each table needs, by its rows and those of joined tables."""
+"""Tests of explain for a whole query: the files that each table needs, by its conditions and by its joins."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ ROUTE = "/api/v1/explain-query"
 JOIN = "FROM {0}.fact f JOIN {0}.supplier s ON f.f_supplier = s.s_key"
 
 
-async def ask(api: Api | Star, query: str, **body: Any) -> Answer:
+async def request_explanation(api: Api | Star, query: str, **body: Any) -> Answer:
     return await api("POST", ROUTE, {"query": query, **body})
 
 
 async def explain_tables(star: Star, query: str, **body: Any) -> dict[str, dict[str, Any]]:
     """Return the explanations by table name."""
-    answer = await ask(star, query, **body)
+    answer = await request_explanation(star, query, **body)
     assert answer.status == 200, answer.raw
     return {table["table"][-1]: table for table in answer.json["tables"]}
 
 
 def count_files_with_rows(star: Star, expected: set[int]) -> int:
-    """Return the number of fact files that have a supplier in `wanted`.
+    """Return the number of fact files that have a supplier in `expected`.
 
     File n has every fifth supplier from 100 n on.
     """
@@ -62,7 +62,7 @@ async def test_each_joined_table_is_planned_by_its_conditions_and_by_the_join(st
     stages = tables["fact"]["plan"]["stages"]
     assert stages[0]["files-in"] == 20
     assert stages[-1]["files-left"] == tables["fact"]["plan"]["files"] == 9
-    assert tables["supplier"]["plan"]["files"] == 1, "suppliers of the facts that are left"
+    assert tables["supplier"]["plan"]["files"] == 1, "only one file has suppliers of the remaining facts"
 
 
 async def test_plans_of_random_queries_keep_needed_rows_and_prune_as_far_as_the_join_allows(star: Star) -> None:
@@ -88,9 +88,9 @@ async def test_plans_of_random_queries_keep_needed_rows_and_prune_as_far_as_the_
     assert fewer > 10
 
 
-async def test_names_without_a_namespace_use_the_requests_namespace(star: Star) -> None:
+async def test_table_name_without_a_namespace_uses_the_namespace_of_the_request(star: Star) -> None:
     query = "SELECT 1 FROM fact WHERE f_key = 5"
-    answer = await ask(star, query)
+    answer = await request_explanation(star, query)
     assert answer.status == 400
     assert "The table fact has no namespace; write NAMESPACE.fact" in answer.json["error"]["message"]
     tables = await explain_tables(star, query, namespace=["db"])
@@ -100,7 +100,7 @@ async def test_names_without_a_namespace_use_the_requests_namespace(star: Star) 
 
 async def test_each_reference_to_a_table_has_its_own_plan(star: Star) -> None:
     query = "SELECT 1 FROM db.fact a JOIN db.fact b ON a.f_key = b.f_key WHERE a.f_supplier = 3 AND b.f_rate > 0"
-    answer = await ask(star, query)
+    answer = await request_explanation(star, query)
     assert [table["table"] for table in answer.json["tables"]] == [["db", "fact"]] * 2
     assert answer.json["tables"][0]["plan"]["files"] == 1
 
@@ -108,15 +108,18 @@ async def test_each_reference_to_a_table_has_its_own_plan(star: Star) -> None:
 @pytest.mark.slow
 async def test_table_at_an_earlier_snapshot_is_planned_at_that_snapshot(star: Star) -> None:
     loaded_table = await star("GET", "/v1/namespaces/db/tables/fact")
-    first = loaded_table.json["metadata"]["current-snapshot-id"]
+    first_snapshot_id = loaded_table.json["metadata"]["current-snapshot-id"]
     await star.fact.commit([star.fact.make_file([{"f_key": 1, "f_supplier": 1, "f_rate": 0.5, "f_name": "s"}])])
-    tag = {"action": "set-snapshot-ref", "ref-name": "v1", "type": "tag", "snapshot-id": first}
+    tag = {"action": "set-snapshot-ref", "ref-name": "v1", "type": "tag", "snapshot-id": first_snapshot_id}
     commit_answer = await star("POST", "/v1/namespaces/db/tables/fact", {"requirements": [], "updates": [tag]})
     assert commit_answer.status == 200
-    for version, files in (("", 2), (f" FOR VERSION AS OF {first}", 1), (" FOR VERSION AS OF 'v1'", 1)):
+    for version, files in (("", 2), (f" FOR VERSION AS OF {first_snapshot_id}", 1), (" FOR VERSION AS OF 'v1'", 1)):
         tables = await explain_tables(star, f"SELECT 1 FROM db.fact{version} WHERE f_key < 5")
         assert tables["fact"]["plan"]["files"] == files, version
-    request = {"query": f"SELECT 1 FROM db.fact AS f AT (VERSION => {first}) WHERE f_key < 5", "dialect": "duckdb"}
+    request = {
+        "query": f"SELECT 1 FROM db.fact AS f AT (VERSION => {first_snapshot_id}) WHERE f_key < 5",
+        "dialect": "duckdb",
+    }
     answer = await star("POST", "/api/v1/explain-query", request)
     assert [table["plan"]["files"] for table in answer.json["tables"]] == [1]
 
@@ -136,12 +139,12 @@ async def test_statements_that_are_not_queries_are_rejected_with_the_reason(star
         (f"SELECT 1 FROM {', '.join(f'db.t{n}' for n in range(40))}", "the limit is 32", "trino"),
         ("SELECT 1 FROM db.fact FOR VERSION AS OF 5 WHERE f_key = 1", "db.fact: ", "trino"),
     ):
-        answer = await ask(star, query, dialect=dialect)
+        answer = await request_explanation(star, query, dialect=dialect)
         assert answer.status == 400, (query[:80], answer.raw)
         assert reason in answer.json["error"]["message"], (query[:80], answer.raw)
-    assert (await ask(star, "SELECT 1 FROM db.nosuch")).status == 404
-    assert (await ask(star, "SELECT 1 FROM nosuch.t")).status == 404
-    assert (await ask(star, "SELECT 1 FROM db.fact", dialect="oracle")).status == 400
+    assert (await request_explanation(star, "SELECT 1 FROM db.nosuch")).status == 404
+    assert (await request_explanation(star, "SELECT 1 FROM nosuch.t")).status == 404
+    assert (await request_explanation(star, "SELECT 1 FROM db.fact", dialect="oracle")).status == 400
 
 
 async def test_each_table_requires_the_right_to_read_it(tmp_path: Path) -> None:
@@ -155,11 +158,11 @@ async def test_each_table_requires_the_right_to_read_it(tmp_path: Path) -> None:
         await create_star(root)
         created_table = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
         assert created_table.status == 200, created_table.raw
-        assert (await ask(rita, "SELECT 1 FROM db.fact WHERE f_key = 1")).status == 200
+        assert (await request_explanation(rita, "SELECT 1 FROM db.fact WHERE f_key = 1")).status == 200
         for table in ("secret.d", "secret.nosuch", '"secret"."d"'):
             for query in (f"SELECT 1 FROM {table}", f"SELECT 1 FROM db.fact f JOIN {table} d ON f.f_key = d.id"):
                 for dialect in ("trino", "duckdb"):
-                    answer = await ask(rita, query, dialect=dialect)
+                    answer = await request_explanation(rita, query, dialect=dialect)
                     assert answer.status == 403, answer.raw
 
 
@@ -199,8 +202,8 @@ async def test_table_that_is_read_completely_has_reasons(star: Star) -> None:
         ),
     ]
     for query, table, reasons in cases:
-        answer = await ask(star, query.format("db"))
-        plan = next(one["plan"] for one in answer.json["tables"] if one["table"][-1] == table)
+        answer = await request_explanation(star, query.format("db"))
+        plan = next(explanation["plan"] for explanation in answer.json["tables"] if explanation["table"][-1] == table)
         assert len(plan["unpruned-reasons"]) == len(reasons), plan["unpruned-reasons"]
         assert all(map(str.startswith, plan["unpruned-reasons"], reasons)), plan["unpruned-reasons"]
         assert (plan["files"] == plan["stages"][0]["files-in"]) == bool(reasons), query
@@ -242,7 +245,9 @@ def test_unused_join_has_the_reason_of_its_outcome() -> None:
 async def test_unused_conditions_are_reported_with_the_reason(star: Star) -> None:
     query = f"SELECT sum(f.f_rate) {JOIN.format('db')} WHERE s_regio = 'ASIA' AND f.f_key = 'x' AND s.s_key < 9"
     plans = {name: table["plan"] for name, table in (await explain_tables(star, query)).items()}
-    unused_joins = {name: list(zip(of["not-used"], of["not-used-reasons"], strict=True)) for name, of in plans.items()}
+    unused_joins = {
+        name: list(zip(join["not-used"], join["not-used-reasons"], strict=True)) for name, join in plans.items()
+    }
     assert unused_joins["supplier"] == []
     unknown, unfit = unused_joins["fact"]
     assert unknown == ("s_regio", "no table of the query has this column; did you mean s_region")
@@ -268,14 +273,14 @@ def test_names_defined_by_the_query_are_not_unknown_columns(query: str, dialect:
     assert find_unknown_columns(query.format("db.fact"), dialect, [("db", "fact")], columns) == {}
 
 
-def test_few_of_many_unknown_columns_are_compared_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_unknown_columns_are_compared_with_known_names(monkeypatch: pytest.MonkeyPatch) -> None:
     compared_columns: list[str] = []
 
-    def find_near_names(name: str, known_names: Iterable[str], *, maximum: int) -> list[str]:
+    def record_compared_name(name: str, known_names: Iterable[str], *, maximum: int) -> list[str]:
         compared_columns.append(name)
         return []
 
-    monkeypatch.setattr(query_notes, "near_names", find_near_names)
+    monkeypatch.setattr(query_notes, "near_names", record_compared_name)
     names = [f"z{number}" for number in range(500)]
     query = f"SELECT {', '.join(names + names)} FROM db.fact"
     assert find_unknown_columns(query, "trino", [("db", "fact")], {"k"}) == {}

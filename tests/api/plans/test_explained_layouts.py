@@ -1,7 +1,7 @@
-"""Tests of explain's estimates for sorting and clustering by bounds alone, compared with tables that have these
-layouts.
+"""Tests of explain's estimates for sorting and clustering. The expected numbers come from tables with these layouts.
 
-The tables have no files, so there is no sample. `tests/connector/jobs/test_explained_estimates.py` uses samples.
+The tables have no files, so the estimates use only bounds. `tests/connector/jobs/test_explained_estimates.py` uses
+samples.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tests.seeds import first_seed
 FILES, ROWS = 48, 500
 T = "/api/v1/tables/db/t"
 TARGET = {"write.target-file-size-bytes": "10000"}
-"""The target size of the files."""
+"""The property that sets the target size of the files."""
 
 
-def spread(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def draw_overlapping_files(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Return ids and letters of a table whose files cover overlapping ranges of ids.
 
     Both arrays have the shape [files, rows].
@@ -76,7 +76,7 @@ def count_kept_files(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]
 @pytest.mark.parametrize("case", range(3))
 async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: int) -> None:
     rng = np.random.default_rng(first_seed() + case)
-    ids, letters = spread(rng)
+    ids, letters = draw_overlapping_files(rng)
     await api.table(properties=TARGET)
     files = [build_file(n, *rows) for n, rows in enumerate(zip(ids, letters, strict=True))]
     await append(api, "t", files, snapshot_id=1)
@@ -88,13 +88,13 @@ async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: i
             count += 1
             true = count_kept_files(ids.ravel(), (ids, low, low + span))
             assert abs(reported_layouts["id",] - true) <= max(2, 0.3 * true), (low, span)
-        first = int(rng.integers(0, 26**3 - 600))
+        first_number = int(rng.integers(0, 26**3 - 600))
         reported_layouts = await read_layouts(
-            api, f"data >= '{build_word(first)}' AND data < '{build_word(first + 500)}'"
+            api, f"data >= '{build_word(first_number)}' AND data < '{build_word(first_number + 500)}'"
         )
         count += 1
-        true = count_kept_files(letters.ravel(), (letters, first, first + 499))
-        assert abs(reported_layouts["data",] - true) <= max(2, 0.3 * true), first
+        true = count_kept_files(letters.ravel(), (letters, first_number, first_number + 499))
+        assert abs(reported_layouts["data",] - true) <= max(2, 0.3 * true), first_number
     assert count > 15
 
 
@@ -108,16 +108,16 @@ async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api)
     curve = [bytes(key) for key in compute_curve_keys(ranks, 16, HILBERT)]
     keys = np.argsort(np.argsort(np.array(curve)))
     for _ in range(10):
-        low, first = int(rng.integers(0, 50_000)), int(rng.integers(0, 26**3 - 3000))
+        low, first_number = int(rng.integers(0, 50_000)), int(rng.integers(0, 26**3 - 3000))
         reported_layouts = await read_layouts(
             api,
-            f"id BETWEEN {low} AND {low + 9000} AND data >= '{build_word(first)}' AND data <"
-            f" '{build_word(first + 2500)}'",
+            f"id BETWEEN {low} AND {low + 9000} AND data >= '{build_word(first_number)}' AND data <"
+            f" '{build_word(first_number + 2500)}'",
         )
-        true = count_kept_files(keys, (ids, low, low + 9000), (letters, first, first + 2499))
+        true = count_kept_files(keys, (ids, low, low + 9000), (letters, first_number, first_number + 2499))
         shared_files = next(files for columns, files in reported_layouts.items() if len(columns) == 2)
         assert shared_files < min(reported_layouts["id",], reported_layouts["data",])
-        assert true / 2.5 <= shared_files <= 2.5 * true, (low, first)
+        assert true / 2.5 <= shared_files <= 2.5 * true, (low, first_number)
 
 
 async def test_values_that_a_layout_does_not_group_have_no_estimate(api: Api) -> None:
@@ -125,12 +125,12 @@ async def test_values_that_a_layout_does_not_group_have_no_estimate(api: Api) ->
     ids = np.arange(FILES * ROWS).reshape(FILES, ROWS)
     files = [build_file(n, ids[n], np.array([5, 9])) for n in range(FILES)]
     await append(api, "t", files, snapshot_id=1)
-    assert await read_layouts(api, "id = 700") == {}, "the plan is as good"
+    assert await read_layouts(api, "id = 700") == {}, "a layout would not improve the plan"
     assert await read_layouts(api, "id >= 0") == {}, "most files match"
     assert await read_layouts(api, "data IS NOT NULL") == {}
     assert await read_layouts(api, "data <> 'x'") == {}
     assert await read_layouts(api, f"data = '{build_word(7)}' AND data > '{build_word(6)}'") == {}, (
-        "nothing says how often it occurs"
+        "the frequency of the value is unknown"
     )
 
 
@@ -141,7 +141,9 @@ async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> No
     await append(api, "t", files, snapshot_id=1)
     reported_layouts = await read_layouts(api, "id > 0 AND id < 1000000000000000000")
     assert 2 <= reported_layouts["id",] <= 5
-    assert await read_layouts(api, "id IN (1, 2, 3, 9000000000000000000)") == {}, "nothing says how often they occur"
+    assert await read_layouts(api, "id IN (1, 2, 3, 9000000000000000000)") == {}, (
+        "the frequencies of the values are unknown"
+    )
 
 
 @pytest.mark.few_cases(1)
@@ -157,10 +159,10 @@ async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> No
     ],
 )
 async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: float, below: float | None) -> None:
-    """Some doubles are equal. Others have differences that are too small or too large for a double.
+    """Some cases have equal doubles, and others have differences that are too small or too large for a double.
 
     Args:
-        below: An eighth of the values are below this value.
+        below: An eighth of the values are below this value. None if all values are equal or nearly equal.
     """
     field = {"id": 1, "name": "d", "type": "double", "required": False}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": [field]}, properties=TARGET)

@@ -1,4 +1,4 @@
-"""Tests that a confined writer's commit may name only locations that the table has after that commit."""
+"""Tests that a writer of one namespace may commit only files in locations that the table has after the commit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _build_snapshot_updates(snapshot_id: int, timestamp_ms: str, **fields: Any) 
     return [{"action": "add-snapshot", "snapshot": snapshot}, ref]
 
 
-async def _create(lake: TwoNamespaces, name: str, *updates: dict[str, Any]) -> Answer:
+async def create_table_with_rows(lake: TwoNamespaces, name: str, *updates: dict[str, Any]) -> Answer:
     """Create a table with the commit that ends Spark's CREATE TABLE AS SELECT."""
     updates_of_creation = [*build_creation_updates(str(uuid4()), SCHEMA), *updates]
     body = {"requirements": [{"type": "assert-create"}], "updates": updates_of_creation}
@@ -42,7 +42,7 @@ async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Two
         place / "metadata" / "m.avro", [build_data_file(f"file://{data}/a.parquet", 1, 9)], 5
     )
     list_location = write_manifest_list(place / "metadata" / "l.avro", [data_manifest])
-    answer = await _create(
+    answer = await create_table_with_rows(
         lake,
         "ctas",
         {"action": "set-location", "location": f"file://{place}"},
@@ -77,7 +77,7 @@ async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_tab
     set_path = {"action": "set-properties", "updates": {"write.data.path": f"file://{foreign_folder}"}}
     by_property = [place, set_path, {"action": "remove-properties", "removals": ["write.data.path"]}]
     for updates in (by_location, by_property):
-        answer = await _create(lake, "x", *updates, *_build_snapshot_updates(5, location))
+        answer = await create_table_with_rows(lake, "x", *updates, *_build_snapshot_updates(5, location))
         assert answer.status == 400, answer.raw
         assert "outside the table's folders" in answer.json["error"]["message"]
 
@@ -93,12 +93,12 @@ async def test_malformed_updates_are_a_bad_request(lake: TwoNamespaces) -> None:
         _build_snapshot_updates(5, list_location, **{"parent-snapshot-id": [1]}),
         _build_snapshot_updates(5, list_location, **{"parent-snapshot-id": 2**70}),
     ):
-        answer = await _create(lake, "x", *updates)
+        answer = await create_table_with_rows(lake, "x", *updates)
         assert answer.status == 400, answer.raw
         for expected in (
             [],
             [{"type": "assert-table-uuid", "uuid": str(uuid4())}],
-        ):  # The server reads a body before it checks it.
+        ):  # The server parses a body before it checks rights.
             body = {"requirements": expected, "updates": updates}
             answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/t", body)
             assert answer.status == 400, answer.raw

@@ -32,8 +32,9 @@ GRANTS = {
 
 
 class TwoNamespaces:
-    """Two namespaces with a table `t` in each: `theirs`, whose table has one file, and `mine`, in which wendy
-    may write.
+    """Two namespaces, `theirs` and `mine`, each with a table `t`.
+
+    The table in `theirs` has one file. wendy may write only in `mine`.
     """
 
     def __init__(self, api: Api, secrets: dict[str, str]) -> None:
@@ -84,6 +85,7 @@ class TwoNamespaces:
     async def commit(
         self, principal: str, namespace: str, snapshot_id: int, manifest_list: str, **options: Any
     ) -> Answer:
+        """Commit a snapshot with this manifest list to the `main` branch of table `t`."""
         metadata = await self.read_metadata(namespace)
         snapshot = {
             "snapshot-id": snapshot_id,
@@ -117,13 +119,14 @@ def write_manifest(
 
 def write_manifest_list(path: Path, manifests: list[Manifest]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    listing = [(one, None) for one in manifests]
+    listing = [(manifest, None) for manifest in manifests]
     path.write_bytes(list_bytes(listing, version=2, style=STYLE, header={"format-version": "2"}))
     return f"file://{path}"
 
 
 @pytest.fixture
 async def lake(tmp_path: Path) -> AsyncIterator[TwoNamespaces]:
+    """Yield a server with two tables. Only one of them has a file with the secret."""
     secrets, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name, grants in GRANTS.items():
@@ -153,7 +156,9 @@ async def test_confined_writer_cannot_commit_files_of_another_table(lake: TwoNam
     attempts = {
         "its manifest list": f"file://{foreign_folder}/metadata/snap.avro",
         "its manifest": write_manifest_list(own_folder / "metadata" / "l1.avro", [foreign]),
-        "its manifest beside own": write_manifest_list(own_folder / "metadata" / "l2.avro", [own_manifest, foreign]),
+        "its manifest with an own manifest": write_manifest_list(
+            own_folder / "metadata" / "l2.avro", [own_manifest, foreign]
+        ),
     }
     for status in (ADDED, EXISTING):
         naming = write_manifest(own_folder / "metadata" / f"n{status}.avro", [secret], 7, status=status)
@@ -185,7 +190,7 @@ async def test_confined_writer_cannot_commit_files_of_another_table(lake: TwoNam
 async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake: TwoNamespaces) -> None:
     """The server rejects it for a writer of the whole catalog and for a writer of one namespace.
 
-    The server does not follow a link either that is created after the commit.
+    If the link is created after the commit, the server does not follow it.
     """
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     (own_folder / "data").mkdir(exist_ok=True)
@@ -229,7 +234,7 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
     assert (await lake.commit("wendy", "mine", 320, listed_manifest_list)).status == 400
 
 
-async def test_confined_writer_can_commit_files_in_the_table(lake: TwoNamespaces) -> None:
+async def test_confined_writer_can_commit_files_in_its_table(lake: TwoNamespaces) -> None:
     own_folder = await lake.find_folder("mine")
     own_manifest = write_manifest(
         own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
@@ -258,7 +263,7 @@ async def test_files_overwritten_after_their_commit_are_checked_when_they_are_pl
     for route in ("files", "partitions", "column-stats"):
         answer = await lake("wendy", "GET", f"/api/v1/tables/mine/t/{route}")
         assert SECRET not in answer.raw.decode(), route
-    assert SECRET in (await lake.plan("rita", "theirs")).raw.decode(), "the rightful table is not hindered"
+    assert SECRET in (await lake.plan("rita", "theirs")).raw.decode(), "the table that owns the file is still planned"
 
 
 async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(lake: TwoNamespaces) -> None:
@@ -312,7 +317,9 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
     ]
     naming = write_manifest(own_folder / "metadata" / "own.avro", files, 7)
     list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [naming])
-    assert (await lake.commit("root", "mine", 7, list_location)).status == 200, "who may write everything may say so"
+    assert (await lake.commit("root", "mine", 7, list_location)).status == 200, (
+        "a writer of the whole catalog may commit it"
+    )
     assert (await lake.plan("wendy", "mine")).error[0] == 403
     allowed = {"seamark.allowed-locations": f"file://{foreign_folder}/data"}
     table = "/v1/namespaces/mine/tables/t"
@@ -326,7 +333,7 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
 async def test_file_of_another_table_whose_path_has_no_scheme_is_not_planned(
     lake: TwoNamespaces, is_mixed: bool
 ) -> None:
-    """Readers open a path without a scheme on their machine, so it names the same file."""
+    """Readers open a path without a scheme as a local file, so it names the file of the other table."""
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     files = [build_data_file(f"{foreign_folder}/data/{SECRET}.parquet", 1, 9)]
     if is_mixed:
@@ -386,7 +393,7 @@ async def test_native_commit_uses_locations_of_the_database_and_not_of_the_metad
     assert await send("wendy", f"{own_location}/data/0.parquet") == 200
 
 
-async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(lake: TwoNamespaces) -> None:
+async def test_rejected_plan_caches_no_view_for_the_table_that_owns_the_files(lake: TwoNamespaces) -> None:
     """The server caches views by the path of the manifest list, and builds them with the specs of the first table."""
     folder = await lake.find_folder("theirs")
     file = build_data_file(f"file://{folder}/data/2.parquet", 1, 9)
@@ -399,12 +406,12 @@ async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(la
     path.write_text(
         json.dumps({**foreign_metadata, **{name: own_metadata_path[name] for name in ("table-uuid", "location")}})
     )
-    before = lake.planner.read_stats().views
+    views_before = lake.planner.read_stats().views
     answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {})
     assert answer.error[0] == 403
-    assert lake.planner.read_stats().views == before
+    assert lake.planner.read_stats().views == views_before
     assert "/data/2.parquet" in (await lake.plan("rita", "theirs")).raw.decode()
-    assert lake.planner.read_stats().views == before + 1
+    assert lake.planner.read_stats().views == views_before + 1
 
 
 @pytest.mark.parametrize("many", [1, 100])
@@ -459,14 +466,14 @@ async def test_expiration_neither_deletes_nor_reads_files_of_another_table(
         own_manifest = build_data_file(f"file://{own_folder}/data/7.parquet", 1, 9)
         listing = [write_manifest(metadata / "m7.avro", [own_manifest, build_data_file(location, 1, 9)], 7)]
         write_manifest_list(metadata / "l7.avro", listing)
-    before = {path for path in foreign_folder.rglob("*") if path.is_file()}
+    paths_before = {path for path in foreign_folder.rglob("*") if path.is_file()}
     route = "/api/v1/tables/mine/t/expire-snapshots"
     body = {"older-than-ms": 1 << 60, "retain-last": 1}
     assert (await lake("rita", "POST", route, body)).status == 403
     assert (await lake("wendy", "POST", "/api/v1/tables/theirs/t/expire-snapshots", body)).status == 403
     answer = await lake("wendy", "POST", route, body)
     assert SECRET not in answer.raw.decode()
-    assert {path for path in foreign_folder.rglob("*") if path.is_file()} == before
+    assert {path for path in foreign_folder.rglob("*") if path.is_file()} == paths_before
     if overwritten == "manifest list":
         assert answer.status == 403
         assert (own_folder / "data" / "7.parquet").exists()
@@ -551,14 +558,14 @@ async def test_manifest_rewrite_reads_no_file_of_another_table(lake: TwoNamespac
         write_manifest(foreign_folder / "metadata" / f"m{number}.avro", [secret], number) for number in (1, 2, 3)
     ]
     write_manifest_list(own_folder / "metadata" / "l8.avro", foreign)
-    before = {path for path in (*foreign_folder.rglob("*"), *own_folder.rglob("*")) if path.is_file()}
+    paths_before = {path for path in (*foreign_folder.rglob("*"), *own_folder.rglob("*")) if path.is_file()}
     route, body = "/api/v1/tables/mine/t/rewrite-manifests", {"min-count": 2}
     assert (await lake("rita", "POST", route, body)).status == 403
     assert (await lake("wendy", "POST", "/api/v1/tables/theirs/t/rewrite-manifests", body)).status == 403
     answer = await lake("wendy", "POST", route, body)
     assert answer.status == 403, answer.raw
     assert SECRET not in answer.raw.decode()
-    assert {path for path in (*foreign_folder.rglob("*"), *own_folder.rglob("*")) if path.is_file()} == before
+    assert {path for path in (*foreign_folder.rglob("*"), *own_folder.rglob("*")) if path.is_file()} == paths_before
 
 
 @pytest.mark.parametrize("folder", ["of nobody", "of another table"])
@@ -566,14 +573,16 @@ async def test_orphan_removal_deletes_nothing_in_a_folder_named_only_by_overwrit
     lake: TwoNamespaces, tmp_path: Path, folder: str
 ) -> None:
     path, metadata = await lake.forge_table_of_another_catalog()
-    other = await lake.find_folder("theirs") if folder == "of another table" else tmp_path / "warehouse" / "legacy"
+    other_folder = (
+        await lake.find_folder("theirs") if folder == "of another table" else tmp_path / "warehouse" / "legacy"
+    )
     own_location = Path(metadata["location"].removeprefix("file://"))
-    left, foreign = own_location / "data" / "left.parquet", other / "data" / f"{SECRET}.parquet"
+    left, foreign = own_location / "data" / "left.parquet", other_folder / "data" / f"{SECRET}.parquet"
     for file in (left, foreign):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"rows")
         os.utime(file, (1, 1))
-    path.write_text(json.dumps({**metadata, "properties": {"write.data.path": f"file://{other}"}}))
+    path.write_text(json.dumps({**metadata, "properties": {"write.data.path": f"file://{other_folder}"}}))
     route = "/api/v1/tables/mine/forged/remove-orphan-files"
     assert (await lake("rita", "POST", route)).status == 403
     answer = await lake("wendy", "POST", route)

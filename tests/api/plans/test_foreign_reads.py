@@ -55,7 +55,7 @@ async def test_change_is_not_compared_with_rows_of_another_table(lake: TwoNamesp
     )
     list_location = write_manifest_list(own_folder / "metadata" / "l.avro", [own_manifest])
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
-    # The test overwrites both after the commit.
+    # The test overwrites the manifest and the manifest list after the commit.
     write_manifest_list(
         own_folder / "metadata" / "l.avro", [write_manifest(own_folder / "metadata" / "own.avro", [secret], 7)]
     )
@@ -63,7 +63,7 @@ async def test_change_is_not_compared_with_rows_of_another_table(lake: TwoNamesp
         assert (await _send_change(lake, value)).error[:2] == (403, "ForbiddenException"), value
 
 
-async def test_change_is_still_compared_with_rows_of_its_own_table(lake: TwoNamespaces) -> None:
+async def test_change_is_compared_with_rows_of_its_own_table(lake: TwoNamespaces) -> None:
     own_folder = await lake.find_folder("mine")
     own_manifest = write_manifest(
         own_folder / "metadata" / "own.avro", [_write_secret_file(own_folder / "data" / "a.parquet")], 7
@@ -75,20 +75,20 @@ async def test_change_is_still_compared_with_rows_of_its_own_table(lake: TwoName
 
 
 async def test_change_reads_no_manifest_or_list_of_another_table(lake: TwoNamespaces) -> None:
-    mine, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
+    own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     own_manifest = write_manifest(
-        mine / "metadata" / "own.avro", [build_data_file(f"file://{mine}/data/a.parquet", 1, 9)], 7
+        own_folder / "metadata" / "own.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
-    second = write_manifest_list(mine / "metadata" / "l8.avro", [own_manifest])
+    second_list = write_manifest_list(own_folder / "metadata" / "l8.avro", [own_manifest])
     assert (
-        await lake.commit("wendy", "mine", 7, write_manifest_list(mine / "metadata" / "l7.avro", [own_manifest]))
+        await lake.commit("wendy", "mine", 7, write_manifest_list(own_folder / "metadata" / "l7.avro", [own_manifest]))
     ).status == 200
-    assert (await lake.commit("wendy", "mine", 8, second, **{"parent-snapshot-id": 7})).status == 200
+    assert (await lake.commit("wendy", "mine", 8, second_list, **{"parent-snapshot-id": 7})).status == 200
     foreign = write_manifest(
         foreign_folder / "metadata" / "m.avro", [build_data_file(f"file://{foreign_folder}/x", 1, 9)], 7, write=False
     )
-    write_manifest_list(mine / "metadata" / "l7.avro", [foreign])  # The manifest list of an earlier snapshot
-    remove = {"add": [], "scope": None, "remove": [{"file-path": f"file://{mine}/data/a.parquet"}]}
+    write_manifest_list(own_folder / "metadata" / "l7.avro", [foreign])  # The manifest list of an earlier snapshot
+    remove = {"add": [], "scope": None, "remove": [{"file-path": f"file://{own_folder}/data/a.parquet"}]}
     for body in ({}, remove):
         answer = await _send_change(lake, "another", **body)
         assert answer.error[0] == 403, answer.raw
@@ -113,7 +113,7 @@ def _write_manifest(
 
 
 async def test_rebase_copies_no_manifest_of_another_table(lake: TwoNamespaces) -> None:
-    own_folder, theirs = [await lake.find_folder(name) / "metadata" for name in ("mine", "theirs")]
+    own_folder, foreign_folder = [await lake.find_folder(name) / "metadata" for name in ("mine", "theirs")]
     own_folder.mkdir(exist_ok=True)
     a, b, c, n = (build_data_file(f"file://{own_folder.parent}/data/{name}.parquet", 1, 9) for name in "abcn")
 
@@ -140,26 +140,27 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: TwoNamespaces) -
         return (await lake(principal, "POST", "/v1/namespaces/mine/tables/t", body)).status
 
     secrets = [
-        Entry(ADDED, 2, None, None, build_data_file(f"file://{theirs}/{SECRET}-{i}.parquet", 1, 9)) for i in range(2)
+        Entry(ADDED, 2, None, None, build_data_file(f"file://{foreign_folder}/{SECRET}-{i}.parquet", 1, 9))
+        for i in range(2)
     ]
-    victim = _write_manifest(theirs / "v.avro", secrets, 2, 2, 2, 0)
-    reported_manifest = _write_manifest(theirs / "v.avro", secrets, 2, 9, 1, 1, write=False)
+    victim = _write_manifest(foreign_folder / "v.avro", secrets, 2, 2, 2, 0)
+    reported_manifest = _write_manifest(foreign_folder / "v.avro", secrets, 2, 9, 1, 1, write=False)
     table = "/v1/namespaces/mine/tables/t"
     assert (await lake("wendy", "POST", table, set_properties(**{"seamark.commit.rebase": "append"}))).status == 200
-    first = _write_manifest(own_folder / "m1.avro", [Entry(ADDED, 11, None, None, a)], 11, 1, 1, 0)
-    assert await commit(11, "main", None, 1, [first]) == 200
+    first_manifest = _write_manifest(own_folder / "m1.avro", [Entry(ADDED, 11, None, None, a)], 11, 1, 1, 0)
+    assert await commit(11, "main", None, 1, [first_manifest]) == 200
     ref = {"action": "set-snapshot-ref", "ref-name": "b", "type": "branch", "snapshot-id": 11}
     assert (await lake("wendy", "POST", table, {"requirements": [], "updates": [ref]})).status == 200
     merged_entries = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 12, None, None, b)]
     assert await commit(12, "b", 11, 2, [_write_manifest(own_folder / "m2.avro", merged_entries, 12, 2, 1, 1)]) == 200
     third = _write_manifest(own_folder / "m3.avro", [Entry(ADDED, 13, None, None, c)], 13, 3, 1, 0)
-    assert await commit(13, "main", 11, 3, [first, third]) == 200
-    # The test overwrites it after the commit: the list of the current snapshot names the other table's manifest.
-    write_manifest_list(own_folder / "l13.avro", [first, third, victim])
+    assert await commit(13, "main", 11, 3, [first_manifest, third]) == 200
+    # After the commit, the test overwrites the list of the current snapshot. It then names the other table's manifest.
+    write_manifest_list(own_folder / "l13.avro", [first_manifest, third, victim])
     stale = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 2, None, None, n)]
     own_manifest = _write_manifest(own_folder / "n1.avro", stale, 2, 9, 1, 1)
     assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest]) == 400
     assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest], "root") == 409, (
-        "who may write everything rebases none either"
+        "a writer of the whole catalog cannot rebase it either"
     )
     assert not list(own_folder.glob("*-m*.avro")), "the server has written no manifest"

@@ -1,4 +1,4 @@
-"""Tests of joins over HTTP: plan tables and explanations with joins, their answers and all errors."""
+"""Tests of joins over HTTP: plan tables and explanations with joins, and all errors."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ REGIONS = ("AFRICA", "AMERICA", "ASIA", "EUROPE")
 class Star:
     """A star schema.
 
-    `db.fact` has 20 files, and file n has suppliers from 100 n on. `db.supplier` has 2,000 suppliers. Every fourth is
-    of one region, and suppliers are assigned to the 25 nations of `db.nation` in turn.
+    `db.fact` has 20 files, and file n has suppliers from 100 n on. `db.supplier` has 2,000 suppliers. Every fourth
+    supplier is of the same region, and suppliers are assigned to the 25 nations of `db.nation` in turn.
     """
 
     fact: StarTable
@@ -63,8 +63,8 @@ class Star:
         assert (await self.plan(*joins, **{{"where": "predicate"}.get(name, name): body[name] for name in body}))[
             "files"
         ] == answer.json["files"]
-        paths = {one.path: number for number, one in enumerate(self.fact.data)}
-        return sorted(paths[one["file-path"]] for one in answer.json["kept"])
+        paths = {file.path: number for number, file in enumerate(self.fact.data)}
+        return sorted(paths[file["file-path"]] for file in answer.json["kept"])
 
 
 async def create_star(api: Api) -> Star:
@@ -127,20 +127,22 @@ async def test_join_columns_ignore_case_and_all_conditions_apply(star: Star) -> 
 
 
 async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
-    first = (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749")))["name"]
-    assert (await star.plan(build_supplier_join("s_key >= 250 AND s_key < 750")))["name"] == first
-    assert (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 748")))["name"] != first
-    assert (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"), predicate="f_key > 0"))["name"] != first
+    first_name = (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749")))["name"]
+    assert (await star.plan(build_supplier_join("s_key >= 250 AND s_key < 750")))["name"] == first_name
+    assert (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 748")))["name"] != first_name
+    assert (await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"), predicate="f_key > 0"))[
+        "name"
+    ] != first_name
     selective_plan = (await star.plan(build_supplier_join("s_key = 250")))["name"]
-    assert selective_plan not in (first, (await star.plan())["name"])
+    assert selective_plan not in (first_name, (await star.plan())["name"])
     await star.supplier.commit([star.supplier.make_file([_build_supplier(5000)])])
     second_plan = await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"))
-    assert (second_plan["name"], second_plan["joins"][0]["snapshot-id"]) == (first, 2)
+    assert (second_plan["name"], second_plan["joins"][0]["snapshot-id"]) == (first_name, 2)
 
 
 async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads_only_new_files(star: Star) -> None:
     assert (await star.plan(build_supplier_join("s_key >= 1900")))["joins"][0]["keys"] == 100
-    for file in star.supplier.data:  # The columns of the table are in memory now.
+    for file in star.supplier.data:  # The server has the columns of this table in memory.
         Path(file.path.removeprefix("file://")).unlink()
     await star.supplier.commit([star.supplier.make_file([_build_supplier(number) for number in range(1950, 2050)])])
     join_report = (await star.plan(build_supplier_join("s_key >= 1900")))["joins"][0]
@@ -300,7 +302,7 @@ async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, part: 
         assert 7 in await star.find_kept_files(*joins, where="f_key < 9000 AND f_key <> 3")
 
 
-async def test_tables_that_share_files_use_defaults_of_their_own_columns(api: Api) -> None:
+async def test_joined_tables_with_the_same_files_use_the_defaults_of_their_own_columns(api: Api) -> None:
     fact = await StarTable.create(api, "fact", [Col(1, "f_key", "int")])
     await fact.commit([fact.make_file([{"f_key": 7}]), fact.make_file([{"f_key": 8}])])
     lake = await StarTable.create(api, "one", [Col(1, "id", "int")], version=3)
@@ -308,9 +310,9 @@ async def test_tables_that_share_files_use_defaults_of_their_own_columns(api: Ap
     location = (await api("GET", "/v1/namespaces/db/tables/one")).json["metadata-location"]
     body = {"name": "other", "metadata-location": location}
     assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
-    other = dataclasses.replace(lake, name="other")
+    other_lake = dataclasses.replace(lake, name="other")
     await lake.evolve([Col(1, "id", "int"), Col(2, "x", "int")])
-    await other.evolve([Col(1, "id", "int"), Col(2, "x", "int", default=7)])
+    await other_lake.evolve([Col(1, "id", "int"), Col(2, "x", "int", default=7)])
     files = {}
     for name in ("one", "other"):
         joins = [{"table": ["db", name], "on": {"f_key": "x"}}]

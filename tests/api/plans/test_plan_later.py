@@ -1,4 +1,4 @@
-"""Tests of plans that take long: the server answers later under an id, and clients await or cancel the plan."""
+"""Tests of slow plans: the server returns an id at once, and clients poll or cancel the plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.test_bodies import make_tokens
 
 
 class SlowPlanner:
-    """A planner whose plans wait for `go`. Before the plan, it reports `undecoded` entries."""
+    """A planner whose plans wait until `go` is set. It reports that a plan must decode `undecoded` entries."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, undecoded: int) -> None:
         self.go = asyncio.Event()
@@ -54,14 +54,14 @@ async def test_plan_that_reads_very_much_is_answered_later(
         await asyncio.sleep(0.01)
     assert answer.json["status"] == "completed"
     assert list_planned_numbers(answer) == [0]
-    assert (await api_with_files("GET", plan)).json == answer.json, "it may be asked for again"
-    assert slow.plan_count == 1, "and is not made again for that"
+    assert (await api_with_files("GET", plan)).json == answer.json, "the client may request the result again"
+    assert slow.plan_count == 1, "the second request does not plan again"
 
 
 async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = SlowPlanner(monkeypatch, 10_000_000)
-    async with run_server(tmp_path) as first, run_server(tmp_path) as second:
-        first_api, second_api = Api(first), Api(second)
+    async with run_server(tmp_path) as first_server, run_server(tmp_path) as second_server:
+        first_api, second_api = Api(first_server), Api(second_server)
         await first_api.table()
         await append(first_api, "t", build_ten_id_files(3), snapshot_id=1)
         plan_id = (await first_api("POST", f"{T}/plan", {})).json["plan-id"]
@@ -70,8 +70,8 @@ async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: py
             await asyncio.sleep(0.01)
         assert list_planned_numbers(answer) == [0, 1, 2]
         assert (await second_api("DELETE", f"{T}/plan/{plan_id}")).status == 204
-        other = await second_api("GET", f"/v1/namespaces/db/tables/t/plan/{plan_id[:-4]}AAAA")
-        assert other.error[:2] == (404, "NoSuchPlanIdException")
+        other_answer = await second_api("GET", f"/v1/namespaces/db/tables/t/plan/{plan_id[:-4]}AAAA")
+        assert other_answer.error[:2] == (404, "NoSuchPlanIdException")
 
 
 async def test_cancelled_plan_is_not_continued(api_with_files: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,9 @@ async def test_cancelled_plan_is_not_continued(api_with_files: Api, monkeypatch:
     slow.go.set()
     await asyncio.sleep(0.05)
     assert slow.plan_count == 0
-    assert (await api_with_files("DELETE", f"{T}/plan/{plan_id}")).status == 204, "a repeat is answered alike"
+    assert (await api_with_files("DELETE", f"{T}/plan/{plan_id}")).status == 204, (
+        "a repeated cancellation gets the same answer"
+    )
 
 
 async def test_principal_cancels_its_own_plan_and_not_another_principals(

@@ -1,4 +1,4 @@
-"""Tests of plans in pages: plan tasks have every file once, on every replica, after any commits and expirations."""
+"""Tests of plans in pages: plan tasks contain every file once, on every replica, after any commits and expirations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.server.rig import run_server
 
 @pytest.fixture
 async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
-    """Return an API like `planned`, but the server splits every answer of more than 2 files into pages of 4."""
+    """Return an API whose `db.t` has 30 files. The server splits an answer of more than 2 files into pages of 4."""
     async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
         await api.table()
@@ -61,8 +61,8 @@ async def test_later_commits_do_not_change_the_pages_of_a_plan(paging_api: Api) 
     whole_plan = await paging_api("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 100}})
     await append(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
     renamed_schema = {**SCHEMA, "schema-id": 1, "fields": [{**SCHEMA["fields"][0], "name": "key"}, SCHEMA["fields"][1]]}
-    other = {"id": 3, "name": "id", "required": False, "type": "string"}
-    renamed_schema["fields"].append(other)
+    other_field = {"id": 3, "name": "id", "required": False, "type": "string"}
+    renamed_schema["fields"].append(other_field)
     change = {
         "requirements": [],
         "updates": [
@@ -76,8 +76,8 @@ async def test_later_commits_do_not_change_the_pages_of_a_plan(paging_api: Api) 
 
 async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
     settings = {"plan_inline_limit": 2, "plan_page_size": 10}
-    async with run_server(tmp_path, **settings) as first, run_server(tmp_path, **settings) as second:
-        first_api, second_api = Api(first), Api(second)
+    async with run_server(tmp_path, **settings) as first_server, run_server(tmp_path, **settings) as second_server:
+        first_api, second_api = Api(first_server), Api(second_server)
         await first_api.table()
         await append(first_api, "t", build_ten_id_files(30), snapshot_id=1)
         whole_plan = await first_api("POST", f"{T}/plan", {})
@@ -87,9 +87,9 @@ async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
 async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
     paging_api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replica without enough time keeps files that this replica prunes.
+    """A replica without enough time keeps files that other replicas prune.
 
-    So pages divide the view, not the plan's result.
+    For this reason, pages divide the files of the view, and not the files that a plan keeps.
     """
     where = {"filter": {"type": "in", "term": "id", "values": [15, 95, 105, 185, 255]}}
     whole_plan = await paging_api("POST", f"{T}/plan", where)
@@ -108,28 +108,28 @@ async def test_plan_task_is_valid_for_its_table_while_its_snapshot_exists(paging
     token = (await paging_api("POST", f"{T}/plan", {})).json["plan-tasks"][0]
     await paging_api.table("u")
     await append(paging_api, "u", build_ten_id_files(3), snapshot_id=1)
-    other = await paging_api("POST", "/v1/namespaces/db/tables/u/tasks", {"plan-task": token})
-    assert other.error[:2] == (404, "NoSuchPlanTaskException")
+    other_answer = await paging_api("POST", "/v1/namespaces/db/tables/u/tasks", {"plan-task": token})
+    assert other_answer.error[:2] == (404, "NoSuchPlanTaskException")
     await append(paging_api, "t", build_ten_id_files(3), snapshot_id=2)
-    expire = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
-    assert (await paging_api("POST", T, expire)).status == 200
+    expire_snapshots = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
+    assert (await paging_api("POST", T, expire_snapshots)).status == 200
     answer_after_expiry = await paging_api("POST", f"{T}/tasks", {"plan-task": token})
     assert answer_after_expiry.error[:2] == (404, "NoSuchPlanTaskException")
     assert "expired" in answer_after_expiry.error[2]
 
 
-async def expire(api: Api, *snapshot_ids: int) -> None:
+async def expire_snapshots(api: Api, *snapshot_ids: int) -> None:
     removal = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": list(snapshot_ids)}]}
     assert (await api("POST", T, removal)).status == 200
 
 
 async def test_pages_of_an_incremental_scan_work_after_its_start_expired(paging_api: Api) -> None:
-    """The start snapshot is exclusive. After its expiry, scans from it continue to work, and so do their pages."""
+    """The start snapshot is exclusive. After it expires, scans from this snapshot and their pages continue to work."""
     await append(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
     between = {"start-snapshot-id": 1, "end-snapshot-id": 2}
-    before = await paging_api("POST", f"{T}/plan", between)
-    await expire(paging_api, 1)
-    assert await read_all_pages(paging_api, before) == list(range(30, 60))
+    plan_before = await paging_api("POST", f"{T}/plan", between)
+    await expire_snapshots(paging_api, 1)
+    assert await read_all_pages(paging_api, plan_before) == list(range(30, 60))
     assert await read_all_pages(paging_api, await paging_api("POST", f"{T}/plan", between)) == list(range(30, 60))
 
 
@@ -139,13 +139,13 @@ async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(p
     await append(paging_api, "t", build_ten_id_files(90)[60:], snapshot_id=3, parent=2)
     whole_plan = await paging_api("POST", f"{T}/plan", {"end-snapshot-id": 3})
     assert await read_all_pages(paging_api, whole_plan) == list(range(90))
-    await expire(paging_api, 1)
+    await expire_snapshots(paging_api, 1)
     for token in whole_plan.json["plan-tasks"]:
         answer = await paging_api("POST", f"{T}/tasks", {"plan-task": token})
         assert answer.error[:2] == (404, "NoSuchPlanTaskException")
     later_plan = await paging_api("POST", f"{T}/plan", {"end-snapshot-id": 3})
     assert await read_all_pages(paging_api, later_plan) == list(range(30, 90))
-    await expire(paging_api, 2)
+    await expire_snapshots(paging_api, 2)
     for token in later_plan.json["plan-tasks"]:
         answer = await paging_api("POST", f"{T}/tasks", {"plan-task": token})
         assert answer.error[:2] == (404, "NoSuchPlanTaskException")
@@ -201,7 +201,7 @@ async def api_with_small_pages(tmp_path: Path) -> AsyncIterator[Api]:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("headers", [JAVA, {"X-Seamark-Residuals": "exact"}, {**JAVA, "X-Seamark-Residuals": "Exact"}])
-async def test_client_that_filters_only_by_residuals_gets_them_whole_on_smaller_pages(
+async def test_client_that_filters_only_by_residuals_gets_complete_residuals_on_smaller_pages(
     api_with_small_pages: Api, headers: dict[str, str]
 ) -> None:
     whole_plan = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=headers)
@@ -222,13 +222,13 @@ async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer
         answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=headers)
         assert list_planned_numbers(answer) == list(range(30))
         residuals = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
-        assert {one and one["type"] for one in residuals} == {residual}
-    # The answer is not the cached answer of another client.
+        assert {actual and actual["type"] for actual in residuals} == {residual}
+    # A client that needs complete residuals does not get this cached answer.
     second_answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
     assert "plan-tasks" in second_answer.json
 
 
-async def test_plan_tasks_of_a_client_that_filters_again_are_split_for_one_that_does_not(tmp_path: Path) -> None:
+async def test_plan_tasks_with_short_residuals_are_split_when_fetched_with_complete_residuals(tmp_path: Path) -> None:
     async with run_server(tmp_path, plan_residual_bytes=50_000, plan_inline_limit=2) as server:
         api = Api(server)
         await api.table()
@@ -257,7 +257,7 @@ async def test_filter_too_long_for_plan_tasks_and_exact_residuals_is_rejected_wi
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
     refusal = await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers=JAVA)
     assert refusal.error[:2] == (400, "BadRequestException")
-    assert all(one in refusal.error[2] for one in ("X-Seamark-Residuals: short", "scan-planning-mode=client"))
+    assert all(advice in refusal.error[2] for advice in ("X-Seamark-Residuals: short", "scan-planning-mode=client"))
     assert list_planned_numbers(
         await api_with_small_pages("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers={**JAVA, **SHORT_RESIDUALS})
     ) == list(range(30))

@@ -1,4 +1,4 @@
-"""Tests of plans as snapshots, which only requests with `X-Seamark-Plans` see: their lifetime, and their removal."""
+"""Tests of plan snapshots, which only requests with `X-Seamark-Plans` see: their lifetime, and their removal."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ async def test_catalog_with_the_header_resolves_no_plan_names(plan_api: PlanApi)
 
 
 async def test_plan_made_as_a_snapshot_has_no_usable_name(plan_api: PlanApi, tmp_path: Path) -> None:
-    """A reader can compute the name under which the database stores the plan. The server must not accept it."""
+    """A reader can compute the name under which the database stores the plan, but the server must not accept
+    this name.
+    """
     await make_plan(plan_api)
     store = plan_api.server.components.store
     digests = {plan.name[:32] for plan in list_plan_files(tmp_path)}
@@ -117,32 +119,36 @@ async def test_plan_made_as_a_snapshot_has_no_usable_name(plan_api: PlanApi, tmp
             assert (await plan_api("POST", f"{OWN_TABLES}/{name}/lease", {}, headers=headers)).status == 404
 
 
-async def test_plans_are_shown_until_they_are_withdrawn_or_their_lease_ends(plan_api: PlanApi) -> None:
-    first, second = [(await make_plan(plan_api, f"id = {one}"))["plan-snapshot-id"] for one in (5, 15)]
-    assert (await request_lease(plan_api, [first, 77], 0)).json == {"found": 1}
-    assert set(await load_snapshots(plan_api)) == {1, second}
-    assert (await make_plan(plan_api))["plan-snapshot-id"] == first
-    assert set(await load_snapshots(plan_api)) == {1, first, second}
+async def test_plan_snapshots_are_shown_until_withdrawal_or_the_end_of_their_lease(plan_api: PlanApi) -> None:
+    first_snapshot_id, second_snapshot_id = [
+        (await make_plan(plan_api, f"id = {id_}"))["plan-snapshot-id"] for id_ in (5, 15)
+    ]
+    assert (await request_lease(plan_api, [first_snapshot_id, 77], 0)).json == {"found": 1}
+    assert set(await load_snapshots(plan_api)) == {1, second_snapshot_id}
+    assert (await make_plan(plan_api))["plan-snapshot-id"] == first_snapshot_id
+    assert set(await load_snapshots(plan_api)) == {1, first_snapshot_id, second_snapshot_id}
     plan_api.clock.ahead_ms += LEASE_S * 900
-    assert (await request_lease(plan_api, [second], LEASE_S)).json == {"found": 1}
+    assert (await request_lease(plan_api, [second_snapshot_id], LEASE_S)).json == {"found": 1}
     plan_api.clock.ahead_ms += LEASE_S * 200
-    assert set(await load_snapshots(plan_api)) == {1, second}
-    assert (await request_lease(plan_api, [second], 0, OTHER_HOLDER)).json == {"found": 0}
+    assert set(await load_snapshots(plan_api)) == {1, second_snapshot_id}
+    assert (await request_lease(plan_api, [second_snapshot_id], 0, OTHER_HOLDER)).json == {"found": 0}
     plan_api.clock.ahead_ms += LEASE_S * 1000
     assert set(await load_snapshots(plan_api)) == {1}
 
 
 async def test_plan_withdrawn_by_one_holder_stays_for_another(plan_api: PlanApi) -> None:
-    first, second = [(await make_plan(plan_api, holder=one))["plan-snapshot-id"] for one in ("a", "b")]
-    assert first != second
-    assert (await make_plan(plan_api, holder="a"))["plan-snapshot-id"] == first
-    await request_lease(plan_api, [first], 0)
-    assert set(await load_snapshots(plan_api)) == {1, second}
+    first_snapshot_id, second_snapshot_id = [
+        (await make_plan(plan_api, holder=holder))["plan-snapshot-id"] for holder in ("a", "b")
+    ]
+    assert first_snapshot_id != second_snapshot_id
+    assert (await make_plan(plan_api, holder="a"))["plan-snapshot-id"] == first_snapshot_id
+    await request_lease(plan_api, [first_snapshot_id], 0)
+    assert set(await load_snapshots(plan_api)) == {1, second_snapshot_id}
 
 
 async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) -> None:
     """Under a later schema, `id` may be another column."""
-    before = (await make_plan(plan_api))["plan-snapshot-id"]
+    old_plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
     renamed_snapshot = {
         "type": "struct",
         "schema-id": 1,
@@ -156,13 +162,15 @@ async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) ->
         {"action": "set-current-schema", "schema-id": -1},
     ]
     assert (await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [], "updates": updates})).status == 200
-    after = (await make_plan(plan_api, "old = 5"))["plan-snapshot-id"]
+    new_plan_id = (await make_plan(plan_api, "old = 5"))["plan-snapshot-id"]
     snapshots = await load_snapshots(plan_api)
-    assert (snapshots[before]["schema-id"], snapshots[after]["schema-id"]) == (0, 1)
+    assert (snapshots[old_plan_id]["schema-id"], snapshots[new_plan_id]["schema-id"]) == (0, 1)
 
 
 async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(plan_api: PlanApi) -> None:
-    """Spark's expire_snapshots commits this through a catalog with the header, and then deletes the plan's files."""
+    """Spark's expire_snapshots commits this removal through a catalog with the header, and then deletes the plan's
+    files.
+    """
     plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
     await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
     updates = [{"action": "remove-snapshots", "snapshot-ids": [1, plan_id]}]
@@ -210,7 +218,7 @@ async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(plan_api: P
     answer = await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [expected], "updates": []}, headers=PLANS)
     assert answer.error[:2] == (409, "CommitFailedException")
     await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
-    assert {one["snapshot-id"] for one in (await plan_api.load("t"))["metadata"]["snapshots"]} == {1, 2}
+    assert {item["snapshot-id"] for item in (await plan_api.load("t"))["metadata"]["snapshots"]} == {1, 2}
 
 
 async def test_number_of_shown_plans_is_limited(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ LEASE_S, GRACE_S = 100, 50
 
 
 class UserApi(Api):
-    """A user with a login."""
+    """An API client that sends the token of one user."""
 
     def __init__(self, server: RunningServer, secret: str) -> None:
         super().__init__(server)
@@ -38,7 +38,7 @@ class UserApi(Api):
 
 
 class PlanApi(Api):
-    """A server whose clock can be advanced.
+    """An API client of a server whose clock a test can advance.
 
     `db.t` has 30 files in 3 manifests. File n has the ids from 10 n to 10 n + 9.
     """
@@ -103,8 +103,15 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(plan_api: Plan
     loaded_table = await plan_api.load(name)
     assert list_file_numbers(loaded_table) == [9, 10, 11]
     table = await plan_api.load("t")
-    same = ("table-uuid", "format-version", "schemas", "partition-specs", "current-schema-id", "last-sequence-number")
-    assert all(loaded_table["metadata"][key] == table["metadata"][key] for key in same)
+    equal_fields = (
+        "table-uuid",
+        "format-version",
+        "schemas",
+        "partition-specs",
+        "current-schema-id",
+        "last-sequence-number",
+    )
+    assert all(loaded_table["metadata"][key] == table["metadata"][key] for key in equal_fields)
     assert loaded_table["metadata"]["current-snapshot-id"] == 1
     assert loaded_table["config"]["scan-planning-mode"] == "client"
     assert table["config"]["scan-planning-mode"] == "server"
@@ -135,7 +142,9 @@ async def test_plan_table_lists_the_files_that_the_plan_keeps(
 
 
 async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(plan_api: PlanApi) -> None:
-    """Two columns have swapped their names since, so each name now belongs to the other column."""
+    """Two columns have swapped their names since the reader loaded the table, so each name belongs to the
+    other column.
+    """
     past = {"snapshot-id": 1, "use-snapshot-schema": True}
     assert await plan_api.list_files_of_plan((await plan_api.plan(predicate="id = 5", **past))["name"]) == [0]
     fields = [
@@ -187,7 +196,7 @@ async def test_no_plan_table_is_made_when_the_plan_keeps_more_than_the_requested
         assert (plan["name"] is not None) == (share >= 10 / 30), share
         assert (plan["expires-at-ms"] is None) == (plan["name"] is None)
         assert bool(list_plan_files(tmp_path)) == (expected is not None or share == 0.0)
-    # The answer does not reveal either that the plan exists.
+    # The answer also hides that this plan exists for another request.
     assert (await plan_api.plan(predicate="id < 100", **{"kept-max": 0.2}))["name"] is None
     assert (await plan_api.plan(predicate="id < -5", **{"kept-max": 0.0}))["name"] is not None
 
@@ -207,7 +216,7 @@ async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the
 async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
     tmp_path: Path, limits: dict[str, int]
 ) -> None:
-    """This reader would lose files with rows of its query if it read the plan table.
+    """If this reader read the plan table, it would miss files with rows of its query.
 
     It reads the table itself instead.
     """
@@ -236,40 +245,46 @@ async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -
         plans = [
             (await api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": f"id = {n}"})).json for n in (5, 15, 25, 5)
         ]
-        assert [one["name"] is not None for one in plans] == [True, True, False, True]
+        assert [plan["name"] is not None for plan in plans] == [True, True, False, True]
         assert plans[2]["files"] == 1
         assert plans[3] == plans[0]
 
 
 async def test_identical_plans_share_a_name_and_its_files(plan_api: PlanApi, tmp_path: Path) -> None:
-    first = await plan_api.plan(predicate="id = 5")
+    first_plan = await plan_api.plan(predicate="id = 5")
     files = list_plan_files(tmp_path)
     assert len(files) == 3
-    assert await plan_api.plan(filter=EQ_5) == first
-    assert await plan_api.plan(predicate="5 = id", **{"snapshot-id": 1}) == first
+    assert await plan_api.plan(filter=EQ_5) == first_plan
+    assert await plan_api.plan(predicate="5 = id", **{"snapshot-id": 1}) == first_plan
     assert list_plan_files(tmp_path) == files
-    assert (await plan_api.plan(predicate="id = 6"))["name"] != first["name"]
+    assert (await plan_api.plan(predicate="id = 6"))["name"] != first_plan["name"]
     await append(plan_api, "t", build_ten_id_files(30)[:1], snapshot_id=2, parent=1)
-    assert (await plan_api.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != first["name"], "other metadata"
+    assert (await plan_api.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != first_plan["name"], (
+        "other metadata"
+    )
 
 
 async def test_incomplete_plan_is_not_shared(tmp_path: Path) -> None:
-    """Otherwise later requests would get too many files while any reader renews the plan."""
+    """If an incomplete plan were shared, later requests would get too many files while any reader renews the plan."""
     async with open_plan_api(tmp_path, plan_time_budget_s=0) as plan_api:
         new_plans = [await plan_api.plan(predicate="id = 5") for _ in range(3)]
         assert len({plan["name"] for plan in new_plans}) == 3
         assert [await plan_api.list_files_of_plan(plan["name"]) for plan in new_plans] == [list(range(30))] * 3
 
 
-async def test_only_one_of_concurrent_identical_plans_is_made(plan_api: PlanApi, tmp_path: Path) -> None:
+async def test_concurrent_identical_requests_make_one_plan(plan_api: PlanApi, tmp_path: Path) -> None:
     results = await asyncio.gather(*(plan_api.plan(predicate="id = 5") for _ in range(20)))
     assert len({result["name"] for result in results}) == 1
     assert len(list_plan_files(tmp_path)) == 3
 
 
 async def test_concurrent_requests_for_one_plan_leave_one_set_of_files(plan_api: PlanApi, tmp_path: Path) -> None:
-    """Single flight joins neither requests with different leases nor requests to two processes."""
-    results = await asyncio.gather(*(plan_api.plan(predicate="id = 5", **{"lease-s": 100 + each}) for each in range(8)))
+    """Requests with different leases, or to two processes, each write the plan's files, because single flight does not
+    join them.
+    """
+    results = await asyncio.gather(
+        *(plan_api.plan(predicate="id = 5", **{"lease-s": 100 + number}) for number in range(8))
+    )
     (name,) = {result["name"] for result in results}
     assert len(list_plan_files(tmp_path)) == 3
     assert await plan_api.list_files_of_plan(name) == [0]
@@ -344,14 +359,14 @@ async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(
     plan_api: PlanApi, tmp_path: Path
 ) -> None:
     plan = await plan_api.plan(predicate="id = 5")
-    other = await plan_api.plan(predicate="id = 15", **{"lease-s": 1000})
+    other_plan = await plan_api.plan(predicate="id = 15", **{"lease-s": 1000})
     plan_api.clock.ahead_ms += (LEASE_S + GRACE_S - 1) * 1000
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 0
     assert len(list_plan_files(tmp_path)) == 6
     plan_api.clock.ahead_ms += 2000
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert len(list_plan_files(tmp_path)) == 3
-    assert await plan_api.list_files_of_plan(other["name"]) == [1]
+    assert await plan_api.list_files_of_plan(other_plan["name"]) == [1]
     assert await plan_api.server.components.store.list_retired_plan_tables(None, 10) == []
     second_plan = await plan_api.plan(predicate="id = 5")
     assert second_plan["name"] == plan["name"]
@@ -377,7 +392,7 @@ async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(plan_api: P
     assert await plan_api.list_files_of_plan(plan["name"]) == [0]
 
 
-async def test_plan_table_name_belongs_to_the_table_it_was_made_for(plan_api: PlanApi) -> None:
+async def test_plan_table_name_is_valid_only_for_the_table_that_was_planned(plan_api: PlanApi) -> None:
     plan = await plan_api.plan(predicate="id = 5")
     path = f"{STANDARD_TABLES}/{plan['name']}"
     assert (await plan_api("DELETE", f"{STANDARD_TABLES}/t")).status == 204
@@ -416,7 +431,7 @@ async def test_plan_table_of_a_mixed_case_table_has_a_lower_case_name(plan_api: 
     assert list_file_numbers(loaded_table.json) == [1]
     await plan_api.table("x" * 250)
     await append(plan_api, "x" * 250, build_ten_id_files(3), snapshot_id=1)
-    assert (await plan_api.plan("x" * 250, predicate="id = 15"))["name"] is None, "there is no room for the name"
+    assert (await plan_api.plan("x" * 250, predicate="id = 15"))["name"] is None, "the name would be too long"
 
 
 async def test_client_with_server_side_planning_can_plan_a_plan_table(plan_api: PlanApi) -> None:

@@ -1,4 +1,4 @@
-"""Tests of plan views over HTTP: what engines load by the name, how long the name is valid, and who may make a view."""
+"""Tests of plan views over HTTP: what engines load by the name, how long it is valid, and who may make a plan view."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ async def make_plan_view(api: Api, **options: Any) -> str:
 
 
 def read_text(loaded_view: dict[str, Any]) -> str:
-    ((only,),) = [one["representations"] for one in loaded_view["metadata"]["versions"]]
-    assert only["dialect"] == "trino"
-    return str(only["sql"])
+    ((representation,),) = [version["representations"] for version in loaded_view["metadata"]["versions"]]
+    assert representation["dialect"] == "trino"
+    return str(representation["sql"])
 
 
-async def test_plan_view_is_the_view_with_another_text(plan_api: PlanApi) -> None:
+async def test_plan_view_differs_from_the_view_only_in_its_text(plan_api: PlanApi) -> None:
     await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
     body = await build_view_request(plan_api)
     answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body)
@@ -72,14 +72,14 @@ async def test_plan_view_is_the_view_with_another_text(plan_api: PlanApi) -> Non
     plan = body["tables"][0]["plan"][1]
     inner = TEXT.replace(" t ", f' "{plan}" AS "t" ')
     assert read_text(loaded_view) == f'SELECT * FROM (\n{inner}\n) AS "v" WHERE "id" = 5'
-    same = ("view-uuid", "properties", "schemas", "current-version-id", "location", "format-version")
-    assert all(loaded_view["metadata"][key] == view["metadata"][key] for key in same)
+    equal_fields = ("view-uuid", "properties", "schemas", "current-version-id", "location", "format-version")
+    assert all(loaded_view["metadata"][key] == view["metadata"][key] for key in equal_fields)
     (version_of,) = loaded_view["metadata"]["versions"]
     (stored_version,) = view["metadata"]["versions"]
     del version_of["representations"], stored_version["representations"]
     assert version_of == stored_version
     assert (await plan_api("HEAD", f"{VIEWS}/{name}")).status == 204
-    assert (await plan_api("GET", f"{STANDARD_TABLES}/{name}")).status == 404, "it is no table"
+    assert (await plan_api("GET", f"{STANDARD_TABLES}/{name}")).status == 404, "the name of a plan view is not a table"
 
 
 @pytest.mark.few_cases(1)
@@ -164,19 +164,25 @@ async def test_overlapping_places_and_views_without_trino_text_are_rejected(plan
     assert (await plan_api("POST", f"{OWN_VIEWS}/none/plan-views", body)).status == 404
 
 
-async def test_plan_view_name_belongs_to_the_view_as_it_was_read(plan_api: PlanApi) -> None:
+async def test_plan_view_name_is_invalid_after_the_view_changed(plan_api: PlanApi) -> None:
     await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
     name = await make_plan_view(plan_api)
     assert (await plan_api("POST", f"{VIEWS}/v", set_properties(**{"trino.run-as-owner": "bert"}))).status == 200
-    assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 404, "it would run by another one's rights"
-    other = await make_plan_view(plan_api)
-    assert other != name
-    assert (await plan_api("GET", f"{VIEWS}/{other}")).json["metadata"]["properties"]["trino.run-as-owner"] == "bert"
+    assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 404, (
+        "the plan view would run with the rights of the former owner"
+    )
+    other_plan = await make_plan_view(plan_api)
+    assert other_plan != name
+    assert (await plan_api("GET", f"{VIEWS}/{other_plan}")).json["metadata"]["properties"][
+        "trino.run-as-owner"
+    ] == "bert"
     assert (await plan_api("DELETE", f"{VIEWS}/v")).status == 204
-    for view_name in (name, other):
+    for view_name in (name, other_plan):
         assert (await plan_api("GET", f"{VIEWS}/{view_name}")).status == 404
     await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
-    assert (await plan_api("GET", f"{VIEWS}/{other}")).status == 404, "of the same name, and another view"
+    assert (await plan_api("GET", f"{VIEWS}/{other_plan}")).status == 404, (
+        "the new view has the same name but another UUID"
+    )
 
 
 OUTER_VIEW_TEXT = "SELECT id FROM db.\"V\" WHERE data <> 'x' "
@@ -200,7 +206,7 @@ async def test_plan_view_of_an_outer_view_may_use_the_plan_view_of_its_inner_vie
     loaded_view = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
     text = OUTER_VIEW_TEXT.replace('db."V"', f'db."{inner}" AS "V"')
     assert read_text(loaded_view) == f'SELECT * FROM (\n{text}\n) AS "w" WHERE id > 4'
-    assert loaded_view["metadata"]["properties"] == {}, "the inner view's owner is its own"
+    assert loaded_view["metadata"]["properties"] == {}, "the plan view of w does not get the owner of v"
 
 
 async def test_inner_name_must_be_a_plan_of_the_same_view(plan_api: PlanApi) -> None:
@@ -210,17 +216,17 @@ async def test_inner_name_must_be_a_plan_of_the_same_view(plan_api: PlanApi) -> 
     (table,) = body["tables"]
     plan = (await plan_api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
     outer = (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).json["name"]
-    for other in (plan, outer):
+    for other_name in (plan, outer):
         answer = await plan_api(
-            "POST", f"{OWN_VIEWS}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]}
+            "POST", f"{OWN_VIEWS}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other_name]}]}
         )
         assert answer.error[:2] == (400, "BadRequestException")
         assert "are not the name of db." in answer.error[2]
-    for other in ("v", "t", f"v~plan~{'0' * 32}"):
+    for other_name in ("v", "t", f"v~plan~{'0' * 32}"):
         answer = await plan_api(
-            "POST", f"{OWN_VIEWS}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]}
+            "POST", f"{OWN_VIEWS}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other_name]}]}
         )
-        assert answer.status == 404, "the view itself is no plan of it"
+        assert answer.status == 404, "the name of the view itself is not a plan view"
     assert (await plan_api("DELETE", f"{VIEWS}/v")).status == 204
     assert (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).status == 404
 
@@ -244,16 +250,16 @@ async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(plan_api
         assert (await plan_api("POST", f"/api/v1/tables/db/{name}/lease", {})).status == 200
     plan_api.clock.ahead_ms += LEASE_S * 900
     for name, status in ((second_inner, 200), (outer, 200), (inner, 404)):
-        assert (await plan_api("GET", f"{VIEWS}/{name}")).status == status, "each has a lease of its own"
+        assert (await plan_api("GET", f"{VIEWS}/{name}")).status == status, "each plan view has a separate lease"
 
 
 @pytest.mark.slow
 async def test_leases_and_files_of_plan_views_equal_those_of_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:
     await plan_api.view(**{"view-version": build_version()})
     name = await make_plan_view(plan_api)
-    before = len(list_plan_files(tmp_path))
-    assert await make_plan_view(plan_api) == name, "who asks for the same shares it"
-    assert len(list_plan_files(tmp_path)) == before
+    plan_file_count_before = len(list_plan_files(tmp_path))
+    assert await make_plan_view(plan_api) == name, "an equal request shares the plan view"
+    assert len(list_plan_files(tmp_path)) == plan_file_count_before
     plan_api.clock.ahead_ms += LEASE_S * 900
     answer = await plan_api("POST", f"/api/v1/tables/db/{name}/lease", {})
     assert answer.status == 200, answer.raw
@@ -337,10 +343,10 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         body["metadata-location"] = loaded_view["metadata-location"]
         for who_asks, status in (("views", 403), ("reader", 403), ("both", 200)):
             answer = await principal[who_asks]("POST", "/api/v1/views/views/w/plan-views", body)
-            assert answer.status == status, f"{who_asks}: the views behind it are to be read, too"
+            assert answer.status == status, f"{who_asks}: the right to read the views in its text is also required"
 
 
-async def test_no_user_can_write_a_text_that_runs_with_another_users_rights(tmp_path: Path) -> None:
+async def test_no_user_can_add_a_condition_that_runs_with_another_users_rights(tmp_path: Path) -> None:
     secrets, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
         for name, grant in {"root": Grant("root", "admin"), "wendy": Grant("wendy", "writer", ("db",))}.items():

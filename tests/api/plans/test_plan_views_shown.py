@@ -48,7 +48,7 @@ async def make_plan_view(plan_api: PlanApi, **fields: Any) -> dict[str, Any]:
     return body
 
 
-async def test_plan_views_tables_are_versions_and_its_rows_are_visible_to_one_user(plan_api: PlanApi) -> None:
+async def test_plan_view_reads_table_versions_and_shows_its_rows_to_one_user(plan_api: PlanApi) -> None:
     body = await build_view_request(plan_api)
     answer = await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body, headers=PLANS)
     loaded_view = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json

@@ -67,7 +67,7 @@ async def test_plan_has_the_files_that_may_match_and_their_residuals(api_with_fi
     assert empty_plan.json == {"status": "completed", "file-scan-tasks": []}
 
 
-async def test_cached_answer_is_accounted_with_the_headers_in_its_key(
+async def test_size_of_a_cached_answer_includes_the_headers_in_its_key(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charged: list[int] = []
@@ -211,7 +211,7 @@ async def test_swapped_column_names_prune_no_file_that_matches_under_either_mean
         assert answer.json["file-scan-tasks"][0]["residual-filter"] is True
     await append(api, "t", build_ten_id_files(2), snapshot_id=2)
     assert list_planned_numbers(await api("POST", f"{T}/plan", scan)) == [0], (
-        "an older snapshot is asked for by its own names alone"
+        "time travel uses only the names of the snapshot"
     )
 
 
@@ -261,15 +261,15 @@ NAME_REUSE_CASES: list[tuple[str, dict[str, Any], dict[str, Any], Any]] = [
 async def test_name_reused_with_another_type_is_planned_under_either_schema(
     api: Api, old_schema: dict[str, Any], now: dict[str, Any], where: dict[str, Any]
 ) -> None:
-    """Each filter is valid for one of the two types only."""
+    """Each filter is valid for only one of the two types."""
     key = {"id": 1, "name": "id", "required": False, "type": "long"}
-    first = {"id": 2, "name": "f", "required": False, **old_schema}
-    await api.table(schema={"type": "struct", "schema-id": 0, "fields": [key, first]})
+    first_field = {"id": 2, "name": "f", "required": False, **old_schema}
+    await api.table(schema={"type": "struct", "schema-id": 0, "fields": [key, first_field]})
     await append(api, "t", build_ten_id_files(4), snapshot_id=1)
     assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
-    second = {"id": 3, "name": "f", "required": False, **now}
+    second_field = {"id": 3, "name": "f", "required": False, **now}
     updates = [
-        {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": [key, second]}},
+        {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": [key, second_field]}},
         {"action": "set-current-schema", "schema-id": -1},
     ]
     assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
@@ -279,14 +279,14 @@ async def test_name_reused_with_another_type_is_planned_under_either_schema(
     assert list_planned_numbers(answer) == [*range(4)]
     both_conditions = {"type": "and", "left": {"type": "eq", "term": "id", "value": 25}, "right": where}
     assert list_planned_numbers(await api("POST", f"{T}/plan", {**scan, "filter": both_conditions})) == [2], (
-        "the other column still prunes"
+        "the condition on the other column still prunes"
     )
     residuals = [task["residual-filter"] for task in answer.json["file-scan-tasks"]]
-    assert residuals == [where if where.get("term") == "f.g" else True] * 4, "no row may be lost by it"
+    assert residuals == [where if where.get("term") == "f.g" else True] * 4, "the residual may exclude no matching row"
     await append(api, "t", build_ten_id_files(1), snapshot_id=2, parent=1)
     assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
     answer = await api("POST", f"{T}/plan", {**scan, "filter": where})
-    assert list_planned_numbers(answer) == [*range(4)], "whoever loaded the table before asks like that"
+    assert list_planned_numbers(answer) == [*range(4)], "a client with the older schema sends this filter"
 
 
 async def test_filter_that_no_schema_can_bind_is_rejected(api: Api) -> None:
@@ -305,7 +305,7 @@ async def test_filter_that_no_schema_can_bind_is_rejected(api: Api) -> None:
 
 
 async def test_partition_column_with_a_wider_type_is_accepted(api: Api) -> None:
-    """Its values are the same under both schemas."""
+    """The partition values are the same under both schemas."""
     fields = [{"id": 1, "name": "id", "required": False, "type": "int"}]
     spec = {"spec-id": 0, "fields": [{"source-id": 1, "field-id": 1000, "name": "id", "transform": "identity"}]}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": fields}, **{"partition-spec": spec})
@@ -321,7 +321,7 @@ async def test_partition_column_with_a_wider_type_is_accepted(api: Api) -> None:
 
 
 async def test_limit_is_met_by_the_first_files_whose_rows_surely_match(api_with_files: Api) -> None:
-    """Each file has 100 rows. If the filter is on rows, the planner is certain of no row."""
+    """Each file has 100 rows. If the filter has a condition on rows, the planner cannot count any row as matching."""
     assert list_planned_numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 100})) == [0]
     assert list_planned_numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 101})) == [0, 1]
     assert len(list_planned_numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 10**9}))) == 30
@@ -415,7 +415,7 @@ async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
 ) -> None:
     """PyIceberg gets residuals with the filter's text.
 
-    The server writes them twice: to compute the page's length, and then for the files.
+    The server encodes residuals twice: first to compute the page's length, and then for the files.
     """
     threads = []
 
@@ -438,16 +438,18 @@ async def test_idempotency_key_is_accepted_and_a_repeat_gets_an_equal_answer_wit
 ) -> None:
     """Planning changes nothing, and its answers may have megabytes."""
     key = create_key()
-    first, second = [await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, key=key) for _ in range(2)]
-    assert (first.status, first.raw) == (second.status, second.raw)
+    first_answer, second_answer = [
+        await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, key=key) for _ in range(2)
+    ]
+    assert (first_answer.status, first_answer.raw) == (second_answer.status, second_answer.raw)
     store, clock = api_with_files.server.components.store, api_with_files.server.components.clock
     assert await store.find_idempotency_record(key, clock.now_ms()) is None
 
 
 async def test_plan_uses_the_newest_snapshot_of_any_committer(tmp_path: Path) -> None:
     """The cached answer to an equal request must not be used after the commit."""
-    async with run_server(tmp_path) as first, run_server(tmp_path) as second:
-        first_api, second_api = Api(first), Api(second)
+    async with run_server(tmp_path) as first_server, run_server(tmp_path) as second_server:
+        first_api, second_api = Api(first_server), Api(second_server)
         await first_api.table()
         for count in range(1, 5):
             await append(first_api, "t", build_ten_id_files(count), snapshot_id=count)
@@ -492,7 +494,7 @@ async def test_large_answer_is_written_in_pieces_with_its_length(
     ).raw == compressed_answer.raw
 
 
-async def test_request_whose_body_follows_its_headers_later_is_answered_alike(api_with_files: Api) -> None:
+async def test_body_that_arrives_after_the_headers_gets_the_same_answer(api_with_files: Api) -> None:
     body = json.dumps({"filter": EQ_5}).encode()
     head = f"POST {T}/plan HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", URL(api_with_files.server.url).port)
@@ -536,10 +538,10 @@ async def test_change_of_planning_mode_is_not_hidden_by_client_caches(tmp_path: 
     async with run_server(tmp_path) as server:
         api = Api(server)
         await api.table()
-        before = (await api("GET", T)).headers["ETag"]
-        assert (await api("GET", T, headers={"If-None-Match": before})).status == 304
+        etag_before = (await api("GET", T)).headers["ETag"]
+        assert (await api("GET", T, headers={"If-None-Match": etag_before})).status == 304
         await api("POST", T, set_properties(**{"seamark.scan-planning-mode": "client"}))
-        answer = await api("GET", T, headers={"If-None-Match": before})
+        answer = await api("GET", T, headers={"If-None-Match": etag_before})
         assert answer.json["config"]["scan-planning-mode"] == "client"
     async with run_server(tmp_path, scan_planning_mode="server") as server:
         assert (await Api(server)("GET", T, headers={"If-None-Match": answer.headers["ETag"]})).status == 200

@@ -1,4 +1,4 @@
-"""Tests of plan pages while indexes change: each page is planned separately, and together they lose no
+"""Tests of plan pages while indexes change. Each page is planned separately, and together they lose no
 matching file.
 """
 
@@ -82,9 +82,9 @@ async def test_index_added_between_a_plan_and_its_pages_loses_no_matching_file(p
     assert len(set(results)) == len(results) < FILES
     assert set(MATCHING_FILES) <= set(results)
     second_answer = await paging_api("POST", f"{T}/plan", {"filter": FILTER})
-    assert [one for token in second_answer.json["plan-tasks"] for one in await plan_page(paging_api, token)] == list(
-        MATCHING_FILES
-    )
+    assert [
+        number for token in second_answer.json["plan-tasks"] for number in await plan_page(paging_api, token)
+    ] == list(MATCHING_FILES)
 
 
 async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paging_api: Api) -> None:
@@ -102,7 +102,7 @@ async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paging
     assert set(MATCHING_FILES) <= set(page_answer)
     assert (await load_index(paging_api))["quarantined"] == 1
     second_pages = await asyncio.gather(*(plan_page(paging_api, token) for token in tokens))
-    assert sorted(one for part in second_pages for one in part) == [
+    assert sorted(file_number for page in second_pages for file_number in page) == [
         *range(20),
         *(number for number in MATCHING_FILES if number >= 20),
     ]

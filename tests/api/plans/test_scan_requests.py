@@ -1,4 +1,4 @@
-"""Tests of assumptions about plan requests of Iceberg's Java library, and of the answer to each client."""
+"""Tests of the plan requests that Iceberg's Java library sends, and of the answer to each client."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
         await define(api, kind="bitmap", columns=["id"])
         build = await begin_build(api)
         term = Term(1, "id", "identity", "long", "long")
-        listed_files = [ListedFile(one.path, one.size, one.record_count) for one in build_ten_id_files(FILES)]
+        listed_files = [ListedFile(file.path, file.size, file.record_count) for file in build_ten_id_files(FILES)]
         bitmaps = [bitmap.build(convert_to_keys(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)]
         data = b"".join(
             encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, bitmaps)
@@ -85,7 +85,7 @@ async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_met
             (JAVA, {}),
         ):
             assert await plan_numbers(indexed_api, filter, headers, **parameters) == []
-    # Pages behave the same: all remaining files match with certainty, and one more file is among them.
+    # Pages behave the same: all remaining files match with certainty, and one file that only partly matches is added.
     unsure = {"type": "in", "term": "id", "values": list(range(15, 120, 20))}
     assert await plan_numbers(indexed_api, unsure, JAVA, **ALL_COLUMNS) == [1]
 
@@ -136,9 +136,11 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
         ({}, COPIES, plain_filter),
     ):
         assert await read_residual(headers, **parameters) == expected, (headers, parameters)
-    modes = {f"write.{one}.mode": "merge-on-read" for one in ("delete", "update", "merge")}
+    modes = {f"write.{statement}.mode": "merge-on-read" for statement in ("delete", "update", "merge")}
     assert (await indexed_api("POST", T, set_properties(**modes))).status == 200
-    assert await read_residual(JAVA, **MERGES) == plain_filter, "merge-on-read never writes the other rows of a file"
+    assert await read_residual(JAVA, **MERGES) == plain_filter, (
+        "merge-on-read does not rewrite the remaining rows of a file"
+    )
     assert await read_residual(JAVA, **COPIES) == identity_filter
 
 
@@ -245,7 +247,7 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
 async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles_api: Api) -> None:
     """The bounds of row groups do not include NaN.
 
-    A test for NaN in the residual keeps Iceberg's reader from skipping them.
+    If the residual tests for NaN, Iceberg's reader does not skip row groups that may have NaN.
     """
     plain_filter = {"type": "gt", "term": "x", "value": 0.5}
     tested = {"type": "or", "left": plain_filter, "right": {"type": "is-nan", "term": "x"}}

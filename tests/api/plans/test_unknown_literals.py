@@ -1,6 +1,6 @@
 """Tests of infinities in filters, which PyIceberg writes as JSON null.
 
-Scans that the server plans return and count the same rows as scans that PyIceberg plans.
+The server's plans must give the same rows and counts as plans that PyIceberg makes itself.
 """
 
 from __future__ import annotations
@@ -84,8 +84,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
 
 def build_random_condition(rng: random.Random, depth: int = 2) -> BooleanExpression:
     if depth and rng.random() < 0.6:
-        first, other = build_random_condition(rng, depth - 1), build_random_condition(rng, depth - 1)
-        return rng.choice([And(first, other), Or(first, other), Not(first)])
+        left_condition, right_condition = build_random_condition(rng, depth - 1), build_random_condition(rng, depth - 1)
+        return rng.choice(
+            [And(left_condition, right_condition), Or(left_condition, right_condition), Not(left_condition)]
+        )
     column = rng.choice(["d", "f"])
     literal = rng.choice([math.inf, -math.inf, math.inf, 1.5, 0.0])
     kind = rng.choice([*COMPARISON_CLASSES, In, NotIn, IsNull])
@@ -108,7 +110,7 @@ def test_server_and_client_find_and_count_the_same_rows(server: Seamark, partiti
     with RestCatalog("writer", uri=server.base_url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         table = catalog.create_table(name, schema=schema, partition_spec=spec)
-        # PyIceberg itself decides comparisons for partitions of null, NaN and -0.0 differently than for rows.
+        # PyIceberg evaluates comparisons for partitions of null, NaN and -0.0 differently than for rows.
         values = [math.inf, -math.inf, 0.0, 1.5, -2.5] if partitioned else VALUES
         for number, value in enumerate(values):
             rows = {"id": [number, 100 + number], "d": [value, value], "f": [VALUES[-1 - number], 1.0]}

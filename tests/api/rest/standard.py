@@ -1,4 +1,4 @@
-"""The operations of the specification, read from its own file."""
+"""The operations of the Iceberg REST specification, read from its YAML file."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ Row = tuple[Any, ...]
 
 
 class StoredTable(LiveTable):
-    """The table `db.t`.
+    """The table `db.t`, with real data files and delete files.
 
     If it is partitioned, its partition field is the identity of `part`, and each file belongs to one partition.
     """
@@ -78,11 +78,13 @@ class StoredTable(LiveTable):
         """Return a position delete file.
 
         Args:
-            named: The deletes are for one data file, and the bounds of the delete file contain its path.
+            positions: (path, row position) of each deleted row.
+            part: The partition of the delete file.
+            has_path_bounds: The deletes are for one data file, and the bounds of the delete file contain its path.
         """
         listed_positions = sorted(positions)
         path = self.make_path("-deletes.parquet")
-        spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed_positions], pa.string()))}
+        spots = {PATH_ID: ("file_path", pa.array([data_path for data_path, _ in listed_positions], pa.string()))}
         spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed_positions], pa.int64()))}
         write(path, spots)
         referenced = listed_positions[0][0] if has_path_bounds else None
@@ -140,13 +142,15 @@ class StoredTable(LiveTable):
         definition = parse_definition(build["definition-id"], schema)
         task = IndexTask(build["table-uuid"], definition, Projection(schema), build["folder"])
         for number in range(parts):
-            indexed_files = [Indexed(one.path, one.size, one.record_count) for one in files[number::parts]]
+            indexed_files = [
+                Indexed(data_file.path, data_file.size, data_file.record_count) for data_file in files[number::parts]
+            ]
             if not indexed_files:
                 continue
-            written = index_data_files(task, indexed_files)
-            assert written.location is not None
-            assert not written.skipped
-            file = {"location": written.location, "size-in-bytes": written.size_bytes}
+            index_files = index_data_files(task, indexed_files)
+            assert index_files.location is not None
+            assert not index_files.skipped
+            file = {"location": index_files.location, "size-in-bytes": index_files.size_bytes}
             assert (await register(self.api, build, file)).status == 200
         finish = f"{INDEXES}/{name}/builds/{build['build-id']}/finish"
         assert (await self.api("POST", finish, {"outcome": "completed"})).status == 200

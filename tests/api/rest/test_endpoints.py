@@ -1,4 +1,4 @@
-"""Tests that the routes are those of the specification: none is missing, none is extra, and each has its name."""
+"""Tests that the server has exactly the routes of the specification, each with its name."""
 
 from __future__ import annotations
 

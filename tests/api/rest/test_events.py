@@ -1,5 +1,6 @@
-"""Tests of the events endpoint of the draft apache/iceberg#12584: its schemas, rights, filters and pages, and updates
-that lead to the table's metadata when PyIceberg applies them.
+"""Tests of the events endpoint of the draft apache/iceberg#12584: its schemas, rights, filters and pages.
+
+If PyIceberg applies the updates of the events, it gets the table's metadata.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from tests.server.rig import RunningServer, run_server
 DRAFT = SPEC.parent / "events-draft.yaml"
 UPDATES = TypeAdapter(tuple[TableUpdate, ...])
 ISSUER = {"oidc_issuer": "https://issuer.invalid", "oidc_audience": "seamark"}
-"""A server without tokens starts with it."""
+"""With an issuer, a server that has no tokens starts."""
 FIELDS = [{"id": 1, "name": "id", "type": "long", "required": False}]
 
 
-def validate(page: dict[str, Any]) -> None:
+def validate_page(page: dict[str, Any]) -> None:
     """Check a page against the schemas of the draft and of the specification."""
     draft = yaml.safe_load(DRAFT.read_text())["components"]["schemas"]
     schemas = {**read_specification()["components"]["schemas"], **draft}
@@ -48,13 +49,13 @@ def validate(page: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator(document).validate(page)
 
 
-async def query(server: RunningServer, token: str = "", **body: Any) -> dict[str, Any]:
+async def query_events(server: RunningServer, token: str = "", **body: Any) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     fields = {name.replace("_", "-"): value for name, value in body.items()}
     async with server.http.post(f"{server.url}/v1/events", json=fields, headers=headers) as answer:
         page: dict[str, Any] = await answer.json()
         assert answer.status == 200, page
-        validate(page)
+        validate_page(page)
         return page
 
 
@@ -63,7 +64,7 @@ async def read_all(server: RunningServer, token: str = "", page_size: int = 3, *
     events: list[dict[str, Any]] = []
     position: dict[str, Any] = {}
     while True:
-        page = await query(server, token, page_size=page_size, **position, **body)
+        page = await query_events(server, token, page_size=page_size, **position, **body)
         assert len(page["events"]) <= page_size
         position = {"continuation_token": page["continuation-token"]}
         if not page["events"]:
@@ -81,25 +82,27 @@ def summarize(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return texts
 
 
-async def send(server: RunningServer, method: str, path: str, body: Any = None, token: str = "") -> dict[str, Any]:
+async def send_request(
+    server: RunningServer, method: str, path: str, body: Any = None, token: str = ""
+) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with server.http.request(method, f"{server.url}{path}", json=body, headers=headers) as answer:
         assert answer.status < 300, await answer.text()
         return {} if answer.status == 204 else dict(await answer.json())
 
 
-async def create(server: RunningServer, name: str, token: str = "", namespace: str = "db") -> dict[str, Any]:
+async def create_table(server: RunningServer, name: str, token: str = "", namespace: str = "db") -> dict[str, Any]:
     body = {"name": name, "schema": {"type": "struct", "schema-id": 0, "fields": FIELDS}}
-    return await send(server, "POST", f"/v1/namespaces/{namespace}/tables", body, token)
+    return await send_request(server, "POST", f"/v1/namespaces/{namespace}/tables", body, token)
 
 
 async def set_property(server: RunningServer, name: str, value: str, token: str = "") -> None:
     body = {"requirements": [], "updates": [{"action": "set-properties", "updates": {"p": value}}]}
-    await send(server, "POST", f"/v1/namespaces/db/tables/{name}", body, token)
+    await send_request(server, "POST", f"/v1/namespaces/db/tables/{name}", body, token)
 
 
-def change_at_random(url: str, rng: random.Random, steps: int) -> None:
-    """Change the table `db.t` by PyIceberg."""
+def change_table_at_random(url: str, rng: random.Random, steps: int) -> None:
+    """Apply random changes to the table `db.t` with PyIceberg."""
     table = load_catalog("sea", type="rest", uri=url).load_table("db.t")
     for step in range(steps):
         match rng.randrange(8):
@@ -128,15 +131,15 @@ def change_at_random(url: str, rng: random.Random, steps: int) -> None:
                 table.delete("id >= 0")
 
 
-def replay(metadata: TableMetadata, updates: list[list[dict[str, Any]]]) -> TableMetadata:
+def apply_updates(metadata: TableMetadata, updates: list[list[dict[str, Any]]]) -> TableMetadata:
     """Return the metadata after all updates, as PyIceberg applies them."""
     for group in updates:
         metadata = update_table_metadata(metadata, UPDATES.validate_python(group), enforce_validation=False)
     return metadata
 
 
-def compare(metadata: TableMetadata) -> dict[str, Any]:
-    """Return what the updates of events determine: everything but logs and times."""
+def select_compared_fields(metadata: TableMetadata) -> dict[str, Any]:
+    """Return the metadata as a dict, without logs and times, which the updates of events do not determine."""
     document = metadata.model_dump(by_alias=True, mode="json")
     times = ("last-updated-ms", "metadata-log", "snapshot-log")
     return {name: value for name, value in document.items() if name not in times}
@@ -145,8 +148,8 @@ def compare(metadata: TableMetadata) -> dict[str, Any]:
 @pytest.mark.parametrize("seed", quick(range(12), 1))
 async def test_updates_of_events_lead_to_the_metadata_of_the_table(tmp_path: Path, seed: int) -> None:
     async with run_server(tmp_path) as server:
-        created = (await create(server, "t"))["metadata"]
-        await asyncio.to_thread(change_at_random, server.url, random.Random(seed), 14)
+        created = (await create_table(server, "t"))["metadata"]
+        await asyncio.to_thread(change_table_at_random, server.url, random.Random(seed), 14)
         table = await asyncio.to_thread(lambda: load_catalog("sea", type="rest", uri=server.url).load_table("db.t"))
         events = await read_all(server, page_size=random.Random(seed).choice((1, 3, 100)))
         assert [event["operation"]["operation-type"] for event in events[:2]] == ["create-table", "update-table"]
@@ -163,14 +166,18 @@ async def test_updates_of_events_lead_to_the_metadata_of_the_table(tmp_path: Pat
             {"action": "set-default-sort-order", "sort-order-id": 0},
             {"action": "set-properties", "updates": created["properties"]},
         ]
-        assert compare(replay(TableMetadataUtil.parse_obj(created), groups[1:])) == compare(table.metadata)
+        assert select_compared_fields(
+            apply_updates(TableMetadataUtil.parse_obj(created), groups[1:])
+        ) == select_compared_fields(table.metadata)
         # A page that begins in the middle finds the metadata before its first event.
-        first = await query(server, page_size=len(events) // 2)
-        token = first["continuation-token"]
-        second = await query(server, page_size=100, continuation_token=token)
-        assert [event["event-id"] for event in first["events"] + second["events"]] == [e["event-id"] for e in events]
-        assert [event["operation"] for event in second["events"]] == [
-            e["operation"] for e in events[len(first["events"]) :]
+        first_page = await query_events(server, page_size=len(events) // 2)
+        token = first_page["continuation-token"]
+        second_page = await query_events(server, page_size=100, continuation_token=token)
+        assert [event["event-id"] for event in first_page["events"] + second_page["events"]] == [
+            e["event-id"] for e in events
+        ]
+        assert [event["operation"] for event in second_page["events"]] == [
+            e["operation"] for e in events[len(first_page["events"]) :]
         ]
 
 
@@ -178,7 +185,7 @@ async def test_updates_of_compressed_metadata_are_complete(tmp_path: Path) -> No
     async with run_server(tmp_path) as server:
         gzip = {"write.metadata.compression-codec": "gzip"}
         body = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": FIELDS}, "properties": gzip}
-        table = await send(server, "POST", "/v1/namespaces/db/tables", body)
+        table = await send_request(server, "POST", "/v1/namespaces/db/tables", body)
         assert table["metadata-location"].endswith(".gz.metadata.json")
         await set_property(server, "t", "1")
         created, updated = [event["operation"]["updates"] for event in await read_all(server)]
@@ -190,7 +197,7 @@ async def test_unavailable_storage_fails_the_request_and_a_damaged_file_does_not
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_server(tmp_path) as server:
-        await create(server, "t")
+        await create_table(server, "t")
         documents = server.components.catalog.documents
         for error, status in (
             (RetryLater("the storage is away"), 503),
@@ -217,15 +224,15 @@ async def test_page_ends_at_its_bytes_and_all_pages_have_all_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_server(tmp_path) as server:
-        await create(server, "t")
+        await create_table(server, "t")
         for step in range(5):
             await set_property(server, "t", str(step) * 3000)
-        complete = await query(server)
+        complete = await query_events(server)
         assert len(complete["events"]) == 6
         for limit, size_bytes in (("UPDATES_BYTES_MAX", 6000), ("DOCUMENT_BYTES_MAX", 12_000)):
             with monkeypatch.context() as patch:
                 patch.setattr(endpoint, limit, size_bytes)
-                page = await query(server)
+                page = await query_events(server)
                 assert 1 < len(page["events"]) < 6, limit
                 assert await read_all(server, page_size=100) == complete["events"]
 
@@ -233,7 +240,7 @@ async def test_page_ends_at_its_bytes_and_all_pages_have_all_events(
 @pytest.mark.slow
 async def test_long_list_of_names_is_searched_once_for_each_name(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
-        await create(server, "t")
+        await create_table(server, "t")
         names = [[f"x{place}"] for place in range(endpoint.NAMES_MAX - 1)]
         assert summarize(await read_all(server, catalog_objects_by_name=[*names, ["db"]])) == [("create-table", "db.t")]
         assert summarize(await read_all(server, catalog_objects_by_name=[[]])) == [("create-table", "db.t")]
@@ -243,27 +250,27 @@ async def test_long_list_of_names_is_searched_once_for_each_name(tmp_path: Path)
             assert "at most 10000" in await answer.text()
 
 
-async def test_changes_of_names_are_events_and_jobs_are_none(tmp_path: Path) -> None:
+async def test_renames_and_drops_are_events_but_jobs_are_not(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
-        table = await create(server, "t")
+        table = await create_table(server, "t")
         await server.record("t", "maintenance", uuid=table["metadata"]["table-uuid"], summary={"service": "x"})
         await set_property(server, "t", "1")
         rename = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "u"}}
-        await send(server, "POST", "/v1/tables/rename", rename)
+        await send_request(server, "POST", "/v1/tables/rename", rename)
         await set_property(server, "u", "2")
-        await send(server, "DELETE", "/v1/namespaces/db/tables/u?purgeRequested=false")
-        (dropped,) = (await send(server, "GET", "/api/v1/dropped"))["dropped"]
-        await send(server, "POST", f"/api/v1/dropped/{dropped['id']}/undrop", {})
+        await send_request(server, "DELETE", "/v1/namespaces/db/tables/u?purgeRequested=false")
+        (dropped,) = (await send_request(server, "GET", "/api/v1/dropped"))["dropped"]
+        await send_request(server, "POST", f"/api/v1/dropped/{dropped['id']}/undrop", {})
         version = {
             "version-id": 1, "timestamp-ms": 1, "schema-id": 0, "summary": {}, "default-namespace": ["db"],
             "representations": [{"type": "sql", "sql": "select 1", "dialect": "trino"}],
         }  # fmt: skip
         schema = {"type": "struct", "schema-id": 0, "fields": FIELDS}
         view = {"name": "v", "schema": schema, "view-version": version, "properties": {"a": "b"}}
-        await send(server, "POST", "/v1/namespaces/db/views", view)
+        await send_request(server, "POST", "/v1/namespaces/db/views", view)
         updates = [{"action": "set-properties", "updates": {"a": "c"}}]
-        await send(server, "POST", "/v1/namespaces/db/views/v", {"requirements": [], "updates": updates})
-        await send(server, "DELETE", "/v1/namespaces/db/views/v")
+        await send_request(server, "POST", "/v1/namespaces/db/views/v", {"requirements": [], "updates": updates})
+        await send_request(server, "DELETE", "/v1/namespaces/db/views/v")
         events = await read_all(server)
         expected = [
             ("create-table", "db.t"), ("update-table", "db.t"), ("rename-table", "db.t → db.u"),
@@ -290,11 +297,11 @@ async def test_changes_of_names_are_events_and_jobs_are_none(tmp_path: Path) -> 
         since = events[4]["timestamp-ms"]
         late = await read_all(server, since_timestamp_ms=since)
         assert [event["event-id"] for event in late] == [e["event-id"] for e in events if e["timestamp-ms"] >= since]
-        # A token of the end gives later events.
-        end = await query(server, page_size=1000)
-        assert (await query(server, continuation_token=end["continuation-token"]))["events"] == []
-        await create(server, "later")
-        page = await query(server, continuation_token=end["continuation-token"])
+        # With the token of the last page, a request returns later events.
+        end = await query_events(server, page_size=1000)
+        assert (await query_events(server, continuation_token=end["continuation-token"]))["events"] == []
+        await create_table(server, "later")
+        page = await query_events(server, continuation_token=end["continuation-token"])
         assert summarize(page["events"]) == [("create-table", "db.later")]
         for body in (
             {"page-size": 0},
@@ -309,7 +316,7 @@ async def test_changes_of_names_are_events_and_jobs_are_none(tmp_path: Path) -> 
 async def test_events_of_one_transaction_share_their_request(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         for name in ("a", "b", "c"):
-            await create(server, name)
+            await create_table(server, name)
         changes = [
             {
                 "identifier": {"namespace": ["db"], "name": name},
@@ -318,47 +325,47 @@ async def test_events_of_one_transaction_share_their_request(tmp_path: Path) -> 
             }
             for name in ("a", "b", "c")
         ]
-        await send(server, "POST", "/v1/transactions/commit", {"table-changes": changes})
+        await send_request(server, "POST", "/v1/transactions/commit", {"table-changes": changes})
         for page_size in (1, 2, 10):
             events = (await read_all(server, page_size=page_size))[3:]
             assert len({event["request-id"] for event in events}) == 1
             assert [event["request-event-count"] for event in events] == [3, 3, 3]
 
 
-async def test_caller_receives_only_events_of_what_it_may_browse(tmp_path: Path) -> None:
+async def test_caller_receives_only_events_of_objects_that_it_may_browse(tmp_path: Path) -> None:
     async with run_server(tmp_path, auth="token+oidc", **ISSUER) as server:
         store, clock = server.components.store, server.components.clock
         root = await create_token(store, clock, "root", None, [Grant("root", "admin")])
         token_of_one = await create_token(store, clock, "one", None, [])
-        most = await create_token(store, clock, "most", None, [Grant("most", "browse", ("db",))])
-        nothing = await create_token(store, clock, "nothing", None, [])
-        await send(server, "POST", "/v1/namespaces", {"namespace": ["hidden"]}, root)
-        await create(server, "t", root)
-        await send(server, "DELETE", "/v1/namespaces/db/tables/t", token=root)
-        await create(server, "t", root)
-        await create(server, "secret", root)
-        await create(server, "moved", root)
+        reader_token = await create_token(store, clock, "most", None, [Grant("most", "browse", ("db",))])
+        token_of_nothing = await create_token(store, clock, "nothing", None, [])
+        await send_request(server, "POST", "/v1/namespaces", {"namespace": ["hidden"]}, root)
+        await create_table(server, "t", root)
+        await send_request(server, "DELETE", "/v1/namespaces/db/tables/t", token=root)
+        await create_table(server, "t", root)
+        await create_table(server, "secret", root)
+        await create_table(server, "moved", root)
         rename = {
             "source": {"namespace": ["db"], "name": "moved"},
             "destination": {"namespace": ["hidden"], "name": "m"},
         }
-        await send(server, "POST", "/v1/tables/rename", rename, root)
+        await send_request(server, "POST", "/v1/tables/rename", rename, root)
         await store.transact(
             [
                 SaveGrant(Grant("one", "browse", ("db",), "table", "t")),
                 SaveGrant(Grant("most", "browse", ("db",), "table", "secret", True)),
             ]
         )
-        everything = summarize(await read_all(server, root))
-        assert everything == [
+        all_events = summarize(await read_all(server, root))
+        assert all_events == [
             ("create-table", "db.t"), ("drop-table", "db.t"), ("create-table", "db.t"), ("create-table", "db.secret"),
             ("create-table", "db.moved"), ("rename-table", "db.moved → hidden.m"),
         ]  # fmt: skip
-        # The first table of this name is dropped: its schema is for readers of the namespace only.
+        # The first table of this name was dropped. Only readers of the namespace may see its schema.
         assert summarize(await read_all(server, token_of_one)) == [("create-table", "db.t")]
-        assert summarize(await read_all(server, most)) == everything[:3]
+        assert summarize(await read_all(server, reader_token)) == all_events[:3]
         async with server.http.post(
-            f"{server.url}/v1/events", json={}, headers={"Authorization": f"Bearer {nothing}"}
+            f"{server.url}/v1/events", json={}, headers={"Authorization": f"Bearer {token_of_nothing}"}
         ) as answer:
             assert answer.status == 403
 
@@ -369,7 +376,7 @@ async def test_rights_of_a_page_are_decided_together_and_once(tmp_path: Path, mo
         root = await create_token(store, clock, "root", None, [Grant("root", "admin")])
         reader = await create_token(store, clock, "reader", None, [Grant("reader", "browse", ("db",), "table", "t0")])
         for name in ("t0", "t1", "t2"):
-            await create(server, name, root)
+            await create_table(server, name, root)
             await set_property(server, name, "1", root)
         decided: list[Securable] = []
         batches_count = 0
@@ -385,8 +392,12 @@ async def test_rights_of_a_page_are_decided_together_and_once(tmp_path: Path, mo
             return await decide_each(self, principal, operation, securables)
 
         monkeypatch.setattr(authorizer, "allows_each", record_batch)
-        monkeypatch.setattr(authorizer, "allows", AsyncMock(side_effect=AssertionError("asked for one object")))
-        page = await query(server, reader)
+        monkeypatch.setattr(
+            authorizer,
+            "allows",
+            AsyncMock(side_effect=AssertionError("the rights of one object were checked separately")),
+        )
+        page = await query_events(server, reader)
         assert summarize(page["events"]) == [("create-table", "db.t0"), ("update-table", "db.t0")]
         assert batches_count == 1
         assert sorted(decided) == [Securable(("db",), "table", name) for name in ("t0", "t1", "t2")]

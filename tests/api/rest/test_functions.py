@@ -23,9 +23,9 @@ async def test_function_is_created_replaced_and_dropped_through_seamarks_api(api
     replaced = {**document, "doc": "adds one"}
     assert (await api("PUT", function_url, replaced)).status == 200
     assert (await api("GET", f"{FUNCTIONS}/f")).json["metadata"] == replaced
-    other = await api("PUT", function_url, build_function_document())
-    assert other.error[:2] == (400, "BadRequestException")
-    assert "function-uuid" in other.error[2]
+    other_answer = await api("PUT", function_url, build_function_document())
+    assert other_answer.error[:2] == (400, "BadRequestException")
+    assert "function-uuid" in other_answer.error[2]
     assert (await api("PUT", function_url, {**document, "format-version": 2})).error[0] == 400
     assert (await api("PUT", "/api/v1/functions/none/f", document)).error[:2] == (404, "NoSuchNamespaceException")
     answer = await api("PUT", "/api/v1/functions/db/g", document)

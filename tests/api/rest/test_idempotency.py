@@ -57,7 +57,7 @@ async def _unregister_table(api: Api) -> None:
 
 @dataclass(frozen=True)
 class IdempotentRequest:
-    """A request that succeeds once after `before`, and a request with a final error."""
+    """A request that succeeds once after `before` has run, and the same request with a final error."""
 
     operation: str
     method: str
@@ -151,11 +151,11 @@ def test_every_changing_operation_with_a_key_has_a_case() -> None:
 async def test_success_is_replayed_without_a_second_execution(api: Api, case: IdempotentRequest) -> None:
     await case.before(api)
     body, key = _fill_placeholders(api, case.body), create_key()
-    first = await api(case.method, case.path, body, key=key)
-    assert first.status == case.status, first.raw
+    first_answer = await api(case.method, case.path, body, key=key)
+    assert first_answer.status == case.status, first_answer.raw
     state = await _read_state(api)
     for same_key in (key, key.upper()):
-        _check_same(first, await api(case.method, case.path, body, key=same_key))
+        _check_same(first_answer, await api(case.method, case.path, body, key=same_key))
     assert await _read_state(api) == state
 
 
@@ -164,14 +164,14 @@ async def test_success_is_replayed_without_a_second_execution(api: Api, case: Id
 async def test_final_error_is_replayed_after_later_changes(api: Api, case: IdempotentRequest) -> None:
     await case.before(api)
     body, key = _fill_placeholders(api, case.refused_body), create_key()
-    first = await api(case.method, case.refused_path, body, key=key)
-    assert first.status == case.refused_status, first.raw
+    first_answer = await api(case.method, case.refused_path, body, key=key)
+    assert first_answer.status == case.refused_status, first_answer.raw
     record = await api.server.components.store.find_idempotency_record(key, api.server.components.clock.now_ms())
     assert record is not None
     assert record.status == case.refused_status
     await api("POST", "/v1/namespaces", {"namespace": ["none"]})
     await api.table("none")
-    _check_same(first, await api(case.method, case.refused_path, body, key=key))
+    _check_same(first_answer, await api(case.method, case.refused_path, body, key=key))
 
 
 @pytest.mark.few_cases(4)
@@ -180,8 +180,8 @@ async def test_key_of_another_request_is_unprocessable(api: Api, case: Idempoten
     await case.before(api)
     key = create_key()
     assert (await api(case.method, case.path, _fill_placeholders(api, case.body), key=key)).status == case.status
-    other = await api("POST", "/v1/namespaces", {"namespace": ["another"]}, key=key)
-    assert other.error[:2] == (422, "UnprocessableEntityException")
+    other_answer = await api("POST", "/v1/namespaces", {"namespace": ["another"]}, key=key)
+    assert other_answer.error[:2] == (422, "UnprocessableEntityException")
     assert (await api("HEAD", "/v1/namespaces/another")).status == 404
     if case.body is not None:
         answer = await api(case.method, case.path, {**_fill_placeholders(api, case.body), "more": 1}, key=key)
@@ -238,9 +238,9 @@ async def test_equal_body_in_other_bytes_is_the_same_request(api: Api) -> None:
         b'{"namespace":["n"],"properties":{"a":"1","b":"2"}}',
         b'{ "properties": {"b":"2", "a":"1"}, "namespace":["n"]}',
     )
-    first, second = [await api("POST", "/v1/namespaces", body, key=key) for body in bodies]
-    assert first.status == 200
-    _check_same(first, second)
+    first_answer, second_answer = [await api("POST", "/v1/namespaces", body, key=key) for body in bodies]
+    assert first_answer.status == 200
+    _check_same(first_answer, second_answer)
 
 
 async def test_large_body_is_compared_by_its_bytes(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,11 +253,11 @@ async def test_large_body_is_compared_by_its_bytes(api: Api, monkeypatch: pytest
 
     monkeypatch.setattr(msgspec.json, "decode", decode_small_only)
     key, body = create_key(), {"name": "t", "schema": SCHEMA, "properties": {"long": "x" * QUICK_BYTES}}
-    first, second = [await api("POST", T, body, key=key) for _ in range(2)]
-    assert first.status == 200
-    _check_same(first, second)
-    other = await api("POST", T, {**body, "properties": {"long": "y" * QUICK_BYTES}}, key=key)
-    assert other.error[:2] == (422, "UnprocessableEntityException")
+    first_answer, second_answer = [await api("POST", T, body, key=key) for _ in range(2)]
+    assert first_answer.status == 200
+    _check_same(first_answer, second_answer)
+    other_answer = await api("POST", T, {**body, "properties": {"long": "y" * QUICK_BYTES}}, key=key)
+    assert other_answer.error[:2] == (422, "UnprocessableEntityException")
 
 
 async def test_conflict_that_may_be_retried_is_not_recorded(api: Api) -> None:
@@ -282,9 +282,9 @@ async def test_server_error_is_not_recorded(api: Api, monkeypatch: pytest.Monkey
 async def test_replayed_commit_returns_its_own_outcome_and_not_a_later_one(api: Api) -> None:
     await api.table()
     key = create_key()
-    first = await api("POST", f"{T}/t", set_properties(x="1"), key=key)
+    first_answer = await api("POST", f"{T}/t", set_properties(x="1"), key=key)
     await api("POST", f"{T}/t", set_properties(x="2"))
-    _check_same(first, await api("POST", f"{T}/t", set_properties(x="1"), key=key))
+    _check_same(first_answer, await api("POST", f"{T}/t", set_properties(x="1"), key=key))
     assert (await api("GET", f"{T}/t")).json["metadata"]["properties"]["x"] == "2"
 
 

@@ -1,4 +1,4 @@
-"""Tests of the metadata routes on random tables whose files the test knows, in JSON and in Arrow, page by page."""
+"""Tests of the metadata routes on random tables with known files, in JSON and in Arrow, page by page."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ async def lake_api(tmp_path: Path) -> AsyncIterator[Api]:
         yield Api(server)
 
 
-async def register(api: Api, lake: Lake, name: str) -> str:
+async def register_table(api: Api, lake: Lake, name: str) -> str:
     body = {"name": name, "metadata-location": lake.metadata_location}
     answer = await api("POST", "/v1/namespaces/db/register", body)
     assert answer.status == 200, answer.raw
     return f"/api/v1/tables/db/{name}"
 
 
-async def list_all(api: Api, path: str, items: str, query: str = "", limit: int | None = None) -> list[dict[str, Any]]:
+async def list_all_items(
+    api: Api, path: str, items: str, query: str = "", limit: int | None = None
+) -> list[dict[str, Any]]:
     """Return the items of all pages."""
     results: list[dict[str, Any]] = []
     limit_query = f"&limit={limit}" if limit else ""
@@ -83,9 +85,9 @@ def omit_keys(item: dict[str, Any], *names: str) -> dict[str, Any]:
 async def test_listing_has_the_files_of_every_snapshot(lake_api: Api, tmp_path: Path) -> None:
     for seed in range(examples(25, 5)):
         lake = write_random_lake(seed, tmp_path / str(seed))
-        path = await register(lake_api, lake, f"t{seed}")
+        path = await register_table(lake_api, lake, f"t{seed}")
         for snapshot in lake.snapshots.values():
-            actual = await list_all(lake_api, f"{path}/files", "files", f"snapshot-id={snapshot.id}", limit=3)
+            actual = await list_all_items(lake_api, f"{path}/files", "files", f"snapshot-id={snapshot.id}", limit=3)
             files = [*snapshot.data_files, *snapshot.delete_files]
             message = f"seed {seed}, snapshot {snapshot.id}"
             assert [omit_keys(item, "partition", "delete-files") for item in actual] == [
@@ -105,11 +107,11 @@ async def test_partition_of_a_listing_can_be_used_to_find_its_files(lake_api: Ap
     narrowed = 0
     for seed in range(40, 40 + examples(20, 5)):
         lake = write_random_lake(seed, tmp_path / str(seed))
-        path = await register(lake_api, lake, f"t{seed}")
-        files = await list_all(lake_api, f"{path}/files", "files")
+        path = await register_table(lake_api, lake, f"t{seed}")
+        files = await list_all_items(lake_api, f"{path}/files", "files")
         for file in random.Random(seed).sample(files, min(len(files), 4)):
             prefix = quote(json.dumps(file["partition"]))
-            actual = await list_all(lake_api, f"{path}/files", "files", f"partition={prefix}", limit=2)
+            actual = await list_all_items(lake_api, f"{path}/files", "files", f"partition={prefix}", limit=2)
             expected = [item for item in files if file["partition"].items() <= item["partition"].items()]
             assert actual == expected, f"seed {seed}: {file['partition']}"
             narrowed += len(expected) < len(files)
@@ -119,17 +121,17 @@ async def test_partition_of_a_listing_can_be_used_to_find_its_files(lake_api: Ap
 async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) -> None:
     for seed in range(60, 60 + examples(10, 3)):
         lake = write_random_lake(seed, tmp_path / str(seed))
-        path = await register(lake_api, lake, f"t{seed}")
+        path = await register_table(lake_api, lake, f"t{seed}")
         paths = [("files", "files"), ("partitions", "partitions")]
         paths += [(f"stats/{quote(column.name, safe='')}", "stats") for column in lake.schema.leaves().values()]
         for route, items in paths:
-            actual = await list_all(lake_api, f"{path}/{route}", items)
+            actual = await list_all_items(lake_api, f"{path}/{route}", items)
             table = decode_table_answer(await lake_api("GET", f"{path}/{route}", headers=ARROW))
             assert table.schema.metadata == {b"snapshot-id": str(lake.current.id).encode()}
             assert table.num_rows == len(actual)
             for name in actual[0] if actual else ():
                 if name in ("lower-bound", "upper-bound"):
-                    # Arrow's values have a type, and these are texts. tests/planner/test_lookup.py tests them.
+                    # Bounds are typed in Arrow and texts in JSON. tests/planner/test_lookup.py tests them.
                     continue
                 values = table.column(name.replace("-", "_")).to_pylist()
                 if name == "partition":
@@ -145,14 +147,14 @@ async def test_partitions_equal_those_of_pyiceberg(lake_api: Api, tmp_path: Path
             continue  # PyIceberg merges partitions of all specs into one form, and reads no deletion vectors.
         if any(file.record_count == 0 for file in lake.current.data_files):
             continue  # PyIceberg does not count files without rows either.
-        path = await register(lake_api, lake, f"t{seed}")
-        actual = await list_all(lake_api, f"{path}/partitions", "partitions", limit=2)
+        path = await register_table(lake_api, lake, f"t{seed}")
+        actual = await list_all_items(lake_api, f"{path}/partitions", "partitions", limit=2)
         files = lake.current.data_files + lake.current.delete_files
         assert sum(item["file-count"] for item in actual) == len(lake.current.data_files)
         assert len(actual) == len({file.partition_key for file in files}), f"seed {seed}"
         try:
             inspected_partitions = StaticTable.from_metadata(lake.metadata_location).inspect.partitions()
-        except Exception:  # noqa: BLE001  it does not read all types of partition values
+        except Exception:  # noqa: BLE001  PyIceberg does not read all types of partition values
             continue
         names = {
             "record-count": "record_count",
@@ -187,7 +189,7 @@ async def api_with_table(api: Api) -> Api:
 
 
 async def list_paths(api: Api, query: str = "") -> list[str]:
-    return [item["file-path"] for item in await list_all(api, f"{T}/files", "files", query)]
+    return [item["file-path"] for item in await list_all_items(api, f"{T}/files", "files", query)]
 
 
 async def test_snapshot_can_be_given_by_id_ref_or_time(api_with_table: Api) -> None:
@@ -225,12 +227,12 @@ async def test_invalid_parameters_are_rejected_with_the_reason(api_with_table: A
 
 
 async def test_commit_between_two_pages_shifts_no_file(api_with_table: Api) -> None:
-    first = (await api_with_table("GET", f"{T}/files?limit=3")).json
+    first_page = (await api_with_table("GET", f"{T}/files?limit=3")).json
     await append(api_with_table, "t", [build_data_file("file:///t/new.parquet", 0, 1)], snapshot_id=3, parent=2)
-    second = (await api_with_table("GET", f"{T}/files?limit=9&page-token={first['next-page-token']}")).json
-    assert second["snapshot-id"] == first["snapshot-id"] == 2
-    assert len(first["files"]) + len(second["files"]) == 7
-    assert second["next-page-token"] is None
+    second_page = (await api_with_table("GET", f"{T}/files?limit=9&page-token={first_page['next-page-token']}")).json
+    assert second_page["snapshot-id"] == first_page["snapshot-id"] == 2
+    assert len(first_page["files"]) + len(second_page["files"]) == 7
+    assert second_page["next-page-token"] is None
 
 
 async def test_page_token_is_valid_for_its_own_request_only(api_with_table: Api) -> None:
@@ -254,25 +256,25 @@ async def test_page_of_an_expired_snapshot_is_rejected(api_with_table: Api) -> N
 
 
 async def test_arrow_pages_have_their_token(api_with_table: Api) -> None:
-    first = decode_table_answer(
+    first_page = decode_table_answer(
         await api_with_table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound", headers=ARROW)
     )
-    token = first.schema.metadata[b"next-page-token"].decode()
+    token = first_page.schema.metadata[b"next-page-token"].decode()
     remaining_table = decode_table_answer(
         await api_with_table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound&page-token={token}", headers=ARROW)
     )
-    assert first.column_names == ["file", "lower_bound"]
-    all_stats = await list_all(api_with_table, f"{T}/stats/id", "stats")
-    assert pa.concat_tables([first, remaining_table]).column("lower_bound").to_pylist() == [
+    assert first_page.column_names == ["file", "lower_bound"]
+    all_stats = await list_all_items(api_with_table, f"{T}/stats/id", "stats")
+    assert pa.concat_tables([first_page, remaining_table]).column("lower_bound").to_pylist() == [
         row["lower-bound"] for row in all_stats
     ]
-    assert (first.num_rows, remaining_table.num_rows) == (4, 3)
+    assert (first_page.num_rows, remaining_table.num_rows) == (4, 3)
     assert b"next-page-token" not in remaining_table.schema.metadata
 
 
 async def test_statistics_are_requested_by_column_name(api_with_table: Api) -> None:
     stats = (await api_with_table("GET", f"{T}/stats/data?snapshot-id=1&limit=1")).json["stats"]
-    assert [omit_keys(one, "column-size") for one in stats] == [
+    assert [omit_keys(item, "column-size") for item in stats] == [
         {
             "file-path": "file:///t/0.parquet",
             "lower-bound": "a",
@@ -323,12 +325,12 @@ async def test_missing_tables_and_snapshots_are_not_found(api: Api) -> None:
 
 
 async def test_large_listings_are_read_off_the_event_loop(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = await asyncio.gather(
+    answers_before = await asyncio.gather(
         *(api_with_table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id"))
     )
     for name in ("IN_LOOP_ITEMS_MAX", "IN_THREAD_FILES"):
         monkeypatch.setattr(routes, name, 0)
-    after = await asyncio.gather(
+    answers_after = await asyncio.gather(
         *(api_with_table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id"))
     )
-    assert [one.json for one in after] == [one.json for one in before]
+    assert [answer.json for answer in answers_after] == [answer.json for answer in answers_before]

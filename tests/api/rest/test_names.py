@@ -128,7 +128,7 @@ async def test_page_size_without_a_page_token_does_not_shorten_a_listing(api: Ap
 async def test_drop_at_the_end_of_a_page_loses_no_names(api: Api) -> None:
     for name in ("a", "b", "c", "d"):
         await api.table(name)
-    first = (await api("GET", "/v1/namespaces/db/tables?pageSize=2&pageToken=")).json
+    first_page = (await api("GET", "/v1/namespaces/db/tables?pageSize=2&pageToken=")).json
     await api("DELETE", "/v1/namespaces/db/tables/b")
-    next_page = (await api("GET", f"/v1/namespaces/db/tables?pageToken={first['next-page-token']}")).json
+    next_page = (await api("GET", f"/v1/namespaces/db/tables?pageToken={first_page['next-page-token']}")).json
     assert [identifier["name"] for identifier in next_page["identifiers"]] == ["c", "d"]

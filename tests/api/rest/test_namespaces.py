@@ -1,4 +1,4 @@
-"""Tests of namespaces over HTTP; errors have the standard's form."""
+"""Tests of namespaces over HTTP, including errors in the format of the specification."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_namespace_with_a_table_cannot_be_dropped(api: Api) -> None:
     assert (await api("DELETE", "/v1/namespaces/db")).error[:2] == (409, "NamespaceNotEmptyException")
 
 
-async def test_time_to_remove_many_of_many_properties_is_not_their_product(api: Api) -> None:
+async def test_removal_of_many_properties_takes_no_quadratic_time(api: Api) -> None:
     """The client waits for 30 s. A quadratic removal blocked the event loop for minutes."""
     put = await api("POST", "/v1/namespaces/db/properties", {"updates": {f"k{n}": "" for n in range(60_000)}})
     assert put.status == 200, put.raw
@@ -119,7 +119,7 @@ async def test_levels_of_a_namespace_are_limited(api: Api) -> None:
 async def test_namespaces_too_long_for_a_url_are_rejected(api: Api) -> None:
     long = ["é" * 255] * 3
     plans = [await api("POST", "/v1/namespaces", {"namespace": long[:count]}) for count in (1, 2, 3)]
-    assert [one.status for one in plans] == [200, 200, 200]
+    assert [plan.status for plan in plans] == [200, 200, 200]
     assert (await api("GET", "/v1/namespaces/" + quote("\x1f".join(long)))).status == 200
     refusal = await api("POST", "/v1/namespaces", {"namespace": ["é" * 255] * 4})
     assert refusal.error[:2] == (400, "BadRequestException")

@@ -26,10 +26,7 @@ GRANTS = (
 
 
 class House:
-    """A server with logins.
-
-    `house("rita", "GET", …)` sends a request as rita.
-    """
+    """A server with logins. `house("rita", "GET", …)` sends a request as rita."""
 
     def __init__(self, api: Api, secrets: dict[str, str]) -> None:
         self.api = api
@@ -74,7 +71,7 @@ async def test_every_request_requires_a_login(house: House) -> None:
         ("nobody", [], None),
     ],
 )
-async def test_listing_hides_what_the_caller_may_not_see(
+async def test_listing_hides_objects_that_the_caller_may_not_see(
     house: House, principal: str, visible_names: list[Any], below: list[Any] | None
 ) -> None:
     assert (await house(principal, "GET", "/v1/namespaces")).json["namespaces"] == visible_names
@@ -118,7 +115,9 @@ async def test_rename_and_transaction_require_rights_on_every_namespace_they_tou
     ):
         body = {"source": source, "destination": destination}
         assert (await house("wendy", "POST", "/v1/tables/rename", body)).status == 403
-    changes = [{"identifier": one, **set_properties(x="1")} for one in (identifier, other_identifier)]
+    changes = [
+        {"identifier": each_identifier, **set_properties(x="1")} for each_identifier in (identifier, other_identifier)
+    ]
     assert (await house("wendy", "POST", "/v1/transactions/commit", {"table-changes": changes})).status == 403
     answer = await house("root", "GET", "/v1/namespaces/db/tables/t")
     assert "x" not in answer.json["metadata"]["properties"]
@@ -152,7 +151,7 @@ async def test_writer_chooses_locations_below_its_own_namespace(house: House, wh
     assert (await house("wendy", "POST", "/v1/namespaces", inner)).status == 200
 
 
-async def test_no_location_may_overlap_files_of_others(house: House) -> None:
+async def test_no_location_may_overlap_files_of_other_tables(house: House) -> None:
     other_location = (await house("root", "GET", "/v1/namespaces/other/tables/t")).json["metadata"]["location"]
     move = {"requirements": [], "updates": [{"action": "set-location", "location": other_location}]}
     view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "location": other_location}
@@ -175,7 +174,7 @@ async def test_no_location_may_overlap_files_of_others(house: House) -> None:
         answer = await house("wendy", "POST", path, body)
         assert answer.error[:2] == (403, "ForbiddenException"), description
     placed = await house("root", "POST", *attempts["create"])
-    assert placed.error[:2] == (400, "BadRequestException"), "not even an admin"
+    assert placed.error[:2] == (400, "BadRequestException"), "an admin may not use the location either"
 
 
 async def test_dropped_table_hidden_from_the_caller_is_not_found(house: House) -> None:
@@ -203,14 +202,17 @@ async def test_empty_transaction_is_rejected_and_not_recorded(house: House) -> N
     for principal in ("nobody", "rita"):
         key = create_key()
         answer = await house(principal, "POST", "/v1/transactions/commit", {"table-changes": []}, key=key)
-        assert answer.error[:2] == (403, "ForbiddenException"), "rights come before the body"
+        assert answer.error[:2] == (403, "ForbiddenException"), "rights are checked before the body"
         store = house.api.server.components.store
         assert await store.find_idempotency_record(key, 0) is None
 
 
 async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House) -> None:
-    ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["other"], "name": "hidden"}}
-    assert (await house("root", "POST", "/v1/tables/rename", ends)).status == 204
+    identifiers = {
+        "source": {"namespace": ["db"], "name": "t"},
+        "destination": {"namespace": ["other"], "name": "hidden"},
+    }
+    assert (await house("root", "POST", "/v1/tables/rename", identifiers)).status == 204
     visible_names = {}
     for principal in ("rita", "root"):
         for ending in ("", "?order=desc", "?wait=0.1", "?action=rename"):
@@ -228,8 +230,8 @@ async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House
 
 
 async def test_timeline_shows_a_new_name_only_if_its_reader_may_browse_it(house: House) -> None:
-    ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "new"}}
-    assert (await house("root", "POST", "/v1/tables/rename", ends)).status == 204
+    identifiers = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "new"}}
+    assert (await house("root", "POST", "/v1/tables/rename", identifiers)).status == 204
     instants = (await house("rita", "GET", "/api/v1/tables/db/new/timeline?action=rename")).json["instants"]
     assert [instant["summary"]["to"] for instant in instants] == ["db.new"]
     denial = {"principal": "rita", "privilege": "browse", "namespace": ["db"], "table": "new", "deny": True}
@@ -248,13 +250,13 @@ async def _read_event_stream(house: House, principal: str, path: str) -> bytes:
     return body
 
 
-async def _await_status_after_grant(ask: Callable[[], Any]) -> int:
+async def _await_status_after_grant(send_request: Callable[[], Any]) -> int:
     """Repeat a request until its status is not 403, and return the status.
 
     The server caches grants for a short time.
     """
     for _ in range(1000):
-        status = (await ask()).status
+        status = (await send_request()).status
         if status != 403:
             return int(status)
         await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Tests of privileges over HTTP: on tables and views, denials, roles of the operator, owners, and plans."""
+"""Tests of privileges over HTTP: on tables and views, denials, roles from the operator, owners, and plans."""
 
 from __future__ import annotations
 
@@ -90,16 +90,18 @@ async def list_names(house: House, principal: str, kind: str = "tables") -> list
 
 async def test_each_operation_needs_its_privilege(house: House) -> None:
     for operation, (method, path, body) in OPERATIONS.items():
-        principals = sorted(ALLOWED, key=lambda name: operation in ALLOWED[name])  # A drop comes last.
+        principals = sorted(
+            ALLOWED, key=lambda name: operation in ALLOWED[name]
+        )  # Sorts principals that may use the operation last, because a drop succeeds only once.
         for principal in principals:
             status = (await house(principal, method, path, body)).status
             is_hidden = principal == "barred" and operation not in ("create", "grant")
-            refused = 404 if is_hidden else 403
+            refused_status = 404 if is_hidden else 403
             cell = (principal, operation, status)
             if operation in ALLOWED[principal]:
                 assert status in (200, 204, 409), cell
             else:
-                assert status == refused, cell
+                assert status == refused_status, cell
 
 
 async def test_hidden_table_is_left_out_of_listings_and_is_not_found(house: House) -> None:
@@ -152,17 +154,19 @@ async def test_plan_without_the_privilege_to_read_has_neither_keys_nor_signature
 async def test_creator_owns_its_table_until_it_is_dropped(house: House) -> None:
     body = {"name": "mine", "schema": SCHEMA}
     assert (await house("maker", "POST", "/v1/namespaces/db/tables", body)).status == 200
-    mine = "/v1/namespaces/db/tables/mine"
-    assert (await house("maker", "POST", mine, set_properties(x="1"))).status == 200
+    own_table = "/v1/namespaces/db/tables/mine"
+    assert (await house("maker", "POST", own_table, set_properties(x="1"))).status == 200
     share = {"principal": "guest", "privilege": "read", "namespace": ["db"], "table": "mine"}
     assert (await house("maker", "PUT", "/api/v1/grants", share)).status == 204
     assert await list_names(house, "guest") == ["mine", "t"]
-    for other in ("t", "u"):
-        assert (await house("maker", "POST", f"/v1/namespaces/db/tables/{other}", set_properties(x="1"))).status == 403
-    assert (await house("maker", "DELETE", mine)).status == 204
+    for other_name in ("t", "u"):
+        assert (
+            await house("maker", "POST", f"/v1/namespaces/db/tables/{other_name}", set_properties(x="1"))
+        ).status == 403
+    assert (await house("maker", "DELETE", own_table)).status == 204
     assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
-    assert (await house("maker", "POST", mine, set_properties(x="2"))).status == 403
-    assert (await house("guest", "GET", mine)).status == 404
+    assert (await house("maker", "POST", own_table, set_properties(x="2"))).status == 403
+    assert (await house("guest", "GET", own_table)).status == 404
 
 
 async def test_commit_that_creates_a_table_needs_the_privilege_to_create(house: House) -> None:
@@ -190,14 +194,14 @@ async def test_creator_without_the_right_to_read_cannot_take_over_the_files_of_a
         assert (await house("root" if name == "t" else principal, *drop)).status in (200, 204)
         body = {"name": name, "schema": SCHEMA, "location": location}
         for staged in (False, True):
-            new_body = {**body, "name": f"new_{name}", "stage-create": staged}  # The name t is denied to barred.
+            new_body = {**body, "name": f"new_{name}", "stage-create": staged}  # A grant denies the name t to barred.
             answer = await house(principal, "POST", "/v1/namespaces/db/tables", new_body)
             assert answer.status == 400, answer.raw
             assert "overlaps" in answer.error[2]
         assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
 
 
-async def test_rights_follow_a_table_to_its_new_name_and_back_from_a_drop(house: House) -> None:
+async def test_rights_follow_a_table_through_renames_and_undrops(house: House) -> None:
     rename = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "moved"}}
     for principal in ("dropper", "maker", "guest"):
         assert (await house(principal, "POST", "/v1/tables/rename", rename)).status == 403
@@ -206,13 +210,16 @@ async def test_rights_follow_a_table_to_its_new_name_and_back_from_a_drop(house:
     assert (await house("guest", "GET", TABLE)).status == 404
     assert (await house("barred", "GET", "/v1/namespaces/db/tables/moved")).status == 404
     assert (await house("root", "DELETE", "/v1/namespaces/db/tables/moved")).status == 204
-    stored = await house.api.server.components.store.grants(None)
-    assert {(grant.principal, grant.name) for grant in stored if grant.name} == {("barred", "t"), ("barred", "moved")}
+    stored_grants = await house.api.server.components.store.grants(None)
+    assert {(grant.principal, grant.name) for grant in stored_grants if grant.name} == {
+        ("barred", "t"),
+        ("barred", "moved"),
+    }
     dropped = (await house("root", "GET", "/api/v1/dropped?namespace=db")).json["dropped"][0]["id"]
     assert (await house("root", "POST", f"/api/v1/dropped/{dropped}/undrop", {"name": "back"})).status == 200
     assert (await house("guest", "GET", "/v1/namespaces/db/tables/back")).status == 200
     assert (await house("barred", "GET", "/v1/namespaces/db/tables/back")).status == 404
-    for name in ("t", "moved"):  # A denial also counts for later tables of the name.
+    for name in ("t", "moved"):  # A denial also applies to later tables with this name.
         body = {"name": name, "schema": SCHEMA}
         assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
         assert (await house("barred", "GET", f"/v1/namespaces/db/tables/{name}")).status == 404
@@ -221,10 +228,10 @@ async def test_rights_follow_a_table_to_its_new_name_and_back_from_a_drop(house:
 
 async def test_only_an_admin_of_the_server_changes_the_members_of_a_role(house: House) -> None:
     member = {"principal": "guest", "role": "role:analysts"}
-    whole = {"principal": "steward", "privilege": "manage-grants"}
-    assert (await house("root", "PUT", "/api/v1/grants", whole)).status == 204
+    catalog_grant = {"principal": "steward", "privilege": "manage-grants"}
+    assert (await house("root", "PUT", "/api/v1/grants", catalog_grant)).status == 204
     assert (await house("steward", "PUT", "/api/v1/grants", member)).status == 403
-    assert (await house("steward", "PUT", "/api/v1/grants", {**whole, "server": True})).status == 403
+    assert (await house("steward", "PUT", "/api/v1/grants", {**catalog_grant, "server": True})).status == 403
     assert (await house("root", "PUT", "/api/v1/grants", member)).status == 204
     assert (await house("root", "DELETE", "/api/v1/grants?principal=analyst&role=role:analysts")).status == 204
     assert (await house("analyst", "GET", TABLE)).status == 403
@@ -238,8 +245,8 @@ async def test_only_an_admin_of_the_server_changes_the_members_of_a_role(house: 
 
 
 async def test_manager_of_the_grants_of_the_catalog_cannot_become_an_admin_of_the_server(house: House) -> None:
-    whole = {"principal": "steward", "privilege": "manage-grants"}
-    assert (await house("root", "PUT", "/api/v1/grants", whole)).status == 204
+    catalog_grant = {"principal": "steward", "privilege": "manage-grants"}
+    assert (await house("root", "PUT", "/api/v1/grants", catalog_grant)).status == 204
     admin = {"principal": "steward", "role": "admin"}
     assert (await house("steward", "PUT", "/api/v1/grants", admin)).status == 403
     assert (await house("steward", "DELETE", "/api/v1/grants?principal=root&role=admin")).status == 403
@@ -247,12 +254,15 @@ async def test_manager_of_the_grants_of_the_catalog_cannot_become_an_admin_of_th
     assert (await house("steward", "PUT", "/api/v1/grants", {**admin, "role": "owner"})).status == 204
     token = {"name": "other", "grants": [{"role": "admin"}]}
     assert (await house("steward", "POST", "/api/v1/tokens", token)).status == 403
-    for grant in (admin, {**whole, "deny": True}):  # A denial on the catalog also counts for its admin on the server.
+    for grant in (
+        admin,
+        {**catalog_grant, "deny": True},
+    ):  # A denial on the catalog also applies to its admin on the server.
         assert (await house("root", "PUT", "/api/v1/grants", grant)).status == 204
     assert (await house("steward", "POST", "/api/v1/tokens", token)).status == 403
 
 
-async def test_manager_of_one_object_takes_no_rights_of_the_admins_above_it(house: House) -> None:
+async def test_manager_of_grants_on_one_object_cannot_remove_rights_of_admins_above_the_object(house: House) -> None:
     assert (await house("maker", "POST", "/v1/namespaces/db/tables", {"name": "m", "schema": SCHEMA})).status == 200
     location = (await house("root", "GET", TABLE)).json["metadata-location"]
     assert (await house("root", "POST", f"{TABLE}/unregister", {})).status == 200
@@ -262,17 +272,19 @@ async def test_manager_of_one_object_takes_no_rights_of_the_admins_above_it(hous
         for privilege in ("write", "manage-grants")
     ]
     for denial in denials:
-        assert (await house("maker", "PUT", "/api/v1/grants", denial)).error[0] == 403, "the owner of the table only"
+        assert (await house("maker", "PUT", "/api/v1/grants", denial)).error[0] == 403, (
+            "only the owner of the table may deny a privilege on it"
+        )
         assert (await house("steward", "PUT", "/api/v1/grants", denial)).status == 204
-    own = {"principal": "maker", "privilege": "drop", "namespace": ["db"], "table": "m", "deny": True}
-    assert (await house("maker", "PUT", "/api/v1/grants", own)).status == 204
+    own_denial = {"principal": "maker", "privilege": "drop", "namespace": ["db"], "table": "m", "deny": True}
+    assert (await house("maker", "PUT", "/api/v1/grants", own_denial)).status == 204
     table = "/v1/namespaces/db/tables/m"
     assert (await house("root", "POST", table, set_properties(x="1"))).status == 403
     assert (await house("root", "GET", "/api/v1/audit?pageSize=1")).status == 200
     register = {"name": "t", "metadata-location": location}
     assert (await house("root", "POST", "/v1/namespaces/db/register", register)).status == 200
-    listed = (await house("root", "GET", "/api/v1/grants?principal=root")).json["grants"]
-    assert {grant["privilege"] for grant in listed if grant.get("deny")} == {"write", "manage-grants"}
+    listed_grants = (await house("root", "GET", "/api/v1/grants?principal=root")).json["grants"]
+    assert {grant["privilege"] for grant in listed_grants if grant.get("deny")} == {"write", "manage-grants"}
     for privilege in ("write", "manage-grants"):
         query = f"principal=root&privilege={privilege}&namespace=db&table=m&deny=true"
         assert (await house("lister", "DELETE", f"/api/v1/grants?{query}")).status == 403
@@ -280,7 +292,7 @@ async def test_manager_of_one_object_takes_no_rights_of_the_admins_above_it(hous
     assert (await house("root", "POST", table, set_properties(x="1"))).status == 200
 
 
-async def test_rights_on_a_dropped_namespace_do_not_count_for_the_next_of_its_name(house: House) -> None:
+async def test_rights_on_a_dropped_namespace_do_not_apply_to_a_new_namespace_with_its_name(house: House) -> None:
     assert (await house("maker", "POST", "/v1/namespaces", {"namespace": ["db", "fin"]})).status == 200
     admin = {"principal": "maker", "role": "admin", "namespace": ["db", "fin"]}
     for grant in (admin, {**admin, "principal": "guest"}):
@@ -303,23 +315,23 @@ async def test_manager_of_one_namespace_adds_a_limited_number_of_grants_on_exist
     allowed = {"principal": "nobody", "privilege": "read", "namespace": ["db"], "table": "u"}
     for _ in range(2):
         assert (await house("steward", "PUT", "/api/v1/grants", allowed)).status == 204
-    refused = await house("steward", "PUT", "/api/v1/grants", {**allowed, "privilege": "plan"})
-    assert refused.error[0] == 400
-    assert "500 grants of nobody in namespace db" in refused.error[2]
+    refusal = await house("steward", "PUT", "/api/v1/grants", {**allowed, "privilege": "plan"})
+    assert refusal.error[0] == 400
+    assert "500 grants of nobody in namespace db" in refusal.error[2]
     assert (await house("root", "PUT", "/api/v1/grants", {**allowed, "privilege": "plan"})).status == 204
     assert (await house("root", "PUT", "/api/v1/grants", missing)).status == 204
-    listed: list[Any] = []
+    listed_grants: list[Any] = []
     for principal in ("root", "nobody"):
-        listed, token = [], ""
+        listed_grants, token = [], ""
         while token is not None:
             page = (await house(principal, "GET", f"/api/v1/grants?pageSize=400&pageToken={token}")).json
-            listed += page["grants"]
+            listed_grants += page["grants"]
             token = page["next-page-token"]
             assert len(page["grants"]) <= 400
-        stored = [grant for grant in await store.grants(None) if principal in ("root", grant.principal)]
-        assert len(listed) == len(stored)
-        assert {(grant["principal"], grant.get("table", "")) for grant in listed} == {
-            (grant.principal, grant.name if grant.kind == "table" else "") for grant in stored
+        stored_grants = [grant for grant in await store.grants(None) if principal in ("root", grant.principal)]
+        assert len(listed_grants) == len(stored_grants)
+        assert {(grant["principal"], grant.get("table", "")) for grant in listed_grants} == {
+            (grant.principal, grant.name if grant.kind == "table" else "") for grant in stored_grants
         }
 
 
@@ -331,15 +343,15 @@ async def test_name_that_is_denied_cannot_be_given_whether_it_exists_or_not(hous
     denials = [Grant("barred", privilege, ("db",), "table", name, deny=True) for privilege, name in DENIED_NAMES]
     await store.transact([SaveGrant(Grant("barred", "writer")), *map(SaveGrant, denials)])
     commit = {"requirements": [{"type": "assert-create"}], "updates": []}
-    ends = {"source": {"namespace": ["db"], "name": "u"}}
+    identifiers = {"source": {"namespace": ["db"], "name": "u"}}
     view = {"schema": SCHEMA, "view-version": VIEW_VERSION}
-    for name in ("t", "none", "later"):  # The first exists.
+    for name in ("t", "none", "later"):  # Only the table t exists.
         change = {"identifier": {"namespace": ["db"], "name": name}, **commit}
         requests: list[tuple[str, Any]] = [
             ("/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA}),
             ("/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA, "stage-create": True}),
             ("/v1/namespaces/db/views", {"name": name, **view}),
-            ("/v1/tables/rename", {**ends, "destination": {"namespace": ["db"], "name": name}}),
+            ("/v1/tables/rename", {**identifiers, "destination": {"namespace": ["db"], "name": name}}),
             ("/v1/namespaces/db/register", {"name": name, "metadata-location": location}),
             ("/v1/namespaces/db/register", {"name": name, "metadata-location": location, "overwrite": True}),
             ("/v1/namespaces/db/register-view", {"name": name, "metadata-location": location}),
@@ -369,17 +381,17 @@ async def test_registration_over_a_table_needs_the_right_to_drop_it(house: House
     assert (await house("root", "POST", "/v1/namespaces/db/tables/src/unregister", {})).status == 200
     grants = [Grant("nobody", privilege) for privilege in ("create", "write")]
     await store.transact([SaveGrant(grant) for grant in grants])
-    same = {"name": "old", "metadata-location": metadata["old"], "overwrite": True}
-    assert (await house("nobody", "POST", "/v1/namespaces/db/register", same)).status == 200
-    other = {**same, "metadata-location": metadata["src"]}
-    answer = await house("nobody", "POST", "/v1/namespaces/db/register", other)
+    body = {"name": "old", "metadata-location": metadata["old"], "overwrite": True}
+    assert (await house("nobody", "POST", "/v1/namespaces/db/register", body)).status == 200
+    other_body = {**body, "metadata-location": metadata["src"]}
+    answer = await house("nobody", "POST", "/v1/namespaces/db/register", other_body)
     assert answer.error[:2] == (403, "ForbiddenException")
     assert "may not dropTable" in answer.error[2]
     await store.transact([SaveGrant(Grant("nobody", "drop", ("db",), "table", "old"))])
-    assert (await house("nobody", "POST", "/v1/namespaces/db/register", other)).status == 200
+    assert (await house("nobody", "POST", "/v1/namespaces/db/register", other_body)).status == 200
 
 
-async def test_denial_in_one_namespace_confines_registrations_in_others(house: House) -> None:
+async def test_denial_in_one_namespace_confines_registrations_in_other_namespaces(house: House) -> None:
     store = house.api.server.components.store
     await store.transact([SaveGrant(Grant("writer", "writer"))])
     metadata = {}

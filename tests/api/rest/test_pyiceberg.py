@@ -1,4 +1,4 @@
-"""Tests with PyIceberg's client over HTTP: names as it encodes them, its paging, and its exceptions.
+"""Tests with PyIceberg's client over HTTP: encoded names, paging, and exceptions.
 
 `tests/engines` tests the rows that PyIceberg reads and writes.
 """
@@ -48,18 +48,18 @@ def test_every_name_can_be_created_listed_loaded_renamed_and_dropped(catalog: Re
         assert catalog.load_table((name, name)).name() == (name, name)
         assert catalog.table_exists((name, name))
     assert sorted(catalog.list_namespaces()) == sorted((name,) for name in NAMES)
-    first = NAMES[0]
+    first_name = NAMES[0]
     for name in NAMES[1:]:
-        catalog.rename_table((name, name), (first, name))
+        catalog.rename_table((name, name), (first_name, name))
         catalog.drop_namespace((name,))
-    assert sorted(catalog.list_tables((first,))) == sorted((first, name) for name in NAMES)
+    assert sorted(catalog.list_tables((first_name,))) == sorted((first_name, name) for name in NAMES)
     for name in NAMES:
-        catalog.drop_table((first, name))
-    catalog.drop_namespace((first,))
+        catalog.drop_table((first_name, name))
+    catalog.drop_namespace((first_name,))
     assert catalog.list_namespaces() == []
 
 
-def test_nested_namespaces_and_their_properties(catalog: RestCatalog) -> None:
+def test_nested_namespaces_have_their_properties(catalog: RestCatalog) -> None:
     catalog.create_namespace("a")
     catalog.create_namespace(("a", "b.c"), {"owner": "ann"})
     assert catalog.list_namespaces(("a",)) == [("a", "b.c")]
@@ -96,7 +96,7 @@ def test_table_is_registered_from_the_metadata_of_a_dropped_table(catalog: RestC
     assert registered_table.properties["a"] == "1"
 
 
-def test_stored_properties_do_not_redirect_where_a_client_opens_files(catalog: RestCatalog) -> None:
+def test_stored_properties_do_not_change_where_a_client_opens_files(catalog: RestCatalog) -> None:
     catalog.create_namespace("stored")
     created_table = catalog.create_table(("stored", "t"), SCHEMA, properties={"team": "x"})
     path = rename_without_digest(created_table.metadata_location)

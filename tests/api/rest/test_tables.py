@@ -75,13 +75,16 @@ async def test_staged_table_does_not_exist_until_it_is_committed(api: Api) -> No
 
 
 async def test_commit_returns_the_new_metadata_and_its_location(api: Api) -> None:
-    before = await api.table()
+    created_table = await api.table()
     answer = (await api("POST", f"{TABLES}/t", set_properties(x="1"))).json
     assert set(answer) == {"metadata-location", "metadata"}
     assert answer["metadata"]["properties"]["x"] == "1"
-    assert answer["metadata-location"] != before["metadata-location"]
-    after = (await api("GET", f"{TABLES}/t")).json
-    assert (after["metadata-location"], after["metadata"]) == (answer["metadata-location"], answer["metadata"])
+    assert answer["metadata-location"] != created_table["metadata-location"]
+    loaded_table = (await api("GET", f"{TABLES}/t")).json
+    assert (loaded_table["metadata-location"], loaded_table["metadata"]) == (
+        answer["metadata-location"],
+        answer["metadata"],
+    )
 
 
 async def test_failed_requirement_is_a_conflict_that_may_be_retried(api: Api) -> None:
@@ -105,13 +108,13 @@ async def test_commit_to_a_missing_table_is_not_found(api: Api) -> None:
     assert (await api("POST", f"{TABLES}/none", set_properties(x="1"))).error[:2] == (404, "NoSuchTableException")
 
 
-async def test_append_sent_twice_gets_its_first_outcome(api: Api) -> None:
+async def test_append_sent_twice_gets_the_first_answer_twice(api: Api) -> None:
     """If a client gets a 409 after a lost answer, it deletes live files (apache/iceberg#13867)."""
     await api.table()
-    first = await api("POST", f"{TABLES}/t", append(7))
-    second = await api("POST", f"{TABLES}/t", append(7))
-    assert (first.status, second.status) == (200, 200)
-    assert second.json == first.json
+    first_answer = await api("POST", f"{TABLES}/t", append(7))
+    second_answer = await api("POST", f"{TABLES}/t", append(7))
+    assert (first_answer.status, second_answer.status) == (200, 200)
+    assert second_answer.json == first_answer.json
 
 
 async def test_repeated_commit_is_recognised_under_other_spellings_of_actions_and_types(api: Api) -> None:
@@ -119,7 +122,7 @@ async def test_repeated_commit_is_recognised_under_other_spellings_of_actions_an
     append_request = append(7)
     for kind, name in [
         *((requirement, "type") for requirement in append_request["requirements"]),
-        *((one, "action") for one in append_request["updates"]),
+        *((update, "action") for update in append_request["updates"]),
     ]:
         kind[name] = kind[name].upper()
     answers = [await api("POST", f"{TABLES}/t", body) for body in (append_request, append_request, append(7))]
@@ -147,7 +150,11 @@ async def test_drop_with_purge_is_recorded(api: Api) -> None:
         await api.table(name)
         assert (await api("DELETE", f"{TABLES}/{name}?{flag}")).status == 204
     dropped = await api.server.components.store.list_dropped(("db",), None, 10)
-    assert {one.entry.name: one.purge for one in dropped} == {"a": True, "b": True, "c": False}
+    assert {dropped_entry.entry.name: dropped_entry.purge for dropped_entry in dropped} == {
+        "a": True,
+        "b": True,
+        "c": False,
+    }
     assert (await api("DELETE", f"{TABLES}/x?purgeRequested=perhaps")).error[0] == 400
 
 
@@ -167,21 +174,21 @@ async def test_table_can_be_unregistered_and_registered_again(api: Api) -> None:
 
 
 async def test_register_does_not_overwrite_with_a_table_that_is_live_under_another_name(api: Api) -> None:
-    first, second = await api.table("first"), await api.table("second")
+    first_table, second_table = await api.table("first"), await api.table("second")
     for name in ("second", "new"):
-        body = {"name": name, "metadata-location": first["metadata-location"], "overwrite": True}
+        body = {"name": name, "metadata-location": first_table["metadata-location"], "overwrite": True}
         answer = await api("POST", "/v1/namespaces/db/register", body)
         assert answer.error[:2] == (409, "AlreadyExistsException")
         assert "live under another name" in answer.error[2]
-    assert (await api("GET", f"{TABLES}/second")).json["metadata"] == second["metadata"]
+    assert (await api("GET", f"{TABLES}/second")).json["metadata"] == second_table["metadata"]
     assert (await api("HEAD", f"{TABLES}/new")).status == 404
-    # The metadata of this table and of a dropped table may use the name.
-    body = {"name": "second", "metadata-location": second["metadata-location"], "overwrite": True}
+    # A registration may use the metadata of this table or of a dropped table.
+    body = {"name": "second", "metadata-location": second_table["metadata-location"], "overwrite": True}
     assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
     assert (await api("DELETE", f"{TABLES}/first")).status == 204
-    body["metadata-location"] = first["metadata-location"]
+    body["metadata-location"] = first_table["metadata-location"]
     assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
-    assert (await api("GET", f"{TABLES}/second")).json["metadata"] == first["metadata"]
+    assert (await api("GET", f"{TABLES}/second")).json["metadata"] == first_table["metadata"]
 
 
 async def test_register_of_a_file_outside_the_warehouse_is_rejected(api: Api) -> None:
@@ -190,7 +197,7 @@ async def test_register_of_a_file_outside_the_warehouse_is_rejected(api: Api) ->
     assert "outside the warehouse" in answer.error[2]
 
 
-async def test_table_whose_metadata_file_is_missing_differs_from_a_missing_table(api: Api) -> None:
+async def test_error_for_a_missing_metadata_file_differs_from_the_error_for_a_missing_table(api: Api) -> None:
     location = (await api.table())["metadata-location"]
     etag = (await api("GET", f"{TABLES}/t")).headers["ETag"]
     Path(location.removeprefix("file://")).unlink()
@@ -229,7 +236,7 @@ async def test_number_of_stored_metrics_reports_is_limited(api: Api) -> None:
 
 @pytest.mark.slow
 async def test_page_of_reports_is_small_enough_for_the_largest_reports(api: Api) -> None:
-    """Otherwise the event loop would decode and encode a thousand reports of 128 KiB."""
+    """A large page would make the event loop decode and encode a thousand reports of 128 KiB."""
     await api.table()
     for number in range(40):
         report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": number, "filter": True, "metrics": {}}
@@ -237,7 +244,7 @@ async def test_page_of_reports_is_small_enough_for_the_largest_reports(api: Api)
     listing, token, sizes = [], "", []
     while token is not None:
         page = (await api("GET", f"/api/v1/tables/db/t/metrics?pageSize=1000{token and '&pageToken=' + token}")).json
-        listing += [one["report"]["snapshot-id"] for one in page["reports"]]
+        listing += [item["report"]["snapshot-id"] for item in page["reports"]]
         sizes.append(len(page["reports"]))
         token = page["next-page-token"]
     assert listing == list(range(40))
@@ -245,7 +252,7 @@ async def test_page_of_reports_is_small_enough_for_the_largest_reports(api: Api)
 
 
 class _PlansOfThread(MemoryCache[int, int | None]):
-    """A dict that only one thread may use.
+    """A cache of plans that only one thread may use.
 
     Another thread could find an entry that the cache removes before it records the use of the entry.
     """
@@ -263,11 +270,11 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
     threads: list[int] = []
     kept_read_of_report = column_reads.read_of_report
 
-    def read_of_report(*args: Any) -> Any:
+    def record_thread(*args: Any) -> Any:
         threads.append(threading.get_ident())
         return kept_read_of_report(*args)
 
-    monkeypatch.setattr(tables, "read_of_report", read_of_report)
+    monkeypatch.setattr(tables, "read_of_report", record_thread)
     await api.table("other")
     await api.table()
     usage = api.server.components.catalog.column_usage
@@ -289,7 +296,7 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
     for name, columns in (("other", {1, NAMED_COLUMNS}), ("t", {1, 2, NAMED_COLUMNS, UNKNOWN_COLUMNS})):
         entry = (await api.server.components.catalog.tables.load(("db",), name)).entry
         assert entry is not None
-        assert {one.column_id for one in await usage.list_table_reads(entry.uuid)} == columns, name
+        assert {table_read.column_id for table_read in await usage.list_table_reads(entry.uuid)} == columns, name
 
 
 async def test_timeline_keeps_the_beginning_of_a_long_summary(api: Api) -> None:

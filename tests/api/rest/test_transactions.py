@@ -1,4 +1,4 @@
-"""Tests of commits to several tables, and of renamed tables."""
+"""Tests of commits to several tables, and of renames of tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of POST /api/v1/aggregate: it returns groups with the rights of the caller, from cubes where it can."""
+"""Tests of POST /api/v1/aggregate: it returns groups with the rights of the caller, and uses cubes if it can."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 COUNTRIES = {"namespace": ["db"], "table": "t", "dimensions": ["country"], "measures": ["sum(discount)", "count(*)"]}
 
 
-def _fill(url: str) -> None:
+def fill_table(url: str) -> None:
     create(url)
     append(url, "db.t", spread(3))
     with closing(IndexClient(url)) as client:
@@ -49,7 +49,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Yield a server with a table of 63 rows in 4 files, 3 of which have entries of a cube."""
     folder: Path = tmp_path_factory.mktemp("aggregates")
     async with run_server(folder) as server:
-        await asyncio.to_thread(_fill, server.url)
+        await asyncio.to_thread(fill_table, server.url)
     tokens, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{folder}/seamark.db", clock=clock, queue_limit=10) as store:
         for name in ("rita", "olga"):
@@ -60,22 +60,22 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         yield site
 
 
-async def ask(site: Site, body: dict[str, Any], user: str = "rita", **headers: str) -> Answer:
+async def request_groups(site: Site, body: dict[str, Any], user: str = "rita", **headers: str) -> Answer:
     login = {"Authorization": f"Bearer {site.tokens[user]}"}
     return await site.api("POST", "/api/v1/aggregate", body, headers={**login, **headers})
 
 
-async def test_answer_has_the_groups_and_tells_how_many_files_the_cube_answered(site: Site) -> None:
-    answer = await ask(site, {**COUNTRIES, "order": [{"by": "country", "descending": True}], "limit": 2})
+async def test_answer_has_the_groups_and_the_number_of_files_that_the_cube_covers(site: Site) -> None:
+    answer = await request_groups(site, {**COUNTRIES, "order": [{"by": "country", "descending": True}], "limit": 2})
     assert answer.status == 200, answer.raw
     ids = range(63)
     expected = [
-        [f"c{n}", sum(one % 11 for one in ids if one % 7 == n), sum(1 for one in ids if one % 7 == n)] for n in (6, 5)
+        [f"c{n}", sum(id_ % 11 for id_ in ids if id_ % 7 == n), sum(1 for id_ in ids if id_ % 7 == n)] for n in (6, 5)
     ]
     assert answer.json["rows"] == expected
     assert [column["name"] for column in answer.json["columns"]] == ["country", "sum(discount)", "count(*)"]
     assert answer.json["cube"] == {"index": "by_country", "files": 3, "row-files": 1, "reason": None}
-    all_rows = await ask(
+    all_rows = await request_groups(
         site, {**COUNTRIES, "order": [{"by": "country", "descending": True}], "limit": 2, "cubes": "off"}
     )
     assert all_rows.json["rows"] == expected
@@ -84,46 +84,48 @@ async def test_answer_has_the_groups_and_tells_how_many_files_the_cube_answered(
 
 async def test_conditions_snapshots_and_arrow_work_as_in_sql(site: Site) -> None:
     body = {**COUNTRIES, "where": "country IN ('c1', 'c2') -- two", "having": "count(*) > 9 AND country <> 'c1'"}
-    streamed = await ask(site, body, **ARROW)
+    streamed = await request_groups(site, body, **ARROW)
     assert pa.ipc.open_stream(streamed.raw).read_all()["country"].to_pylist() == []
     total = {"namespace": ["db"], "table": "t", "measures": ["count(*)"]}
     first = (
         await site.api("GET", "/v1/namespaces/db/tables/t", headers={"Authorization": f"Bearer {site.tokens['rita']}"})
     ).json
-    snapshots = [one["snapshot-id"] for one in first["metadata"]["snapshots"]]
+    snapshots = [snapshot["snapshot-id"] for snapshot in first["metadata"]["snapshots"]]
     for number, snapshot_id in enumerate(snapshots):
-        old = await ask(site, {**total, "snapshot-id": snapshot_id})
-        assert old.json["rows"] == [[min(63, 20 * (number + 1))]]
-        assert old.json["cube"]["files"] == min(3, number + 1)
-    plan = (await ask(site, {**total, "explain": True})).json
+        old_answer = await request_groups(site, {**total, "snapshot-id": snapshot_id})
+        assert old_answer.json["rows"] == [[min(63, 20 * (number + 1))]]
+        assert old_answer.json["cube"]["files"] == min(3, number + 1)
+    plan = (await request_groups(site, {**total, "explain": True})).json
     assert "rows" not in plan
     assert plan["cube"]["index"] == "by_country"
 
 
 @pytest.mark.slow
-async def test_names_of_a_request_are_those_of_the_requested_snapshot(site: Site) -> None:
+async def test_column_names_of_a_request_belong_to_the_requested_snapshot(site: Site) -> None:
     body = {"namespace": ["db"], "table": "renamed", "measures": ["sum(discount)", "count(*)"]}
     login = {"Authorization": f"Bearer {site.tokens['rita']}"}
     loaded_table = (await site.api("GET", "/v1/namespaces/db/tables/renamed", headers=login)).json["metadata"]
-    first, second = loaded_table["snapshots"]
-    for version in ({"snapshot-id": first["snapshot-id"]}, {"as-of": second["timestamp-ms"] - 1}):
+    first_snapshot, second_snapshot = loaded_table["snapshots"]
+    for version in ({"snapshot-id": first_snapshot["snapshot-id"]}, {"as-of": second_snapshot["timestamp-ms"] - 1}):
         for name, values in ("id", [0, 1]), ("country", ["c0", "c1"]):
-            answer = await ask(site, {**body, **version, "dimensions": [name], "order": [{"by": name}]})
+            answer = await request_groups(site, {**body, **version, "dimensions": [name], "order": [{"by": name}]})
             assert answer.json["rows"] == [[values[0], 0, 1], [values[1], 1, 1]], answer.raw
-    for version in ({}, {"ref": "main"}, {"snapshot-id": second["snapshot-id"]}):
-        answer = await ask(site, {**body, **version, "dimensions": ["country"], "order": [{"by": "country"}]})
+    for version in ({}, {"ref": "main"}, {"snapshot-id": second_snapshot["snapshot-id"]}):
+        answer = await request_groups(
+            site, {**body, **version, "dimensions": ["country"], "order": [{"by": "country"}]}
+        )
         assert answer.json["rows"] == [[0, 0, 1], [1, 1, 1], [2, 5, 1]], answer.raw
 
 
 async def test_answer_explains_why_a_cube_was_not_used(site: Site) -> None:
-    answer = await ask(site, {**COUNTRIES, "where": "id < 5"})
+    answer = await request_groups(site, {**COUNTRIES, "where": "id < 5"})
     assert answer.status == 200
     assert answer.json["cube"]["index"] is None
     assert "by_country: The column id does not exist" in answer.json["cube"]["reason"]
 
 
 async def test_request_runs_with_the_rights_of_the_caller(site: Site) -> None:
-    refusals = [await ask(site, {**COUNTRIES, "table": name}, "olga") for name in ("t", "nothing")]
+    refusals = [await request_groups(site, {**COUNTRIES, "table": name}, "olga") for name in ("t", "nothing")]
     assert [answer.status for answer in refusals] == [403, 403]
     assert refusals[0].raw == refusals[1].raw, "the answer does not reveal whether the table exists"
 
@@ -148,7 +150,7 @@ async def test_request_runs_with_the_rights_of_the_caller(site: Site) -> None:
     ],
 )
 async def test_invalid_request_gets_400_with_the_reason(site: Site, change: dict[str, Any], reason: str) -> None:
-    answer = await ask(site, {**COUNTRIES, **change})
+    answer = await request_groups(site, {**COUNTRIES, **change})
     assert answer.status == 400, answer.raw
     assert reason in answer.json["error"]["message"]
 

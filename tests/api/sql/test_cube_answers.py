@@ -1,4 +1,4 @@
-"""Requests that the server answers from cubes have the rows and types of the statement that reads the rows."""
+"""Tests that answers from cubes have the same rows and types as the SQL statement that reads the rows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DIMENSIONS = {
     "hour(ts)": ["hour(ts)", "day(ts)"],
     "day(tz)": ["day(tz)", "year(tz)"],
 }
-"""The dimensions of requests that follow from each dimension of a cube."""
+"""By dimension of a cube: the dimensions of requests that the cube can answer."""
 CONDITIONS = {
     "id": ["id = 3", "id <> 3", "NOT id IN (1, 2)", "id BETWEEN 2 AND 1.5e1", "id < 2.5", "id = '3'"],
     "k": ["k >= 5", "k IN (1, 2, NULL)", "NOT (k > 3 OR k IS NULL)", "k = 1.0", "k <= 7 AND k <> 4"],
@@ -66,7 +66,7 @@ CONDITIONS = {
 
 
 class RandomRequests:
-    """Draws cubes, and requests that mostly follow from them."""
+    """Draws random cubes, and requests that these cubes can mostly answer."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -82,8 +82,9 @@ class RandomRequests:
         return rng.sample(list(DIMENSIONS), rng.randint(1, 4)), sorted(measures)
 
     def request(self, dimensions: list[str], measures: list[str]) -> dict[str, Any]:
+        """Draw a query whose order, if it has one, is total."""
         rng = self._rng
-        offered = sorted({one for dimension in dimensions for one in DIMENSIONS[dimension]})
+        offered = sorted({text for dimension in dimensions for text in DIMENSIONS[dimension]})
         chosen_measures = rng.sample(offered, rng.randint(0, min(3, len(offered))))
         values = rng.sample(measures, rng.randint(1, min(4, len(measures))))
         body: dict[str, Any] = {"dimensions": chosen_measures, "measures": values, "cubes": rng.choice((ON, ON, EXACT))}
@@ -91,7 +92,7 @@ class RandomRequests:
             conditions = [rng.choice(CONDITIONS[rng.choice(dimensions)]) for _ in range(rng.randint(1, 2))]
             body["where"] = rng.choice((" AND ", " OR ")).join(conditions)
         if rng.random() < 0.5:
-            # The order is total, so that the rows of both answers have one order.
+            # The order is total, so that both answers have the same order of rows.
             keys = [*rng.sample(values, 1), *chosen_measures]
             body["order"] = [{"by": key, "descending": rng.random() < 0.5} for key in keys]
             if rng.random() < 0.5:
@@ -104,7 +105,7 @@ class CubeAggregates:
 
     Args:
         session: A session that reads groups of cubes from segments.
-        plain: A session without cubes.
+        plain_session: A session without cubes.
         name: The table.
     """
 
@@ -126,7 +127,7 @@ class CubeAggregates:
             return error.code, error.read()
 
     def compare(self, body: dict[str, Any], context: str) -> str:
-        """Compare both answers, and return how the server answered."""
+        """Compare both answers, and return "cube" or "statement", by which the server answered."""
         status, raw = self.ask(body)
         statement = self._write_statement(body)
         if status != 200:
@@ -153,7 +154,7 @@ class CubeAggregates:
 
 
 def list_rows(table: pa.Table, body: dict[str, Any]) -> list[str]:
-    """Return the rows in a comparable form, in order if the request has an order."""
+    """Return each row as a comparable text, in order if the request has an order."""
     columns = [[to_comparable_value(value) for value in column.to_pylist()] for column in table.columns]
     rows = [repr(row) for row in zip(*columns, strict=True)]
     return rows if "order" in body else sorted(rows)
@@ -165,7 +166,7 @@ def sort_texts(rows: list[list[Any]]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
-    """Yield a server that runs no statement for a request: it answers from cubes, or with an error."""
+    """Yield a server that runs no SQL statement for a request, so that it answers from cubes or with an error."""
 
     async def refuse(*_: object) -> None:
         raise errors.BadRequest(RUNS_STATEMENT)
@@ -257,7 +258,9 @@ def test_answer_follows_commits_and_counts_as_a_use_of_the_cube(server: ServerTh
         assert comparison.compare(body, "a file has deleted rows") == "statement"
 
 
-def test_answer_needs_a_plan_that_is_allowed(server: ServerThread, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_from_a_cube_requires_that_its_plan_is_allowed(
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def forbid(*_: object) -> None:
         raise errors.Forbidden("the snapshot names files of another table")
 
@@ -275,8 +278,8 @@ def test_answer_needs_a_plan_that_is_allowed(server: ServerThread, monkeypatch: 
         body = {"dimensions": ["k"], "measures": ["count(*)"]}
         assert comparison.ask({**body, "limit": 5})[0] == 200
         monkeypatch.setattr(server.components.planner, "plan", forbid)
-        assert comparison.ask({**body, "limit": 6})[0] == 403, "files and groups in memory do not replace the check"
-        assert comparison.ask({**body, "limit": 5})[0] == 403, "an answer in memory does not replace the check"
+        assert comparison.ask({**body, "limit": 6})[0] == 403, "the check runs although files and groups are in memory"
+        assert comparison.ask({**body, "limit": 5})[0] == 403, "the check runs although the answer is in memory"
 
 
 @pytest.mark.slow
@@ -286,11 +289,11 @@ def test_many_values_are_aggregated_outside_of_the_event_loop(
     threads, measures = list[str](), list[str]()
     aggregate, finish = aggregation.aggregate_groups, aggregation._finish
 
-    def aggregate_and_note(*arguments: Any) -> pa.Table:
+    def record_thread(*arguments: Any) -> pa.Table:
         threads.append(threading.current_thread().name)
         return aggregate(*arguments)
 
-    def finish_and_note(measure: Any, partials: Any) -> Any:
+    def record_measure(measure: Any, partials: Any) -> Any:
         measures.append(measure.text)
         return finish(measure, partials)
 
@@ -303,8 +306,8 @@ def test_many_values_are_aggregated_outside_of_the_event_loop(
         comparison = CubeAggregates(server, session, session, world.name)
         body = {"dimensions": ["k"], "measures": ["avg(price)"]}
         rows = json.loads(comparison.ask(body)[1])["rows"]
-        monkeypatch.setattr(cube_answers, "aggregate_groups", aggregate_and_note)
-        monkeypatch.setattr(aggregation, "_finish", finish_and_note)
+        monkeypatch.setattr(cube_answers, "aggregate_groups", record_thread)
+        monkeypatch.setattr(aggregation, "_finish", record_measure)
         monkeypatch.setattr(cube_answers, "_IN_LOOP_VALUES", 2 * len(rows))
         too_wide_body = {**body, "measures": ["avg(price)", "avg( price)"], "order": [{"by": "k"}, {"by": "k"}]}
         raw = comparison.ask(too_wide_body)[1]

@@ -1,4 +1,4 @@
-"""Tests of slots for statements: some principals cannot keep others from running a statement."""
+"""Tests of slots for statements: no few principals can prevent others from running a statement."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ async def _hold_slot(slots: FairSlots, holder: str | None, end: asyncio.Event, s
         await end.wait()
 
 
-async def _try(slots: FairSlots, holder: str | None, end: asyncio.Event) -> None:
+async def hold_slot_or_leave(slots: FairSlots, holder: str | None, end: asyncio.Event) -> None:
     with suppress(TooManyRequests, RetryLater):
         await _hold_slot(slots, holder, end, [])
 
 
-async def _settle() -> None:
+async def run_pending_tasks() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -34,7 +34,7 @@ async def test_two_principals_with_statements_leave_a_slot_to_a_third() -> None:
     async with asyncio.TaskGroup() as group:
         for holder in ("ann", "ann", "bob", "bob"):
             group.create_task(_hold_slot(slots, holder, end, has_started))
-        await _settle()
+        await run_pending_tasks()
         # The last request waits: the fourth slot is for a principal without a running statement.
         assert has_started == ["ann", "ann", "bob"]
         for holder in ("ann", "bob"):
@@ -54,32 +54,32 @@ async def test_free_slot_goes_to_the_principal_with_the_fewest_slots() -> None:
     async with asyncio.TaskGroup() as group:
         for holder, end in zip(("ann", "ann", "ann", "bob", "bob", "bob", "cleo", "dora"), ends, strict=True):
             group.create_task(_hold_slot(slots, holder, end, has_started))
-        await _settle()
+        await run_pending_tasks()
         assert slots.taken == 8
         released = asyncio.Event()
-        for holder in ("bob", "cleo", "eve"):  # The order is that in which the requests begin to wait.
+        for holder in ("bob", "cleo", "eve"):  # The requests begin to wait in this order.
             group.create_task(_hold_slot(slots, holder, released, has_started))
-        await _settle()
+        await run_pending_tasks()
         ends[0].set()
-        await _settle()
+        await run_pending_tasks()
         assert has_started[8:] == ["eve"]
         for end in (*ends, released):
             end.set()
 
 
-async def test_statement_that_times_out_or_leaves_takes_no_slot() -> None:
+async def test_statement_that_times_out_or_is_cancelled_takes_no_slot() -> None:
     slots = FairSlots("statements", 1)
     async with slots.hold_slot("ann", 0):
         with pytest.raises(RetryLater, match="limit of 1"):
             async with slots.hold_slot("bob", 0.01):
                 raise AssertionError
         leaving = asyncio.create_task(_hold_slot(slots, "bob", asyncio.Event(), []))
-        await _settle()
+        await run_pending_tasks()
         leaving.cancel()
         with suppress(asyncio.CancelledError):
             await leaving
         granted = asyncio.create_task(_hold_slot(slots, "bob", asyncio.Event(), []))
-        await _settle()
+        await run_pending_tasks()
     granted.cancel()  # The slot is granted, but the statement has not run yet.
     with suppress(asyncio.CancelledError):
         await granted
@@ -93,7 +93,7 @@ async def test_queue_length_is_limited() -> None:
     async with asyncio.TaskGroup() as group:
         for number in range(9):
             group.create_task(_hold_slot(slots, f"p{number}", end, []))
-        await _settle()
+        await run_pending_tasks()
         with pytest.raises(RetryLater):
             async with slots.hold_slot("late", 60):
                 raise AssertionError
@@ -115,13 +115,13 @@ async def test_slots_are_used_and_shared_in_any_order_of_requests(seed: int) -> 
         else:
             end = asyncio.Event()
             holder = rng.choice((None, "ann", "bob", "cleo", "dora"))
-            running_tasks.append((asyncio.create_task(_try(slots, holder, end)), end))
+            running_tasks.append((asyncio.create_task(hold_slot_or_leave(slots, holder, end)), end))
         if rng.random() < 0.7:
-            await _settle()
+            await run_pending_tasks()
             slots.check_invariants()
     for _, end in running_tasks:
         end.set()
     await asyncio.gather(*(task for task, _ in running_tasks), return_exceptions=True)
-    await _settle()
+    await run_pending_tasks()
     slots.check_invariants()
     assert slots.taken == 0

@@ -16,14 +16,14 @@ import json, subprocess, sys, threading
 from seamark.commands.confinement import landlock
 import seamark.connector
 inside, outside = sys.argv[1:]
-told = {"changes": landlock.forbid_changes(), "reads": landlock.forbid_reads_except([inside])}
+restrictions = {"changes": landlock.forbid_changes(), "reads": landlock.forbid_reads_except([inside])}
 
 def attempt(name, action):
     try:
         action()
-        told[name] = "done"
+        restrictions[name] = "done"
     except OSError as error:
-        told[name] = type(error).__name__
+        restrictions[name] = type(error).__name__
 
 def attempts(where):
     attempt(where + "read inside", lambda: open(inside + "/a").read())
@@ -38,12 +38,12 @@ thread = threading.Thread(target=attempts, args=("thread: ",))
 thread.start()
 thread.join()
 import sqlite3, csv  # Python still finds its modules
-print(json.dumps(told))
+print(json.dumps(restrictions))
 """
 
 
 @pytest.mark.skipif(landlock._read_abi_version() < 3, reason="this kernel has no Landlock, or an old one")
-def test_restricted_process_reads_no_file_outside_and_writes_none(tmp_path: Path) -> None:
+def test_restricted_process_reads_only_allowed_files_and_writes_none(tmp_path: Path) -> None:
     inside, outside_folder = tmp_path / "inside", tmp_path / "outside"
     for folder in (inside, outside_folder):
         folder.mkdir()

@@ -41,6 +41,8 @@ GRANTS = (
 
 @dataclass
 class Site:
+    """A server and the tokens of its principals."""
+
     server: RunningServer
     tokens: dict[str, str]
 
@@ -60,7 +62,7 @@ class Site:
 def list_workers() -> list[psutil.Process]:
     """Return the processes that run statements now: the children of the workers' parent."""
     parents = [child for child in psutil.Process().children() if STATEMENT_WORKER in _read_arguments(child)]
-    return [child for one in parents for child in one.children() if _is_running(child)]
+    return [child for parent in parents for child in parent.children() if _is_running(child)]
 
 
 def _is_running(process: psutil.Process) -> bool:
@@ -81,7 +83,7 @@ def _read_arguments(process: psutil.Process) -> list[str]:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a home with a table.
 
-    A server without logins has written the table, and the home then got tokens. The tests only read it.
+    A server without logins wrote the table, and then tokens were added to the home. The tests only read the home.
     """
     folder = tmp_path_factory.mktemp("sql")
     asyncio.run(_create_tables(folder))
@@ -198,16 +200,16 @@ async def test_statement_that_may_not_run_gets_400_or_404(site: Site) -> None:
         assert (await site.api("POST", "/api/v1/sql", body, headers=headers)).status == 400, body
 
 
-FAR = "DATE '9999-12-31' + INTERVAL '1' DAY"
+DATE_BEYOND_9999 = "DATE '9999-12-31' + INTERVAL '1' DAY"
 
 
 OUT_OF_RANGE: list[tuple[str, object]] = [
-    (f"SELECT {FAR}", "+10000-01-01"),
-    (f"SELECT CAST({FAR} AS timestamp) + INTERVAL '1' HOUR", "+10000-01-01 01:00:00"),
+    (f"SELECT {DATE_BEYOND_9999}", "+10000-01-01"),
+    (f"SELECT CAST({DATE_BEYOND_9999} AS timestamp) + INTERVAL '1' HOUR", "+10000-01-01 01:00:00"),
     ("SELECT DATE '0001-01-01' - INTERVAL '1' DAY", "0000-12-31"),
     ("SELECT TIMESTAMP '9999-12-31 23:00:00 UTC' + INTERVAL '2' HOUR", "+10000-01-01 01:00:00 UTC"),
-    (f"SELECT max({FAR}) FROM db.t", "+10000-01-01"),
-    (f"SELECT year({FAR}) FROM db.t LIMIT 1", 10_000),
+    (f"SELECT max({DATE_BEYOND_9999}) FROM db.t", "+10000-01-01"),
+    (f"SELECT year({DATE_BEYOND_9999}) FROM db.t LIMIT 1", 10_000),
     ("SELECT DATE '9999-12-31' + INTERVAL '100000' YEAR", "+109999-12-31"),
     ("SELECT TIMESTAMP '9999-12-31 00:00:00' + INTERVAL '100000' YEAR * 9", None),
     ("SELECT TIMESTAMP '9999-12-31 00:00:00'" + 3 * " + INTERVAL '99999' YEAR", None),
@@ -219,7 +221,7 @@ OUT_OF_RANGE: list[tuple[str, object]] = [
     ("SELECT UUID '1-2'", None),
     ("SELECT 1__0", None),
 ]
-"""Statements with their answer. The answer is None if the statement fails."""
+"""Statements, each with its answer, or None if the statement fails."""
 
 
 @pytest.mark.slow
@@ -263,7 +265,7 @@ async def test_statement_ends_at_its_time_limit_and_leaves_no_process(home: Path
 async def test_token_of_a_statement_is_issued_after_its_process_has_started(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A statement that waited for a slot or for a slow start has its whole time."""
+    """So a statement that waited for a slot or for a slow start still has its whole time."""
     steps: list[str] = []
     start, issue = StatementWorkers.start, StatementTokens.issue
 
@@ -303,7 +305,7 @@ async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Pat
 
 
 @pytest.mark.slow
-async def test_two_principals_leave_a_statement_to_a_third(home: Path) -> None:
+async def test_two_principals_cannot_use_all_statements(home: Path) -> None:
     async with open_site(home, sql_statements_limit=4, sql_queue_s=0.2) as site:
         long = [
             asyncio.create_task(site.run_sql(principal, LONG_STATEMENT))
@@ -360,14 +362,14 @@ async def test_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeyp
         assert b"smq_" not in Path(f"/proc/{worker.pid}/cmdline").read_bytes()
         # The limit is set before the worker reads the statement.
         await until(lambda: _read_file_size_limits(worker) == [["0", "0"]])
-        # A fork copies one thread. A second thread may be waiting in an allocator, which supports forks.
+        # A fork copies only one thread, so the parent may have no second thread except one that waits in an allocator.
         assert psutil.Process(worker.ppid()).num_threads() <= 2
         running_statement.cancel()
         await asyncio.gather(running_statement, return_exceptions=True)
     await until(lambda: not _is_running(worker))
 
 
-async def test_statement_that_needs_too_much_memory_fails_alone(home: Path) -> None:
+async def test_statement_that_needs_too_much_memory_does_not_affect_other_statements(home: Path) -> None:
     async with open_site(home, sql_memory_bytes=600 << 20) as site:
         text = f"'{'x' * 4000}' || CAST(a.id * 3600 + b.id * 60 + c.id AS varchar)"
         query = f"SELECT count(DISTINCT v) FROM (SELECT {text} AS v FROM db.t a, db.t b, db.t c) q"
@@ -431,8 +433,8 @@ async def test_statement_token_allows_only_reading(site: Site) -> None:
     for forged_token in (token[:-2] + "AA", "smq_", "smq_AAAA", "sms_" + token[4:]):
         answer = await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {forged_token}"})
         assert answer.status == 401
-    old = parts.authenticator.statement_tokens.issue(rita.principal, -1)
-    assert (await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {old}"})).status == 401
+    old_token = parts.authenticator.statement_tokens.issue(rita.principal, -1)
+    assert (await site.api("GET", "/v1/namespaces", headers={"Authorization": f"Bearer {old_token}"})).status == 401
 
 
 async def test_worker_reads_no_file_outside_its_tables(site: Site, home: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tests of overtaken appends of engines: their result, when they are rejected, and that each is applied once."""
+"""Tests of appends that other commits overtook: their result, when they are rejected, and that each is applied once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.wrapper_capture import WrapperCapture
 
 
 @pytest.mark.parametrize("version", [2, 3])
-async def test_overtaken_append_follows_the_appends_that_overtook_it(tmp_path: Path, version: int) -> None:
+async def test_overtaken_append_is_rebased_onto_the_newer_appends(tmp_path: Path, version: int) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, version)
         await append(rig, {"a": 1})
@@ -59,7 +59,7 @@ async def test_overtaken_append_follows_the_appends_that_overtook_it(tmp_path: P
             assert metadata["next-row-id"] == 21
 
 
-async def test_file_rewritten_by_a_rejected_client_is_read_again(tmp_path: Path) -> None:
+async def test_manifest_rewritten_after_a_rejection_is_read_again(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
         await append(rig, {"a": 1})
@@ -121,14 +121,14 @@ ENTRY = {
 KNOBS: dict[str, dict[str, Any]] = {
     "its entries have sequence numbers": {"entry": {"sequence_number": 2, "file_sequence_number": 2}},
     "its entries have file sequence numbers": {"entry": {"file_sequence_number": 2}},
-    "its entries are another snapshot's": {"entry": {"snapshot_id": 4}},
+    "its entries name another snapshot": {"entry": {"snapshot_id": 4}},
     "its files have row ids": {"file": {"first_row_id": 0}},
     "its files are deletes": {"file": {"content": 1}},
     "it deletes a file": {"more": [ENTRY | {"status": DELETED}]},
-    "it adds a file that it says was there": {"more": [ENTRY | {"status": EXISTING}]},
-    "it forgets a file as it merges": {"merge": 1, "forget": "a"},
-    "its manifest is another snapshot's": {"listed": {"added_snapshot_id": 4}},
-    "its manifest is of deletes": {"listed": {"content": 1}},
+    "it adds a file with the status EXISTING": {"more": [ENTRY | {"status": EXISTING}]},
+    "it omits a file in a merge": {"merge": 1, "forget": "a"},
+    "its manifest names another snapshot": {"listed": {"added_snapshot_id": 4}},
+    "its manifest lists deletes": {"listed": {"content": 1}},
     "its manifest has another sequence number": {"listed": {"sequence_number": 1}},
     "its manifest has an unknown spec": {"listed": {"partition_spec_id": 3}},
     "its manifest is encrypted": {"listed": {"key_metadata": b"k"}},
@@ -142,7 +142,7 @@ KNOBS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "spoil", [*REQUESTS, *KNOBS], ids=lambda case: case if isinstance(case, str) else case.__name__[1:]
 )
-async def test_doubtful_append_is_rejected_as_without_rebase_and_changes_nothing(
+async def test_inconsistent_append_is_rejected_and_changes_nothing(
     tmp_path: Path, spoil: str | Callable[[EngineAppender, Commit], None]
 ) -> None:
     async with open_rig(tmp_path) as rig:
@@ -153,22 +153,22 @@ async def test_doubtful_append_is_rejected_as_without_rebase_and_changes_nothing
         if not isinstance(spoil, str):
             spoil(client, request)
         await append(rig, {"b": 2})
-        metadata, before = await load(rig), await rig.list_files()
+        metadata, files_before = await load(rig), await rig.list_files()
         with pytest.raises(CommitConflict):
             await commit_table(rig, request)
         await rig.publisher.close()
-        assert await rig.list_files() == before
+        assert await rig.list_files() == files_before
         assert await load(rig) == metadata
         valid_appender = EngineAppender(metadata | {"refs": {}, "current-snapshot-id": None, "last-sequence-number": 1})
         await commit_table(rig, valid_appender.commit({"late": 1}))
-        assert set(read_snapshot(find_head(await load(rig)))) == {"a", "b", "late"}, "a sound one comes through"
+        assert set(read_snapshot(find_head(await load(rig)))) == {"a", "b", "late"}, "a valid append is committed"
 
 
 async def test_append_to_a_dropped_branch_is_rejected(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
-        first = await append(rig, {"a": 1})
-        dev = {"ref-name": "dev", "type": "branch", "snapshot-id": first.snapshot_id}
+        first_append = await append(rig, {"a": 1})
+        dev = {"ref-name": "dev", "type": "branch", "snapshot-id": first_append.snapshot_id}
         await commit_table(rig, ([], [{"action": "set-snapshot-ref", **dev}]))
         request = EngineAppender(await load(rig), branch="dev").commit({"late": 1})
         await commit_table(rig, ([], [{"action": "remove-snapshot-ref", "ref-name": "dev"}]))
@@ -187,9 +187,9 @@ async def test_existing_snapshot_id_or_manifest_is_not_added_again(tmp_path: Pat
         metadata = await load(rig)
         same_id = EngineAppender(metadata).commit({"other": 1})
         thief = EngineAppender(metadata)
-        first = await append(rig, {"b": 1})
-        same_id[1][0]["snapshot"]["snapshot-id"] = same_id[1][1]["snapshot-id"] = first.snapshot_id
-        thief.listed = {"manifest_path": first.manifests[0]}
+        first_append = await append(rig, {"b": 1})
+        same_id[1][0]["snapshot"]["snapshot-id"] = same_id[1][1]["snapshot-id"] = first_append.snapshot_id
+        thief.listed = {"manifest_path": first_append.manifests[0]}
         loaded_table = await load(rig)
         for request in (same_id, thief.commit({"b": 1})):
             with pytest.raises(CommitConflict):
@@ -259,13 +259,13 @@ async def test_version_2_append_is_rebased_onto_a_table_upgraded_to_version_3(tm
 async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
-        first = await append(rig, {"a": 1})
+        first_append = await append(rig, {"a": 1})
         metadata = await load(rig)
         request = EngineAppender(metadata, snapshot={"timestamp-ms": metadata["last-updated-ms"] - 600_000}).commit(
             {"late": 1}
         )
         await append(rig, {"b": 2})
-        ref = {"ref-name": "main", "type": "branch", "snapshot-id": first.snapshot_id}
+        ref = {"ref-name": "main", "type": "branch", "snapshot-id": first_append.snapshot_id}
         await commit_table(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
         await append(rig, {"c": 1})
         await commit_table(rig, request)
@@ -274,15 +274,15 @@ async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> N
         assert find_head(metadata)["timestamp-ms"] == metadata["snapshot-log"][-2]["timestamp-ms"]
 
 
-async def test_append_is_rebased_when_another_branch_took_its_sequence_number(tmp_path: Path) -> None:
+async def test_append_is_rebased_if_another_branch_used_its_sequence_number(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, 3)
-        first = await append(rig, {"a": 1})
+        first_append = await append(rig, {"a": 1})
         create_dev = {
             "action": "set-snapshot-ref",
             "ref-name": "dev",
             "type": "branch",
-            "snapshot-id": first.snapshot_id,
+            "snapshot-id": first_append.snapshot_id,
         }
         await commit_table(rig, ([], [create_dev]))
         request = EngineAppender(await load(rig), branch="dev").commit({"late": 1})
@@ -294,12 +294,12 @@ async def test_append_is_rebased_when_another_branch_took_its_sequence_number(tm
         assert find_head(metadata, "dev")["sequence-number"] == 3
 
 
-async def test_rebased_branch_keeps_the_retention_set_meanwhile(tmp_path: Path) -> None:
+async def test_rebased_branch_keeps_a_retention_that_another_commit_set(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
-        first = await append(rig, {"a": 1})
+        first_append = await append(rig, {"a": 1})
         request = EngineAppender(await load(rig), retention={"min-snapshots-to-keep": 3}).commit({"late": 1})
-        ref = {"ref-name": "main", "type": "branch", "snapshot-id": first.snapshot_id, "max-ref-age-ms": 77}
+        ref = {"ref-name": "main", "type": "branch", "snapshot-id": first_append.snapshot_id, "max-ref-age-ms": 77}
         await commit_table(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
         await append(rig, {"b": 1}, retention={"max-ref-age-ms": 77})
         committed_table = await commit_table(rig, request)
@@ -315,24 +315,24 @@ async def test_rebased_branch_keeps_the_retention_set_meanwhile(tmp_path: Path) 
 async def test_missing_total_is_omitted_and_timestamps_do_not_go_back(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
-        first = EngineAppender(
+        first_appender = EngineAppender(
             await load(rig), snapshot={"timestamp-ms": (await load(rig))["last-updated-ms"] + 50_000}
         )
         late_request = EngineAppender(await load(rig)).commit({"late": 3})
         late_request[1][0]["snapshot"]["summary"] |= {"manifests-kept": "0", "total-equality-deletes": "0"}
-        request = first.commit({"a": 1})
+        request = first_appender.commit({"a": 1})
         del request[1][0]["snapshot"]["summary"]["total-records"]
         await commit_table(rig, request)
         await commit_table(rig, late_request)
         snapshot = find_head(await load(rig))
-        assert snapshot["timestamp-ms"] == first.metadata["last-updated-ms"] + 50_000
+        assert snapshot["timestamp-ms"] == first_appender.metadata["last-updated-ms"] + 50_000
         assert snapshot["summary"] == {
             "operation": "append", "engine-name": "appender", "added-data-files": "1", "added-records": "3",
             "added-files-size": "100", "total-data-files": "2", "total-files-size": "200", "manifests-kept": "1",
         }  # fmt: skip
 
 
-async def test_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path) -> None:
+async def test_repeat_of_a_rebased_append_gets_the_first_answer(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig)
         await append(rig, {"a": 1})
@@ -344,12 +344,12 @@ async def test_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path)
         second_commit = await commit_table(rig, request)
         assert second_commit.metadata == committed_table.metadata
         await commit_table(rig, ([], [{"action": "remove-snapshots", "snapshot-ids": [appender.snapshot_id]}]))
-        before = await rig.list_files()
+        files_before = await rig.list_files()
         second_commit = await commit_table(rig, request)
         assert committed_table.entry is not None
         assert second_commit.entry is not None
         assert second_commit.entry.metadata_location == committed_table.entry.metadata_location
-        assert await rig.list_files() == before
+        assert await rig.list_files() == files_before
         files = read_snapshot(find_head(await load(rig)))
         assert set(files) == {"a", "b", "c", "late"}
 
@@ -357,17 +357,17 @@ async def test_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path)
 @pytest.mark.parametrize("merges", [False, True])
 async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_path: Path, merges: bool) -> None:
     capture = WrapperCapture(RacingStore)
-    async with open_rig(tmp_path / "a", wrap_store=capture) as rig, open_rig(tmp_path / "a") as other:
+    async with open_rig(tmp_path / "a", wrap_store=capture) as rig, open_rig(tmp_path / "a") as other_rig:
         await create(rig)
         await append(rig, {"a": 1})
         await append(rig, {"b": 2})
         appender = EngineAppender(await load(rig), merge=2 if merges else 0)
         request = appender.commit({"late": 1})
         await append(rig, {"c": 3}, merge=1)
-        before = await rig.list_files()
+        files_before = await rig.list_files()
 
         async def intrude() -> None:
-            await append(other, {"d": 4})
+            await append(other_rig, {"d": 4})
 
         capture.wrapper.intruder = intrude
         await commit_table(rig, request)
@@ -377,8 +377,8 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
         assert {path: file.sequence_number for path, file in files.items()} == {
             "a": 1, "b": 2, "c": 3, "d": 4, "late": 5
         }  # fmt: skip
-        # Two metadata files; the intruder's manifest and list; our list, and a manifest if a merge was undone.
-        assert len(await rig.list_files() - before) == 2 + 2 + 1 + merges
+        # Two metadata files, the intruder's manifest and list, our list, and one more manifest if a merge was undone.
+        assert len(await rig.list_files() - files_before) == 2 + 2 + 1 + merges
 
 
 class ForgetfulStore:
@@ -398,7 +398,7 @@ class ForgetfulStore:
         return results
 
 
-async def test_rebase_with_an_unknown_outcome_keeps_the_files_that_the_table_may_name(tmp_path: Path) -> None:
+async def test_rebase_with_an_unknown_outcome_keeps_its_files(tmp_path: Path) -> None:
     capture = WrapperCapture(ForgetfulStore)
     async with open_rig(tmp_path, wrap_store=capture) as rig:
         await create(rig)
@@ -416,23 +416,25 @@ async def test_rebase_with_an_unknown_outcome_keeps_the_files_that_the_table_may
 
 
 @pytest.mark.parametrize("apart", [False, True])
-async def test_merge_that_met_another_merge_is_undone_and_its_files_are_added(tmp_path: Path, apart: bool) -> None:
+async def test_merge_overtaken_by_another_merge_is_undone_but_its_files_are_added(tmp_path: Path, apart: bool) -> None:
     async with open_rig(tmp_path) as rig:
         await create(rig, 3)
         for name in ("a", "b", "c"):
             await append(rig, {name: 1})
-        first, second = [EngineAppender(await load(rig), merge=3, apart=apart) for _ in range(2)]
-        requests = [first.commit({"one": 10}), second.commit({"two": 20})]
+        first_appender, second_appender = [EngineAppender(await load(rig), merge=3, apart=apart) for _ in range(2)]
+        requests = [first_appender.commit({"one": 10}), second_appender.commit({"two": 20})]
         for request in requests:
             await commit_table(rig, request)
         metadata = await load(rig)
         manifests = read_list(find_head(metadata))
         manifest_paths = {row["manifest_path"] for row in manifests}
-        assert set(first.manifests) <= manifest_paths
-        assert manifest_paths & set(second.manifests) == set(second.manifests[:1] if apart else []), (
+        assert set(first_appender.manifests) <= manifest_paths
+        assert manifest_paths & set(second_appender.manifests) == set(second_appender.manifests[:1] if apart else []), (
             "the list omits manifests that add no file"
         )
-        assert [row["added_files_count"] for row in manifests if row["added_snapshot_id"] == second.snapshot_id] == [1]
+        assert [
+            row["added_files_count"] for row in manifests if row["added_snapshot_id"] == second_appender.snapshot_id
+        ] == [1]
         files = read_snapshot(find_head(metadata))
         assert {path: (file.sequence_number, file.status) for path, file in files.items()} == {
             "a": (1, EXISTING), "b": (2, EXISTING), "c": (3, EXISTING), "one": (4, ADDED), "two": (5, ADDED)

@@ -1,4 +1,4 @@
-"""Tests of random histories of engines with overtaken appends: the table equals plain sets of files."""
+"""Tests of random histories of engines with overtaken appends. The files of the table equal plain sets of files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class BranchModel:
 
     branches: dict[str, dict[str, int]] = field(default_factory=lambda: {"main": {}})
     numbers: dict[tuple[str, str], int] = field(default_factory=dict)
-    """The sequence number of each file by branch; a file keeps it for good."""
+    """The sequence number of each file, by (branch, path). It never changes."""
     row_ids: dict[tuple[str, str], int] = field(default_factory=dict)
-    """The first row id of each file, once assigned; a file keeps it for good."""
+    """The first row id of each file, by (branch, path). It never changes after it is assigned."""
 
     def check(self, metadata: Row, label: str) -> None:
+        """Check the files, totals, sequence numbers and row ids of each branch against the model."""
         for branch, expected in self.branches.items():
             if branch not in metadata["refs"]:
                 assert expected == {}, label
@@ -51,13 +52,13 @@ class BranchModel:
     def _check_rows(self, files: dict[str, Any], metadata: Row, label: str) -> None:
         spans = sorted((file.first_row_id, file.first_row_id + file.records) for file in files.values())
         for (_, end), (start, _) in itertools.pairwise(spans):
-            assert end <= start, f"{label}: row ids are given twice"
+            assert end <= start, f"{label}: two files have the same row ids"
         assert not spans or spans[-1][1] <= metadata["next-row-id"], label
 
 
 @dataclass
 class AppendHistory:
-    """A random history of engines that load, wait, and commit late; every append must succeed."""
+    """A random history of engines that load, wait, and commit late. Every append must succeed."""
 
     rig: CatalogRig
     source: random.Random
@@ -122,7 +123,7 @@ class AppendHistory:
 @pytest.mark.each_value
 @pytest.mark.parametrize("seed", quick(range(6), 1))
 @pytest.mark.parametrize(("version", "upgrades"), [(2, False), (3, False), (2, True)])
-async def test_random_histories_of_late_appends_equal_a_plain_set(
+async def test_files_after_random_late_appends_equal_a_plain_set(
     tmp_path: Path, seed: int, version: int, upgrades: bool
 ) -> None:
     async with open_rig(tmp_path) as rig:
@@ -135,7 +136,7 @@ async def test_random_histories_of_late_appends_equal_a_plain_set(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("version", "upgrades"), [(2, False), (3, False), (2, True)])
-async def test_long_random_histories_of_late_appends_equal_a_plain_set(
+async def test_files_after_long_histories_of_late_appends_equal_a_plain_set(
     tmp_path: Path, version: int, upgrades: bool
 ) -> None:
     for seed in range(100, 140):

@@ -1,7 +1,7 @@
 """Tests of engine commits that a table service overtook: none is rejected, and no row is added, lost or changed.
 
-Between any snapshot and its parent there may be manifest rewrites by the server and changes that replace files by
-others with the same rows. An append follows them; a commit that deletes rows undoes the replacements.
+Between any snapshot and its parent, the server may rewrite manifests, or replace files by others with the same rows. An
+append is rebased onto these changes. A commit that deletes rows undoes the replacements.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from tests.server.rig import RunningServer, run_server
 
 
 class ServedTable:
+    """A table of a running server, changed through the server's components."""
+
     def __init__(self, server: RunningServer) -> None:
         self.server, self.components = server, server.components
 
@@ -60,7 +62,7 @@ async def open_services_table(folder: Path, version: int) -> AsyncIterator[Serve
 
 @dataclass
 class PendingCommit:
-    """A commit that an engine has prepared on the version `rows_version` of the rows."""
+    """A commit that an engine has prepared. `rows_version` is the version of the rows that it read."""
 
     client: EngineAppender
     request: Commit
@@ -75,19 +77,20 @@ class PendingCommit:
 class ServiceHistory:
     """Engines that load, wait and commit late.
 
-    A commit is rejected only if another commit has changed rows meanwhile.
+    A commit is rejected only if another commit has changed rows since the engine loaded the table.
     """
 
     table: ServedTable
     source: random.Random
     files: dict[str, int] = field(default_factory=dict)
-    """The live data files by their record counts."""
+    """The record counts of the live data files, by path."""
     deletes: set[str] = field(default_factory=set)
     numbers: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     row_ids: dict[str, int | None] = field(default_factory=dict)
     count = rows_version = overtaken = undone = 0
 
     async def begin(self, merge: int | None = None) -> PendingCommit:
+        """Build a random commit on the current head. It stays open while other commits overtake it."""
         source, files = self.source, self.files
         document: dict[str, int] = {}
         for _ in range(source.randint(1, 3)):
@@ -110,6 +113,7 @@ class ServiceHistory:
         )
 
     async def finish(self, pending: PendingCommit) -> None:
+        """Send a pending commit, and check its outcome against the commits that overtook it."""
         if pending.rows_version != self.rows_version:
             with pytest.raises(CommitConflict):
                 await self.table.commit(pending.request)
@@ -123,7 +127,7 @@ class ServiceHistory:
             self.overtaken += 1
             is_undo = bool(snapshot["summary"].get(REPLACEMENTS_UNDONE))
             assert snapshot["parent-snapshot-id"] == (pending.client.expected if is_undo else overtook)
-            if pending.removed_files or pending.deletes:  # For an append that merged, the files are listed again.
+            if pending.removed_files or pending.deletes:  # An append that merged lists the files again.
                 manifest_paths = {row["manifest_path"] for row in read_list(snapshot)}
                 assert set(pending.client.manifests) <= manifest_paths
         if pending.removed_files or pending.deletes or snapshot["summary"].get(REPLACEMENTS_UNDONE):
@@ -137,7 +141,7 @@ class ServiceHistory:
         self.check(metadata, f"version {self.rows_version}")
 
     async def replace(self) -> None:
-        """Compact some files into a file with as many rows."""
+        """Compact some files into one file with as many rows."""
         metadata = await self.table.load()
         removed_files = self.source.sample(sorted(self.files), min(len(self.files), self.source.randint(1, 4)))
         self.count += 1
@@ -178,7 +182,7 @@ class ServiceHistory:
         live: dict[int, dict[str, LiveFile]] = {0: {}, 1: {}}
         for row in read_list(snapshot):
             for file in read_manifest(row):
-                assert file.path not in live[row["content"]], f"{label}: {file.path} is there twice"
+                assert file.path not in live[row["content"]], f"{label}: {file.path} occurs twice"
                 live[row["content"]][file.path] = file
         assert {path: file.records for path, file in live[0].items()} == self.files, label
         assert live[1].keys() == self.deletes, label
@@ -189,9 +193,15 @@ class ServiceHistory:
             assert self.numbers.setdefault(path, numbers) == numbers, f"{label}: {path} was renumbered"
         if metadata["format-version"] > 2:
             firsts = {path: file.first_row_id for path, file in live[0].items()}
-            for path, first in firsts.items():
-                assert self.row_ids.setdefault(path, first) == first, f"{label}: the rows of {path} were renumbered"
-            spans = sorted((first, first + self.files[path]) for path, first in firsts.items() if first is not None)
+            for path, first_row_id in firsts.items():
+                assert self.row_ids.setdefault(path, first_row_id) == first_row_id, (
+                    f"{label}: the rows of {path} were renumbered"
+                )
+            spans = sorted(
+                (first_row_id, first_row_id + self.files[path])
+                for path, first_row_id in firsts.items()
+                if first_row_id is not None
+            )
             assert len(spans) == len(firsts), label
             assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), label
             assert not spans or spans[-1][1] <= metadata["next-row-id"], label
@@ -211,15 +221,15 @@ async def test_commit_is_not_rejected_because_of_rewritten_manifests_or_files(tm
     assert undone > 3
 
 
-async def test_undone_replacements_are_not_in_the_history(tmp_path: Path) -> None:
+async def test_undone_replacement_is_removed_from_the_history(tmp_path: Path) -> None:
     """Iceberg's expiration deletes files that a snapshot of the history removed, without a check of the head.
 
-    And commits prepared on the new file must find in the history that the file is gone.
+    Commits prepared on the new file must find in the history that the file is no longer live.
     """
     async with open_services_table(tmp_path, 2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
-        before = await table.load()
-        pending_append = EngineAppender(before).commit({}, ["a"])
+        table_before = await table.load()
+        pending_append = EngineAppender(table_before).commit({}, ["a"])
         history = ServiceHistory(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
         await history.replace()
         replaced = await table.load()
@@ -227,8 +237,12 @@ async def test_undone_replacements_are_not_in_the_history(tmp_path: Path) -> Non
         await table.commit(pending_append)
         undone = await table.load()
         assert find_head(undone)["summary"][REPLACEMENTS_UNDONE] == str(replaced["current-snapshot-id"])
-        assert find_head(undone)["parent-snapshot-id"] == before["current-snapshot-id"]
-        deletes = {"content": "position-deletes", "file-path": f"{before['location']}/data/d.parquet", "spec-id": 0}
+        assert find_head(undone)["parent-snapshot-id"] == table_before["current-snapshot-id"]
+        deletes = {
+            "content": "position-deletes",
+            "file-path": f"{table_before['location']}/data/d.parquet",
+            "spec-id": 0,
+        }
         deletes |= {"file-format": "parquet", "partition": [], "file-size-in-bytes": 9, "record-count": 1}
         body = {
             "operation": "delete",
@@ -240,8 +254,8 @@ async def test_undone_replacements_are_not_in_the_history(tmp_path: Path) -> Non
             assert answer.status == 409, await answer.text()
 
 
-async def test_undone_replacements_stay_for_expirations_that_began_earlier(tmp_path: Path) -> None:
-    """Such an expiration has the replacement in the history that it read.
+async def test_undone_replacement_stays_in_the_history_for_an_earlier_expiration(tmp_path: Path) -> None:
+    """An expiration that began before the commit has the replacement in the history that it read.
 
     Iceberg's incremental clean-up would delete the files that the replacement had removed and that are live again.
     """
@@ -260,7 +274,7 @@ async def test_undone_replacements_stay_for_expirations_that_began_earlier(tmp_p
         assert snapshot_ids[0] not in {snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]}
 
 
-async def test_false_claim_of_rewritten_manifests_is_not_trusted(tmp_path: Path) -> None:
+async def test_snapshot_with_a_false_mark_of_rewritten_manifests_is_not_trusted(tmp_path: Path) -> None:
     """Any client can write the mark into the summary of a snapshot that removes a file."""
     async with open_services_table(tmp_path, 2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1, "b": 2}))
@@ -276,7 +290,7 @@ async def test_false_claim_of_rewritten_manifests_is_not_trusted(tmp_path: Path)
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("operation", "merge"), [("replace", 0), ("replace", 9), ("overwrite", 0), ("delete", 0)])
-async def test_append_follows_replaced_files_and_is_rejected_after_changed_rows(
+async def test_append_is_rebased_over_replaced_files_but_rejected_after_changed_rows(
     tmp_path: Path, operation: str, merge: int
 ) -> None:
     """The table does not have the property that rebases all appends."""
@@ -295,20 +309,22 @@ async def test_append_follows_replaced_files_and_is_rejected_after_changed_rows(
                 await table.commit(pending)
 
 
-async def test_append_does_not_follow_a_replacement_that_adds_rows(tmp_path: Path) -> None:
-    """An engine's commit is not rejected for its operation; it is reported, and counts as a change of rows."""
+async def test_append_is_not_rebased_over_a_replacement_that_adds_rows(tmp_path: Path) -> None:
+    """The server does not reject an engine's commit for its operation. It reports the commit, and counts it as a change
+    of rows.
+    """
     async with open_services_table(tmp_path, 2) as table:
         await table.commit(EngineAppender(await table.load()).commit({"a": 1}))
-        before = await table.load()
-        pending = EngineAppender(before).commit({"late": 5})
+        table_before = await table.load()
+        pending = EngineAppender(table_before).commit({"late": 5})
         wrong_replacement = EngineAppender(await table.load()).commit({"b": 3}, ["a"])
         wrong_replacement[1][0]["snapshot"]["summary"]["operation"] = "replace"
         await table.commit(wrong_replacement)
         with pytest.raises(CommitConflict):
             await table.commit(pending)
-        file = {"content": "data", "file-path": f"{before['location']}/data/c.parquet", "file-format": "parquet"}
-        request = {  # The client that commits has read all rows.
-            "read-snapshot-id": before["current-snapshot-id"],
+        file = {"content": "data", "file-path": f"{table_before['location']}/data/c.parquet", "file-format": "parquet"}
+        request = {  # The committing client has read all rows.
+            "read-snapshot-id": table_before["current-snapshot-id"],
             "scope": {"filter": True},
             "add": [{**file, "spec-id": 0, "partition": [], "file-size-in-bytes": 100, "record-count": 1}],
         }

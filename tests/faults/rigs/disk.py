@@ -14,6 +14,8 @@ import pytest
 
 @dataclass(frozen=True)
 class SmallDisk:
+    """A mounted file system of 24 MiB, unless a test asks for more, which can be filled or made read-only."""
+
     root: Path
 
     def fill(self) -> None:
@@ -32,7 +34,7 @@ class SmallDisk:
     async def make_read_only(self) -> None:
         """Remount the disk read-only.
 
-        The kernel refuses this while any process, such as one that is ending, has a file open for writing.
+        The kernel refuses this while any process has a file open for writing, for example a process that is ending.
         """
         command = ["mount", "-o", "remount,ro", str(self.root)]
         async with asyncio.timeout(60):
@@ -44,7 +46,7 @@ class SmallDisk:
 def mount_small_disk(root: Path, size: str = "24m") -> Iterator[SmallDisk]:
     """Mount a small disk at `root`.
 
-    Skips the test if this user may not mount.
+    Skip the test if this user may not mount.
     """
     root.mkdir()
     completed = subprocess.run(

@@ -31,7 +31,7 @@ FUSE = "fuse"
 
 
 class Fuse:
-    """A counter that decreases at each pass of its step, and kills the process at zero."""
+    """Counts the passes of its step, and kills the process at the pass that the file states."""
 
     def __init__(self, home: Path) -> None:
         self._file = home / FUSE
@@ -74,6 +74,7 @@ class DyingObjects(Wrapper):
 
 
 def main(settings: Settings) -> None:
+    """Serve with wrappers that kill this process at the step in the fuse file."""
     fuse = Fuse(settings.home)
     commit = EngineCommits.commit
 

@@ -1,4 +1,4 @@
-"""A minimal client: one persistent connection, JSON bodies, and no retries."""
+"""A minimal HTTP client with one persistent connection, JSON bodies, and no retries."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ def create_key() -> str:
 
 
 class OutcomeUnknown(Exception):
-    """The connection broke before an answer arrived: the outcome is unknown."""
+    """The connection broke before an answer arrived, so the outcome is unknown."""
 
 
 class HttpClient:
+    """A blocking client with one connection, which tells a lost answer from a refusal."""
+
     def __init__(self, base_url: str, timeout_s: float = 60) -> None:
         self._host = urlsplit(base_url).netloc
         self._timeout_s = timeout_s
@@ -28,7 +30,7 @@ class HttpClient:
         self.headers: dict[str, str] = {}
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        """Send a request, and return status and decoded body; `headers` has the answer's headers.
+        """Send a request, and return status and decoded body. The attribute `headers` has the answer's headers.
 
         Raises:
             OutcomeUnknown: No answer arrived.
@@ -59,7 +61,7 @@ class HttpClient:
         return self.call("POST", f"/v1/namespaces/{namespace}/tables", {"name": name, "schema": SCHEMA})
 
     def head(self, name: str = "t") -> tuple[int | None, int]:
-        """Return the current snapshot and the last sequence number."""
+        """Return the id of the current snapshot, and the last sequence number."""
         status, body = self.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=refs")
         assert status == 200, body
         metadata = body["metadata"]
@@ -69,7 +71,7 @@ class HttpClient:
     def read_chain(self, name: str = "t") -> list[int]:
         """Return the snapshots in the order of their sequence numbers.
 
-        Each snapshot must be the child of the snapshot before it.
+        The parent of each snapshot must be the previous snapshot.
         """
         status, body = self.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=all")
         assert status == 200, body
@@ -80,7 +82,7 @@ class HttpClient:
         return ids
 
     def list_metadata_files(self, name: str = "t") -> list[str]:
-        """Return the metadata files that must exist: that of the pointer, and those of its log."""
+        """Return the metadata files that must exist: the current one, and those of its log."""
         status, body = self.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=refs")
         assert status == 200, body
         log = [entry["metadata-file"] for entry in body["metadata"].get("metadata-log", [])]

@@ -1,8 +1,8 @@
 """A checker of histories of one table's head: a register changed by compare-and-swap, with unique values.
 
-Because values are unique and each success names the value it replaced, only the table's own chain of snapshots can
-explain the history. So checking is exact and linear, unlike in the general case (Herlihy and Wing 1990; Gibbons and
-Korach 1997 for registers with unique values).
+Because values are unique and each success names the value that it replaced, only the table's own chain of snapshots can
+explain the history. So the check is exact and takes linear time, unlike in the general case (Herlihy and Wing 1990;
+Gibbons and Korach 1997 for registers with unique values).
 """
 
 from __future__ import annotations
@@ -12,29 +12,32 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Event:
-    """One operation of one client; times are in seconds on a clock that all clients share (CLOCK_MONOTONIC)."""
+    """One operation of one client. Times are in seconds on a clock that all clients share (CLOCK_MONOTONIC)."""
 
     kind: str
-    """append or read"""
+    """The kind of operation: append or read."""
     began: float
     ended: float
     outcome: str
-    """ok, conflict or unknown (appends); ok (reads)"""
+    """The outcome of an append is ok, conflict or unknown. The outcome of a read is ok."""
     expected: int | None = None
-    """append: the head it was based on"""
+    """The head on which an append was based."""
     value: int | None = None
-    """append: the snapshot it adds; read: the head it saw"""
+    """The snapshot that an append adds, or the head that a read returned."""
 
 
 def find_violations(chain: list[int], events: list[Event], initial: int | None = None) -> list[str]:
-    """Return the parts of the history that the chain does not explain; empty if the history is linearisable.
+    """Return the parts of the history that the chain does not explain. The list is empty if the history is
+    linearisable.
 
-    `chain` is the table's history, oldest first, and `initial` is the head before it.
+    Args:
+        chain: The table's history, oldest first.
+        initial: The head before the chain.
     """
     results: list[str] = []
     place = {value: index for index, value in enumerate(chain)}
     if len(place) != len(chain):
-        results.append("the chain holds a snapshot twice")
+        results.append("the chain contains a snapshot twice")
     appends = {event.value: event for event in events if event.kind == "append" and event.outcome != "conflict"}
     for event in events:
         if event.kind != "append":
@@ -45,21 +48,21 @@ def find_violations(chain: list[int], events: list[Event], initial: int | None =
             results.append(f"phantom: {event.value} was refused and is in the chain")
         if event.outcome == "ok" and event.value in place:
             index = place[event.value]
-            before = chain[index - 1] if index else initial
-            if before != event.expected:
-                results.append(f"{event.value} replaced {before}, but was built on {event.expected}")
+            predecessor = chain[index - 1] if index else initial
+            if predecessor != event.expected:
+                results.append(f"{event.value} replaced {predecessor}, but was built on {event.expected}")
     results += [f"nobody wrote {value}" for value in chain if value not in appends]
     results += _find_real_time_violations(chain, appends)
     for event in events:
         if event.kind == "append" and event.outcome == "conflict":
-            results += _is_unfounded_conflict(event, chain, place, appends, initial)
+            results += _find_unfounded_conflict(event, chain, place, appends, initial)
         if event.kind == "read":
             results += _find_impossible_read(event, chain, place, appends, initial)
     return results
 
 
 def _find_real_time_violations(chain: list[int], appends: dict[int | None, Event]) -> list[str]:
-    """Return the violations of real time: an append that ended before another began must precede it."""
+    """Return the violations of real time: an append that ended before another began must precede it in the chain."""
     results = []
     latest_began, principal = float("-inf"), 0
     for value in chain:
@@ -78,7 +81,7 @@ def _compute_window(
 ) -> tuple[float, float]:
     """Return the longest time in which `head` can have been current.
 
-    It lasts from the beginning of its append to the end of its successor's.
+    It lasts from the beginning of its append to the end of the append of its successor.
     """
     index = place.get(head, -1)
     opens = appends[head].began if head in appends else float("-inf")
@@ -87,15 +90,15 @@ def _compute_window(
     return opens, closes
 
 
-def _is_unfounded_conflict(
+def _find_unfounded_conflict(
     event: Event, chain: list[int], place: dict[int, int], appends: dict[int | None, Event], initial: int | None
 ) -> list[str]:
     if event.expected != initial and event.expected not in place:
-        return []  # It was based on a head that never existed, so a conflict is right.
+        return []  # The append was based on a head that never existed, so a conflict is right.
     index = -1 if event.expected == initial else place[event.expected]  # type: ignore[index]
     successor = appends.get(chain[index + 1]) if index + 1 < len(chain) else None
     if successor is None or successor.began > event.ended:
-        return [f"{event.value} was refused although {event.expected} was the head all the while"]
+        return [f"{event.value} was refused although {event.expected} was the head during the whole append"]
     return []
 
 

@@ -1,7 +1,7 @@
-"""An HTTP proxy before a server that loses requests and replies, like networks and load balancers.
+"""An HTTP proxy that loses requests and replies, like networks and load balancers.
 
 `fate(method, path)` decides the fate of a request. The proxy records the server's answers to forwarded requests, so
-that a test knows what the client cannot know.
+that a test knows the outcomes that the client does not receive.
 """
 
 from __future__ import annotations
@@ -19,15 +19,21 @@ from urllib.parse import urlsplit
 FATES = ("lost request", "lost reply", "gateway timeout", "sent twice")
 """The fates of a request.
 
-It is lost; it is executed and the connection breaks; it is executed and the load balancer answers 504; the load
-balancer sends it twice and forwards the second answer.
+- lost request: The request is lost.
+- lost reply: The server executes the request, but the connection breaks before the answer.
+- gateway timeout: The server executes the request, but the load balancer answers 504.
+- sent twice: The load balancer sends the request twice and forwards the second answer.
 """
 
 Fate = Callable[[str, str], str | None]
 
 
 def choose_fates(seed: int, rate: float, *, applies: Callable[[str, str], bool]) -> Fate:
-    """Return one of FATES with probability `rate` for each (method, path) that `applies` accepts; print the seed."""
+    """Return a function that chooses one of FATES with probability `rate` for each (method, path) that `applies`
+    accepts.
+
+    Print the seed.
+    """
     print(f"lossy proxy: seed {seed}, rate {rate}")
     source = random.Random(seed)
 
@@ -38,9 +44,9 @@ def choose_fates(seed: int, rate: float, *, applies: Callable[[str, str], bool])
 
 
 class LossyProxy:
-    """A proxy with `base_url` for clients.
+    """A proxy that clients reach at `base_url`.
 
-    `requests` has (fate, method, path, status of the server or None), in order.
+    `requests` has (fate, method, path, status of the server or None) of each request, in order.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -65,7 +71,8 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     proxy: LossyProxy
 
-    def _pass_on(self) -> None:
+    def _forward(self) -> None:
+        """Pass the request on according to the fate that the proxy draws for it."""
         proxy, method, path = self.proxy, self.command, self.path
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
@@ -85,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
         kept_headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in skip]
         return self._answer(answer.status, kept_headers, answer.data)  # type: ignore[attr-defined]
 
-    do_GET = do_POST = do_HEAD = do_DELETE = do_PUT = _pass_on  # noqa: N815  names that http.server looks for
+    do_GET = do_POST = do_HEAD = do_DELETE = do_PUT = _forward  # noqa: N815  names that http.server looks for
 
     def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         self.send_response_only(status)
@@ -96,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _hang_up(self) -> None:
+    def _break_connection(self) -> None:
         self.close_connection = True
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
@@ -104,12 +111,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def run_lossy_proxy(upstream: str) -> Iterator[LossyProxy]:
-    """Open a proxy on a free port of 127.0.0.1 before the server at `upstream`; at first it loses nothing."""
+    """Open a proxy on a free port of 127.0.0.1 for the server at `upstream`. It loses nothing until a test
+    sets `fate`.
+    """
     proxy = LossyProxy(upstream)
     handler = type("Handler", (_Handler,), {"proxy": proxy})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     proxy.base_url = f"http://127.0.0.1:{server.server_address[1]}"
-    # Persistent connections outlive the test; their threads wait for a request that never arrives.
+    # Persistent connections outlive the test, and their threads wait for a request that never arrives.
     server.daemon_threads = True
     server.block_on_close = False
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

@@ -1,4 +1,4 @@
-"""The test's side of `dying_server`: it starts the server, arms it, and restarts it after its death."""
+"""A wrapper of `dying_server` for tests: it starts the server, arms it, and restarts it after its death."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _REPO = Path(__file__).parents[3]
 
 
 class MortalServer:
-    """A server over `home`.
+    """A server over `home` that a test can kill at a step.
 
-    `env` are `SEAMARK_…` variables; by default the server uses SQLite and a local warehouse.
+    `env` has `SEAMARK_…` variables. By default the server uses SQLite and a local warehouse.
     """
 
     def __init__(self, home: Path, env: Mapping[str, str] | None = None) -> None:
@@ -31,7 +31,7 @@ class MortalServer:
         self._process = ManagedProcess(argv, log=home / "dying.log", env=settings, cwd=home, forked=True)
 
     def start(self) -> HttpClient:
-        """Start or restart the server unarmed."""
+        """Start or restart the server, without a step at which it dies."""
         self._process.stop()
         (self.home / FUSE).unlink(missing_ok=True)
         self._process.start(lambda: is_http_ok(f"{self.base_url}/readyz"), timeout_s=60)

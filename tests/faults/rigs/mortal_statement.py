@@ -1,9 +1,9 @@
-"""A worker process of a statement that is killed at one of its writes or requests, before or after it.
+"""A worker process of a statement that is killed before or after one of its writes or requests.
 
     python -m tests.faults.rigs.mortal_statement NUMBER
 
 It reads the statement from its input, like `seamark.connector.jobs.statement_runs`. The process kills itself at the
-event NUMBER; a job with fewer events ends normally.
+event NUMBER. A job with fewer events ends normally.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EVENTS: tuple[tuple[type, tuple[str, ...]], ...] = (
 
 
 def run_killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None = None) -> StatementAnswer | None:
-    """Run a job that is killed at event `number`; return None if it was killed."""
+    """Run a job that is killed at event `number`. Return its answer, or None if it was killed."""
     argv = [sys.executable, "-m", "tests.faults.rigs.mortal_statement", str(number)]
     environment = None if env is None else {**os.environ, **env}
     completed = subprocess.run(
@@ -46,6 +46,7 @@ def run_killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None 
 
 
 def main(number: int) -> None:
+    """Run one SQL statement, and kill this process at the event with this number."""
     passes_left = number
 
     def pass_event() -> None:

@@ -1,9 +1,9 @@
-"""A job that changes a table batch by batch, which tests kill at any moment and restart, as a scheduler would.
+"""A job that changes a table batch by batch. Tests kill it at any moment and restart it, as a scheduler would.
 
     python -m tests.faults.rigs.mortal_writer URL TABLE NOTES SEED BATCHES
 
-Batch n is the producer's sequence n. NOTES is its checkpoint, written after each batch: the number of batches known
-to be committed. So after a kill it may send its last batch again. SEED and n alone determine what a batch does.
+Batch n is the producer's sequence n. NOTES is its checkpoint, written after each batch: the number of batches known to
+be committed. So after a kill it may send its last batch again. SEED and n alone determine the content of a batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from seamark.connector.write.upserts import delete, upsert
 KEYS = 400
 ARROW = pa.schema([("id", pa.int64()), ("batch", pa.int64())])
 Model = dict[int, list[int]]
-"""The expected batches of the rows of each id: appended rows accumulate, an upsert leaves one row."""
+"""The batches of the expected rows, by id. Appended rows accumulate, and an upsert leaves one row."""
 
 
 def build_batch(seed: int, number: int) -> tuple[str, str, list[int]]:

@@ -1,11 +1,11 @@
-"""A Spark job that changes a table batch by batch with its tasks in separate executors, as on a cluster.
+"""A Spark job that changes a table batch by batch. Its tasks run in separate executors, as on a cluster.
 
-There are two JVMs beside the driver's, whose tasks and Python workers may be killed or delayed.
+Besides the driver's JVM there are two executor JVMs, whose tasks and Python workers may be killed or delayed.
 
     python -m tests.faults.rigs.spark_job URL TABLE NOTES SEED SCRATCH
 
-`mortal_writer.build_batch` determines the batches. NOTES has the number of finished batches; NOTES.last says that the
-next batch is the last, and SCRATCH has Spark's event log.
+`mortal_writer.build_batch` determines the batches. NOTES has the number of finished batches. If the file NOTES.last
+exists, the next batch is the last one. SCRATCH has Spark's event log.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from tests.services.java import SHORT_LIVED
 from tests.services.process import REPO
 
 ROWS_IN = 6
-"""Partitions of a batch"""
+"""The number of partitions of a batch."""
 
 
 def open_session(scratch: Path) -> SparkSession:
+    """Open a Spark session with several executor processes, retries and speculative tasks."""
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     os.environ["SPARK_WORKER_DIR"] = str(scratch / "work")
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -75,11 +76,11 @@ def commit_batch(spark: SparkSession, client: SeamarkClient, table: str, seed: i
     if operation == "append":
         write(rows, table, client=client, producer=producer, distribution="none")
         return
-    how = {"strategy": EQUALITY} if len(ids) % 3 == 0 else {"row_mode": mode}
+    options = {"strategy": EQUALITY} if len(ids) % 3 == 0 else {"row_mode": mode}
     if operation == "upsert":
-        write(rows, table, client=client, mode="upsert", keys=["id"], producer=producer, driver_rows=0, **how)
+        write(rows, table, client=client, mode="upsert", keys=["id"], producer=producer, driver_rows=0, **options)
     else:
-        write(rows.select("id"), table, client=client, mode="delete", producer=producer, driver_rows=0, **how)
+        write(rows.select("id"), table, client=client, mode="delete", producer=producer, driver_rows=0, **options)
 
 
 def main(url: str, table: str, notes: Path, seed: int, scratch: Path) -> None:

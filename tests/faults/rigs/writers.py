@@ -1,7 +1,7 @@
-"""Clients that append through all faults and record every outcome, and checks of the table afterwards.
+"""Clients that append in spite of all faults and record every outcome, and checks of the table afterwards.
 
-The oracle is the record: every acknowledged commit is in the chain, no rejected commit is, each is there at most once,
-and an order exists that explains all of them (`linear`). Commits with unknown outcomes may be there or not.
+The oracle is the record: every acknowledged commit is in the chain, no rejected commit is, each occurs at most once,
+and an order exists that explains all of them (`linear`). Commits with unknown outcomes may be in the chain or not.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tests.faults.rigs.linear import Event, find_violations
 
 @dataclass
 class RecordedOutcomes:
-    """Outcomes that the clients saw.
+    """The outcomes that the clients received.
 
-    `unexplained` are answers that no fault explains.
+    `unexplained` has the answers that no fault explains.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -34,9 +34,11 @@ class RecordedOutcomes:
         return self.outcomes["ok"]
 
     def check(self, client: HttpClient, name: str, exists: Callable[[str], bool], label: str) -> None:
-        """Check the table.
+        """Check the table against the recorded outcomes.
 
-        The function `exists` returns whether a location has a file. `label` describes the run, with its seed.
+        Args:
+            exists: Returns True if a location has a file.
+            label: A description of the run, with its seed.
         """
         assert self.unexplained == [], label
         assert self.count_acknowledged() > 0, f"{label} proved nothing"
@@ -46,7 +48,7 @@ class RecordedOutcomes:
 
 
 def _classify_outcome(status: int, body: dict[str, dict[str, str]] | None) -> str | None:
-    """Return ok, conflict, refused (certainly not executed) or unknown; None if nothing explains the answer."""
+    """Return ok, conflict, refused (certainly not executed) or unknown, or None if no fault explains the answer."""
     if status in (200, 409):
         return "ok" if status == 200 else "conflict"
     kind = (body or {}).get("error", {}).get("type")
@@ -65,9 +67,9 @@ def append_until(
     notes: RecordedOutcomes,
     source: random.Random,
 ) -> None:
-    """Run one client until `stop`.
+    """Append with one client until `stop` is set.
 
-    After a failure it uses another replica after a short wait, as engines do.
+    After a failure the client waits shortly and uses another replica, as engines do.
     """
     clients = [HttpClient(url, timeout_s=90) for url in base_urls]
     attempt = 0
@@ -97,20 +99,22 @@ def append_until(
             outcome: str | None = "unknown"
         else:
             outcome = _classify_outcome(status, body)
-        ended = time.monotonic()
+        ended_s = time.monotonic()
         if outcome is None:
             notes.unexplained.append(f"commit: {status} {body}")
             return
         notes.outcomes[outcome] += 1
-        if outcome != "refused":  # A snapshot in the chain would then count as one that "nobody wrote".
-            notes.events.append(Event("append", began, ended, outcome, head, snapshot_id))
+        if (
+            outcome != "refused"
+        ):  # A refused append is not recorded, so the check reports it if its snapshot is in the chain.
+            notes.events.append(Event("append", began, ended_s, outcome, head, snapshot_id))
         if outcome in ("refused", "unknown"):
             stop.wait(0.05)
 
 
 @contextmanager
 def run_writers(base_urls: Sequence[str], name: str, seed: int, clients: int = 4) -> Iterator[RecordedOutcomes]:
-    """Let `clients` write while the block runs; the notes are complete after it."""
+    """Let `clients` write while the block runs. The yielded record is complete after the block."""
     stop, notes = threading.Event(), RecordedOutcomes()
     with ThreadPoolExecutor(clients) as pool:
         work = [
@@ -126,7 +130,7 @@ def run_writers(base_urls: Sequence[str], name: str, seed: int, clients: int = 4
 
 
 def wait_for_commits(notes: RecordedOutcomes, count: int, timeout_s: float) -> bool:
-    """Wait until `count` further commits are acknowledged, and return whether they were."""
+    """Wait until `count` further commits are acknowledged. Return False if they were not within `timeout_s`."""
     goal, deadline = notes.count_acknowledged() + count, time.monotonic() + timeout_s
     while notes.count_acknowledged() < goal and not notes.unexplained:
         if time.monotonic() > deadline:

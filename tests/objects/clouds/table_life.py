@@ -1,4 +1,4 @@
-"""The life of a table on a storage, from creation to purge, which the tests of each cloud run."""
+"""A check of the life of a table on a storage, from creation to purge. The tests of each cloud run it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_table_life(server: ServerThread, warehouse: str, client_properties: dict
     """Check that PyIceberg and Seamark's client write and read a table, and that a purge deletes its objects.
 
     Args:
-        server: A server without retention of dropped tables.
+        server: A server that does not retain dropped tables.
         warehouse: The location of its warehouse.
         client_properties: The properties of PyIceberg's catalog.
     """

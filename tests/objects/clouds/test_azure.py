@@ -53,7 +53,7 @@ def test_table_on_azure_is_written_planned_and_purged(azurite: Azurite, tmp_path
     )
     server.start()
     try:
-        # The server gives no keys, so the clients have their own.
+        # The server vends no keys, so the clients use their own keys.
         use_keys({"adls.account-key": ACCOUNT_KEY})
         run_table_life(server, warehouse, {"adls.connection-string": azurite.make_connection_string()})
     finally:
@@ -61,7 +61,7 @@ def test_table_on_azure_is_written_planned_and_purged(azurite: Azurite, tmp_path
         server.stop()
 
 
-async def test_errors_of_azure_say_what_to_correct(azurite: Azurite) -> None:
+async def test_errors_from_azure_say_what_to_correct(azurite: Azurite) -> None:
     container = azurite.create_container()
     host = container.partition("@")[2]
     missing, warehouse = f"abfss://nowhere@{host}/lake", f"{container}/lake"
@@ -72,9 +72,9 @@ async def test_errors_of_azure_say_what_to_correct(azurite: Azurite) -> None:
             await objects.ping()
     wrong_key = base64.b64encode(b"another key").decode()
     async with open_objects(build_settings(azurite, warehouse, azure_account_key=wrong_key), SystemClock()) as objects:
-        with pytest.raises(StorageError, match=r"Azure refused access to .*credentials and its role") as refused:
+        with pytest.raises(StorageError, match=r"Azure refused access to .*credentials and its role") as refusal:
             await objects.read(f"{warehouse}/a")
-        assert wrong_key not in str(refused.value)
+        assert wrong_key not in str(refusal.value)
         with pytest.raises(StorageError, match="Azure refused access"):
             await objects.ping()
     unreachable = build_settings(azurite, warehouse, azure_endpoint=f"http://127.0.0.1:{free_port()}/{ACCOUNT}")
@@ -141,7 +141,7 @@ def test_ambiguous_or_foreign_azure_location_is_refused(location: str) -> None:
         parse_location(location)
 
 
-def test_other_accounts_and_containers_are_outside_the_warehouse() -> None:
+def test_locations_in_foreign_accounts_and_containers_are_outside_the_warehouse() -> None:
     warehouse = Warehouse("abfss://data@account.dfs.core.windows.net/lake")
     assert warehouse.contains("wasbs://data@account.blob.core.windows.net/lake/t")
     for location in (

@@ -1,7 +1,7 @@
 """Tests of the keys for one table that Azure and Google issue.
 
 Azurite issues user-delegation keys, but has no SAS for folders. The emulator of Google Cloud Storage checks no tokens.
-So these tests compare the content of requests and keys with the documentation of the clouds.
+For these reasons, the tests compare the content of requests and keys with the documentation of the clouds.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ def test_sas_of_azure_opens_only_the_folder_of_the_table() -> None:
         sas = issued.properties["adls.sas-token.account.dfs.core.windows.net"]
         assert issued.properties["adls.sas-token"] == sas
         assert issued.properties["adls.sas-token-expires-at-ms.account.dfs.core.windows.net"] == str(issued.expires_ms)
-        fields = _parse(sas)
+        fields = parse_sas(sas)
         assert (fields["sr"], fields["sdd"], fields["sp"], fields["spr"]) == ("d", "3", permissions, "https")
         assert clock.now_ms() + 1800_000 <= issued.expires_ms <= clock.now_ms() + 3600_000
-        # "Create a service SAS" in the documentation of Azure Storage has the order of these fields.
+        # The page "Create a service SAS" of Azure's documentation states the order of these fields.
         signed = [
             *(fields["sp"], fields["st"], fields["se"], "/blob/account/data/lake/db/t-1", "", "", fields["spr"]),
             *(fields["sv"], "d", "", "", "", "", "", "", ""),
         ]
-        assert fields["sig"] == _sign(key, signed)
+        assert fields["sig"] == sign_fields(key, signed)
         assert key not in sas + repr(issued)
 
 
@@ -76,19 +76,19 @@ def test_user_delegation_sas_of_azure_is_signed_with_the_key_that_azure_issued(
         settings = Settings(azure_endpoint=azurite.endpoint, azure_client_id="application", storage_retries=0)
         table = parse_location(f"abfss://data@{HOST}/lake/t")
         sas = issuer.issue(settings, table, writable=False).properties[f"adls.sas-token.{HOST}"]
-        fields = _parse(sas)
+        fields = parse_sas(sas)
         assert (fields["sr"], fields["sdd"], fields["sp"], fields["sks"]) == ("d", "2", "rl", "b")
         assert (fields["skoid"], fields["sktid"]) == (_Login.OBJECT, _Login.TENANT)
         assert fields["se"] <= fields["ske"]
         azurite.process.stop()
         # The key is valid for a day, so a further table needs no request.
-        other = issuer.issue(settings, parse_location(f"abfss://data@{HOST}/lake/u"), writable=True)
-        assert _parse(other.properties["adls.sas-token"])["sp"] == "racwdl"
+        other_sas = issuer.issue(settings, parse_location(f"abfss://data@{HOST}/lake/u"), writable=True)
+        assert parse_sas(other_sas.properties["adls.sas-token"])["sp"] == "racwdl"
         with pytest.raises(RetryLater, match="Azure did not answer for the account 'devstoreaccount1'"):
             SasIssuer(SystemClock()).issue(settings, table, writable=False)
 
 
-async def test_clients_get_a_sas_unless_they_ask_for_something_else() -> None:
+async def test_clients_get_a_sas_unless_they_request_another_kind_of_access() -> None:
     storage, settings = AzureStorage(SimulatedClock(1)), Settings(azure_account_key=ACCOUNT_KEY)
     config, credentials = await storage.grant_client_access(settings, TABLE, delegation=None, sign_path="s")
     assert (config, credentials) == ({"adls.account-name": "account"}, [])
@@ -102,12 +102,12 @@ async def test_clients_get_a_sas_unless_they_ask_for_something_else() -> None:
     )
     assert credentials == [{"prefix": f"{TABLE}/", "config": config}]
     assert config["adls.refresh-credentials-endpoint"] == "v1/credentials"
-    assert _parse(config["adls.sas-token"])["sp"] == "rl"
+    assert parse_sas(config["adls.sas-token"])["sp"] == "rl"
     assert ACCOUNT_KEY not in json.dumps(config)
-    again, _ = await storage.grant_client_access(
+    second_access, _ = await storage.grant_client_access(
         settings, TABLE, delegation=None, sign_path="s", may_write=lambda: True
     )
-    assert _parse(again["adls.sas-token"])["sp"] == "racwdl"
+    assert parse_sas(second_access["adls.sas-token"])["sp"] == "racwdl"
 
 
 def test_thread_waits_for_the_delegation_key_of_another_thread_for_a_limited_time() -> None:
@@ -143,7 +143,7 @@ async def test_concurrent_answers_share_one_request_for_keys() -> None:
     assert all(name.startswith("cloud-keys") for name in requests)
 
 
-def test_end_of_a_sas_is_equal_within_half_of_its_lifetime() -> None:
+def test_sas_issued_within_half_of_a_lifetime_expire_at_the_same_time() -> None:
     settings = Settings(cloud_keys_s=3600)
     assert {compute_expiry_ms(settings, now_ms) for now_ms in (0, 1, 1_799_999)} == {3_600_000}
     assert compute_expiry_ms(settings, 1_800_000) == 5_400_000
@@ -158,7 +158,7 @@ def test_client_loads_a_table_again_before_its_keys_end() -> None:
 
 
 @pytest.mark.parametrize("settings", [Settings(azure_client_access="sas"), Settings(gcs_client_access="token")])
-def test_answers_with_and_without_keys_have_different_stamps(settings: Settings) -> None:
+def test_access_stamps_of_answers_with_and_without_keys_differ(settings: Settings) -> None:
     with_keys = compute_access_stamp(settings, None)
     assert with_keys == compute_access_stamp(settings, "remote-signing, vended-credentials")
     assert with_keys != compute_access_stamp(settings, "remote-signing")
@@ -172,9 +172,9 @@ def test_answers_with_and_without_keys_have_different_stamps(settings: Settings)
         *("s3_sts_role", "s3_sts_external_id", "s3_sts_endpoint"),
     ],
 )
-def test_stamp_changes_with_the_credentials_of_the_server(setting: str) -> None:
-    changed: dict[str, Any] = {setting: "other"}
-    assert compute_access_stamp(Settings(**changed), None) != compute_access_stamp(Settings(), None)
+def test_access_stamp_changes_with_the_credentials_of_the_server(setting: str) -> None:
+    changes: dict[str, Any] = {setting: "other"}
+    assert compute_access_stamp(Settings(**changes), None) != compute_access_stamp(Settings(), None)
 
 
 def test_token_of_google_is_restricted_to_the_folder_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,10 +227,10 @@ def test_refusals_of_google_do_not_show_secrets(monkeypatch: pytest.MonkeyPatch)
     with _run_google() as google:
         settings = google.make_settings(monkeypatch)
         google.status = 400
-        with pytest.raises(StorageError, match="check the server's service account") as refused:
+        with pytest.raises(StorageError, match="check the server's service account") as refusal:
             restrict_token(settings, GOOGLE_TABLE, writable=False)
-        assert "PRIVATE" not in str(refused.value)
-        assert "secret answer" not in str(refused.value)
+        assert "PRIVATE" not in str(refusal.value)
+        assert "secret answer" not in str(refusal.value)
     with pytest.raises(RetryLater, match="Google did not answer"):
         restrict_token(settings, GOOGLE_TABLE, writable=False)
     with pytest.raises(StorageError, match="no usable credentials of Google"):
@@ -242,7 +242,7 @@ def test_refusals_of_google_do_not_show_secrets(monkeypatch: pytest.MonkeyPatch)
 
 
 class _Login:
-    """A login at Azure, whose token Azurite accepts without a check of its signature."""
+    """A login at Azure. Azurite accepts its token without a check of the signature."""
 
     OBJECT, TENANT = "23657296-5cd5-45b0-a809-d972a7f4dfe1", "dd0d0df1-06c3-436c-8034-4b9a153097ce"
 
@@ -263,7 +263,7 @@ class _Login:
 
 
 class _Google(HTTPServer):
-    """Google's endpoints for tokens: of a service account, and of their exchange."""
+    """Google's endpoints that issue and exchange tokens of a service account."""
 
     status = 200
 
@@ -320,10 +320,10 @@ def _run_google() -> Iterator[_Google]:
             thread.join(30)
 
 
-def _parse(sas: str) -> dict[str, str]:
+def parse_sas(sas: str) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(sas).items()}
 
 
-def _sign(key: str, fields: list[str]) -> str:
+def sign_fields(key: str, fields: list[str]) -> str:
     digest = hmac.digest(base64.b64decode(key), "\n".join(fields).encode(), hashlib.sha256)
     return base64.b64encode(digest).decode()

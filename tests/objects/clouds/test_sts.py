@@ -1,4 +1,4 @@
-"""Tests of temporary keys of AWS, with a server that records requests and answers as AWS documents."""
+"""Tests of temporary keys of AWS. A server records the requests, and answers as AWS documents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ERROR = """<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Er
 
 
 class Sts(HTTPServer):
-    """A recorded contract of `AssumeRole`. With `error_code`, the answer is this error."""
+    """A server for `AssumeRole`. If `error_code` is set, its answer is this error."""
 
     error_code = ""
 
@@ -101,8 +101,8 @@ async def test_clients_get_keys_of_a_session_that_is_limited_to_the_table(sts: S
     await storage.grant_client_access(settings, TABLE, delegation="vended-credentials", sign_path="s")
     assert len(sts.requests) == 1
     await storage.grant_client_access(settings, TABLE, delegation=None, sign_path="s", may_write=lambda: True)
-    written = json.loads(sts.requests[-1]["Policy"])["Statement"][0]["Action"]
-    assert {"s3:GetObject", "s3:PutObject", "s3:DeleteObject"} < set(written)
+    allowed_actions = json.loads(sts.requests[-1]["Policy"])["Statement"][0]["Action"]
+    assert {"s3:GetObject", "s3:PutObject", "s3:DeleteObject"} < set(allowed_actions)
     config, credentials = await storage.grant_client_access(settings, TABLE, delegation="remote-signing", sign_path="s")
     assert not credentials
     assert "s3.access-key-id" not in config
@@ -110,8 +110,8 @@ async def test_clients_get_keys_of_a_session_that_is_limited_to_the_table(sts: S
 
 def test_wildcards_in_a_location_open_no_other_folder() -> None:
     policy = make_policy("arn:aws-cn:iam::123456789012:role/r", parse_location("s3://lake/wh/t*$"), writable=False)
-    first = json.loads(policy)["Statement"][0]
-    assert first["Resource"] == "arn:aws-cn:s3:::lake/wh/t${*}${$}/*"
+    statement = json.loads(policy)["Statement"][0]
+    assert statement["Resource"] == "arn:aws-cn:s3:::lake/wh/t${*}${$}/*"
     with pytest.raises(StorageError, match=r"too long for a session policy .* s3_client_access = gateway"):
         make_policy(ROLE, parse_location("s3://lake/" + "d" * 1000), writable=True)
 
@@ -125,10 +125,10 @@ def test_refusals_of_sts_say_what_to_correct(sts: Sts) -> None:
         ("MalformedPolicyDocument", StorageError, "with the code 'MalformedPolicyDocument'"),
     ):
         sts.error_code = code
-        with pytest.raises(error, match=message) as refused:
+        with pytest.raises(error, match=message) as refusal:
             assume_role(settings, TABLE, writable=False)
-        assert "SECRET" not in str(refused.value)
-        assert "a secret detail" not in str(refused.value)
+        assert "SECRET" not in str(refusal.value)
+        assert "a secret detail" not in str(refusal.value)
 
 
 def test_sts_needs_the_arn_of_a_role() -> None:

@@ -1,4 +1,4 @@
-"""Tests of the answers with keys that a cloud checks, which no server can revoke."""
+"""Tests of answers with keys that a cloud checks, and that no server can revoke."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.warehouses.world import SCHEMA
 
 
 @contextmanager
-def serve(azurite: Azurite, home: Path, warehouse: str) -> Iterator[str]:
-    """Run a server that gives clients a SAS, and yield the URL of its tables."""
+def run_sas_server(azurite: Azurite, home: Path, warehouse: str) -> Iterator[str]:
+    """Run a server that vends a SAS to clients, and yield the URL of its tables."""
     server = ServerThread(home, warehouse=warehouse, azure_client_access="sas", **azurite.make_settings())
     server.start()
     try:
@@ -29,7 +29,7 @@ def serve(azurite: Azurite, home: Path, warehouse: str) -> Iterator[str]:
         server.stop()
 
 
-def create(tables: str, name: str, **options: Any) -> dict[str, Any]:
+def create_table(tables: str, name: str, **options: Any) -> dict[str, Any]:
     answer = requests.post(tables, json={"name": name, "schema": SCHEMA, **options}, timeout=30)
     answer.raise_for_status()
     assert ACCOUNT_KEY not in answer.text
@@ -43,16 +43,16 @@ def write_file(azurite: Azurite, location: str, document: dict[str, Any]) -> Non
         client.get_blob_client(container, path).upload_blob(json.dumps(document), overwrite=True)
 
 
-def test_answers_have_a_sas_for_their_own_table_only(azurite: Azurite, tmp_path: Path) -> None:
+def test_answers_have_a_sas_only_for_their_own_table(azurite: Azurite, tmp_path: Path) -> None:
     warehouse = f"{azurite.create_container()}/lake"
-    with serve(azurite, tmp_path, warehouse) as tables:
-        first, second = create(tables, "first"), create(tables, "second")
-        location = first["metadata"]["location"]
-        [credential] = first["storage-credentials"]
+    with run_sas_server(azurite, tmp_path, warehouse) as tables:
+        first_table, second_table = create_table(tables, "first"), create_table(tables, "second")
+        location = first_table["metadata"]["location"]
+        [credential] = first_table["storage-credentials"]
         assert credential["prefix"] == f"{location}/"
         sas = parse_qs(credential["config"][f"adls.sas-token.{HOST}"])
         assert (sas["sr"], sas["sdd"]) == (["d"], ["3"])
-        assert sas["sig"] != parse_qs(second["config"]["adls.sas-token"])["sig"]
+        assert sas["sig"] != parse_qs(second_table["config"]["adls.sas-token"])["sig"]
         loaded = requests.get(f"{tables}/first", timeout=30)
         without_keys = {"X-Iceberg-Access-Delegation": "remote-signing", "If-None-Match": loaded.headers["ETag"]}
         answer = requests.get(f"{tables}/first", headers=without_keys, timeout=30)
@@ -61,25 +61,25 @@ def test_answers_have_a_sas_for_their_own_table_only(azurite: Azurite, tmp_path:
         assert refreshed["storage-credentials"][0]["prefix"] == f"{location}/"
         assert f"adls.sas-token.{HOST}" in refreshed["storage-credentials"][0]["config"]
 
-        staged = create(tables, "staged", **{"stage-create": True})
+        staged = create_table(tables, "staged", **{"stage-create": True})
         assert "adls.sas-token" in staged["config"]
-        # Another table could be created below this location before the staged table is.
-        chosen = create(tables, "chosen", location=f"{warehouse}/later", **{"stage-create": True})
+        # Until the staged table is created, another table could be created below this location.
+        chosen = create_table(tables, "chosen", location=f"{warehouse}/later", **{"stage-create": True})
         assert "sas" not in json.dumps(chosen)
 
         folder = f"{warehouse}/ns/registered"
-        metadata = {**first["metadata"], "location": folder, "table-uuid": str(uuid.uuid4())}
+        metadata = {**first_table["metadata"], "location": folder, "table-uuid": str(uuid.uuid4())}
         write_file(azurite, f"{folder}/metadata/own.metadata.json", metadata)
         body = {"name": "registered", "metadata-location": f"{folder}/metadata/own.metadata.json"}
         registered = requests.post(tables.replace("/tables", "/register"), json=body, timeout=30)
         assert registered.status_code == 200, registered.text
 
-    # A writer of the table can replace a file that the server has not written, and name another table's folder in it.
-    forged = {**metadata, "location": second["metadata"]["location"]}
+    # If the server has not written the metadata file, a writer of the table can replace it and name a foreign folder.
+    forged = {**metadata, "location": second_table["metadata"]["location"]}
     write_file(azurite, f"{folder}/metadata/own.metadata.json", forged)
-    with serve(azurite, tmp_path, warehouse) as tables:
+    with run_sas_server(azurite, tmp_path, warehouse) as tables:
         for path in ("registered", "registered/credentials"):
-            refused = requests.get(f"{tables}/{path}", timeout=30)
-            assert refused.status_code == 403
-            assert "which the table has not claimed" in refused.text
+            refusal = requests.get(f"{tables}/{path}", timeout=30)
+            assert refusal.status_code == 403
+            assert "which the table has not claimed" in refusal.text
         assert requests.get(f"{tables}/second", timeout=30).status_code == 200

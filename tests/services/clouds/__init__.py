@@ -1,1 +1,1 @@
-"""Emulators of the storages of clouds."""
+"""Emulators of cloud storages."""

@@ -17,10 +17,10 @@ from azure.storage.blob import BlobServiceClient
 from tests.services.process import CACHE, ManagedProcess, ServiceFailed, free_port, is_port_open
 
 ACCOUNT = "devstoreaccount1"
-# The emulator's key is public: every installation has it.
+# The emulator's key is public, because every installation has the same key.
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 HOST = f"{ACCOUNT}.dfs.core.windows.net"
-"""The host of the account in locations. The setting azure_endpoint has the address of the emulator."""
+"""The host of the account in locations. The emulator has another address, which the setting azure_endpoint states."""
 _PROGRAM = CACHE / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
 
 
@@ -43,7 +43,7 @@ class Azurite:
         return f"abfss://{name}@{HOST}"
 
     def make_connection_string(self) -> str:
-        """Return the text with which clients of Azure connect to the account."""
+        """Return the connection string with which clients of Azure connect to the account."""
         scheme = self.endpoint.partition(":")[0]
         return (
             f"DefaultEndpointsProtocol={scheme};AccountName={ACCOUNT};AccountKey={ACCOUNT_KEY};"
@@ -57,7 +57,7 @@ class Azurite:
 
 @contextmanager
 def run_azurite(folder: Path, *arguments: str, scheme: str = "http") -> Iterator[Azurite]:
-    """Start an emulator, with further arguments; yield it."""
+    """Start an emulator, and yield it. `arguments` are additional arguments of its command."""
     if not _PROGRAM.exists():
         raise ServiceFailed("Azurite is not installed; run `make services`")
     port = free_port()

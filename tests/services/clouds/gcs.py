@@ -26,7 +26,7 @@ _PROGRAM = CACHE / "bin" / "fake-gcs-server"
 
 @dataclass
 class GoogleStorage:
-    """A running emulator. `endpoint` is the address of the proxy before it."""
+    """A running emulator. `endpoint` is the address of the proxy in front of it."""
 
     endpoint: str
     process: ManagedProcess
@@ -55,7 +55,7 @@ class GoogleStorage:
 
 @contextmanager
 def run_gcs(folder: Path) -> Iterator[GoogleStorage]:
-    """Start an emulator and its proxy; yield it."""
+    """Start an emulator and its proxy, and yield the emulator."""
     if not _PROGRAM.exists():
         raise ServiceFailed("fake-gcs-server is not installed; run `make services`")
     port, proxy_port = free_port(), free_port()

@@ -21,7 +21,7 @@ _NO_SUCH_BUCKET = (
     "<Message>The specified bucket does not exist.</Message></Error>"
 )
 _uploads: dict[str, tuple[Mapping[str, str], dict[int, bytes]]] = {}
-"""The headers and the parts of each upload, by its id."""
+"""The headers and the parts of each multipart upload, by its id."""
 _PASSED_ON = ("content-type", "authorization")
 
 
@@ -39,6 +39,7 @@ async def serve(upstream: str, port: int) -> None:
 
 
 async def _forward(session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest) -> web.StreamResponse:
+    """Pass the request on. Requests of the XML API that the emulator lacks become requests of the JSON API."""
     body = await request.content.read()  # request.read() has a limit of a megabyte.
     is_xml = not request.path.startswith(("/upload/", "/storage/", "/_"))
     if is_xml and ("uploads" in request.query or "uploadId" in request.query):
@@ -61,7 +62,7 @@ async def _forward(session: aiohttp.ClientSession, upstream: str, request: web.B
 
 
 async def _copy_object(session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest) -> web.StreamResponse:
-    """Answer a copy of the XML API by a copy of the JSON API."""
+    """Answer a copy request of the XML API with a copy through the JSON API."""
     source_bucket, _, source = unquote(request.headers["x-goog-copy-source"]).removeprefix("/").partition("/")
     bucket, _, name = request.path.removeprefix("/").partition("/")
     path = f"b/{source_bucket}/o/{quote(source, safe='')}/rewriteTo/b/{bucket}/o/{quote(name, safe='')}"
@@ -72,7 +73,7 @@ async def _copy_object(session: aiohttp.ClientSession, upstream: str, request: w
 async def _upload_in_parts(
     session: aiohttp.ClientSession, upstream: str, request: web.BaseRequest, body: bytes
 ) -> web.StreamResponse:
-    """Answer a request for an upload in parts, whose parts are in memory until it is completed."""
+    """Answer a request of a multipart upload. The parts stay in memory until the upload is completed."""
     if "uploads" in request.query:
         upload_id = f"upload-{len(_uploads)}"
         _uploads[upload_id] = (request.headers, {})
@@ -85,16 +86,18 @@ async def _upload_in_parts(
     if request.method == "DELETE":
         return web.Response(status=204)
     data = b"".join(parts[number] for number in sorted(parts))
-    stored = await _upload(session, upstream, request.path, headers, data)
-    text = f"<CompleteMultipartUploadResult><ETag>{stored.headers['ETag']}</ETag></CompleteMultipartUploadResult>"
-    generation = stored.headers["x-goog-generation"]
+    stored_object = await _upload(session, upstream, request.path, headers, data)
+    text = (
+        f"<CompleteMultipartUploadResult><ETag>{stored_object.headers['ETag']}</ETag></CompleteMultipartUploadResult>"
+    )
+    generation = stored_object.headers["x-goog-generation"]
     return web.Response(text=text, content_type="application/xml", headers={"x-goog-generation": generation})
 
 
 async def _upload(
     session: aiohttp.ClientSession, upstream: str, path: str, received: Mapping[str, str], body: bytes
 ) -> web.StreamResponse:
-    """Answer an upload of the XML API by an upload of the JSON API."""
+    """Answer an upload of the XML API with an upload through the JSON API."""
     bucket, _, name = path.removeprefix("/").partition("/")
     query = {"uploadType": "media", "name": name}
     if "x-goog-if-generation-match" in received:
@@ -110,8 +113,10 @@ async def _upload(
             return web.Response(status=404, text=_NO_SUCH_BUCKET, content_type="application/xml")
         if answer.status != 200:
             return web.Response(status=answer.status, text=await answer.text())
-        stored = json.loads(await answer.read())
-    return web.Response(headers={"ETag": f'"{stored["etag"]}"', "x-goog-generation": str(stored["generation"])})
+        stored_object = json.loads(await answer.read())
+    return web.Response(
+        headers={"ETag": f'"{stored_object["etag"]}"', "x-goog-generation": str(stored_object["generation"])}
+    )
 
 
 if __name__ == "__main__":

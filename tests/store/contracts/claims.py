@@ -1,4 +1,6 @@
-"""The contract of pointer stores for claims: no two overlap, even in races, and they end with the last name."""
+"""The contract of pointer stores for claims: no two claims overlap, even in races, and claims end with the
+last name.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +37,8 @@ async def list_locations(store: GeneratorStore, uuid: str) -> list[str]:
 
 
 class ClaimsContract(StorePair):
+    """The tests of claimed and allowed locations that each store passes."""
+
     async def test_no_two_claims_overlap(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
         await store.transact([build_claim("u", "s3://b/w/t")])
         for key in ("s3://b/w/t", "s3://b/w/t/x", "s3://b/w/t/x/y", "s3://b/w", "s3://b"):
@@ -100,12 +104,12 @@ class ClaimsContract(StorePair):
         assert await list_locations(store, uuid) == ["s3://b/t"]
         await store.transact([DropEntry(TABLE, NS, "back", keep=keep)])
         await store.transact([ForgetDropped("d", unshared=True)])
-        assert await list_locations(store, uuid) == ["s3://b/t"], "the purge is not done"
+        assert await list_locations(store, uuid) == ["s3://b/t"], "the purge has not finished"
         await store.transact([ReleaseLocations(uuid)])
         assert await list_locations(store, uuid) == []
         await store.transact([build_claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([DropEntry(TABLE, NS, "t")])
-        assert await list_locations(store, uuid) == ["s3://b/t"], "its files are not deleted"
+        assert await list_locations(store, uuid) == ["s3://b/t"], "the files of the entry are not deleted yet"
         (retained,) = await store.list_retained(NS, None, 9)
         assert (retained.id, retained.is_retained, retained.entry.uuid) == (f"retained-{uuid}", True, uuid)
         assert await store.find_dropped(retained.id) == retained
@@ -122,20 +126,22 @@ class ClaimsContract(StorePair):
         await store.transact([ReleaseLocations(uuid)])
         assert (await list_locations(store, uuid), await store.list_retained(None, None, 9)) == ([], [])
 
-    async def test_entry_is_retained_when_its_uuid_is_the_id_of_another(self, store: GeneratorStore) -> None:
+    async def test_entry_is_retained_if_its_uuid_equals_the_id_of_another_entry(self, store: GeneratorStore) -> None:
         """Clients choose UUIDs, and see the ids of dropped entries.
 
-        A purge that fails delays all others.
+        A purge that fails delays all other purges.
         """
-        first, second = make_entry("t"), make_entry("u", uuid="dropped-1")
-        await store.transact([build_claim(first.uuid, "s3://b/t"), CreateEntry(first)])
-        dropped_entry = DroppedEntry("dropped-1", first, purge=False, dropped_ms=1, expires_ms=2, principal_name="ann")
+        first_entry, second_entry = make_entry("t"), make_entry("u", uuid="dropped-1")
+        await store.transact([build_claim(first_entry.uuid, "s3://b/t"), CreateEntry(first_entry)])
+        dropped_entry = DroppedEntry(
+            "dropped-1", first_entry, purge=False, dropped_ms=1, expires_ms=2, principal_name="ann"
+        )
         await store.transact([DropEntry(TABLE, NS, "t", keep=dropped_entry)])
         await store.transact([ForgetDropped("dropped-1")])
-        await store.transact([build_claim(second.uuid, "s3://b/u"), CreateEntry(second)])
+        await store.transact([build_claim(second_entry.uuid, "s3://b/u"), CreateEntry(second_entry)])
         await store.transact([DropEntry(TABLE, NS, "u")])
         retained_entries = await store.list_retained(None, None, 9)
-        assert {row.entry.uuid for row in retained_entries} == {first.uuid, second.uuid}
+        assert {row.entry.uuid for row in retained_entries} == {first_entry.uuid, second_entry.uuid}
         for row in retained_entries:
             assert await store.find_dropped(row.id) == row
 
@@ -146,10 +152,10 @@ class ClaimsContract(StorePair):
         )
         await store.transact([DropEntry(TABLE, NS, "v", keep=keep)])
         assert sorted(entry.name for entry in await store.list_unclaimed("", 9)) == ["t", "u", "v"]
-        first = await store.list_unclaimed("", 2)
-        assert len(first) == 2
-        remaining_entries = await store.list_unclaimed(first[-1].uuid, 9)
-        assert sorted(entry.name for entry in (*first, *remaining_entries)) == ["t", "u", "v"]
+        first_entry = await store.list_unclaimed("", 2)
+        assert len(first_entry) == 2
+        remaining_entries = await store.list_unclaimed(first_entry[-1].uuid, 9)
+        assert sorted(entry.name for entry in (*first_entry, *remaining_entries)) == ["t", "u", "v"]
         names = [build_claim(f"uuid-of-{name}", "s3://b/same", checked=False) for name in ("t", "u", "v")]
         await store.transact(names)
         assert await store.list_unclaimed("", 9) == []

@@ -45,7 +45,9 @@ def make_file(name: str, **fields: Any) -> RegisteredIndexFile:
 
 
 def make_replacement(add: str, remove: str = "", **fields: Any) -> ReplaceIndexFiles:
-    """Return a replacement of files whose names are single letters."""
+    """Return a replacement of index files whose names are single letters. `add` and `remove` are texts of
+    such letters.
+    """
     options: dict[str, Any] = {"uuid": UUID, "definition": "d", "now_ms": 9} | fields
     files = tuple(make_file(name, uuid=options["uuid"], definition=options["definition"]) for name in add)
     return ReplaceIndexFiles(add=files, remove=tuple(f"file:///w/{name}" for name in remove), **options)
@@ -62,19 +64,23 @@ async def read_index_version(store: GeneratorStore, name: str = "t") -> int:
 
 
 class IndexFilesContract(StorePair):
+    """The tests of registered index files that each store passes."""
+
     @pytest.fixture
     async def store_with_table(self, store: GeneratorStore) -> GeneratorStore:
         await store.transact([CreateEntry(make_entry("t"))])
         return store
 
     async def test_stored_index_files_equal_the_added_files(self, store_with_table: GeneratorStore) -> None:
-        first = make_file("a", snapshot_id=None, level=3, created_ms=6)
-        second = make_file("b", rows=2**40, created_ms=4)
-        await store_with_table.transact([ReplaceIndexFiles(UUID, "d", (first, second), (), 1)])
-        assert await store_with_table.index_files(UUID) == [second, first]
+        first_file = make_file("a", snapshot_id=None, level=3, created_ms=6)
+        second_file = make_file("b", rows=2**40, created_ms=4)
+        await store_with_table.transact([ReplaceIndexFiles(UUID, "d", (first_file, second_file), (), 1)])
+        assert await store_with_table.index_files(UUID) == [second_file, first_file]
         assert await store_with_table.index_files("another") == []
 
-    async def test_more_files_than_fit_one_statement_are_added_at_once(self, store_with_table: GeneratorStore) -> None:
+    async def test_more_files_than_fit_into_one_statement_are_added_in_one_transaction(
+        self, store_with_table: GeneratorStore
+    ) -> None:
         files = tuple(make_file(f"{number:03}") for number in range(201))
         await store_with_table.transact([ReplaceIndexFiles(UUID, "d", files, (), 1)])
         assert await store_with_table.index_files(UUID) == list(files)
@@ -136,23 +142,23 @@ class IndexFilesContract(StorePair):
         self, store_with_table: GeneratorStore
     ) -> None:
         await store_with_table.transact([make_replacement("ab"), make_replacement("c", "b")])
-        before = await read_states(store_with_table), await read_index_version(store_with_table)
+        state_before = await read_states(store_with_table), await read_index_version(store_with_table)
         for remove in ("b", "ab", "x"):
             with pytest.raises(CommitConflict, match="no longer live"):
                 await store_with_table.transact([make_replacement("d", remove)])
         with pytest.raises(CommitConflict, match="file:///w/a is no longer live"):
             await store_with_table.transact([make_replacement("d", "a", definition="another")])
-        assert (await read_states(store_with_table), await read_index_version(store_with_table)) == before
+        assert (await read_states(store_with_table), await read_index_version(store_with_table)) == state_before
 
     async def test_repeated_replacement_changes_nothing(self, store_with_table: GeneratorStore) -> None:
         await store_with_table.transact([make_replacement("ab")])
         await store_with_table.transact([make_replacement("c", "ab")])
-        before = await read_states(store_with_table)
+        states_before = await read_states(store_with_table)
         await store_with_table.transact([make_replacement("c", "ab")])
         await store_with_table.transact([make_replacement("ab")])
-        assert await read_states(store_with_table) == before
+        assert await read_states(store_with_table) == states_before
 
-    async def test_index_file_belongs_to_one_definition(self, store_with_table: GeneratorStore) -> None:
+    async def test_index_file_can_be_registered_for_only_one_definition(self, store_with_table: GeneratorStore) -> None:
         await store_with_table.transact([make_replacement("a")])
         with pytest.raises(CommitConflict, match="registered for another index: d"):
             await store_with_table.transact([make_replacement("ab", definition="another")])
@@ -237,11 +243,13 @@ class IndexFilesContract(StorePair):
         await store_with_table.transact([CreateEntry(make_entry("twin", uuid=UUID)), make_replacement("a")])
         await store_with_table.transact([DropEntry(TABLE, NS, "t")])
         assert await read_states(store_with_table) == {"a": LIVE}
-        before = await read_index_version(store_with_table, "twin")
+        index_version_before = await read_index_version(store_with_table, "twin")
         await store_with_table.transact([DropEntry(TABLE, NS, "twin")])
         assert await read_states(store_with_table) == {}
-        await store_with_table.transact([CreateEntry(make_entry("t")), make_replacement("b", now_ms=before + 1)])
-        assert await read_index_version(store_with_table) > before
+        await store_with_table.transact(
+            [CreateEntry(make_entry("t")), make_replacement("b", now_ms=index_version_before + 1)]
+        )
+        assert await read_index_version(store_with_table) > index_version_before
 
     async def test_concurrent_drop_and_registration_leave_no_index_file_without_a_table(
         self, store_with_table: GeneratorStore, other_store: GeneratorStore

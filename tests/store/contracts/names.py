@@ -46,7 +46,9 @@ from tests.store.store_pair import StorePair
 
 
 class NamesContract(StorePair):
-    # Namespaces
+    # Tests of namespaces
+
+    """The tests of namespaces and of names in them that each store passes."""
 
     async def test_namespace_is_read_with_its_properties(self, store: GeneratorStore) -> None:
         properties = {"owner": "ann", "empty": "", "odd ' \" key": "värde\n\U0001f600"}
@@ -105,7 +107,7 @@ class NamesContract(StorePair):
         with pytest.raises(NoSuchNamespace):
             await store.transact([DropNamespace(NS)])
 
-    # Entries
+    # Tests of entries
 
     async def test_stored_entry_equals_the_written_entry(self, store: GeneratorStore) -> None:
         entry = make_entry("t", previous_location="file:///w/p", version=3, created_ms=5, updated_ms=2**53)
@@ -144,23 +146,23 @@ class NamesContract(StorePair):
         assert listed_ids == sorted(names)
         assert [entry.name for entry in await store.list_entries(VIEW, NS, None, 9)] == ["view"]
 
-    async def test_swap_moves_the_pointer_once(self, store: GeneratorStore) -> None:
-        before = make_entry("t")
-        await store.transact([CreateEntry(before)])
-        await store.transact([make_swap("t", before.metadata_location, "file:///1", now_ms=99)])
-        after = await store.load_entry(TABLE, NS, "t")
-        assert after == make_entry(
+    async def test_swap_from_an_old_location_is_rejected(self, store: GeneratorStore) -> None:
+        entry_before = make_entry("t")
+        await store.transact([CreateEntry(entry_before)])
+        await store.transact([make_swap("t", entry_before.metadata_location, "file:///1", now_ms=99)])
+        entry_after = await store.load_entry(TABLE, NS, "t")
+        assert entry_after == make_entry(
             "t",
             metadata_location="file:///1",
-            previous_location=before.metadata_location,
+            previous_location=entry_before.metadata_location,
             version=2,
             updated_ms=99,
         )
         with pytest.raises(CommitConflict):
-            await store.transact([make_swap("t", before.metadata_location, "file:///2")])
+            await store.transact([make_swap("t", entry_before.metadata_location, "file:///2")])
         with pytest.raises(CommitConflict, match="created again"):
             await store.transact([make_swap("t", "file:///1", "file:///2", uuid="of another")])
-        assert await store.load_entry(TABLE, NS, "t") == after
+        assert await store.load_entry(TABLE, NS, "t") == entry_after
 
     async def test_missing_object_is_named_by_its_kind(self, store: GeneratorStore) -> None:
         for kind, error, title in [
@@ -220,17 +222,17 @@ class NamesContract(StorePair):
             await other_store.transact([TakePriority(entry.uuid, "fast", 60_000)])
         await other_store.transact([EndPriority(entry.uuid, "fast")])
         await store.transact([TakePriority(entry.uuid, "slow", 60_000), msgspec.structs.replace(swap, holder="slow")])
-        after = make_swap("t", "file:///2", "file:///3", uuid=entry.uuid, holder="fast")
+        swap_after = make_swap("t", "file:///2", "file:///3", uuid=entry.uuid, holder="fast")
         with pytest.raises(LostRace):
-            await other_store.transact([after])
+            await other_store.transact([swap_after])
         await store.transact([EndPriority(entry.uuid, "slow")])
-        await other_store.transact([after])
+        await other_store.transact([swap_after])
         await other_store.transact([TakePriority(entry.uuid, "fast", 60_000), DropEntry(TABLE, NS, "t")])
         await other_store.transact([CreateEntry(entry), TakePriority(entry.uuid, "slow", 60_000)])
 
-    # Drop and undrop
+    # Tests of drop and undrop
 
-    async def test_drop_without_keep_forgets_the_entry(self, store: GeneratorStore) -> None:
+    async def test_drop_without_retention_deletes_the_entry(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         with pytest.raises(CommitConflict):
             await store.transact([DropEntry(TABLE, NS, "t", "file:///elsewhere")])
@@ -263,11 +265,11 @@ class NamesContract(StorePair):
         assert await store.list_dropped(None, None, 9) == [dropped_entry]
         assert await store.list_dropped(NS, None, 9) == [dropped_entry]
         assert await store.list_dropped(("other",), None, 9) == []
-        counts = [await store.count_names(entry.uuid, namespace=where) for where in (None, NS, ("other",))]
-        live = [await store.count_names(entry.uuid, dropped=False, namespace=where) for where in (None, NS)]
+        counts = [await store.count_names(entry.uuid, namespace=path) for path in (None, NS, ("other",))]
+        live = [await store.count_names(entry.uuid, dropped=False, namespace=path) for path in (None, NS)]
         assert (counts, live) == ([1, 1, 0], [0, 0])
         await store.transact([RestoreEntry("d1", NS, "t")])
-        live = [await store.count_names(entry.uuid, dropped=False, namespace=where) for where in (None, NS, ("other",))]
+        live = [await store.count_names(entry.uuid, dropped=False, namespace=path) for path in (None, NS, ("other",))]
         assert live == [1, 1, 0]
         assert await store.load_entry(TABLE, NS, "t") == entry
         assert await store.find_dropped("d1") is None

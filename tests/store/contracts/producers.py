@@ -1,4 +1,4 @@
-"""The contract of pointer stores for producers and for flushed offsets of streams.
+"""The contract of pointer stores for producers, and for flushed offsets of streams.
 
 Each sequence and each range is recorded once, as long as the table has a name.
 """
@@ -34,13 +34,15 @@ from tests.store.store_pair import StorePair
 UUID = "uuid-of-t"
 
 
-def advance(
+def build_advance(
     sequence: int, snapshot_id: int | None = None, *, producer: str = "p", uuid: str = UUID, now_ms: int = 9
 ) -> AdvanceProducer:
     return AdvanceProducer(uuid, producer, sequence, snapshot_id, now_ms)
 
 
 class ProducersContract(StorePair):
+    """The tests of the committed sequences of producers that each store passes."""
+
     @pytest.fixture
     async def store_with_tables(self, store: GeneratorStore) -> GeneratorStore:
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
@@ -50,22 +52,24 @@ class ProducersContract(StorePair):
         self, store_with_tables: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         assert await store_with_tables.load_producer(UUID, "p") is None
-        await store_with_tables.transact([advance(-3, 2**62, now_ms=1)])
+        await store_with_tables.transact([build_advance(-3, 2**62, now_ms=1)])
         assert await other_store.load_producer(UUID, "p") == ProducerState(-3, 2**62, 1)
-        await store_with_tables.transact([advance(2**63 - 1, None, now_ms=2)])
+        await store_with_tables.transact([build_advance(2**63 - 1, None, now_ms=2)])
         assert await other_store.load_producer(UUID, "p") == ProducerState(2**63 - 1, None, 2)
 
     async def test_only_a_higher_sequence_advances_a_producer(self, store_with_tables: GeneratorStore) -> None:
-        await store_with_tables.transact([advance(5, 50)])
+        await store_with_tables.transact([build_advance(5, 50)])
         for sequence in (5, 4, -1):
             with pytest.raises(CommitConflict, match=f"producer p has already committed sequence {sequence}"):
-                await store_with_tables.transact([advance(sequence, 60)])
+                await store_with_tables.transact([build_advance(sequence, 60)])
         assert await store_with_tables.load_producer(UUID, "p") == ProducerState(5, 50, 9)
-        await store_with_tables.transact([advance(9, 90)])
+        await store_with_tables.transact([build_advance(9, 90)])
         assert await store_with_tables.load_producer(UUID, "p") == ProducerState(9, 90, 9)
 
-    async def test_producers_and_tables_count_separately(self, store_with_tables: GeneratorStore) -> None:
-        await store_with_tables.transact([advance(5, 1), advance(3, 2, producer="P"), advance(1, 3, uuid="uuid-of-u")])
+    async def test_sequences_are_separate_for_each_producer_and_table(self, store_with_tables: GeneratorStore) -> None:
+        await store_with_tables.transact(
+            [build_advance(5, 1), build_advance(3, 2, producer="P"), build_advance(1, 3, uuid="uuid-of-u")]
+        )
         assert await store_with_tables.load_producer(UUID, "P") == ProducerState(3, 2, 9)
         assert await store_with_tables.load_producer("uuid-of-u", "p") == ProducerState(1, 3, 9)
         assert await store_with_tables.load_producer("uuid-of-u", "P") is None
@@ -74,16 +78,16 @@ class ProducersContract(StorePair):
         self, store_with_tables: GeneratorStore
     ) -> None:
         swap = make_swap("t", "file:///w/t/0.json", "file:///w/t/1.json")
-        await store_with_tables.transact([swap, advance(1, 10)])
+        await store_with_tables.transact([swap, build_advance(1, 10)])
         second_swap = make_swap("t", "file:///w/t/1.json", "file:///w/t/2.json")
         with pytest.raises(CommitConflict):
-            await store_with_tables.transact([second_swap, advance(2, 20, producer="q"), advance(1, 20)])
+            await store_with_tables.transact([second_swap, build_advance(2, 20, producer="q"), build_advance(1, 20)])
         entry = await store_with_tables.load_entry(TABLE, NS, "t")
         assert entry is not None
         assert entry.metadata_location == "file:///w/t/1.json"
         assert await store_with_tables.load_producer(UUID, "q") is None
         with pytest.raises(CommitConflict):
-            await store_with_tables.transact([advance(2, 20), swap])
+            await store_with_tables.transact([build_advance(2, 20), swap])
         assert await store_with_tables.load_producer(UUID, "p") == ProducerState(1, 10, 9)
 
     async def test_only_one_of_two_commits_of_a_sequence_succeeds(
@@ -91,8 +95,8 @@ class ProducersContract(StorePair):
     ) -> None:
         for sequence in range(10):
             results = await asyncio.gather(
-                get_outcome(store_with_tables.transact([advance(sequence, 1)])),
-                get_outcome(other_store.transact([advance(sequence, 2)])),
+                get_outcome(store_with_tables.transact([build_advance(sequence, 1)])),
+                get_outcome(other_store.transact([build_advance(sequence, 2)])),
             )
             assert sorted(results) == ["commit_conflict", "won"]
             state = await store_with_tables.load_producer(UUID, "p")
@@ -103,15 +107,15 @@ class ProducersContract(StorePair):
         self, store_with_tables: GeneratorStore, clock: SimulatedClock
     ) -> None:
         with pytest.raises(NoSuchTable, match="uuid nobody"):
-            await store_with_tables.transact([advance(1, uuid="nobody")])
+            await store_with_tables.transact([build_advance(1, uuid="nobody")])
         await store_with_tables.transact([DropEntry(TABLE, NS, "t", keep=_build_dropped_entry(clock))])
         with pytest.raises(NoSuchTable):
-            await store_with_tables.transact([advance(1)])
+            await store_with_tables.transact([build_advance(1)])
 
     async def test_producers_stay_until_the_table_has_no_name(
         self, store_with_tables: GeneratorStore, clock: SimulatedClock
     ) -> None:
-        await store_with_tables.transact([advance(4, 40), advance(1, 2, uuid="uuid-of-u")])
+        await store_with_tables.transact([build_advance(4, 40), build_advance(1, 2, uuid="uuid-of-u")])
         producer_state = ProducerState(4, 40, 9)
         await store_with_tables.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])
         assert await store_with_tables.load_producer(UUID, "p") == producer_state
@@ -136,7 +140,7 @@ class ProducersContract(StorePair):
             name = f"n{step}"
             await store_with_tables.transact([CreateEntry(make_entry(name))])
             advanced, dropped = await asyncio.gather(
-                get_outcome(store_with_tables.transact([advance(1, uuid=f"uuid-of-{name}")])),
+                get_outcome(store_with_tables.transact([build_advance(1, uuid=f"uuid-of-{name}")])),
                 get_outcome(other_store.transact([DropEntry(TABLE, NS, name)])),
             )
             assert dropped == "won"
@@ -148,7 +152,7 @@ def _build_dropped_entry(clock: SimulatedClock) -> DroppedEntry:
     return DroppedEntry("kept", make_entry("t"), False, 0, clock.now_ms() + 100, "ann")
 
 
-def move(*ranges: tuple[int, int, int], uuid: str = UUID) -> MoveFlushedOffsets:
+def build_offset_move(*ranges: tuple[int, int, int], uuid: str = UUID) -> MoveFlushedOffsets:
     return MoveFlushedOffsets(uuid, tuple(FlushedRange(*moved) for moved in ranges))
 
 
@@ -161,13 +165,15 @@ async def read_offsets(store: GeneratorStore) -> dict[int, int]:
 
 
 class StreamsContract(StorePair):
+    """The tests of the flushed offsets of stream tables that each store passes."""
+
     async def test_only_a_stream_table_has_flushed_offsets(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
         assert await read_offsets(store) == {}
         await store.transact([OpenStream(UUID, 2)])
-        await store.transact([move((1, 0, 7)), OpenStream(UUID, 3)])
+        await store.transact([build_offset_move((1, 0, 7)), OpenStream(UUID, 3)])
         assert await read_offsets(other_store) == {0: 0, 1: 7, 2: 0}
         entry = await store.load_entry(TABLE, NS, "u")
         assert entry is not None
@@ -175,34 +181,34 @@ class StreamsContract(StorePair):
         with pytest.raises(NoSuchTable):
             await store.transact([OpenStream("uuid-of-nothing", 1)])
 
-    async def test_offsets_move_from_where_they_are_or_not_at_all(
+    async def test_offsets_move_only_from_their_current_value(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         await store.transact([CreateEntry(make_entry("t")), OpenStream(UUID, 2)])
-        await store.transact([move((1, 0, 2**40), (0, 0, 5))])
+        await store.transact([build_offset_move((1, 0, 2**40), (0, 0, 5))])
         for ranges in (((0, 0, 5),), ((0, 4, 9),), ((0, 5, 9), (1, 0, 1)), ((7, 0, 1),)):
             with pytest.raises(CommitConflict, match="nothing was changed"):
-                await other_store.transact([move(*ranges)])
+                await other_store.transact([build_offset_move(*ranges)])
         assert await read_offsets(store) == {0: 5, 1: 2**40}
         with pytest.raises(NoSuchTable):
-            await store.transact([move((0, 0, 1), uuid="uuid-of-nothing")])
+            await store.transact([build_offset_move((0, 0, 1), uuid="uuid-of-nothing")])
 
     async def test_a_pointer_and_its_offsets_move_together(self, store: GeneratorStore) -> None:
         entry = make_entry("t")
         await store.transact([CreateEntry(entry), OpenStream(UUID, 1)])
         swap = SwapPointer(EntryKind.TABLE, NS, "t", UUID, entry.metadata_location, "file:///next", now_ms=9)
         with pytest.raises(CommitConflict):
-            await store.transact([swap, move((0, 3, 4))])
-        lost = SwapPointer(EntryKind.TABLE, NS, "t", UUID, "file:///other", "file:///next", now_ms=9)
+            await store.transact([swap, build_offset_move((0, 3, 4))])
+        losing_swap = SwapPointer(EntryKind.TABLE, NS, "t", UUID, "file:///other", "file:///next", now_ms=9)
         with pytest.raises(LostRace):
-            await store.transact([move((0, 0, 4)), lost])
+            await store.transact([build_offset_move((0, 0, 4)), losing_swap])
         assert await read_offsets(store) == {0: 0}
-        await store.transact([swap, move((0, 0, 4))])
+        await store.transact([swap, build_offset_move((0, 0, 4))])
         moved_entry = await store.load_entry(TABLE, NS, "t")
         assert moved_entry is not None
         assert (moved_entry.metadata_location, moved_entry.flushed) == ("file:///next", "0:4")
 
-    async def test_one_taker_gets_the_last_flush_before_a_removal(
+    async def test_only_one_caller_takes_the_last_flush_before_a_removal(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         with pytest.raises(NoSuchTable):
@@ -210,7 +216,10 @@ class StreamsContract(StorePair):
         await store.transact([CreateEntry(make_entry("t")), RecordRemovalFlush(UUID, 1), RecordRemovalFlush(UUID, 2)])
         assert await other_store.transact([TakeRemovalFlush(UUID, 2)]) == [True]
         assert await other_store.transact([TakeRemovalFlush(UUID, 2)]) == [False]
-        for read_count in (1, None):  # Another commit has come between the flush and the repeated commit.
+        for read_count in (
+            1,
+            None,
+        ):  # In the second round, another commit happened between the flush and the repeated commit.
             await store.transact([RecordRemovalFlush(UUID, 2)])
             assert await other_store.transact([TakeRemovalFlush(UUID, read_count)]) == [False]
         assert await store.transact([TakeRemovalFlush(UUID, 2)]) == [False]
@@ -225,8 +234,8 @@ class StreamsContract(StorePair):
         assert entries[1].parse_flushed_offsets() == {0: 0, 1: 0}
         assert await store.find_entries([]) == []
 
-    async def test_offsets_go_with_the_last_name_of_the_table(self, store: GeneratorStore) -> None:
-        await store.transact([CreateEntry(make_entry("t")), OpenStream(UUID, 1), move((0, 0, 4))])
+    async def test_offsets_are_deleted_with_the_last_name_of_the_table(self, store: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t")), OpenStream(UUID, 1), build_offset_move((0, 0, 4))])
         await store.transact([DropEntry(TABLE, NS, "t")])
         assert await store.list_entries_by_uuid(UUID) == []
         await store.transact([CreateEntry(make_entry("t"))])

@@ -1,6 +1,7 @@
 """The contract of pointer stores for column reads and the query history.
 
-Reads add up by day, statements by hour and then by day. The number of shapes is limited. All is deleted with the table.
+Reads add up by day. Statements add up by hour, and later by day. The number of shapes is limited. All records are
+deleted with the table.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ UUID = "uuid-of-t"
 
 
 class ColumnReadsContract(StorePair):
+    """The tests of the counted column reads that each store passes."""
+
     async def test_reads_of_a_day_add_up_and_keep_the_oldest_age(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
@@ -80,18 +83,20 @@ class ColumnReadsContract(StorePair):
             await store.transact([AddColumnReads(UUID, 1, ((1, 0, 1),))])
 
 
-def add_records(hour: int, *records: tuple[str, str], samples: str = "", shapes_max: int = 10) -> AddQueryRecords:
-    """Return an operation that adds a statement for each (fingerprint, owner)."""
+def build_add_records(hour: int, *records: tuple[str, str], samples: str = "", shapes_max: int = 10) -> AddQueryRecords:
+    """Return an operation that adds a statement for each (fingerprint, owner) in `records`."""
     sums = QuerySums(1, 10, 2, 1, 1000, 200, 5)
     query_records = tuple(QueryRecord(name, owner, f'"{name}"', samples, sums) for name, owner in records)
     return AddQueryRecords(UUID, hour, query_records, shapes_max, 2)
 
 
 class QueryHistoryContract(StorePair):
+    """The tests of the recorded query shapes that each store passes."""
+
     async def test_statements_of_two_replicas_add_up(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
-        await store.transact([add_records(100, ("a", "x"), ("b", "x"))])
-        await other_store.transact([add_records(101, ("a", "y"))])
+        await store.transact([build_add_records(100, ("a", "x"), ("b", "x"))])
+        await other_store.transact([build_add_records(101, ("a", "y"))])
         (a, b) = await store.query_shapes(UUID, 0, 10)
         assert (a.fingerprint, a.shape, a.sums, a.first_hour, a.last_hour) == (
             "a",
@@ -111,7 +116,7 @@ class QueryHistoryContract(StorePair):
         monkeypatch.setattr(recorded_reads, "_number_shape", lambda uuid, fingerprint, attempt=0: 1 + attempt)
         await store.transact([CreateEntry(make_entry("t"))])
         for _ in range(2):
-            await store.transact([add_records(1, ("a", "x"), ("b", "x"), ("c", "y"))])
+            await store.transact([build_add_records(1, ("a", "x"), ("b", "x"), ("c", "y"))])
         counts = {shape.fingerprint: shape.sums.statements for shape in await store.query_shapes(UUID, 0, 10)}
         assert counts == {"a": 2, "b": 2, "c": 2}
 
@@ -119,19 +124,19 @@ class QueryHistoryContract(StorePair):
         self, store: GeneratorStore, other_store: GeneratorStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
-        await store.transact([add_records(1, ("a", "x"))])
+        await store.transact([build_add_records(1, ("a", "x"))])
         find_stored_shapes, calls = recorded_reads._find_stored_shapes, list[Sequence[str]]()
 
         def find_late(uuid: str, fingerprints: Sequence[str]) -> Steps[dict[str, Any]]:
             """Find shapes as if the other replica had stored them after the first search."""
             calls.append(fingerprints)
-            stored = yield from find_stored_shapes(uuid, fingerprints)
-            return {} if len(calls) == 1 else stored
+            stored_shapes = yield from find_stored_shapes(uuid, fingerprints)
+            return {} if len(calls) == 1 else stored_shapes
 
         monkeypatch.setattr(recorded_reads, "_find_stored_shapes", find_late)
-        # The stored number need not be the number that a replica computes.
+        # The stored number may differ from the number that a replica computes.
         monkeypatch.setattr(recorded_reads, "_number_shape", lambda uuid, fingerprint, attempt=0: 1 + attempt)
-        await other_store.transact([add_records(1, ("a", "x"))])
+        await other_store.transact([build_add_records(1, ("a", "x"))])
         (shape,) = await store.query_shapes(UUID, 0, 10)
         assert (shape.fingerprint, shape.sums.statements) == ("a", 2)
 
@@ -148,59 +153,59 @@ class QueryHistoryContract(StorePair):
             assert (shape.sums, totals.sums) == (expected, expected)
             assert await store.merge_query_hours(48, 100, 24) in (9, 0)
 
-    async def test_shapes_beyond_the_limits_are_counted_together_and_displace_none(self, store: GeneratorStore) -> None:
+    async def test_shapes_beyond_the_limits_are_counted_together(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
-        await store.transact([add_records(1, ("a", "x"))])
-        await store.transact([add_records(1, *((f"n{number}", "mallory") for number in range(50)))])
-        await store.transact([add_records(1, ("b", "x"), ("c", "y"), shapes_max=4)])
+        await store.transact([build_add_records(1, ("a", "x"))])
+        await store.transact([build_add_records(1, *((f"n{number}", "mallory") for number in range(50)))])
+        await store.transact([build_add_records(1, ("b", "x"), ("c", "y"), shapes_max=4)])
         counts = {shape.fingerprint: shape.sums.statements for shape in await store.query_shapes(UUID, 0, 100)}
         assert counts == {"a": 1, "n0": 1, "n1": 1, "b": 1, OTHER_SHAPES: 49}
 
     async def test_newest_samples_are_kept_within_their_limit(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         for number in range(20):
-            await store.transact([add_records(number, ("a", "x"), samples=f"[{number}]")])
-        await store.transact([add_records(21, ("a", "x"))])
+            await store.transact([build_add_records(number, ("a", "x"), samples=f"[{number}]")])
+        await store.transact([build_add_records(21, ("a", "x"))])
         (shape,) = await store.query_shapes(UUID, 0, 10)
         assert shape.samples == f"[{','.join(map(str, range(4, 20)))}]"
 
-    async def test_hours_of_older_days_are_merged_without_a_loss(self, store: GeneratorStore) -> None:
+    async def test_hours_of_older_days_are_merged_without_loss_of_statements(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         for hour in range(20, 60):
-            await store.transact([add_records(hour, ("a", "x"))])
-        before = await store.query_shapes(UUID, 0, 10)
+            await store.transact([build_add_records(hour, ("a", "x"))])
+        shapes_before = await store.query_shapes(UUID, 0, 10)
         merge_count = 0
         while count := await store.merge_query_hours(48, 7, 24):
             merge_count += count
-        assert merge_count == 27  # The hours 20 to 23, and 25 to 47.
-        (after,) = await store.query_shapes(UUID, 0, 10)
-        assert after.sums == before[0].sums
-        assert (after.first_hour, after.last_hour) == (0, 59)
+        assert merge_count == 27  # These are the hours 20 to 23, and 25 to 47.
+        (shapes_after,) = await store.query_shapes(UUID, 0, 10)
+        assert shapes_after.sums == shapes_before[0].sums
+        assert (shapes_after.first_hour, shapes_after.last_hour) == (0, 59)
         assert [shape.sums.statements for shape in await store.query_shapes(UUID, 24, 10)] == [36]
 
-    async def test_days_are_merged_into_weeks_without_a_loss(self, store: GeneratorStore) -> None:
+    async def test_days_are_merged_into_weeks_without_loss_of_statements(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         for day in range(3, 12):
-            await store.transact([add_records(24 * day, ("a", "x"), ("b", "x"))])
-        before = await store.query_shapes(UUID, 0, 10)
-        # The days 3 to 6 are in the first week. The second week is not over.
+            await store.transact([build_add_records(24 * day, ("a", "x"), ("b", "x"))])
+        shapes_before = await store.query_shapes(UUID, 0, 10)
+        # The days 3 to 6 are in the first week. The second week has not ended yet.
         assert await store.merge_query_hours(168, 100, 168) == 8
         assert await store.merge_query_hours(168, 100, 168) == 0
-        after = await store.query_shapes(UUID, 0, 10)
-        assert [shape.sums for shape in after] == [shape.sums for shape in before]
-        assert [(shape.first_hour, shape.last_hour) for shape in after] == [(0, 264)] * 2
+        shapes_after = await store.query_shapes(UUID, 0, 10)
+        assert [shape.sums for shape in shapes_after] == [shape.sums for shape in shapes_before]
+        assert [(shape.first_hour, shape.last_hour) for shape in shapes_after] == [(0, 264)] * 2
         assert [shape.sums.statements for shape in await store.query_shapes(UUID, 168, 10)] == [5, 5]
 
     async def test_shapes_are_removed_with_their_last_sums(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
-        await store.transact([add_records(1, ("a", "x"), ("b", "x"))])
-        await store.transact([add_records(50, ("b", "x"))])
+        await store.transact([build_add_records(1, ("a", "x"), ("b", "x"))])
+        await store.transact([build_add_records(50, ("b", "x"))])
         assert await store.prune_queries(24, 10) == 2
-        # The shape of "a" is removed, so the owner can be the first user of another shape.
-        await store.transact([add_records(51, ("c", "x"))])
+        # The shape of "a" is removed, so its owner can be the first user of another shape.
+        await store.transact([build_add_records(51, ("c", "x"))])
         assert [shape.fingerprint for shape in await store.query_shapes(UUID, 0, 10)] == ["b", "c"]
 
-    async def test_totals_are_those_of_the_tables_in_the_namespaces(self, store: GeneratorStore) -> None:
+    async def test_totals_include_only_tables_in_the_requested_namespaces(self, store: GeneratorStore) -> None:
         paths = {"a": ("db",), "b": ("db", "x"), "c": ("db2",), "d": ("dc",)}
         for name, path in paths.items():
             for depth in range(1, len(path) + 1):
@@ -233,19 +238,19 @@ class QueryHistoryContract(StorePair):
 
     async def test_applied_advice_changes_only_from_the_expected_text(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
-        first, second = AppliedAdvice(UUID, "a", 1, "first"), AppliedAdvice(UUID, "a", 2, "second")
-        await store.transact([ChangeAppliedAdvice(first, None, 3)])
-        for advice, expected in ((second, None), (second, "other")):
+        first_advice, second_advice = AppliedAdvice(UUID, "a", 1, "first"), AppliedAdvice(UUID, "a", 2, "second")
+        await store.transact([ChangeAppliedAdvice(first_advice, None, 3)])
+        for advice, expected in ((second_advice, None), (second_advice, "other")):
             with pytest.raises(CommitConflict):
                 await store.transact([ChangeAppliedAdvice(advice, expected, 3)])
-        await store.transact([ChangeAppliedAdvice(second, "first", 3)])
-        assert await store.list_applied_advice(UUID, 10) == [second]
+        await store.transact([ChangeAppliedAdvice(second_advice, "first", 3)])
+        assert await store.list_applied_advice(UUID, 10) == [second_advice]
 
     async def test_history_is_deleted_with_the_last_name_of_the_table(self, store: GeneratorStore) -> None:
-        await store.transact([CreateEntry(make_entry("t")), add_records(1, ("a", "x"))])
+        await store.transact([CreateEntry(make_entry("t")), build_add_records(1, ("a", "x"))])
         await store.transact([SaveAppliedAdvice(AppliedAdvice(UUID, "id", 1, "{}"), 3)])
         await store.transact([DropEntry(TABLE, NS, "t")])
         assert await store.query_shapes(UUID, 0, 10) == []
         assert await store.list_applied_advice(UUID, 10) == []
         with pytest.raises(NoSuchTable):
-            await store.transact([add_records(1, ("a", "x"))])
+            await store.transact([build_add_records(1, ("a", "x"))])

@@ -1,4 +1,4 @@
-"""The contract of pointer stores for the records beside the pointers."""
+"""The contract of pointer stores for records that are not pointers: keys, metrics, audit records, tokens, grants."""
 
 from __future__ import annotations
 
@@ -40,9 +40,13 @@ from tests.store.store_pair import StorePair
 
 
 class RecordsContract(StorePair):
-    # Idempotency
+    # Tests of idempotency keys
 
-    async def test_first_answer_to_a_key_is_kept_and_the_second_is_undone(
+    """The tests of idempotency keys, reports, audit records, tokens, grants, cursors, leases and secrets that each
+    store passes.
+    """
+
+    async def test_first_answer_to_a_key_is_kept_and_a_second_transaction_is_undone(
         self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         record = make_idempotency("k", clock.now_ms() + 100)
@@ -60,9 +64,11 @@ class RecordsContract(StorePair):
         await store.transact([SaveIdempotency(make_idempotency("k", clock.now_ms() + 100))])
         clock.advance(100)
         assert await store.find_idempotency_record("k", clock.now_ms()) is None
-        second = make_idempotency("k", clock.now_ms() + 100, status=404, body=None, metadata_location="file:///m")
-        await store.transact([SaveIdempotency(second)])
-        assert await store.find_idempotency_record("k", clock.now_ms()) == second
+        second_record = make_idempotency(
+            "k", clock.now_ms() + 100, status=404, body=None, metadata_location="file:///m"
+        )
+        await store.transact([SaveIdempotency(second_record)])
+        assert await store.find_idempotency_record("k", clock.now_ms()) == second_record
 
     async def test_only_one_of_concurrent_requests_with_a_key_is_recorded(
         self, store: GeneratorStore, other_store: GeneratorStore, clock: SimulatedClock
@@ -83,7 +89,7 @@ class RecordsContract(StorePair):
         assert record.status == 200 + won.index(True)
         assert [e.name for e in await store.list_entries(TABLE, NS, None, 99)] == [f"t{won.index(True)}"]
 
-    # Metrics, audit, tokens, grants, cursors, leases, secrets
+    # Tests of metrics, audit records, tokens, grants, cursors, leases and secrets
 
     async def test_metrics_reports_are_stored_and_listed(self, store: GeneratorStore) -> None:
         reports = [
@@ -122,11 +128,11 @@ class RecordsContract(StorePair):
         self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         now = clock.now_ms()
-        first = AccessToken("1", "ann", "digest1", now, None)
-        await store.transact([SaveToken(first)])
-        assert await store.find_token_by_digest("digest1") == first
+        first_token = AccessToken("1", "ann", "digest1", now, None)
+        await store.transact([SaveToken(first_token)])
+        assert await store.find_token_by_digest("digest1") == first_token
         assert await store.find_token_by_digest("digest2") is None
-        assert (await store.find_token_by_name("ann"), await store.find_token_by_name("an")) == (first, None)
+        assert (await store.find_token_by_name("ann"), await store.find_token_by_name("an")) == (first_token, None)
         with pytest.raises(AlreadyExists, match="ann"):
             await store.transact([SaveToken(AccessToken("2", "ann", "digest2", now))])
         await store.transact([RevokeToken("ann", now + 1)])
@@ -165,7 +171,7 @@ class RecordsContract(StorePair):
         other_groups = tuple(f"other:{number}" for number in range(GROUPS_MAX - 1))
         assert await store.grants_of_any((*other_groups, "b-group:1")) == grants[2:]
 
-    async def test_grants_on_an_entry_end_with_a_drop_and_denials_stay(self, store: GeneratorStore) -> None:
+    async def test_drop_of_an_entry_removes_its_grants_but_not_its_denials(self, store: GeneratorStore) -> None:
         denial = Grant("ann", "browse", NS, "table", "t", deny=True)
         function = Grant("ann", "read", NS, "function", "t")
         owner = Grant("bob", "owner", NS, "table", "t")
@@ -190,7 +196,7 @@ class RecordsContract(StorePair):
         await store.transact([DropEntry(TABLE, NS, "back")])
         assert {grant for grant in await store.grants(None) if grant.name} == {function, *denials}
 
-    async def test_grants_in_a_namespace_end_with_its_drop_and_denials_stay(self, store: GeneratorStore) -> None:
+    async def test_drop_of_a_namespace_removes_its_grants_but_not_its_denials(self, store: GeneratorStore) -> None:
         neighbor = Grant("ann", "admin", ("fi",))
         denial = Grant("bob", "read", ("fin", "x"), deny=True)
         rights = [Grant("ann", "admin", path) for path in (("fin",), ("fin", "x"), ("fin", "x", "y"))]
@@ -201,18 +207,18 @@ class RecordsContract(StorePair):
         await store.transact([DropNamespace(path=("fin",))])
         assert await store.grants(None) == [neighbor, denial]
 
-    async def test_all_grants_of_a_principal_are_removed_and_its_denials_stay(self, store: GeneratorStore) -> None:
-        denial, other = Grant("ann", "read", NS, deny=True), Grant("bob", "owner", NS, "table", "t")
+    async def test_removal_of_all_grants_of_a_principal_keeps_its_denials(self, store: GeneratorStore) -> None:
+        denial, other_grant = Grant("ann", "read", NS, deny=True), Grant("bob", "owner", NS, "table", "t")
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
         owned = [Grant("ann", "owner", NS, "table", name) for name in ("t", "u")]
-        await store.transact(list(map(SaveGrant, (*owned, Grant("ann", "admin"), denial, other))))
+        await store.transact(list(map(SaveGrant, (*owned, Grant("ann", "admin"), denial, other_grant))))
         keep = DroppedEntry(
             id="d", entry=make_entry("u"), purge=False, dropped_ms=1, expires_ms=2**60, principal_name="w"
         )
         await store.transact([DropEntry(TABLE, NS, "u", keep=keep)])
         await store.transact([RemoveGrantsOf("ann")])
         await store.transact([RestoreEntry("d", NS, "u")])
-        assert await store.grants(None) == [denial, other]
+        assert await store.grants(None) == [denial, other_grant]
 
     async def test_cursor_moves_only_from_the_position_that_was_read(
         self, store: GeneratorStore, other_store: GeneratorStore

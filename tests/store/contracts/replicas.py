@@ -18,7 +18,9 @@ def build_replica(address: str, **fields: int | str) -> Replica:
 
 
 class ReplicasContract(StorePair):
-    async def test_every_replica_sees_the_others_while_their_leases_last(
+    """The tests of the leases of replicas that each store passes."""
+
+    async def test_every_replica_sees_all_replicas_with_a_live_lease(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         assert await store.replicas() == []
@@ -38,14 +40,14 @@ class ReplicasContract(StorePair):
         self, store: GeneratorStore, other_store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         await store.transact([RenewReplica(build_replica("a:1"), 1), RenewReplica(build_replica("b:1"), LONG_MS)])
-        clock.advance(10 * LONG_MS)  # The clock of the server has no effect.
+        clock.advance(10 * LONG_MS)  # The lease does not depend on the clock of the server.
         while len(live := await other_store.replicas()) > 1:
             await asyncio.sleep(0.005)
         assert [item.address for item in live] == ["b:1"]
         (renewed,) = await store.transact([RenewReplica(build_replica("a:1", version="2.0"), LONG_MS)])
         assert [(item.address, item.version) for item in renewed] == [("a:1", "2.0"), ("b:1", "1.0")]
 
-    async def test_replica_that_leaves_is_gone_at_once(
+    async def test_replica_that_leaves_is_removed_at_once(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         await store.transact([RenewReplica(build_replica("a:1"), LONG_MS), RenewReplica(build_replica("b:1"), LONG_MS)])

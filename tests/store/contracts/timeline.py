@@ -25,7 +25,7 @@ from tests.store.store_pair import StorePair
 
 
 class TimelineContract(StorePair):
-    # Timeline
+    """The tests of instants and their order that each store passes."""
 
     async def test_stored_instant_equals_the_written_instant(self, store: GeneratorStore) -> None:
         instant = make_instant(
@@ -71,7 +71,7 @@ class TimelineContract(StorePair):
                 RecordInstant(make_instant("f", state=InstantState.INFLIGHT, completed_ms=None)),
             ]
         )
-        for where, expected in [
+        for conditions, expected in [
             (InstantFilter(uuid="other"), ["b"]),
             (InstantFilter(namespace=("n", "s")), ["c"]),
             (InstantFilter(name="u", namespace=NS), ["d"]),
@@ -80,7 +80,7 @@ class TimelineContract(StorePair):
             (InstantFilter(state=InstantState.COMPLETED, name="t"), ["a", "b", "c", "e"]),
             (InstantFilter(action="drop", uuid="other"), []),
         ]:
-            assert list_ids(await store.list_instants(where, 9)) == expected, where
+            assert list_ids(await store.list_instants(conditions, 9)) == expected, conditions
 
     async def test_instant_changes_only_from_the_expected_state_and_gets_a_new_position(
         self, store: GeneratorStore
@@ -148,7 +148,7 @@ class TimelineContract(StorePair):
         assert await other_store.list_instants(InstantFilter(), 99) == instants
         assert len(await other_store.list_instants(InstantFilter(archived=False), 99)) == 5
 
-    async def test_reader_of_the_timeline_misses_nothing_during_concurrent_writes(
+    async def test_reader_of_the_timeline_misses_no_instant_during_concurrent_writes(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         async def write(worker: int) -> None:

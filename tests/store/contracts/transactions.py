@@ -32,16 +32,18 @@ from tests.store.store_pair import StorePair
 
 
 class TransactionsContract(StorePair):
-    # Transactions
+    """The tests of the atomicity and order of operations that each store passes."""
 
-    async def test_failing_operation_undoes_those_before_it(self, store: GeneratorStore) -> None:
+    async def test_failed_operation_undoes_the_earlier_operations_of_its_transaction(
+        self, store: GeneratorStore
+    ) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
-        first = make_entry("t").metadata_location
+        first_location = make_entry("t").metadata_location
         with pytest.raises(NoSuchTable):
             await store.transact(
                 [
                     CreateNamespace(("b",), {}),
-                    make_swap("t", first, "file:///1"),
+                    make_swap("t", first_location, "file:///1"),
                     RecordInstant(make_instant("i1")),
                     make_swap("missing", "x", "y"),
                 ]
@@ -50,7 +52,7 @@ class TransactionsContract(StorePair):
         assert await store.load_entry(TABLE, NS, "t") == make_entry("t")
         assert await store.load_instant("i1") is None
 
-    async def test_each_operation_has_its_result_in_order(self, store: GeneratorStore) -> None:
+    async def test_results_are_in_the_order_of_the_operations(self, store: GeneratorStore) -> None:
         results = await store.transact([CreateEntry(make_entry("t")), TakeLease("l", "me", 0, 10), SaveAudit(())])
         assert results == [None, 1, None]
         assert await store.transact([]) == []
@@ -86,24 +88,24 @@ class TransactionsContract(StorePair):
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
-        first = make_entry("t").metadata_location
+        first_location = make_entry("t").metadata_location
         outcomes = await asyncio.gather(
             *(
                 get_outcome(
                     (store, other_store)[n % 2].transact(
-                        [make_swap("t", first, f"file:///{n}"), RecordInstant(make_instant(f"i{n}"))]
+                        [make_swap("t", first_location, f"file:///{n}"), RecordInstant(make_instant(f"i{n}"))]
                     )
                 )
                 for n in range(20)
             )
         )
         assert sorted(outcomes) == ["commit_conflict"] * 19 + ["won"]
-        after = await store.load_entry(TABLE, NS, "t")
-        assert after is not None
-        assert after.version == 2
+        entry_after = await store.load_entry(TABLE, NS, "t")
+        assert entry_after is not None
+        assert entry_after.version == 2
         assert [n for n in range(20) if await store.load_instant(f"i{n}")] == [outcomes.index("won")]
 
-    async def test_namespace_is_dropped_or_filled_and_never_both(
+    async def test_namespace_cannot_be_both_dropped_and_filled(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         for step in range(20):
@@ -138,12 +140,12 @@ class TransactionsContract(StorePair):
                 assert entry.metadata_location == winner
                 locations[name] = winner
 
-    # Other tests
+    # Tests of calls and values
 
     async def test_ping_answers(self, store: GeneratorStore) -> None:
         await store.ping()
 
-    async def test_value_that_does_not_fit_is_a_client_error(self, store: GeneratorStore) -> None:
+    async def test_value_that_the_database_cannot_store_is_a_client_error(self, store: GeneratorStore) -> None:
         for bad in (
             CreateEntry(make_entry("t", version=2**63)),
             RecordInstant(make_instant("i", snapshot_id=-(2**63) - 1)),
@@ -157,7 +159,7 @@ class TransactionsContract(StorePair):
             await store.list_entries(TABLE, NS, "t\ud800", 10)
         await store.transact([CreateEntry(make_entry("t"))])
 
-    async def test_names_are_data_and_never_sql(self, store: GeneratorStore) -> None:
+    async def test_names_with_sql_characters_are_stored_unchanged(self, store: GeneratorStore) -> None:
         names = ["'; DROP TABLE entries; --", '"', "$1", "?1", "{visible}", "%", "\\", "\\x00"]
         for name in names:
             await store.transact([CreateEntry(make_entry(name))])

@@ -1,4 +1,4 @@
-"""The contract of pointer stores for further warehouses: their records, and the state of a catalog."""
+"""The contract of pointer stores for additional warehouses: their records, and the state of a catalog."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ def build_warehouse(name: str, path: str, **fields: Any) -> StoredWarehouse:
 
 
 class WarehousesContract(StorePair):
+    """The tests of recorded warehouses that each store passes."""
+
     async def test_recorded_warehouses_are_found_by_name(
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
@@ -65,16 +67,20 @@ class WarehousesContract(StorePair):
         with pytest.raises(BadRequest, match="warehouses_limit"):
             await store.transact([CreateWarehouse(build_warehouse("new", "s3://d"), LIMIT)])
 
-    async def test_change_needs_the_version_before_it(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
+    async def test_change_of_a_warehouse_requires_its_current_version(
+        self, store: GeneratorStore, other_store: GeneratorStore
+    ) -> None:
         sales = build_warehouse("sales", "s3://b/sales")
         await store.transact([CreateWarehouse(sales, LIMIT)])
-        changed = msgspec.structs.replace(sales, settings={}, credentials=None, version=2)
-        await store.transact([ChangeWarehouse(changed, expected_version=1)])
-        assert await other_store.load_warehouse("sales") == changed
+        changed_sales = msgspec.structs.replace(sales, settings={}, credentials=None, version=2)
+        await store.transact([ChangeWarehouse(changed_sales, expected_version=1)])
+        assert await other_store.load_warehouse("sales") == changed_sales
         with pytest.raises(CommitConflict):
-            await other_store.transact([ChangeWarehouse(changed, expected_version=1)])
+            await other_store.transact([ChangeWarehouse(changed_sales, expected_version=1)])
 
-    async def test_database_belongs_to_one_warehouse(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
+    async def test_database_can_be_claimed_by_only_one_warehouse(
+        self, store: GeneratorStore, other_store: GeneratorStore
+    ) -> None:
         assert await store.load_catalog_id() == ""
         with pytest.raises(CommitConflict, match="has namespaces"):
             await store.transact([NameCatalog("one")])
@@ -90,7 +96,9 @@ class WarehousesContract(StorePair):
         with pytest.raises(CommitConflict):
             await other_store.transact([NameCatalog("two")])
 
-    async def test_closed_catalog_takes_no_namespaces(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
+    async def test_closed_catalog_accepts_no_new_namespaces(
+        self, store: GeneratorStore, other_store: GeneratorStore
+    ) -> None:
         with pytest.raises(NamespaceNotEmpty):
             await store.transact([CloseCatalog()])
         await store.transact([CreateNamespace(("new",), {}), DropNamespace(("new",))])

@@ -1,4 +1,6 @@
-"""Campaigns over each log: random faults for some minutes under load. In the end, every reader returns the model."""
+"""Campaigns over each log: random faults for some minutes under load. At the end, every reader must return
+the model.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +47,15 @@ KEYS_SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True), NestedField(2, "value", LongType()), identifier_field_ids=[1]
 )
 DISK_SIZE = "320m"
-"""The size of the disk with the log in files: two segments that are full, and two that begin."""
+"""The size of the disk with the log in files. It has space for two full segments and two that begin."""
 SERVERS = 2
 READERS = 2
 FAULTS_MIN = 8
-"""The number of faults until which a campaign goes on, also after its time."""
+"""The minimum number of faults. A campaign continues until it has caused so many, even after its time."""
 _PAUSE_S = (0.5, 3.0)
-"""The least and the most time between two faults."""
+"""The minimum and the maximum time between two faults, in seconds."""
 _SETTLE_S = 240.0
-"""The time in which the last requests of writers have to succeed after the last fault."""
+"""The time, in seconds, within which the last requests of writers must succeed after the last fault."""
 SETTINGS = {
     "SEAMARK_STREAM_FLUSH_INTERVAL_MS": "1000",
     "SEAMARK_PEER_LEASE_S": "2",
@@ -61,12 +63,12 @@ SETTINGS = {
     "SEAMARK_SERVICES_WORKERS": "1",
 }
 SERVICES = {"seamark.compaction.enabled": "true", "seamark.compaction.min-files": "3"}
-"""Properties of both tables: the server compacts them all the time."""
+"""Properties of both tables, so that the server compacts them continuously."""
 
 
 @dataclass
 class ChaosRig:
-    """Servers over one log, and what a campaign may break.
+    """Servers over one log, and the parts in which a campaign may cause faults.
 
     Attributes:
         servers: The servers.
@@ -122,7 +124,7 @@ def open_kafka_rig(folder: Path, postgres: Postgres) -> Iterator[ChaosRig]:
 
 @dataclass
 class CampaignOutcome:
-    """The faults, reads and rows of a campaign."""
+    """The numbers of faults, reads and rows of a campaign."""
 
     seconds: float
     faults: Counter[str]
@@ -144,16 +146,16 @@ class CampaignOutcome:
 
 
 def run_campaign(rig: ChaosRig, seed: int, seconds: float, scans: dict[str, Scan] | None = None) -> CampaignOutcome:
-    """Run writers, readers and faults for a time, then check the contents of both tables by each reader.
+    """Run writers, readers and faults for a time, then check the contents of both tables with each reader.
 
     Args:
         rig: The servers.
-        seed: The seed of all choices. The times of processes still differ between runs.
-        seconds: How long faults occur at least.
-        scans: Further ways to read, such as engines, by name.
+        seed: The seed of all random choices. The times of processes still differ between runs.
+        seconds: The minimum time for which faults occur.
+        scans: Additional ways to read, such as engines, by name.
 
     Raises:
-        AssertionError: A reader has returned wrong rows, or rows are lost or repeated in the end.
+        AssertionError: A reader has returned wrong rows, or rows are lost or repeated at the end.
     """
     rng, model = random.Random(seed), AcknowledgedRows()
     create_tables(rig.urls[0])
@@ -164,7 +166,7 @@ def run_campaign(rig: ChaosRig, seed: int, seconds: float, scans: dict[str, Scan
     def write() -> None:
         try:
             asyncio.run(load.run())
-        except BaseException as error:  # noqa: BLE001  the campaign fails with it
+        except BaseException as error:  # noqa: BLE001  the campaign fails with this error
             errors.append(error)
 
     writer = threading.Thread(target=write, daemon=True)
@@ -202,17 +204,19 @@ def create_tables(url: str) -> None:
         properties = {ENABLED: "true", SHARDS: "2", "format-version": "2", **SERVICES}
         for name, schema in (("t", ROWS_SCHEMA), ("k", KEYS_SCHEMA)):
             table = catalog.create_table(f"db.{name}", schema, properties=properties)
-            # PyIceberg plans no scan of a table without a snapshot. The server commits the first rows at once, and
+            # PyIceberg plans no scan of a table without a snapshot. The server commits the first rows at once, but
             # not before it acknowledges them.
             table.append(table.schema().as_arrow().empty_table())
 
 
 def check_contents(rig: ChaosRig, model: AcknowledgedRows, scans: dict[str, Scan]) -> None:
-    """Check that each reader returns exactly the model: before and after a last flush, and from the files alone."""
+    """Check that each reader returns exactly the model: before and after a last flush, and from only the files."""
     bounds = model.snapshot()
     assert bounds.numbers == dict(model.sent)
 
     def check(name: str, scan: Scan, url: str) -> None:
+        """Wait until one read of both tables succeeds, and check its rows against the model."""
+
         def is_read() -> bool:
             try:
                 model.check_rows(scan(url, "t"), bounds)
@@ -237,7 +241,7 @@ def check_contents(rig: ChaosRig, model: AcknowledgedRows, scans: dict[str, Scan
 
 
 def _flush(url: str, table: str) -> bool:
-    """Flush a table; return whether no row waits."""
+    """Flush a table. Return True if no row waits."""
     request = urllib.request.Request(f"{url}/api/v1/tables/db/{table}/flush", b"", method="POST")
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -247,7 +251,7 @@ def _flush(url: str, table: str) -> bool:
 
 
 def scan_files_by_duckdb(rig: ChaosRig, url: str, table: str) -> Counter[tuple[Any, ...]]:
-    """Return the rows of the files of the last flush, which DuckDB reads without a server."""
+    """Return the rows in the files of the last flush. DuckDB reads them without a server."""
     with RestCatalog("chaos", uri=url) as catalog:
         location = catalog.load_table(f"db.{table}").metadata_location
     columns = "producer, number" if table == "t" else "id, value"

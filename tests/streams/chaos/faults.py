@@ -1,4 +1,4 @@
-"""Faults of a campaign. Each lasts until its function returns, and leaves everything running."""
+"""Faults of a campaign. When a fault function returns, the fault has ended and everything runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.streams.chaos.readers import StreamReaders
 
 
 class ServerFaults:
-    """The faults that a rig allows."""
+    """The faults that a rig supports."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ServerFaults:
         Args:
             servers: The servers.
             readers: The readers, which may be killed.
-            rng: The source of all choices.
+            rng: The source of all random choices.
             disk: The disk with the log of the first server.
             kafka: The broker of the log.
             network: The network, with a host for each server.
@@ -51,7 +51,7 @@ class ServerFaults:
         self.counts: Counter[str] = Counter()
 
     def strike(self) -> None:
-        """Cause a random fault, and undo it."""
+        """Cause a random fault, and end it."""
         kinds: list[Callable[[], None]] = [self.kill_server, self.kill_server, self.pause, self.kill_child]
         kinds += [self.kill_reader]
         kinds += [self.fill_disk, self.fill_disk] if self._disk is not None else []
@@ -68,7 +68,7 @@ class ServerFaults:
         server.start()
 
     def pause(self) -> None:
-        """Stop a server with its workers, and let it go on. Meanwhile it may lose its lease."""
+        """Stop a server with its workers for a time. During this time it may lose its lease."""
         server = self._rng.choice(self._servers)
         os.killpg(server.pid, signal.SIGSTOP)
         time.sleep(self._rng.choice((0.5, 3)))

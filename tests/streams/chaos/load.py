@@ -1,4 +1,4 @@
-"""Writers of a campaign: they send each request to any server, and repeat it until it is acknowledged."""
+"""Writers of a campaign. They send each request to any server, and repeat it until it is acknowledged."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LARGE_REQUEST_BYTES = 1 << 20
 _RETRIED = (429, 502, 503, 504, 507)
 """The statuses after which a request is repeated."""
 _UNKNOWN = "CommitStateUnknownException"
-"""The type of an answer with status 500 after which a request is repeated: the log may have the rows or not."""
+"""The error type of a 500 after which a request is repeated, because the log may have the rows."""
 _ANSWER_S = 40.0
 
 
 class WriterLoad:
-    """Writers of `db.t` and of `db.k`."""
+    """Writers of the tables `db.t` and `db.k`."""
 
     def __init__(self, urls: Sequence[str], model: AcknowledgedRows, rng: random.Random) -> None:
         self._urls = urls
@@ -36,7 +36,7 @@ class WriterLoad:
         """The number of answers by status, of unknown outcomes, and of lost answers."""
 
     async def run(self) -> None:
-        """Write until `is_ending`; then repeat the last requests until they are acknowledged."""
+        """Write until `is_ending` is set, then repeat the last requests until they are acknowledged."""
         async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as group:
             for number in range(WRITERS):
                 group.create_task(self._write_rows(http, f"w{number}"))
@@ -57,6 +57,7 @@ class WriterLoad:
             await asyncio.sleep(self._rng.choice((0, 0.02, 0.1)))
 
     async def _write_changes(self, http: aiohttp.ClientSession, writer: int) -> None:
+        """Upsert and delete random keys of this writer until the end. Each key belongs to one writer."""
         sequence = value = 0
         while not self.is_ending:
             rows: list[dict[str, Any]] = []

@@ -1,4 +1,5 @@
-"""The model of a campaign: what writers have sent to two tables, and what the server has acknowledged.
+"""The model of a campaign: the rows that writers have sent to two tables, and the rows that the server has
+acknowledged.
 
 The table `db.t` has rows `(producer, number)`, and the numbers of a producer are 0, 1, 2, … without a gap. The table
 `db.k` has the key `id`. Each key belongs to one writer, and its values count its changes.
@@ -34,15 +35,15 @@ class Bounds(NamedTuple):
 
 @dataclass
 class AcknowledgedRows:
-    """The rows of both tables. Any number of threads may use it."""
+    """The rows of both tables. Several threads may use it at the same time."""
 
     sent: Counter[str] = field(default_factory=Counter)
     """The number of rows that each producer has sent, acknowledged or not."""
     acknowledged: Counter[str] = field(default_factory=Counter)
     ends: dict[str, set[int]] = field(default_factory=dict)
-    """The number of rows of each producer after each of its requests. A reader sees a request whole or not at all."""
+    """The number of rows of each producer after each of its requests. A reader sees all rows of a request or none."""
     histories: dict[int, list[int]] = field(default_factory=dict)
-    """The values that each key has had, in order; the first is `ABSENT`."""
+    """The values that each key has had, in order. The first value is `ABSENT`."""
     applied: Counter[int] = field(default_factory=Counter)
     """The number of acknowledged changes of each key."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -50,10 +51,10 @@ class AcknowledgedRows:
     def begin_rows(self, producer: str, count: int) -> range:
         """Return the numbers of the next rows of a producer. They count as sent."""
         with self._lock:
-            first = self.sent[producer]
+            first_number = self.sent[producer]
             self.sent[producer] += count
-            self.ends.setdefault(producer, {0}).add(first + count)
-            return range(first, first + count)
+            self.ends.setdefault(producer, {0}).add(first_number + count)
+            return range(first_number, first_number + count)
 
     def acknowledge_rows(self, producer: str) -> None:
         """Record that all rows that the producer has sent are acknowledged."""
@@ -72,7 +73,7 @@ class AcknowledgedRows:
                 self.applied[key] = len(self.histories[key]) - 1
 
     def snapshot(self) -> Bounds:
-        """Return what is acknowledged now."""
+        """Return the rows and changes that are acknowledged now."""
         with self._lock:
             return Bounds(dict(self.acknowledged), dict(self.applied))
 
@@ -80,13 +81,16 @@ class AcknowledgedRows:
         """Check the rows of `db.t` that a read returned.
 
         Raises:
-            WrongRows: A row is missing, is repeated, or was never sent, or only a part of a request is there.
+            WrongRows: A row is missing, is repeated, or was never sent, or only a part of a request is visible.
         """
         if repeated := [row for row, count in rows.items() if count > 1]:
             raise WrongRows(f"rows occur several times: {repeated[:5]}")
         counts = Counter(producer for producer, _ in rows)
         with self._lock:
-            sent_numbers, ends = dict(self.sent), {producer: set(numbers) for producer, numbers in self.ends.items()}
+            sent_numbers, end_numbers = (
+                dict(self.sent),
+                {producer: set(numbers) for producer, numbers in self.ends.items()},
+            )
         for producer in {*counts, *bounds.numbers}:
             count = counts[producer]
             if missing_numbers := [number for number in range(count) if (producer, number) not in rows]:
@@ -96,14 +100,14 @@ class AcknowledgedRows:
                     f"{producer} has {count} rows; {bounds.numbers.get(producer, 0)} were acknowledged before the "
                     f"read, and {sent_numbers.get(producer, 0)} were sent"
                 )
-            if count not in ends[producer]:
-                raise WrongRows(f"{producer} has {count} rows: only a part of a request is there")
+            if count not in end_numbers[producer]:
+                raise WrongRows(f"{producer} has {count} rows: only a part of a request is visible")
 
     def check_keys(self, rows: Counter[tuple[int, int]], bounds: Bounds) -> None:
         """Check the rows of `db.k` that a read returned.
 
         Raises:
-            WrongRows: A key has several rows, or a value that it did not have at the read or later.
+            WrongRows: A key has several rows, or a value that was outdated when the read began.
         """
         values = dict(rows.keys())
         if len(values) != sum(rows.values()):

@@ -1,6 +1,7 @@
-"""Readers of a campaign: processes that scan both tables by stock PyIceberg in a loop, and that may be killed.
+"""Readers of a campaign: processes that scan both tables with stock PyIceberg in a loop, and that may be killed.
 
-A reader asks its thread before each scan. The thread notes what is acknowledged, and checks the rows against it.
+A thread sends each scan request to its process. The thread records the acknowledged rows before the scan, and checks
+the returned rows against them.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import Any
 from tests.streams.chaos.model import AcknowledgedRows, WrongRows
 
 Scan = Callable[[str, str], "Counter[tuple[Any, ...]]"]
-"""Returns the rows of a table: of `t` pairs of producer and number, of `k` pairs of key and value."""
+"""Returns the rows of a table: pairs (producer, number) of `t`, or pairs (key, value) of `k`."""
 _COLUMNS = {"t": ("producer", "number"), "k": ("id", "value")}
 
 
 def scan_by_pyiceberg(url: str, table: str) -> Counter[tuple[Any, ...]]:
-    """Return the rows of a table that stock PyIceberg reads."""
+    """Return the rows of a table, read with stock PyIceberg."""
     from pyiceberg.catalog.rest import RestCatalog
 
     with RestCatalog("chaos", uri=url, **{"rest-scan-planning-enabled": "true"}) as catalog:
@@ -49,7 +50,7 @@ class ReaderKilled(Exception):
 
 
 class StreamReaders:
-    """Threads that read and check. `scans` are further ways to read, by name, such as engines."""
+    """Threads that read and check the tables. `scans` are additional ways to read, such as engines, by name."""
 
     def __init__(
         self,
@@ -89,11 +90,12 @@ class StreamReaders:
             process.kill()
 
     def kill(self, rng: random.Random) -> None:
-        """Kill a reader by SIGKILL, usually in the middle of a scan. Its thread starts another."""
+        """Kill a reader with SIGKILL, usually during a scan. Its thread starts another reader."""
         if self._processes:
             rng.choice(list(self._processes.values())).kill()
 
     def _read_in_process(self, number: int) -> None:
+        """Read with PyIceberg in another process, and start a new one whenever it is killed."""
         context = multiprocessing.get_context("spawn")
         while not self._ending.is_set():
             scan_connection, reader_connection = context.Pipe()
@@ -122,6 +124,7 @@ class StreamReaders:
                 process.join()
 
     def _read(self, name: str, scan: Scan, number: int) -> None:
+        """Scan random tables until the end, and check the rows against the bounds of the model."""
         rng = random.Random(f"{self._seeds[number]}/{time.monotonic()}")
         while not self._ending.is_set():
             table, url = rng.choice("ttk"), rng.choice(self._urls)

@@ -1,8 +1,9 @@
-"""`python -m tests.streams.chaos.run [--log files|kafka] [--minutes N] [--engines spark trino]`: a campaign.
+"""Run a campaign: `python -m tests.streams.chaos.run [--log files|kafka] [--minutes N] [--engines spark trino]`.
 
-Servers, workers, the broker and readers are killed and paused at random, servers are cut off by network namespaces, and
-the disk of the log is filled, while writers write, table services compact, and stock PyIceberg and the chosen engines
-read. It needs root on Linux. Trino reads one server: fresh snapshots belong to the server that made them.
+Servers, workers, the broker and readers are killed and paused at random. Servers are cut off by network namespaces, and
+the disk of the log is filled. At the same time writers write, table services compact, and stock PyIceberg and the
+chosen engines read. The program needs root on Linux. Trino reads from one server, because fresh snapshots belong to the
+server that made them.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ _STATEMENTS = {"t": "SELECT producer, number FROM {}.db.t", "k": "SELECT id, val
 
 
 def main() -> None:
+    """Run one campaign with the options of the command line, and print its outcome."""
     parser = argparse.ArgumentParser("tests.streams.chaos.run", description=__doc__)
-    parser.add_argument("--log", choices=LOGS, default="files", help="where the log is")
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long faults occur")
-    parser.add_argument("--engines", nargs="*", choices=ENGINES, default=[], help="engines that read meanwhile")
+    parser.add_argument("--log", choices=LOGS, default="files", help="the kind of log")
+    parser.add_argument("--minutes", type=float, default=10.0, help="the minutes for which faults occur")
+    parser.add_argument(
+        "--engines", nargs="*", choices=ENGINES, default=[], help="engines that read during the campaign"
+    )
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector.
     seed = first_seed()
@@ -44,11 +48,11 @@ def main() -> None:
         scans = open_engines(rig, arguments.engines, stack)
         outcome = run_campaign(rig, seed, 60 * arguments.minutes, scans)
     print(f"log {arguments.log}, seed {seed}: {outcome.describe()}")
-    print("every reader returned the model in the end")
+    print("at the end, every reader returned the model")
 
 
 def open_engines(rig: ChaosRig, engines: Sequence[str], stack: ExitStack) -> dict[str, Scan]:
-    """Start engines; return how they read."""
+    """Start the engines. Return the function with which each engine reads, by name."""
     scans: dict[str, Scan] = {}
     if "spark" in engines:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="seamark-chaos-spark-")))
@@ -62,7 +66,7 @@ def open_engines(rig: ChaosRig, engines: Sequence[str], stack: ExitStack) -> dic
 
 
 class _SparkScan:
-    """Reads tables by stock Spark."""
+    """Reads tables with stock Spark."""
 
     def __init__(self, session: SparkSession, catalogs: dict[str, str]) -> None:
         self._session = session
@@ -74,7 +78,7 @@ class _SparkScan:
 
 
 class _TrinoScan:
-    """Reads tables by stock Trino, through the first server."""
+    """Reads tables with stock Trino, through the first server."""
 
     def __init__(self, trino: Trino) -> None:
         self._trino = trino

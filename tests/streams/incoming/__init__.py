@@ -1,1 +1,1 @@
-"""Tests of the rows of requests: kinds, JSON, dead letters, several tables."""
+"""Tests of the rows in requests: kinds, JSON, dead letters, several tables."""

@@ -1,4 +1,4 @@
-"""Tests of rows in Avro: every type is read as it was written, and hostile files are refused at once."""
+"""Tests of rows in Avro. Every type is read as it was written, and hostile files are refused at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seamark.metaserver.streams.incoming.avro_rows import INFLATED_BYTES_MAX, re
 from tests.streams.topics.topic_source import encode_avro
 
 
-def read(data: bytes, *, rows_max: int = 1000) -> pa.RecordBatch:
+def read_rows(data: bytes, *, rows_max: int = 1000) -> pa.RecordBatch:
     return read_avro(data, "The message", rows_max=rows_max)
 
 
@@ -73,29 +73,29 @@ def test_values_of_all_types_survive_a_round_trip(codec: str) -> None:
         }
         for row in range(2)
     ]
-    batch = read(encode_avro(*rows, schema=schema, codec=codec))
+    batch = read_rows(encode_avro(*rows, schema=schema, codec=codec))
     for number, (_, values, kind) in enumerate(COLUMNS):
         column = batch.column(number)
         assert column.to_pylist() == values
         assert column.type == kind or pa.types.is_list(kind)
     assert batch.column(len(COLUMNS)).to_pylist() == nested
-    assert batch.column(len(COLUMNS) + 1).to_pylist() == [[("k", each)] for each in nested]
+    assert batch.column(len(COLUMNS) + 1).to_pylist() == [[("k", value)] for value in nested]
 
 
-def test_named_types_are_those_of_their_namespace() -> None:
+def test_named_types_are_resolved_in_their_namespace() -> None:
     inner = {"type": "enum", "name": "Kind", "symbols": ["inner"]}
     outer = {"type": "enum", "name": "Kind", "symbols": ["outer"]}
     schema = build_record(
         outer, build_record(inner, "Kind", name="Other", namespace="b"), "Kind", "b.Kind", namespace="a"
     )
     row = {"f0": "outer", "f1": {"f0": "inner", "f1": "inner"}, "f2": "outer", "f3": "inner"}
-    assert read(encode_avro(row, schema=schema)).to_pylist() == [row]
+    assert read_rows(encode_avro(row, schema=schema)).to_pylist() == [row]
 
 
 def test_records_in_the_last_field_of_records_are_read() -> None:
     schema = build_record(build_record(build_record("double", name="Geo"), name="Addr"))
     row = {"f0": {"f0": {"f0": 1.5}}}
-    assert read(encode_avro(row, schema=schema)).to_pylist() == [row]
+    assert read_rows(encode_avro(row, schema=schema)).to_pylist() == [row]
 
 
 def nest_type(levels: int) -> Any:
@@ -106,7 +106,7 @@ def nest_type(levels: int) -> Any:
 
 
 def build_doubled_schema(levels: int) -> Any:
-    """Return a schema of some names whose types are 2 to the power of `levels` in number."""
+    """Return a schema with few names, but with 2 to the power of `levels` types."""
     kind: Any = build_record("int", name="R0")
     for level in range(1, levels):
         kind = build_record(kind, f"R{level - 1}", name=f"R{level}")
@@ -177,12 +177,12 @@ HUGE = b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"
 )
 def test_hostile_file_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        read(data)
+        read_rows(data)
 
 
 def test_file_with_too_many_rows_is_refused_before_they_are_decoded() -> None:
     with pytest.raises(TooLarge, match="more than 10 rows"):
-        read(build_file(build_record("int"), [(11, b"\x02" * 11)]), rows_max=10)
+        read_rows(build_file(build_record("int"), [(11, b"\x02" * 11)]), rows_max=10)
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -192,7 +192,7 @@ def test_damaged_file_is_refused_or_read(seed: int) -> None:
     for step in range(3):
         data[(seed * 7919 + step * 104729) % len(data)] ^= 1 << (seed + step) % 8
     try:
-        batch = read(bytes(data))
+        batch = read_rows(bytes(data))
     except (BadRequest, TooLarge):
         return
     assert batch.num_rows <= 1000
@@ -210,7 +210,7 @@ def build_array_type(kind: Any) -> Any:
 
 
 def encode_items(count: int, data: bytes) -> bytes:
-    """Return an array with the same item `count` times."""
+    """Return an encoded array with the same item `count` times."""
     sink = io.BytesIO()
     fastavro.schemaless_writer(sink, "long", count)
     return sink.getvalue() + data * count + b"\0"
@@ -241,12 +241,12 @@ def test_small_file_that_needs_much_memory_is_refused_before_it_is_decoded(
 ) -> None:
     monkeypatch.setattr(fastavro, "schemaless_reader", lambda *_: pytest.fail("a row is decoded"))
     with pytest.raises(TooLarge, match="bytes of memory by their schema"):
-        read(data)
+        read_rows(data)
 
 
 def test_file_within_the_memory_limit_is_read() -> None:
     values = [build_record("int", *["null"] * 20, name="Wide"), ["null", build_record(*["double"] * 50, name="D")]]
     schema = build_record(*(build_array_type(kind) for kind in values), "string")
     data = encode_items(1_000, b"\x02") + encode_items(1_000, b"\0") + encode_items(20_000, b"a")[:-1]
-    batch = read(build_file(schema, [(1, data)]))
+    batch = read_rows(build_file(schema, [(1, data)]))
     assert [len(batch.column(number)[0]) for number in range(2)] == [1_000, 1_000]

@@ -1,4 +1,4 @@
-"""Tests of change events whose values or schemas are not valid, or have special forms."""
+"""Tests of change events whose values or schemas are invalid or have special forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build_message(value: Any, **column: Any) -> dict[str, Any]:
     return {"schema": {"fields": [{"field": "after", "fields": fields}]}, "payload": {"op": "c", "after": {"x": value}}}
 
 
-def read(value: Any, **column: Any) -> Any:
+def read_value(value: Any, **column: Any) -> Any:
     (change,) = read_debezium(build_message(value, **column), ())
     return change.values["x"]
 
@@ -28,11 +28,11 @@ def read(value: Any, **column: Any) -> Any:
 @pytest.mark.parametrize("scale", ["abc", [1], 1e300, "100000000000", "-100000000000", "9" * 5000, "--1", ""])
 def test_decimal_with_invalid_or_huge_scale_is_refused(scale: Any) -> None:
     with pytest.raises(BadRequest, match="decimal of the scale"):
-        read("AQ==", name=DECIMAL, parameters={"scale": scale})
+        read_value("AQ==", name=DECIMAL, parameters={"scale": scale})
 
 
 def test_decimal_has_its_scale() -> None:
-    values = [read("/4U=", name=DECIMAL, parameters={"scale": scale}) for scale in ("2", 0, "-2", "4")]
+    values = [read_value("/4U=", name=DECIMAL, parameters={"scale": scale}) for scale in ("2", 0, "-2", "4")]
     assert values == ["-1.23", "-123", "-12300", "-0.0123"]
 
 
@@ -47,14 +47,14 @@ def test_decimal_has_its_scale() -> None:
 )
 def test_value_that_the_database_did_not_send_is_refused_in_each_form(value: Any) -> None:
     with pytest.raises(BadRequest, match="lacks the value of x"):
-        read(value, type="bytes")
+        read_value(value, type="bytes")
 
 
 @pytest.mark.parametrize("value", [-1, 86_400_000_000, 10**30])
-def test_duration_is_no_time_of_a_day(value: int) -> None:
-    assert read(86_399_999_999, name="io.debezium.time.MicroTime") == "23:59:59.999999"
+def test_duration_is_not_accepted_as_a_time_of_day(value: int) -> None:
+    assert read_value(86_399_999_999, name="io.debezium.time.MicroTime") == "23:59:59.999999"
     with pytest.raises(BadRequest, match="does not fit the schema"):
-        read(value, name="io.debezium.time.MicroTime")
+        read_value(value, name="io.debezium.time.MicroTime")
 
 
 def test_short_structs_of_many_fields_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

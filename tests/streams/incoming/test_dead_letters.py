@@ -1,4 +1,4 @@
-"""Tests that rows which do not fit a stream table go to its dead-letter table, with the reason."""
+"""Tests that rows that do not fit a stream table go to its dead-letter table, with the reason."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_arrow_row_that_does_not_fit_goes_to_dead_letter_table(stream: Str
     assert [json.loads(letter["raw"]) for letter in await read_letters(stream)] == [{"id": None, "name": "b"}]
 
 
-async def test_arrow_value_that_python_does_not_have_is_a_dead_letter(stream: StreamServer) -> None:
+async def test_arrow_value_without_a_python_equivalent_is_a_dead_letter(stream: StreamServer) -> None:
     await create_letters(stream)
     days = pa.array([0, 1 << 30], pa.int32()).view(pa.date32())
     body = encode_arrow(id=pa.array([1, None], pa.int64()), name=["a", "b"], day=days)
@@ -132,7 +132,7 @@ async def test_request_is_refused_if_dead_letter_table_cannot_store_rows(stream:
     assert await stream.ids() == []
 
 
-async def test_dead_letter_table_needs_the_right_to_write_there(tmp_path: Path) -> None:
+async def test_setting_a_dead_letter_table_requires_the_right_to_write_to_it(tmp_path: Path) -> None:
     grants = [Grant("ann", "writer", ("db",))]
     clock = SystemClock()
     async with open_store(build_settings(tmp_path).make_database_url(), clock=clock) as store:

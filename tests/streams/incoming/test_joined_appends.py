@@ -1,4 +1,4 @@
-"""Tests of requests that are appended together: each has its own answer, and the rows that it would have alone."""
+"""Tests of requests that are appended together. Each gets its own answer, and the same rows as in a separate append."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ def held_appends(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 async def send_together(
     stream: StreamServer, held_appends: asyncio.Event, requests: Sequence[Any], waiting: int | None = None
 ) -> list[tuple[int, Any]]:
-    """Send requests at the same time; return their answers.
+    """Send requests at the same time, and return their answers.
 
     Args:
         stream: The server.
-        held_appends: Set when `waiting` requests, by default all, wait for the log or for an earlier append.
-        requests: The requests.
-        waiting: The number of requests that wait.
+        held_appends: Is set when `waiting` requests wait for the log or for an earlier append.
+        requests: Functions that send a request.
+        waiting: The number of requests that wait. By default it is the number of all requests.
     """
-    sent = [asyncio.create_task(request()) for request in requests]
+    tasks = [asyncio.create_task(request()) for request in requests]
     await wait_for_requests(stream, len(requests) if waiting is None else waiting)
     held_appends.set()
-    return list(await asyncio.gather(*sent))
+    return list(await asyncio.gather(*tasks))
 
 
 async def wait_for_requests(stream: StreamServer, count: int) -> None:
-    """Wait until so many requests that may be joined have no answer."""
+    """Wait until `count` requests that may be joined have no answer yet."""
     joined = stream.server.components.streams.joined_appends
     await until(lambda: joined.request_count == count)
 
 
 async def read_log(stream: StreamServer) -> list[list[int]]:
-    """Return the ids in the log, as a list for each batch."""
+    """Return the ids of the rows in the log, as a list for each batch."""
     components = stream.server.components
     entry = await components.catalog.tables.load_entry(("db",), "t")
     metadata = await components.catalog.documents.table(entry.metadata_location)
@@ -92,7 +92,9 @@ async def test_each_of_the_joined_requests_gets_the_offsets_of_its_rows(
     assert await stream.ids() == sorted(ids)
 
 
-async def test_a_request_that_does_not_fit_is_refused_alone(stream: StreamServer, held_appends: asyncio.Event) -> None:
+async def test_request_whose_rows_do_not_fit_is_refused_without_affecting_joined_requests(
+    stream: StreamServer, held_appends: asyncio.Event
+) -> None:
     bodies = [[{"id": 1}], [{"id": 2}], [{"id": 3}, {"id": "x"}], [{"id": 4}], [{"name": "no id"}], [{"id": 5}]]
     requests = [partial(stream.send, json.dumps(body).encode()) for body in bodies]
     answers = await send_together(stream, held_appends, requests, waiting=4)
@@ -103,7 +105,7 @@ async def test_a_request_that_does_not_fit_is_refused_alone(stream: StreamServer
 
 
 @pytest.mark.slow
-async def test_any_error_of_the_preparation_concerns_only_its_own_request(
+async def test_error_in_the_preparation_of_rows_fails_only_its_own_request(
     stream: StreamServer, held_appends: asyncio.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare_joined = RowPreparation.prepare_joined
@@ -114,11 +116,11 @@ async def test_any_error_of_the_preparation_concerns_only_its_own_request(
         return prepare_joined(preparation, requests)
 
     monkeypatch.setattr(RowPreparation, "prepare_joined", fail_for_three)
-    first = asyncio.create_task(stream.send(b'[{"id": 0}]'))
+    first_task = asyncio.create_task(stream.send(b'[{"id": 0}]'))
     await wait_for_requests(stream, 1)
     requests = [partial(stream.send, json.dumps([{"id": number}]).encode()) for number in range(1, 6)]
     answers = await send_together(stream, held_appends, requests, waiting=6)
-    assert [status for status, _ in (await first, *answers)] == [200, 200, 200, 500, 200, 200]
+    assert [status for status, _ in (await first_task, *answers)] == [200, 200, 200, 500, 200, 200]
     assert await stream.ids() == [0, 1, 2, 4, 5]
 
 
@@ -144,8 +146,8 @@ async def test_json_and_arrow_requests_of_all_forms_are_appended_together(
     assert await stream.ids("day = '2026-01-31'") == [3]
 
 
-async def test_a_column_that_a_request_leaves_out_has_its_default(tmp_path: Path, held_appends: asyncio.Event) -> None:
-    """The same column is null in rows of a request that has it in other rows."""
+async def test_column_missing_from_a_request_has_its_default(tmp_path: Path, held_appends: asyncio.Event) -> None:
+    """If a request has the column in other rows, the column is null in rows without it."""
     town = {"id": 2, "name": "town", "required": False, "type": "string", "write-default": "Rome"}
     schema = {"type": "struct", "fields": [{"id": 1, "name": "id", "required": True, "type": "long"}, town]}
     properties = {ENABLED: "true", "format-version": "3"}
@@ -167,17 +169,17 @@ async def test_rows_of_a_keyed_table_replace_each_other_within_a_batch(
         await create(stream, properties={"seamark.stream.key": "id"})
         bodies = [[{"id": 1, "name": "a"}], [{"id": 2, "name": "b"}], [{"id": 1, "name": "c"}]]
         for number, body in enumerate(bodies, 1):
-            sent = asyncio.create_task(stream.send(json.dumps(body).encode()))
+            send_task = asyncio.create_task(stream.send(json.dumps(body).encode()))
             await wait_for_requests(stream, number)
         held_appends.set()
-        assert (await sent)[0] == 200
+        assert (await send_task)[0] == 200
         await stream.send(b'[{"id": 2, "_op": "delete"}]')
         for _ in range(2):
             assert await stream.ids("name = 'c'") == await stream.ids() == [1]
             await stream.flush()
 
 
-async def test_an_unknown_outcome_is_the_answer_to_all_joined_requests(
+async def test_all_joined_requests_get_the_unknown_outcome_of_their_append(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_fail = asyncio.Event()

@@ -1,4 +1,6 @@
-"""Tests of JSON objects with the same key twice: the server refuses them, because the decoder keeps the last value."""
+"""Tests of JSON objects with a repeated key. The server refuses them, because the decoder would keep only the last
+value.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
         yield stream
 
 
-async def test_key_that_an_object_has_twice_is_refused_in_each_format(stream: StreamServer) -> None:
+async def test_object_with_a_repeated_key_is_refused_in_each_format(stream: StreamServer) -> None:
     twice = b'{"id": 1, "name": "a:b", "id": 2}'
     status, message = await stream.send_refused(b"[" + twice + b"]")
     assert (status, message) == (400, "The body has an object with the key 'id' twice; send each key once")
@@ -76,7 +78,7 @@ def _has_repeated_key_by_json(text: str) -> bool:
 
 
 @pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 100), 2))
-def test_repeated_keys_of_random_values_are_found_as_the_python_parser_finds_them(seed: int) -> None:
+def test_repeated_keys_of_random_values_are_found_as_by_python_json_parser(seed: int) -> None:
     rng = Random(seed)
     for _ in range(1000):
         text = f"[{','.join(_write_object(rng) for _ in range(rng.randrange(4)))}]"

@@ -1,4 +1,4 @@
-"""Tests of rows with columns that the table does not have, and of rows while the schema of the table changes."""
+"""Tests of rows with columns that the table does not have, and of rows that arrive while the schema changes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
         yield stream
 
 
-async def read(stream: StreamServer) -> list[dict[str, Any]]:
-    """Return the rows that stock PyIceberg reads, by id."""
+async def read_rows(stream: StreamServer) -> list[dict[str, Any]]:
+    """Return the rows that stock PyIceberg reads, ordered by id."""
 
     def scan_rows() -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = stream.catalog.load_table("db.t").scan().to_arrow().to_pylist()
@@ -60,9 +60,14 @@ async def test_table_gets_the_columns_of_json_rows_with_their_types(stream: Stre
     } == (await read_columns(stream))
     assert "later" not in await read_columns(stream)
     for _ in range(2):
-        first, second, third = await read(stream)
-        assert (first["id"], first["town"], first["ratio"]) == (1, None, None)
-        assert (second["town"], second["size"], second["ratio"], second["is_new"]) == ("Ulm", 3, 1.0, True)
+        first_row, second_row, third = await read_rows(stream)
+        assert (first_row["id"], first_row["town"], first_row["ratio"]) == (1, None, None)
+        assert (second_row["town"], second_row["size"], second_row["ratio"], second_row["is_new"]) == (
+            "Ulm",
+            3,
+            1.0,
+            True,
+        )
         assert third["ratio"] == 1.5
         await stream.flush()
     status, message = await stream.send_refused(b'{"id": 4, "size": "large"}\n', LINES)
@@ -82,7 +87,7 @@ async def test_table_gets_the_columns_of_arrow_rows_with_their_types(stream: Str
     assert (await stream.send(body, ARROW))[0] == 200
     new_types = {"born": "date", "at": "timestamp", "price": "decimal(9, 2)", "small": "int"}
     assert {name: kind for name, kind in (await read_columns(stream)).items() if name in new_types} == new_types
-    (row,) = await read(stream)
+    (row,) = await read_rows(stream)
     assert (row["born"], row["at"], row["price"], row["small"]) == (day, timestamp, Decimal("1.20"), 7)
 
 
@@ -98,11 +103,11 @@ async def test_arrow_rows_with_a_column_twice_are_refused(stream: StreamServer, 
     assert (status, f"the column '{name}' twice" in message) == (400, True), message
 
 
-async def test_requests_that_add_columns_at_once_all_succeed(stream: StreamServer) -> None:
+async def test_concurrent_requests_that_add_columns_all_succeed(stream: StreamServer) -> None:
     rows = [{"id": number, "shared": number, f"own{number % 3}": "x"} for number in range(12)]
     await asyncio.gather(*(stream.post(row) for row in rows))
     assert {"shared", "own0", "own1", "own2"} <= (await read_columns(stream)).keys()
-    for row, posted in zip(await read(stream), rows, strict=True):
+    for row, posted in zip(await read_rows(stream), rows, strict=True):
         assert {name: row[name] for name in posted} == posted
 
 
@@ -129,7 +134,7 @@ async def test_rows_whose_columns_cannot_be_added_are_refused(
 
 
 def build_envelope(after: dict[str, Any], *fields: dict[str, Any], op: str = "c") -> dict[str, Any]:
-    """Return a message of Debezium with the types of new columns in its schema, or without a schema."""
+    """Return a Debezium message. If `fields` are given, its schema has them as types of new columns."""
     payload = {"op": op, "before": None, "after": after}
     if not fields:
         return payload
@@ -171,9 +176,9 @@ async def test_table_gets_the_columns_of_debezium_messages_with_the_types_of_the
     column_types = await read_columns(stream)
     assert column_types == {"id": "long", "name": "string", "day": "date"} | new_types
     for _ in range(2):
-        first, second = await read(stream)
-        assert (first["small"], first["raw"], first["born"]) == (7, b"\x00\xff", datetime.date(2026, 1, 31))
-        assert (str(first["price"]), first["kind"], second["small"]) == ("-12.41", "x", 1 << 40)
+        first_row, second_row = await read_rows(stream)
+        assert (first_row["small"], first_row["raw"], first_row["born"]) == (7, b"\x00\xff", datetime.date(2026, 1, 31))
+        assert (str(first_row["price"]), first_row["kind"], second_row["small"]) == ("-12.41", "x", 1 << 40)
         await stream.flush()
 
 
@@ -191,7 +196,7 @@ async def test_table_gets_the_columns_of_debezium_messages_without_schema(stream
         build_envelope({"id": 2, "town": None, "empty": None}),
     )
     assert status == 200, answer
-    assert (await read(stream))[0] | {"town": "Ulm", "size": 3} == (await read(stream))[0]
+    assert (await read_rows(stream))[0] | {"town": "Ulm", "size": 3} == (await read_rows(stream))[0]
     assert "empty" not in await read_columns(stream)
     for field, message in (
         ({"field": "place", "type": "struct"}, "several types, or are objects or arrays"),
@@ -215,7 +220,7 @@ async def test_table_can_refuse_debezium_messages_with_new_columns(tmp_path: Pat
         assert (status, "seamark.stream.new-columns refuses such rows" in str(answer)) == (400, True)
 
 
-async def test_rule_of_the_table_decides_over_rows_with_new_columns(tmp_path: Path) -> None:
+async def test_property_of_the_table_decides_whether_new_columns_are_added(tmp_path: Path) -> None:
     async with streaming(tmp_path) as stream:
         await create_letters(stream)
         await create(stream, properties={DEAD_LETTER_TABLE: "db.t_errors", NEW_COLUMNS: "refuse"})
@@ -233,7 +238,7 @@ async def test_rule_of_the_table_decides_over_rows_with_new_columns(tmp_path: Pa
 
 @pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 30), 1))
 async def test_rows_keep_their_values_while_the_schema_changes(tmp_path: Path, seed: int) -> None:
-    """Rows are written with columns of earlier and of later schemas. The model has values by the id of the column."""
+    """Rows are written with columns of earlier and of later schemas. The model has the values by column id."""
     rng = Random(seed)
     model: list[dict[int, Any]] = []
     schema = Schema(
@@ -282,7 +287,7 @@ async def test_rows_keep_their_values_while_the_schema_changes(tmp_path: Path, s
             table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
             fields = {field.name: field.field_id for field in table.schema().fields}
             expected = [{name: row.get(field_id) for name, field_id in fields.items()} for row in model]
-            assert await read(stream) == expected, round_number
+            assert await read_rows(stream) == expected, round_number
             scanned = await asyncio.to_thread(lambda: seamark.scan(client, "db.t").to_arrow().to_pylist())
             assert sorted(scanned, key=lambda row: row["id"]) == expected, round_number
             if model:

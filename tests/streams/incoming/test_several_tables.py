@@ -1,4 +1,4 @@
-"""Tests of requests with rows for several stream tables: the server stores all rows once, or no row."""
+"""Tests of requests with rows for several stream tables. The server stores all rows once, or no row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
         yield stream
 
 
-async def send(stream: StreamServer, query: str = "", **rows: list[Any]) -> tuple[int, Any]:
+async def send_rows(stream: StreamServer, query: str = "", **rows: list[Any]) -> tuple[int, Any]:
     tables = [{"namespace": ["db"], "name": name, "rows": values} for name, values in rows.items()]
     async with stream.server.http.post(f"{stream.server.url}/api/v1/rows{query}", json={"tables": tables}) as answer:
         return answer.status, await answer.json()
@@ -38,7 +38,7 @@ async def read_ids(stream: StreamServer, name: str) -> list[int]:
 
 async def test_rows_of_several_tables_are_appended_once(stream: StreamServer) -> None:
     for is_repeated in (False, True):
-        status, answer = await send(stream, "?producer=p&sequence=0", t=[{"id": 1}], u=[{"id": 2}, {"id": 3}])
+        status, answer = await send_rows(stream, "?producer=p&sequence=0", t=[{"id": 1}], u=[{"id": 2}, {"id": 3}])
         assert status == 200
         assert [(table["rows"], table["duplicate"]) for table in answer["tables"]] == [
             (1, is_repeated),
@@ -47,12 +47,12 @@ async def test_rows_of_several_tables_are_appended_once(stream: StreamServer) ->
     assert (await read_ids(stream, "t"), await read_ids(stream, "u")) == ([1], [2, 3])
 
 
-async def test_row_that_does_not_fit_refuses_the_rows_of_all_tables(stream: StreamServer) -> None:
-    status, answer = await send(stream, t=[{"id": 1}], u=[{"id": "x"}])
+async def test_one_row_that_does_not_fit_refuses_the_rows_of_all_tables(stream: StreamServer) -> None:
+    status, answer = await send_rows(stream, t=[{"id": 1}], u=[{"id": "x"}])
     assert (status, "Row 0, column id" in answer["error"]["message"]) == (400, True)
-    status, answer = await send(stream, t=[{"id": 1}], missing=[{"id": 1}])
+    status, answer = await send_rows(stream, t=[{"id": 1}], missing=[{"id": 1}])
     assert status == 404
-    status, answer = await send(stream)
+    status, answer = await send_rows(stream)
     assert (status, "name 1 to 100" in answer["error"]["message"]) == (400, True)
     tables = [{"namespace": ["db"], "name": "t", "rows": []}] * 2
     async with stream.server.http.post(f"{stream.server.url}/api/v1/rows", json={"tables": tables}) as refusal:
@@ -69,14 +69,14 @@ async def test_tables_share_a_dead_letter_table(stream: StreamServer) -> None:
 
     for name in ("t", "u"):
         await asyncio.to_thread(set_property, name)
-    status, answer = await send(stream, t=[{"id": 1}, {"id": "x"}], u=[{"id": "y"}])
+    status, answer = await send_rows(stream, t=[{"id": 1}, {"id": "x"}], u=[{"id": "y"}])
     assert (status, [table["rejected"] for table in answer["tables"]]) == (200, [1, 1])
     assert sorted(letter["table"] for letter in await read_letters(stream)) == ["db.t", "db.u"]
-    status, answer = await send(stream, t=[{"id": "x"}], t_errors=[{"raw": "a", "reason": "b"}])
+    status, answer = await send_rows(stream, t=[{"id": "x"}], t_errors=[{"raw": "a", "reason": "b"}])
     assert (status, "db.t_errors is a dead-letter table" in answer["error"]["message"]) == (400, True)
 
 
-async def test_tables_get_the_columns_of_their_rows_if_all_rows_fit(stream: StreamServer) -> None:
+async def test_tables_get_new_columns_of_their_rows_if_all_rows_fit(stream: StreamServer) -> None:
     def set_rule(name: str, rule: str) -> None:
         with stream.catalog.load_table(f"db.{name}").transaction() as change:
             change.set_properties({NEW_COLUMNS: rule})
@@ -88,13 +88,13 @@ async def test_tables_get_the_columns_of_their_rows_if_all_rows_fit(stream: Stre
     column_names = await list_columns()
     await asyncio.to_thread(set_rule, "t", "add")
     rows = [{"id": 1, "town": "Ulm", "later": None}]
-    for other in ([{"id": 1, "size": 3}], [{"id": "x"}]):
-        status, answer = await send(stream, t=rows, u=other)
+    for other_rows in ([{"id": 1, "size": 3}], [{"id": "x"}]):
+        status, answer = await send_rows(stream, t=rows, u=other_rows)
         assert status == 400, answer
-        assert await list_columns() == column_names, "a request that is refused adds no columns"
+        assert await list_columns() == column_names, "a refused request must not add columns"
     await asyncio.to_thread(set_rule, "u", "add")
     for is_repeated in (False, True):
-        status, answer = await send(stream, "?producer=p&sequence=0", t=rows, u=[{"id": 2, "size": 3}, {"id": 3}])
+        status, answer = await send_rows(stream, "?producer=p&sequence=0", t=rows, u=[{"id": 2, "size": 3}, {"id": 3}])
         assert status == 200, answer
         assert [table["duplicate"] for table in answer["tables"]] == [is_repeated] * 2
     assert await list_columns() == [[*column_names[0], "town"], [*column_names[1], "size"]]
@@ -105,10 +105,10 @@ async def test_tables_get_the_columns_of_their_rows_if_all_rows_fit(stream: Stre
     assert (t.column("town").to_pylist(), sorted(u.column("size").to_pylist(), key=str)) == (["Ulm"], [3, None])
 
 
-async def test_rows_of_all_tables_have_one_limit_of_bytes(
+async def test_rows_of_all_tables_share_one_limit_of_bytes(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(several_tables, "DECODED_BYTES_MAX", 3_000)
-    status, answer = await send(stream, t=[{"id": 1}] * 100, u=[{"id": 2}] * 100)
+    status, answer = await send_rows(stream, t=[{"id": 1}] * 100, u=[{"id": 2}] * 100)
     assert (status, "more than 3,000 bytes" in answer["error"]["message"]) == (413, True)
     assert (await read_ids(stream, "t"), await read_ids(stream, "u")) == ([], [])

@@ -1,5 +1,5 @@
-"""Tests of stream tables whose key changes while rows wait and while appends run: stock PyIceberg reads the latest row
-of each key.
+"""Tests of stream tables whose key changes while rows wait and appends run. Stock PyIceberg reads the latest row of
+each key.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tests.streams.test_rows_over_http import ARROW, StreamServer, create, encod
 from tests.waits import PATIENCE_S, until
 
 HOSTILE = ("a-b", "a_x2Db", "a b", "1x")
-"""Names of columns that differ in files. Two of them would have the same name there."""
+"""Column names that are changed in files. Two of them would get the same name."""
 
 
-async def read(stream: StreamServer) -> list[dict[str, Any]]:
+async def read_rows(stream: StreamServer) -> list[dict[str, Any]]:
     """Return the rows that stock PyIceberg reads."""
     rows: list[dict[str, Any]] = await asyncio.to_thread(
         lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist()
@@ -43,17 +43,17 @@ async def read(stream: StreamServer) -> list[dict[str, Any]]:
     return rows
 
 
-async def commit(stream: StreamServer, *updates: dict[str, Any]) -> int:
+async def commit_updates(stream: StreamServer, *updates: dict[str, Any]) -> int:
     url = f"{stream.server.url}/v1/namespaces/db/tables/t"
     async with stream.server.http.post(url, json={"requirements": [], "updates": list(updates)}) as answer:
         return answer.status
 
 
 async def set_key(stream: StreamServer, names: str, action: str = "set-properties") -> None:
-    assert await commit(stream, {"action": action, "updates": {KEY: names}}) == 200
+    assert await commit_updates(stream, {"action": action, "updates": {KEY: names}}) == 200
 
 
-async def promote(stream: StreamServer, name: str) -> None:
+async def promote_column(stream: StreamServer, name: str) -> None:
     def update() -> None:
         with stream.catalog.load_table("db.t").update_schema() as change:
             change.update_column(name, DecimalType(20, 2))
@@ -61,7 +61,7 @@ async def promote(stream: StreamServer, name: str) -> None:
     await asyncio.to_thread(update)
 
 
-async def test_key_columns_with_other_names_in_files_are_found(tmp_path: Path) -> None:
+async def test_key_columns_whose_names_are_changed_in_files_are_found(tmp_path: Path) -> None:
     """The table has several shards, and its key changes from column to column while rows wait."""
     fields = [NestedField(number, name, LongType()) for number, name in enumerate(HOSTILE, 1)]
     schema = Schema(*fields, NestedField(5, "v-1", StringType(), required=True))
@@ -79,9 +79,9 @@ async def test_key_columns_with_other_names_in_files_are_found(tmp_path: Path) -
             )
             assert status == 200
             if number % 2:
-                assert sorted((row["a-b"], row["v-1"]) for row in await read(stream)) == sorted(expected.items())
+                assert sorted((row["a-b"], row["v-1"]) for row in await read_rows(stream)) == sorted(expected.items())
         for _ in range(2):
-            assert sorted((row["a b"], row["v-1"]) for row in await read(stream)) == sorted(expected.items())
+            assert sorted((row["a b"], row["v-1"]) for row in await read_rows(stream)) == sorted(expected.items())
             await stream.flush()
 
 
@@ -97,11 +97,11 @@ async def test_promotion_of_the_key_replaces_rows_that_wait(tmp_path: Path) -> N
         await stream.post({"k": "0.01", "v": "first"})
         await stream.flush()
         await stream.post(*({"k": f"{number}.50", "v": "old"} for number in range(12)))
-        assert len(await read(stream)) == 13
-        await promote(stream, "k")
+        assert len(await read_rows(stream)) == 13
+        await promote_column(stream, "k")
         await stream.post(*({"k": f"{number}.50", "v": "new"} for number in range(11)), {"k": "11.50", "_op": "delete"})
         for _ in range(2):
-            assert sorted((str(row["k"]), row["v"]) for row in await read(stream)) == sorted(
+            assert sorted((str(row["k"]), row["v"]) for row in await read_rows(stream)) == sorted(
                 [("0.01", "first"), *((f"{number}.50", "new") for number in range(11))]
             )
             await stream.flush()
@@ -109,7 +109,7 @@ async def test_promotion_of_the_key_replaces_rows_that_wait(tmp_path: Path) -> N
 
 @pytest.mark.slow
 async def test_return_to_an_earlier_schema_flushes_rows_by_their_key(tmp_path: Path) -> None:
-    """The first return gives the table another key. The second drops the key column."""
+    """The first return changes the key of the table. The second return drops the key column."""
     schema = Schema(
         NestedField(1, "a", LongType(), required=True),
         NestedField(2, "v", StringType()),
@@ -126,21 +126,21 @@ async def test_return_to_an_earlier_schema_flushes_rows_by_their_key(tmp_path: P
         await asyncio.to_thread(add_column)
         await stream.post(*({"a": number, "b": 100 + number, "v": "old"} for number in range(8)))
         await stream.post({"a": 1, "b": 107, "v": "second"})
-        assert await commit(stream, {"action": "set-current-schema", "schema-id": 0}) == 200
+        assert await commit_updates(stream, {"action": "set-current-schema", "schema-id": 0}) == 200
         await stream.post(*({"a": number, "v": "new"} for number in range(6)))
         for _ in range(2):
-            rows = sorted((row["a"], row["v"]) for row in await read(stream))
+            rows = sorted((row["a"], row["v"]) for row in await read_rows(stream))
             assert rows == [*((number, "new") for number in range(6)), (6, "old")]
             await stream.flush()
-        assert await commit(stream, {"action": "set-current-schema", "schema-id": 1}) == 200
+        assert await commit_updates(stream, {"action": "set-current-schema", "schema-id": 1}) == 200
         await set_key(stream, "b")
         await stream.post({"a": 9, "b": 106, "v": "third"})
-        assert await commit(stream, {"action": "set-current-schema", "schema-id": 0}) == 200
-        rows = sorted((row["a"], row["v"]) for row in await read(stream))
+        assert await commit_updates(stream, {"action": "set-current-schema", "schema-id": 0}) == 200
+        rows = sorted((row["a"], row["v"]) for row in await read_rows(stream))
         assert rows == [*((number, "new") for number in range(6)), (9, "third")]
 
 
-async def test_error_of_the_flush_leaves_the_table_changeable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_table_can_be_changed_after_a_failed_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", LongType()), NestedField(3, "v", StringType()))
     async with streaming(tmp_path) as stream:
         await create(stream, schema, properties={"format-version": "2", SHARDS: "4", KEY: "a"})
@@ -155,8 +155,9 @@ async def test_error_of_the_flush_leaves_the_table_changeable(tmp_path: Path, mo
             await set_key(stream, "b")
             await stream.post({"a": 4, "b": 2, "v": "four"})
         for _ in range(2):
-            # The rows that waited replace others by `a`, and the last row replaces one of them by `b`.
-            assert sorted((row["a"], row["b"], row["v"]) for row in await read(stream)) == [
+            # The waiting rows replace rows with the same `a`. The last row replaces one of them, which has the same
+            # `b`.
+            assert sorted((row["a"], row["b"], row["v"]) for row in await read_rows(stream)) == [
                 (1, 3, "three"),
                 (4, 2, "four"),
             ]
@@ -184,18 +185,18 @@ async def test_dates_beyond_the_range_of_a_promoted_key_are_flushed_and_replace_
                 {"id": 2, "name": "v", "type": "string", "required": False},
             ]
             promotion = {"action": "add-schema", "schema": {"type": "struct", "fields": fields}}
-            assert await commit(stream, promotion, {"action": "set-current-schema", "schema-id": -1}) == 200
+            assert await commit_updates(stream, promotion, {"action": "set-current-schema", "schema-id": -1}) == 200
         assert await stream.flush() == 4
         url = f"{stream.server.url}/v1/namespaces/db/tables/t/plan"
         above = {"type": "gt", "term": "day", "value": "2026-01-01T00:00:00"}
         async with stream.server.http.post(url, json={"filter": above}) as answer:
             plan = await answer.json()
             assert (answer.status, len(plan["file-scan-tasks"])) == (200, 1), plan
-        # A later key that the type holds is located, although a stored file has dates that the type does not hold.
+        # A later key within the range of the type is found, although a stored file has dates beyond the range.
         await stream.post({"day": "2026-01-02T00:00:00", "_op": "delete"})
         assert await stream.flush() == 1
-        assert await commit(stream, {"action": "set-current-schema", "schema-id": 0}) == 200
-        rows = sorted((row["day"].isoformat(), row["v"]) for row in await read(stream))
+        assert await commit_updates(stream, {"action": "set-current-schema", "schema-id": 0}) == 200
+        rows = sorted((row["day"].isoformat(), row["v"]) for row in await read_rows(stream))
         assert rows == [("9000-01-01", "new"), ("9999-12-31", "new")]
 
 
@@ -212,7 +213,7 @@ async def test_rows_are_flushed_before_their_partition_column_is_promoted(tmp_pa
             {"id": 2, "name": "v", "type": "string", "required": False},
         ]
         promotion = {"action": "add-schema", "schema": {"type": "struct", "fields": fields}}
-        assert await commit(stream, promotion, {"action": "set-current-schema", "schema-id": -1}) == 200
+        assert await commit_updates(stream, promotion, {"action": "set-current-schema", "schema-id": -1}) == 200
         (table,) = stream.server.components.streams.tables.values()
         assert table.unflushed_rows == 0
         await stream.post({"day": "2026-01-03T00:00:00", "v": "c"})
@@ -238,7 +239,7 @@ async def test_append_that_read_an_earlier_key_is_repeated_after_rows_with_the_n
 
         earlier = await prepare()
         await set_key(stream, "b")
-        await streams.append([earlier], None)  # No row has the new key, so the append is as before the change.
+        await streams.append([earlier], None)  # No row has the new key yet, so the append is accepted.
         earlier = await prepare()
         await set_key(stream, "a")
         await stream.post({"a": 3, "b": 2})
@@ -246,13 +247,13 @@ async def test_append_that_read_an_earlier_key_is_repeated_after_rows_with_the_n
         with pytest.raises(RetryLater, match="The key of the stream table has changed"):
             await streams.append([earlier], None)
         await streams.append([await prepare()], None)
-        assert sorted((row["a"], row["b"]) for row in await read(stream)) == [(1, 1), (2, 2), (3, 2)]
+        assert sorted((row["a"], row["b"]) for row in await read_rows(stream)) == [(1, 1), (2, 2), (3, 2)]
 
 
 async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large body waits for room, and other rows are packed, while a column is promoted and while it is dropped."""
+    """A large body waits for memory, and other rows are packed, while a column is promoted and later dropped."""
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
     schema = Schema(NestedField(1, "day", DateType()), NestedField(2, "v", StringType()))
     async with streaming(tmp_path) as stream:
@@ -262,7 +263,7 @@ async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
         components = stream.server.components
         streams = components.streams
         (table,) = streams.tables.values()
-        table.appending_bytes = components.settings.stream_memory_bytes // 2  # The state while a flush is slow.
+        table.appending_bytes = components.settings.stream_memory_bytes // 2  # This is the state during a slow flush.
         body = json.dumps([{"day": "9999-12-31", "v": "x" * 300_000}]).encode()
         waiting = asyncio.create_task(stream.send_refused(body))
         await until(lambda: streams.body_room.waiter_count == 1)
@@ -281,7 +282,7 @@ async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
             ]
             if removed_ids:
                 updates.append({"action": "remove-schemas", "schema-ids": removed_ids})
-            assert await commit(stream, *updates) == 200
+            assert await commit_updates(stream, *updates) == 200
 
         earlier = await prepare("9999-12-31")
         await set_schema((1, "day", "timestamp_ns"), (2, "v", "string"))
@@ -301,7 +302,7 @@ async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(2, judged_number=1)))
 async def test_rows_are_replaced_while_the_key_changes_and_appends_run(tmp_path: Path, seed: int) -> None:
-    """The key columns have the same value in each row, so the latest row of a value is the same by every key."""
+    """The key columns of a row have the same value, so each key selects the same latest row."""
     rng = Random(seed)
     fields = [NestedField(number, name, DecimalType(9, 2)) for number, name in enumerate(HOSTILE, 1)]
     schema = Schema(*fields, NestedField(5, "v", StringType(), required=True))
@@ -328,11 +329,11 @@ async def test_rows_are_replaced_while_the_key_changes_and_appends_run(tmp_path:
             if rng.random() < 0.6:
                 await set_key(stream, rng.choice((*HOSTILE, "1x, a b")))
             else:
-                with suppress(CommitFailedException):  # A flush was faster.
-                    await promote(stream, rng.choice(HOSTILE))
+                with suppress(CommitFailedException):  # A flush committed first.
+                    await promote_column(stream, rng.choice(HOSTILE))
 
     async def check(stream: StreamServer) -> None:
-        rows = await read(stream)
+        rows = await read_rows(stream)
         assert sorted((int(row["a-b"]), row["v"]) for row in rows) == sorted(model.items())
 
     async with streaming(tmp_path) as stream:
@@ -340,7 +341,7 @@ async def test_rows_are_replaced_while_the_key_changes_and_appends_run(tmp_path:
         await create(stream, schema, properties={"format-version": "2", SHARDS: shards, KEY: HOSTILE[0]})
         for round_number in range(3):
             writers = [write(stream, range(10 * writer, 10 * writer + 10), 5) for writer in range(3)]
-            await asyncio.gather(*writers, change(stream), read(stream))
+            await asyncio.gather(*writers, change(stream), read_rows(stream))
             await check(stream)
             if round_number:
                 await stream.flush()

@@ -1,4 +1,6 @@
-"""Tests of the rows of streams whose table changes its key: each row replaces others by the key that it came with."""
+"""Tests of the rows of stream tables whose key changes. Each row replaces others by the key that the table had at its
+arrival.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,9 @@ from tests.seeds import examples, first_seed
 
 FILES = ImportedRowFiles(row_files.__name__)
 NAMES = ("a-b", "a_x2Db", "a b", "1x")
-"""Names of columns that differ in files. Two of them would have the same name there."""
+"""Column names that are changed in files. Two of them would get the same name."""
 VALUE, PRICE, DAY = 5, 6, 7
-"""The ids of the columns beside those of `NAMES`, whose ids begin at 1."""
+"""The ids of the other columns. The columns of `NAMES` have the ids from 1 on."""
 PROMOTIONS = {"int": ("long",), "decimal(9, 2)": ("decimal(20, 2)",), "date": ("timestamp", "timestamp_ns")}
 LATE_DAY = "9999-12-31"
 """A day beyond the range of `timestamp_ns`."""
@@ -55,12 +57,12 @@ def change_table(metadata: TableMetadata, *updates: dict[str, Any]) -> TableMeta
 
 
 def change_fields(metadata: TableMetadata, column_id: int, **changes: Any) -> TableMetadata:
-    """Return the table with another name or type of a column, or without it."""
+    """Return the table after a column got another name or type, or was dropped."""
     schema = metadata.current_schema
     fields = [
-        msgspec.to_builtins(msgspec.structs.replace(each, **(changes if each.id == column_id else {})))
-        for each in schema.fields
-        if changes or each.id != column_id
+        msgspec.to_builtins(msgspec.structs.replace(column, **(changes if column.id == column_id else {})))
+        for column in schema.fields
+        if changes or column.id != column_id
     ]
     return change_table(
         metadata,
@@ -74,8 +76,8 @@ class Log:
     """The batches of each shard, and the rows in the order of the keys that the table had.
 
     Attributes:
-        groups: For each key that the table had, its column ids and its rows: the values by column id, and whether the
-            row deletes.
+        groups: (column ids, rows) for each key that the table had. A row has its values by column id, and True if it is
+            a delete.
     """
 
     shards: int
@@ -88,12 +90,12 @@ class Log:
 
     def append(self, metadata: TableMetadata, group: int, rows: list[dict[int, Any]], deletes: list[bool]) -> None:
         names = {each.id: each.name for each in metadata.current_schema.fields}
-        sent = [
+        json_rows = [
             {names[column]: value for column, value in row.items() if column in names}
             | ({"_op": "delete"} if is_delete else {})
             for row, is_delete in zip(rows, deletes, strict=True)
         ]
-        batches = RowPreparation(metadata, FILES, self.shards).prepare_json(sent).batches
+        batches = RowPreparation(metadata, FILES, self.shards).prepare_json(json_rows).batches
         assert batches is not None
         for shard, batch in ({0: batches} if isinstance(batches, Batch) else batches).items():
             self.batches.setdefault(shard, []).append(batch)
@@ -108,13 +110,13 @@ class Log:
         ]
 
     def replay(self) -> list[str]:
-        """Return the values of the rows that stay."""
+        """Return the values of the rows that remain after all rows are applied."""
         rows: list[dict[int, Any]] = []
         for key, changes in self.groups:
             for row, is_delete in changes:
                 values = [row.get(column) for column in key]
                 if key and None not in values:
-                    rows = [other for other in rows if [other.get(column) for column in key] != values]
+                    rows = [other_row for other_row in rows if [other_row.get(column) for column in key] != values]
                 if not is_delete:
                     rows.append(row)
         return sorted(row[VALUE] for row in rows)
@@ -124,13 +126,15 @@ def read_values(files: list[Any]) -> list[str]:
     values: list[str] = []
     for file in files:
         table = pq.read_table(io.BytesIO(file.data))
-        place = next(place for place, each in enumerate(table.schema) if each.metadata[FIELD_ID] == str(VALUE).encode())
+        place = next(
+            place for place, column in enumerate(table.schema) if column.metadata[FIELD_ID] == str(VALUE).encode()
+        )
         values += table.column(place).to_pylist()
     return sorted(values)
 
 
-def encode(log: Log, metadata: TableMetadata) -> list[str]:
-    """Return the values in the files of a flush."""
+def encode_flush(log: Log, metadata: TableMetadata) -> list[str]:
+    """Return the values in the files that a flush of the log would write."""
     try:
         key = find_key_columns(metadata)
     except BadRequest:
@@ -154,7 +158,7 @@ def choose_row(rng: Random, number: int) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("seed", range(first_seed(), first_seed() + examples(30, judged_number=10)))
-def test_rows_replace_others_by_the_key_that_they_came_with(seed: int) -> None:
+def test_rows_replace_other_rows_by_the_key_at_their_arrival(seed: int) -> None:
     rng = Random(seed)
     keys = ("a-b", "a_x2Db", "a b", "1x", "price", "day", "a-b,a_x2Db", "1x, a b", "")
     metadata = create_table(rng.choice(keys))
@@ -164,19 +168,19 @@ def test_rows_replace_others_by_the_key_that_they_came_with(seed: int) -> None:
     number = 0
     for _ in range(rng.randint(4, 25)):
         step = rng.choice(("append", "append", "append", "key", "promote", "rename", "schema", "property"))
-        before = identify_key(metadata)
+        key_before = identify_key(metadata)
         ids = {each.name: each for each in metadata.current_schema.fields}
         if step == "key":
             names = [name for name in keys if all(part.strip() in ids for part in name.split(",") if part.strip())]
             metadata = change_table(metadata, {"action": "set-properties", "updates": {KEY: rng.choice(names)}})
         elif step == "promote":
-            changed = rng.choice([each for each in ids.values() if each.type in PROMOTIONS] or [None])
-            if changed is not None:
-                metadata = change_fields(metadata, changed.id, type=rng.choice(PROMOTIONS[changed.type]))
+            changed_field = rng.choice([each for each in ids.values() if each.type in PROMOTIONS] or [None])
+            if changed_field is not None:
+                metadata = change_fields(metadata, changed_field.id, type=rng.choice(PROMOTIONS[changed_field.type]))
         elif step == "rename":
             keyed = {name.strip() for name in metadata.properties[KEY].split(",")}
-            changed = rng.choice([each for each in ids.values() if each.name not in keyed and each.id < VALUE])
-            metadata = change_fields(metadata, changed.id, name=f"{changed.name}_")
+            changed_field = rng.choice([each for each in ids.values() if each.name not in keyed and each.id < VALUE])
+            metadata = change_fields(metadata, changed_field.id, name=f"{changed_field.name}_")
         elif step == "schema":
             key = {name.strip() for name in metadata.properties[KEY].split(",") if name.strip()}
             fitting = [each for each in metadata.schemas if key <= {column.name for column in each.fields}]
@@ -184,7 +188,7 @@ def test_rows_replace_others_by_the_key_that_they_came_with(seed: int) -> None:
         elif step == "property":
             metadata = change_table(metadata, {"action": "set-properties", "updates": {"p": str(number)}})
         else:
-            # Some appends have read the metadata before a change of the key.
+            # Some appends use metadata from before a change of the key.
             used, group = rng.choice(history[-3:]) if rng.random() < 0.3 else (metadata, len(log.groups) - 1)
             rows = [choose_row(rng, number := number + 1) for _ in range(rng.randint(1, 6))]
             day_type = used.current_schema.fields[DAY - 1].type
@@ -194,7 +198,7 @@ def test_rows_replace_others_by_the_key_that_they_came_with(seed: int) -> None:
                 rows = [row | {DAY: f"{row[DAY]}T00:00:00"} for row in rows]
             deletes = [bool(find_key_columns(used)) and rng.random() < 0.2 for _ in rows]
             log.append(used, group, rows, deletes)
-        if identify_key(metadata) != before:
+        if identify_key(metadata) != key_before:
             log.begin_group(metadata)
         if history[-1][0] is not metadata:
             history.append((metadata, len(log.groups) - 1))
@@ -202,7 +206,7 @@ def test_rows_replace_others_by_the_key_that_they_came_with(seed: int) -> None:
         for row, _ in changes:
             row |= {PRICE: Decimal(row[PRICE]), DAY: row[DAY][:10]}
     if log.batches:
-        assert encode(log, metadata) == log.replay()
+        assert encode_flush(log, metadata) == log.replay()
 
 
 def test_column_that_was_dropped_is_still_the_key_of_its_rows() -> None:
@@ -214,7 +218,7 @@ def test_column_that_was_dropped_is_still_the_key_of_its_rows() -> None:
     )
     log.append(metadata, 0, [{1: 2}], [True])
     dropped = change_fields(change_table(metadata, {"action": "set-properties", "updates": {KEY: ""}}), 1)
-    assert encode(log, dropped) == ["b.1"]
+    assert encode_flush(log, dropped) == ["b.1"]
 
 
 def test_dates_beyond_the_range_of_a_promoted_key_are_not_replaced() -> None:
@@ -227,11 +231,11 @@ def test_dates_beyond_the_range_of_a_promoted_key_are_not_replaced() -> None:
     promoted = change_fields(metadata, DAY, type="timestamp_ns")
     log.begin_group(promoted)
     log.append(promoted, 1, [{DAY: "2026-01-02T00:00:00", VALUE: "new"}], [False])
-    assert encode(log, promoted) == ["2026-01-03", "9999-12-31", "new"]
+    assert encode_flush(log, promoted) == ["2026-01-03", "9999-12-31", "new"]
     restored = change_table(promoted, {"action": "set-current-schema", "schema-id": date_schema})
     log.begin_group(restored)
     log.append(restored, 2, [{DAY: "9999-12-31", VALUE: "again"}], [False])
-    assert encode(log, restored) == ["2026-01-03", "again", "new"]
+    assert encode_flush(log, restored) == ["2026-01-03", "again", "new"]
 
 
 @pytest.mark.parametrize("key", ["a-b", ""])
@@ -243,22 +247,24 @@ def test_rows_of_a_schema_that_the_table_has_removed_are_flushed_with_the_curren
     log.append(metadata, 0, old_rows, 4 * [False])
     if key:
         log.append(metadata, 0, [{1: 3}], [True])
-    changed = change_fields(change_fields(metadata, 1, type="long"), PRICE)
-    removed = [schema.id for schema in changed.schemas if schema.id != changed.current_schema_id]
-    changed = change_table(changed, {"action": "remove-schemas", "schema-ids": removed})
-    log.append(changed, 0, [{1: 2, VALUE: "b2"}], [False])
-    assert encode(log, changed) == log.replay()
+    changed_metadata = change_fields(change_fields(metadata, 1, type="long"), PRICE)
+    removed = [schema.id for schema in changed_metadata.schemas if schema.id != changed_metadata.current_schema_id]
+    changed_metadata = change_table(changed_metadata, {"action": "remove-schemas", "schema-ids": removed})
+    log.append(changed_metadata, 0, [{1: 2, VALUE: "b2"}], [False])
+    assert encode_flush(log, changed_metadata) == log.replay()
 
 
-def test_rows_whose_key_column_and_schema_are_gone_wait_with_an_error_that_says_what_to_do() -> None:
+def test_rows_wait_with_an_error_if_their_key_column_and_schema_were_removed() -> None:
     metadata = create_table("a-b")
     log = Log(1)
     log.begin_group(metadata)
     log.append(metadata, 0, [{1: 1, VALUE: "a"}], [False])
-    changed = change_fields(change_table(metadata, {"action": "set-properties", "updates": {KEY: ""}}), 1)
-    changed = change_table(changed, {"action": "remove-schemas", "schema-ids": [metadata.current_schema_id]})
+    changed_metadata = change_fields(change_table(metadata, {"action": "set-properties", "updates": {KEY: ""}}), 1)
+    changed_metadata = change_table(
+        changed_metadata, {"action": "remove-schemas", "schema-ids": [metadata.current_schema_id]}
+    )
     with pytest.raises(BadRequest, match=r"the key column with the id 1 was dropped; add a schema with the columns"):
-        encode(log, changed)
+        encode_flush(log, changed_metadata)
 
 
 def test_rows_without_a_partition_spec_for_their_schema_are_flushed_with_the_current_schema() -> None:
@@ -266,8 +272,8 @@ def test_rows_without_a_partition_spec_for_their_schema_are_flushed_with_the_cur
     log = Log(1)
     log.begin_group(metadata)
     log.append(metadata, 0, [{1: 1, VALUE: "a"}], [False])
-    fields = [msgspec.to_builtins(each) for each in metadata.current_schema.fields]
-    changed = change_table(
+    fields = [msgspec.to_builtins(column) for column in metadata.current_schema.fields]
+    changed_metadata = change_table(
         metadata,
         {
             "action": "add-schema",
@@ -281,7 +287,7 @@ def test_rows_without_a_partition_spec_for_their_schema_are_flushed_with_the_cur
         {"action": "set-default-spec", "spec-id": -1},
         {"action": "remove-partition-specs", "spec-ids": [metadata.default_spec.spec_id]},
     )
-    assert encode(log, changed) == ["a"]
+    assert encode_flush(log, changed_metadata) == ["a"]
 
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])
@@ -313,7 +319,7 @@ def test_rows_are_flushed_after_a_transform_of_the_type_to_which_their_column_wa
         ),
     }
     promoted = change_table(change_fields(metadata, DAY, type="timestamp"), *by_step[step])
-    assert encode(log, promoted) == ["a"]
+    assert encode_flush(log, promoted) == ["a"]
 
 
 def set_spec(transform: str) -> tuple[dict[str, Any], ...]:
@@ -332,13 +338,13 @@ def test_delete_does_not_hide_a_missing_value_of_another_row() -> None:
 
 
 def test_append_with_another_key_of_the_same_millisecond_is_not_accepted() -> None:
-    earlier = create_table("a-b")
+    earlier_metadata = create_table("a-b")
     update = read_updates([{"action": "set-properties", "updates": {KEY: "1x"}}])
-    later = apply_updates(earlier, update, now_ms=earlier.last_updated_ms)
-    assert later.last_updated_ms == earlier.last_updated_ms
+    later_metadata = apply_updates(earlier_metadata, update, now_ms=earlier_metadata.last_updated_ms)
+    assert later_metadata.last_updated_ms == earlier_metadata.last_updated_ms
     accepted = AcceptedKeys()
-    assert accepted.accept("t", "first", earlier)
-    assert not accepted.accept("t", "second", later)
-    accepted.replace("t", "second", later)  # The caller has loaded the table: this metadata is current.
-    assert accepted.accept("t", "second", later)
-    assert not accepted.accept("t", "first", earlier)
+    assert accepted.accept("t", "first", earlier_metadata)
+    assert not accepted.accept("t", "second", later_metadata)
+    accepted.replace("t", "second", later_metadata)  # The caller has loaded the table, so this metadata is current.
+    assert accepted.accept("t", "second", later_metadata)
+    assert not accepted.accept("t", "first", earlier_metadata)

@@ -1,7 +1,8 @@
-"""A simulated world with a keyed table: later rows replace earlier ones, flushes delete rows, compactions move them.
+"""A simulated world with a keyed table. Later rows replace earlier rows, flushes delete rows, and compactions move
+them.
 
-A row is a line `key=value`, or `-key=value` for a row that deletes. The model is the log: what a reader sees is the
-replay of the log up to the offsets of its plan.
+A row is a line `key=value`, or `-key=value` for a row that deletes. The model is the log: a reader sees the replay of
+the log up to the offsets of its plan.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ NO_FAULTS = FaultProbabilities(lost=0, repeated=0, refused=0, crash=0, power_cut
 
 
 class KeyedSnapshot(NamedTuple):
-    """The files of a table with their deleted rows, at one version."""
+    """The files of a table and their deleted rows, at one version."""
 
     version: int
     files: Mapping[str, frozenset[int]]
@@ -58,7 +59,7 @@ class KeyedSnapshot(NamedTuple):
 @dataclass
 class KeyedTable(SimulatedTable):
     deleted: dict[str, frozenset[int]] = field(default_factory=dict)
-    """The deleted rows by file."""
+    """The positions of the deleted rows, by file."""
     commits: set[Any] = field(default_factory=set)
     """The flushes that were committed."""
 
@@ -69,7 +70,7 @@ class KeyedTable(SimulatedTable):
 
 
 class KeyedCatalog(SimulatedCatalog):
-    """Tables whose commits delete rows. Deletes of another version of the table are refused."""
+    """Tables whose commits delete rows. A commit with deletes for another version of the table is refused."""
 
     key = ("key",)
 
@@ -89,11 +90,12 @@ class KeyedCatalog(SimulatedCatalog):
     def commit_keyed(
         self, entry: Entry, files: Sequence[str], ranges: Sequence[FlushedRange], deletes: EncodedDeletes
     ) -> None:
+        """Apply a commit of new files and deleted rows if the table has not changed since it was read."""
         table = self._get_table(entry.uuid)
         if table.is_dropped:
             raise NoSuchTable(f"no table {entry.uuid}")
         commit = (tuple(files), tuple(ranges), tuple(deletes.content_files))
-        if commit in table.commits:  # The same commit arrived before. A conflict would be a wrong answer.
+        if commit in table.commits:  # The same commit arrived earlier, so a conflict would be a wrong answer.
             return
         if self.compares and any(table.flushed[moved_range.shard] != moved_range.start for moved_range in ranges):
             raise CommitConflict("the offsets have moved")
@@ -148,6 +150,7 @@ class KeyedFiles(LineFiles):
     def encode_deletes(
         self, parts: Sequence[KeyLines], metadata: KeyedSnapshot, stored: Any, folder: str | None
     ) -> EncodedDeletes:
+        """Return the positions that the keys delete in the stored files and in earlier parts."""
         keys = frozenset().union(*(part.keys for part in parts))
         deleted: dict[str, list[int]] = {}
         for file, deleted_rows in metadata.files.items():
@@ -156,7 +159,7 @@ class KeyedFiles(LineFiles):
                 number for number, line in enumerate(lines) if number not in deleted_rows and parse_key(line) in keys
             ]
         for place, part in enumerate(parts):
-            later_keys = frozenset().union(*(other.keys for other in parts[place + 1 :]))
+            later_keys = frozenset().union(*(later_part.keys for later_part in parts[place + 1 :]))
             for file, file_keys in part.files.items():
                 deleted[file] = [number for number, key in enumerate(file_keys) if key in later_keys]
         content = json.dumps({file: positions for file, positions in deleted.items() if positions})
@@ -164,7 +167,7 @@ class KeyedFiles(LineFiles):
 
 
 def replay(lines: Iterable[bytes]) -> dict[bytes, bytes]:
-    """Return the latest row of each key."""
+    """Return the latest row of each key, after all rows are applied."""
     rows: dict[bytes, bytes] = {}
     for line in lines:
         if line.startswith(b"-"):
@@ -189,11 +192,11 @@ class KeyedWorld(SimulationWorld):
         super().__init__(seed, **options)
         self.catalog = KeyedCatalog()
         self.files = KeyedFiles(self.storage)
-        # The model is the log, so nothing is removed from it.
+        # The model is the log, so the log removes no rows.
         self.log_limits, self.kafka_limits = KEEPS_LOG, KEEPS_KAFKA_LOG
         self.compactions = self.replays = 0
         self._offsets: dict[object, Mapping[int, int]] = {}
-        """The last offsets that each reader has seen, by the reader, the process and the table."""
+        """The last offsets that each reader has seen, by (reader, process, table)."""
 
     def create_table(self) -> None:
         super().create_table()
@@ -305,8 +308,8 @@ class KeyedWorld(SimulationWorld):
                 f"unexpected rows {sorted(set(lines) - set(expected.values()))[:3]}, "
                 f"missing rows {sorted(set(expected.values()) - set(lines))[:3]}"
             )
-        if lost := [line for append in required for line in append.lines if line not in logged]:
-            raise InvariantBroken(f"acknowledged rows are lost: {lost[:5]}")
+        if lost_lines := [line for append in required for line in append.lines if line not in logged]:
+            raise InvariantBroken(f"acknowledged rows are lost: {lost_lines[:5]}")
 
     def check_read(self, lines: Counter[bytes], uuid: str, required: list[Append]) -> None:
         """Do nothing, because `_read` has compared the rows with the log."""

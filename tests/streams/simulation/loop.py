@@ -1,4 +1,4 @@
-"""An event loop whose time is simulated: it never waits, and the same program runs in the same order each time."""
+"""An event loop with simulated time. It never waits, and the same program always runs in the same order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seamark.formats.runtime.clock import SimulatedClock
 
 _Ts = TypeVarTuple("_Ts")
 TIME_MAX_S = 600
-"""The longest simulated time of one run."""
+"""The maximum simulated time of one run, in seconds."""
 _TIMERS_MIN, _CANCELLED_MAX = 100, 0.5
 """The loop removes all cancelled timers if it has more timers, and if a larger share of them is cancelled."""
 
@@ -34,7 +34,7 @@ class _Call:
         self.is_cancelled = False
 
     def __lt__(self, other: _Call) -> bool:
-        """Return False: calls with the same time have no order of their own."""
+        """Return False, because calls with the same time have no defined order."""
         return False
 
     def cancel(self) -> None:
@@ -47,9 +47,9 @@ class _Call:
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """Runs tasks in the order in which they become ready.
+    """An event loop that runs tasks in the order in which they become ready.
 
-    The order is that of asyncio's own loop, so that a seed gives the same run with each of them.
+    The order equals that of asyncio's own loop, so a seed gives the same run with both loops.
     """
 
     _ready: deque[_Call]
@@ -63,7 +63,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._clock_ms = 0
         self._timers: list[tuple[float, _Call]] = []
         self.cancelled = 0
-        """The number of timers that are cancelled and not removed yet."""
+        """The number of timers that are cancelled but not removed yet."""
         self.steps = 0
 
     def time(self) -> float:
@@ -89,13 +89,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
     def _run_once(self) -> None:
-        """Move the simulated time to the next timer if no call is ready. Then run the calls that are ready."""
+        """Run all ready calls. If no call is ready, move the simulated time to the next timer first."""
         self._remove_cancelled()
         timers, ready = self._timers, self._ready
         self.steps += 1
         if not ready and not self._stopping:
             if not timers:
-                raise RuntimeError("every task waits for another task: a deadlock")
+                raise RuntimeError("deadlock: every task waits for another task")
             self._pass_time(max(0, timers[0][0] - self._now_s))
         end_s = self._now_s + self._clock_resolution
         while timers and timers[0][0] < end_s:
@@ -108,7 +108,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 call.context.run(call.callback, *call.args)
 
     def _remove_cancelled(self) -> None:
-        """Remove cancelled timers by the rules of asyncio. They decide over the order of timers with the same time."""
+        """Remove cancelled timers by the rules of asyncio, because the removal determines the order of timers with the
+        same time.
+        """
         timers = self._timers
         if len(timers) > _TIMERS_MIN and self.cancelled > len(timers) * _CANCELLED_MAX:
             self._timers = [timer for timer in timers if not timer[1].is_cancelled]
@@ -120,9 +122,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 self.cancelled -= 1
 
     def _pass_time(self, seconds: float) -> None:
-        """Move the loop's time and the clock ahead. The clock counts whole milliseconds."""
+        """Advance the loop's time and the clock. The clock counts whole milliseconds."""
         if self._now_s > TIME_MAX_S:
-            raise RuntimeError("the run exceeds its simulated time")
+            raise RuntimeError("the run exceeds the maximum simulated time")
         self._now_s += seconds
         passed_ms = int(self._now_s * 1000) - self._clock_ms
         if passed_ms > 0:
@@ -131,7 +133,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
 
 def run_simulated(clock: SimulatedClock, main: Coroutine[Any, Any, None]) -> int:
-    """Run `main` and return the number of steps of time."""
+    """Run `main` in a simulated loop. Return the number of steps of the time."""
     loop = SimulatedLoop(clock)
     asyncio.set_event_loop(None)
     try:

@@ -1,7 +1,7 @@
 """The ports of a stream table, over a network and a storage that a simulation controls.
 
-A message takes effect at one moment between its sending and its answer. The network can lose the message or its
-answer, and can deliver the message twice. A message arrives even if its sender has crashed since.
+A message takes effect at one moment between its sending and its answer. The network can lose the message or its answer,
+and can deliver the message twice. A message arrives even if its sender has crashed in the meantime.
 """
 
 from __future__ import annotations
@@ -47,35 +47,35 @@ class FaultProbabilities:
 
 
 class NoAnswer(Exception):
-    """Raised if no answer arrives."""
+    """Raised if no answer to a message arrives in time."""
 
 
 class SimulatedNetwork:
-    """Carries messages. Its tasks belong to no process, so that a message outlives its sender."""
+    """Carries messages. Its tasks belong to no process, so a message outlives its sender."""
 
     def __init__(self, rng: random.Random, faults: FaultProbabilities) -> None:
         self._rng = rng
         self.faults = faults
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self.failures: list[Exception] = []
-        """Errors that no message may have."""
+        """Unexpected errors of messages. They fail the run."""
 
     async def delay(self) -> None:
-        """Wait for the time that a message or a disk takes."""
+        """Wait for a random time, as a message or a disk would take."""
         await asyncio.sleep(self._rng.choice((0, 0.001, 0.002, 0.005, 0.02)))
 
     async def send(self, receive: Callable[[], Awaitable[T]]) -> T:
         """Return the answer to a message.
 
         Raises:
-            Lost: The message or its answer was lost.
+            NoAnswer: The message or its answer was lost.
         """
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         copies = 2 if self._rng.random() < self.faults.repeated else 1
         for _ in range(copies):
             task = asyncio.get_running_loop().create_task(self._carry(receive, answer))
             self._tasks[task] = None
-            task.add_done_callback(lambda done: self._tasks.pop(done, None))
+            task.add_done_callback(lambda finished_task: self._tasks.pop(finished_task, None))
         try:
             async with asyncio.timeout(1):
                 return await answer
@@ -83,6 +83,7 @@ class SimulatedNetwork:
             raise NoAnswer from None
 
     async def _carry(self, receive: Callable[[], Awaitable[T]], answer: asyncio.Future[T]) -> None:
+        """Deliver a message and its answer, each with a random delay, and lose some of them."""
         await self.delay()
         if self._rng.random() < self.faults.lost:
             return
@@ -113,7 +114,7 @@ class SimulatedTable:
 
 
 class SimulatedCatalog:
-    """Tables by their UUID. A commit is one transaction with compare-and-swap of the flushed offsets."""
+    """Tables by their UUID. A commit is one transaction with a compare-and-swap of the flushed offsets."""
 
     key: tuple[str, ...] = ()
 
@@ -122,7 +123,7 @@ class SimulatedCatalog:
         self.compares = True
 
     def entry(self, uuid: str) -> tuple[Entry, Any]:
-        """Return a table at this moment. The metadata is the tuple of its files."""
+        """Return a table in its current state. The metadata is the tuple of its files."""
         table = self.tables.get(uuid)
         if table is None or table.is_dropped:
             raise NoSuchTable(f"no table {uuid}")
@@ -146,7 +147,7 @@ class SimulatedCatalog:
         table = self.tables[uuid]
         if table.is_dropped:
             raise NoSuchTable(f"no table {uuid}")
-        if set(files) <= set(table.files):  # The same commit arrived before. A conflict would be a wrong answer.
+        if set(files) <= set(table.files):  # The same commit arrived earlier, so a conflict would be a wrong answer.
             return
         if self.compares and any(table.flushed[moved_range.shard] != moved_range.start for moved_range in ranges):
             raise CommitConflict("the offsets have moved")
@@ -163,7 +164,7 @@ class SimulatedCatalog:
 
 
 class RemoteTables:
-    """The `StreamTables` of a server, which reaches the catalog over the network."""
+    """The `StreamTables` of a server. It reaches the catalog over the network."""
 
     def __init__(self, network: SimulatedNetwork, catalog: SimulatedCatalog, rng: random.Random) -> None:
         self._network = network
@@ -188,6 +189,7 @@ class RemoteTables:
         deletes: EncodedDeletes | None = None,
         index_files: Sequence[EncodedIndexFile] = (),
     ) -> Entry:
+        """Send the commit to the catalog over the network. Some commits are refused."""
         is_refused = self._rng.random() < self._network.faults.refused
 
         async def receive() -> None:
@@ -209,7 +211,7 @@ class RemoteTables:
         return self._catalog.key
 
     def open_stored_rows(self, entry: Entry, metadata: Any) -> Any:
-        return None  # `RowFiles` of the simulation reads the rows from the metadata.
+        return None  # The simulation's `RowFiles` reads the rows from the metadata.
 
 
 class SimulatedStorage:
@@ -268,7 +270,9 @@ class Cluster:
 
 
 class RemoteBroker:
-    """The `Broker` of one server, which reaches the cluster over the network. A pause also stops its reads."""
+    """The `Broker` of one server. It reaches the cluster over the network, and a pause of the server stops
+    its reads.
+    """
 
     identity = "kafka/simulated"
 
@@ -304,15 +308,15 @@ class RemoteBroker:
     def write_journal(self, value: bytes) -> Awaitable[None]:
         """Write a record after all earlier records of this server, as an idempotent producer does."""
         previous, loop = self._last, asyncio.get_running_loop()
-        stored: asyncio.Future[None] = loop.create_future()
-        self._last = stored
+        stored_event: asyncio.Future[None] = loop.create_future()
+        self._last = stored_event
 
         async def receive() -> None:
             if previous is not None:
                 await asyncio.wait([previous])
-            if not stored.done():  # The broker recognises a repeated message.
+            if not stored_event.done():  # The broker recognises a repeated message.
                 self._cluster.journal.append(value)
-                stored.set_result(None)
+                stored_event.set_result(None)
 
         async def send() -> None:
             try:
@@ -320,8 +324,8 @@ class RemoteBroker:
             except NoAnswer:
                 raise CommitUnknown("the cluster does not answer") from None
             finally:
-                if not stored.done():  # The message was lost. No later message waits for it.
-                    stored.set_result(None)
+                if not stored_event.done():  # The message was lost, so later messages do not wait for it.
+                    stored_event.set_result(None)
 
         return loop.create_task(send())
 
@@ -374,7 +378,7 @@ class Leases:
         self._until_s: dict[str, tuple[float, Replica]] = {}
 
     def renew(self, operation: RenewReplica) -> list[Replica]:
-        """Renew a lease; return the replicas with live leases."""
+        """Renew a lease. Return the replicas with live leases."""
         now_s = self._clock.monotonic()
         until_s = now_s + operation.lease_ms / 1000
         self._until_s[operation.replica.address] = (until_s, operation.replica)
@@ -401,13 +405,13 @@ class RemoteLeases:
 
 @dataclass
 class SentRows:
-    """The model: the rows that writers have sent to a table, and the acknowledged appends."""
+    """The model of a table: the rows that writers have sent, and the acknowledged appends."""
 
     sent: dict[tuple[str, int], Counter[bytes]] = field(default_factory=dict)
     acknowledged: dict[tuple[str, int], float] = field(default_factory=dict)
-    """The time of each acknowledgement, by producer and number."""
+    """The time of each acknowledgement, by (producer, number)."""
 
 
 def jump_clock(clock: SimulatedClock, rng: random.Random) -> None:
-    """Set the clock of the machine ahead or back."""
+    """Set the clock of the machine forward or back by a random time."""
     clock.jump(rng.choice((-60_000, -1000, 1000, 60_000)))

@@ -1,8 +1,8 @@
 """A simulated world: servers that crash, writers that repeat, readers that check, and one catalog.
 
 A run has one of two forms. *Embedded*: one server with a log in segment files on its disk. A crash can be a power cut.
-*Fleet*: several servers over one log in Kafka. The owner of a table flushes it. Sometimes another server flushes it
-too, so that two flushes compete. A server can lose its lease, so that a table has two owners for some time.
+*Fleet*: several servers over one log in Kafka. The owner of a table flushes it. Sometimes another server also flushes
+it, so that two flushes compete. A server can lose its lease, so a table can have two owners for some time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from tests.streams.simulation.ports import (
 SHARDS = 2
 LIMITS = StreamLimits(fresh_interval_s=0.05, fresh_retention_s=5)
 SMALL_PARTS = LIMITS._replace(part_bytes_max=1)
-"""Each batch of the log becomes a separate fresh file."""
+"""Limits with which each batch of the log becomes a separate fresh file."""
 LOG_LIMITS = SegmentLimits(segment_bytes=1500, trim_interval_s=0.2, retention_bytes=4000)
 KAFKA_LIMITS = KafkaLimits(
     batches_max=12, head_groups=15, trim_interval_s=0.2, answer_timeout_s=5, open_timeout_s=20, groups_max=3
@@ -68,7 +68,7 @@ class InvariantBroken(AssertionError):
 
 @dataclass
 class Append:
-    """One append of a writer: the rows by shard, and its outcome as far as the writer knows it."""
+    """An append of a writer: its rows by shard, and the outcome that the writer knows."""
 
     producer: str
     sequence: int
@@ -83,7 +83,7 @@ class Append:
 
 @dataclass
 class Process:
-    """A server between its start and its end, with its tasks."""
+    """A server process with its tasks, from its start to its end."""
 
     name: str
     number: int
@@ -96,7 +96,7 @@ class Process:
 
 
 class DelayedRunner:
-    """Runs the work of a disk after a delay. The process can crash in the middle of the work."""
+    """Runs operations of a disk after a delay. The process can crash during an operation."""
 
     def __init__(self, world: SimulationWorld, process: Process) -> None:
         self._world = world
@@ -136,10 +136,10 @@ class SimulationWorld:
         """Create a world.
 
         Args:
-            seed: The seed of all choices.
+            seed: The seed of all random choices.
             appends: The number of appends of each writer.
-            fleet: Whether several servers share a log in Kafka. By default the seed decides.
-            has_small_parts: Whether each batch becomes a separate fresh file. By default the seed decides.
+            fleet: If True, several servers share a log in Kafka. By default the seed decides.
+            has_small_parts: If True, each batch becomes a separate fresh file. By default the seed decides.
         """
         self.rng = random.Random(seed)
         if has_small_parts is None:
@@ -166,7 +166,9 @@ class SimulationWorld:
         self.cluster = Cluster()
         self.leases = Leases(self.clock)
         self.states: dict[int, bytes] = {}
-        """The state of the log after a number of records of the journal, of the first server that applied them."""
+        """The state of the log by the number of applied journal records. It comes from the first server that
+        applied them.
+        """
         self.servers: dict[str, Process] = {}
         self.started = 0
         self.uuid = ""
@@ -187,10 +189,10 @@ class SimulationWorld:
     async def wait_while_paused(self, process: Process) -> None:
         """Wait while a process is paused."""
         while (pause_s := process.paused_until_s - asyncio.get_running_loop().time()) > 0:
-            await asyncio.sleep(pause_s + 0.001)  # The extra time avoids many short sleeps due to rounding.
+            await asyncio.sleep(pause_s + 0.001)  # The additional millisecond avoids many short sleeps due to rounding.
 
     def crash(self, process: Process) -> None:
-        """End a process in the middle of its work. Messages that it has sent still arrive."""
+        """End a process at any point of its work. Messages that it has sent still arrive."""
         if not process.is_alive:
             return
         process.is_alive = False
@@ -204,7 +206,7 @@ class SimulationWorld:
     # -- servers -----------------------------------------------------------------------------------------------------
 
     async def run_server(self, name: str) -> None:
-        """Run servers with one name, one after another: each replaces the server that crashed."""
+        """Run servers with this name, one after another. Each replaces the server that crashed."""
         while True:
             self.started += 1
             process = self.servers[name] = Process(name, self.started)
@@ -225,7 +227,7 @@ class SimulationWorld:
                 async with open_segments(self.disk, DelayedRunner(self, process), self.clock, self.log_limits) as log:
                     process.log = log
                     await self._flush_all(process)
-            except Corrupt as error:  # No fault of the disk damages bytes that were synced.
+            except Corrupt as error:  # No fault of the simulated disk damages synced bytes.
                 raise InvariantBroken(f"acknowledged rows are damaged: {error.message}") from error
 
     async def _serve_fleet(self, process: Process) -> None:
@@ -291,7 +293,7 @@ class SimulationWorld:
             raise InvariantBroken(f"two servers have different states after record {applied} of the journal")
 
     async def table(self, process: Process, uuid: str) -> StreamTable:
-        """Return the table of a process, opened when it is first used."""
+        """Return the table of a process. It is opened at its first use."""
         if process.log is None or not process.is_alive:
             raise RetryLater("the server is starting or has ended")
         if uuid not in process.tables:
@@ -320,7 +322,7 @@ class SimulationWorld:
         return process.tables[uuid]
 
     async def call(self, process: Process, work):
-        """Run a request in a process, and return the answer. The caller gets no answer if the process ends."""
+        """Run a request in a process, and return its answer. If the process ends, the caller gets no answer."""
 
         async def receive():
             if not process.is_alive:
@@ -341,7 +343,7 @@ class SimulationWorld:
     # -- tables ------------------------------------------------------------------------------------------------------
 
     def create_table(self) -> None:
-        """Create the table, or drop it and create another under its name."""
+        """Create the table, or drop it and create another table with its name."""
         if self.uuid:
             self.catalog.tables[self.uuid].is_dropped = True
         self.uuid = f"table-{len(self.catalog.tables)}"
@@ -357,18 +359,18 @@ class SimulationWorld:
 
         Several appends run concurrently, and each is repeated until it is acknowledged.
         """
-        first = 0
+        first_row = 0
         session = 0
-        while first < self.appends_max:
+        while first_row < self.appends_max:
             uuid = self.uuid
-            count = min(self.rng.choice((1, 3, 5)), self.appends_max - first)
+            count = min(self.rng.choice((1, 3, 5)), self.appends_max - first_row)
             producer = f"{name}.{session}"
             appends = [self._make(producer, uuid, number) for number in range(count)]
             self.appended += appends
-            outcomes = await asyncio.gather(*(self._send(each) for each in appends))
-            first += count
+            outcomes = await asyncio.gather(*(self._send(append) for append in appends))
+            first_row += count
             session += 1
-            if not all(outcomes):  # The table was dropped.
+            if not all(outcomes):  # The table was dropped, so the writer starts again.
                 continue
             await asyncio.sleep(self.rng.choice((0, 0.05)))
 
@@ -392,7 +394,7 @@ class SimulationWorld:
         return RemoteTables(self.network, self.catalog, self.rng)
 
     async def _send(self, append: Append) -> bool:
-        """Repeat an append until it is acknowledged; return False if its table is dropped."""
+        """Repeat an append until it is acknowledged. Return False if its table was dropped."""
         batches = {shard: self._to_batch(rows) for shard, rows in append.rows.items()}
         while True:
             if append.uuid != self.uuid:
@@ -486,10 +488,10 @@ class SimulationWorld:
         if twice := [line for line, count in lines.items() if count > 1]:
             raise InvariantBroken(f"rows occur twice: {twice[:5]}")
         for append in self.appended:
-            there = [line in lines for line in append.lines]
-            if any(there) and not all(there):
+            is_read = [line in lines for line in append.lines]
+            if any(is_read) and not all(is_read):
                 raise InvariantBroken(f"only a part of an append is visible: {append.lines}")
-            if any(there) and append.uuid != uuid:
+            if any(is_read) and append.uuid != uuid:
                 raise InvariantBroken(f"rows of another table are visible: {append.lines}")
         for append in required:
             if missing_lines := [line for line in append.lines if line not in lines]:
@@ -518,7 +520,7 @@ class SimulationWorld:
     # -- a run -------------------------------------------------------------------------------------------------------
 
     async def _cause_misfortune(self) -> None:
-        """Crash and pause servers, change the clock, drop tables, and commit to the table beside the stream."""
+        """Crash and pause servers, change the clock, drop tables, and commit other changes to the table."""
         while True:
             await asyncio.sleep(self.rng.choice((0.05, 0.3)))
             dice = self.rng.random()
@@ -555,7 +557,7 @@ class SimulationWorld:
         await self._wait_for([asyncio.create_task(self._settle())], [*servers, *readers])
 
     async def _wait_for(self, awaited: list[asyncio.Task[None]], background: list[asyncio.Task[None]]) -> None:
-        """Wait for tasks; a failure of any task ends the run."""
+        """Wait for tasks. A failure of any task ends the run."""
         waiting_tasks = set(awaited)
         while waiting_tasks:
             finished_tasks, _ = await asyncio.wait([*waiting_tasks, *background], return_when=asyncio.FIRST_COMPLETED)
@@ -569,7 +571,7 @@ class SimulationWorld:
         return await (await self.table(process, self.uuid)).flush()
 
     async def _settle(self) -> None:
-        """Flush all rows and check the table and the log."""
+        """Flush all rows, and check the table and the log."""
         table = self.catalog.tables[self.uuid]
         while True:
             await asyncio.sleep(0.5)
@@ -580,16 +582,16 @@ class SimulationWorld:
             else:
                 continue
             break
-        acknowledged_appends = [each for each in self.appended if each.acknowledged and each.uuid == self.uuid]
+        acknowledged_appends = [append for append in self.appended if append.acknowledged and append.uuid == self.uuid]
         await self.check_table(table, acknowledged_appends)
         log = process.log  # Other servers may still open their log.
         assert log is not None
-        with suppress(OffsetOutOfRange):  # Retention continues meanwhile.
+        with suppress(OffsetOutOfRange):  # Retention may remove rows during the read.
             await self.check_order(log)
 
 
 class InstantRunner:
-    """Runs the work of a disk at once."""
+    """Runs operations of a disk at once."""
 
     async def write(self, work):
         return work()

@@ -1,4 +1,4 @@
-"""Tests of the intake of an input topic without Kafka: the topic is in memory, and the server is real."""
+"""Tests of the intake of an input topic without Kafka. The topic is in memory, and the server is real."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.waits import until
 
 
 class FailingTables(AppendingTables):
-    """The stream tables, of which some appends fail before or after the log has the rows."""
+    """Stream tables whose appends sometimes fail, before or after the log has stored the rows."""
 
     def __init__(self, stream: StreamServer, rng: random.Random, chance: float) -> None:
         components = stream.server.components
@@ -59,7 +59,7 @@ class IntakeRig:
         self.counts = TopicCounts()
 
     async def make_intake(self) -> TopicIntake:
-        """Return an intake, as a process makes one when it becomes the owner."""
+        """Return an intake, as a process creates it when it becomes the owner."""
         components = self.stream.server.components
         uuid = (await components.catalog.tables.load_entry(("db",), "t")).uuid
         log = await components.streams._logs.open()
@@ -70,7 +70,7 @@ class IntakeRig:
 
     @asynccontextmanager
     async def read_during(self) -> AsyncIterator[asyncio.Task[None]]:
-        """Read the topic during the block. The end of the block is the end of the process, at any step."""
+        """Read the topic during the block. At its end the process ends, at any step."""
         task = asyncio.create_task((await self.make_intake()).run(self.topic))
         try:
             yield task
@@ -80,7 +80,7 @@ class IntakeRig:
                 await task
 
     async def flush(self) -> None:
-        """Flush the table, if it has rows in the log."""
+        """Flush the table if it has rows in the log."""
         components = self.stream.server.components
         entry = await components.catalog.tables.load_entry(("db",), "t")
         if entry.flushed:
@@ -95,7 +95,7 @@ class IntakeRig:
         return StreamProducerState(0, -1) if state is None else state
 
     async def is_read(self) -> bool:
-        """Return whether the log has the last message of each partition."""
+        """Return True if the log has the last message of each partition."""
         for partition, messages in self.topic.messages.items():
             if messages and (await self.load_state(partition)).sequence < messages[-1].offset:
                 return False
@@ -142,7 +142,7 @@ async def test_rows_of_every_format_and_dead_letters_are_stored_once(tmp_path: P
         async with rig.read_during():
             await until(lambda: rig.counts.messages == 13)
         assert (rig.counts.rows, rig.counts.rejected) == (8, 8)
-        await rig.read_all()  # A second process finds nothing to do.
+        await rig.read_all()  # A second process must find no new messages.
         assert await rig.stream.ids() == [1, 2, 3, 4, 5, 6, 7, 13]
         reasons = [letter["reason"] for letter in await read_letters(rig.stream)]
         expected = (
@@ -183,7 +183,7 @@ async def test_rows_that_fit_are_stored_if_the_dead_letter_table_refuses_letters
 
 
 class BrokenTables(AppendingTables):
-    """The stream tables. Appends raise an error until `until_s`, and `now_s` advances with each error."""
+    """Stream tables whose appends raise an error until `until_s`. Each error advances `now_s`."""
 
     def __init__(self, stream: StreamServer, error: type[Exception], until_s: float) -> None:
         components = stream.server.components
@@ -207,11 +207,11 @@ class BrokenTables(AppendingTables):
         (OSError, 800.0, [1]),
     ],
 )
-async def test_unexpected_error_refuses_a_message_only_after_minutes(
+async def test_message_with_an_unexpected_error_is_rejected_only_after_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], until_s: float, ids: list[int]
 ) -> None:
     monkeypatch.setattr(intake, "_RETRY_S", 0.0)
-    monkeypatch.setattr(intake, "_log", Mock())  # The formatting of tracebacks is slow.
+    monkeypatch.setattr(intake, "_log", Mock())  # The log is disabled, because it would format tracebacks slowly.
     async with open_rig(tmp_path, letters=False) as rig:
         rig.tables = tables = BrokenTables(rig.stream, error, until_s)
         reader = await rig.make_intake()
@@ -288,8 +288,8 @@ async def test_messages_wait_while_the_table_is_paused(tmp_path: Path) -> None:
         assert not rig.counts.waiting
 
 
-async def test_process_that_reads_a_topic_ends_when_another_begins(tmp_path: Path) -> None:
-    async with open_rig(tmp_path) as rig, rig.read_during() as former:
+async def test_process_stops_reading_a_topic_when_another_process_begins(tmp_path: Path) -> None:
+    async with open_rig(tmp_path) as rig, rig.read_during() as former_reader:
         rig.topic.send(encode_json({"id": 1}))
         await until(lambda: rig.counts.messages == 1)
         epoch = (await rig.load_state(0)).epoch
@@ -297,8 +297,8 @@ async def test_process_that_reads_a_topic_ends_when_another_begins(tmp_path: Pat
             while (await rig.load_state(0)).epoch == epoch:
                 await asyncio.sleep(0.01)
             rig.topic.send(encode_json({"id": 2}))
-            await until(former.done)
-            assert isinstance(former.exception(), ProducerFenced)
+            await until(former_reader.done)
+            assert isinstance(former_reader.exception(), ProducerFenced)
             await until(lambda: rig.counts.messages == 2)
         assert await rig.stream.ids() == [1, 2]
 
@@ -307,7 +307,7 @@ async def test_process_that_reads_a_topic_ends_when_another_begins(tmp_path: Pat
 async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random messages arrive, processes end at any step, appends fail, and flushes run meanwhile."""
+    """Random messages arrive, processes end at any step, appends fail, and flushes run at the same time."""
     monkeypatch.setattr(intake, "_RETRY_S", 0.001)
     rng = random.Random(seed)
     is_keyed = rng.random() < 0.5
@@ -332,11 +332,11 @@ async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
                     await asyncio.sleep(0)
                 if rng.random() < 0.3:
                     await rig.flush()
-                if rng.random() < 0.3:  # Another process becomes the owner, and this one does not notice.
-                    async with rig.read_during() as other:
+                if rng.random() < 0.3:  # Another process becomes the owner, and this process does not notice it.
+                    async with rig.read_during() as other_rig:
                         for _ in range(rng.randint(0, 40)):
                             await asyncio.sleep(0)
-                        assert not other.done() or isinstance(other.exception(), ProducerFenced)
+                        assert not other_rig.done() or isinstance(other_rig.exception(), ProducerFenced)
                 assert not task.done() or isinstance(task.exception(), ProducerFenced)
         await rig.read_all()
         if rng.random() < 0.5:
@@ -349,12 +349,12 @@ async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
 
 def test_log_remembers_producers_of_topics_until_their_stream_is_removed() -> None:
     state = LogState(10, keep_ms=1000)
-    topic, other = make_topic_producer_name("s", "id", 0), make_topic_producer_name("u", "id", 0)
-    for name in (topic, other, "s/owner/p"):
+    topic, other_topic = make_topic_producer_name("s", "id", 0), make_topic_producer_name("u", "id", 0)
+    for name in (topic, other_topic, "s/owner/p"):
         state.apply(FenceEntry(1, name, 1))
         state.apply(AppendEntry(1, (), name, 1, 7))
     state.forget(100_000, 0)
-    assert set(state.producers) == {topic, other}
+    assert set(state.producers) == {topic, other_topic}
     state.apply(RemoveEntry(100_000, "s"))
-    assert set(state.producers) == {other}
+    assert set(state.producers) == {other_topic}
     state.check_invariants()

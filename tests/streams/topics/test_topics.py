@@ -1,4 +1,4 @@
-"""Tests of input topics in Apache Kafka: any producer writes to the topic of a table, and each row is stored once."""
+"""Tests of input topics in Apache Kafka. Any producer writes to the topic of a table, and each row is stored once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.streams.topics.topic_source import ENCODERS, encode_avro, encode_json
 
 
 @pytest.fixture(autouse=True)
-def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def poll_topics_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intakes, "LOOK_S", 0.05)
 
 
@@ -44,7 +44,7 @@ async def create_topic(kafka: Kafka, stream: StreamServer, *, partitions: int = 
     return name
 
 
-async def send(
+async def send_messages(
     producer: Producer, topic: str, *values: bytes, headers: Mapping[str, bytes] | None = None, partition: int = 0
 ) -> None:
     for value in values:
@@ -53,22 +53,26 @@ async def send(
 
 
 async def wait_for_ids(stream: StreamServer, expected: list[int]) -> None:
-    """Wait until a scan returns these ids. Rows never disappear, so more rows are an error at once."""
+    """Wait until a scan returns these ids. Rows never disappear, so additional rows are an error at once."""
     while (ids := await stream.ids()) != expected:
         assert set(ids) <= set(expected), ids
         await asyncio.sleep(0.02)
 
 
-async def test_messages_of_any_producer_are_rows_and_aborted_ones_are_not(kafka: Kafka, stream: StreamServer) -> None:
+async def test_committed_messages_of_any_producer_become_rows_but_aborted_messages_do_not(
+    kafka: Kafka, stream: StreamServer
+) -> None:
     topic = await create_topic(kafka, stream, partitions=2)
     producer = Producer({"bootstrap.servers": kafka.address, "transactional.id": topic})
     producer.init_transactions()
     producer.begin_transaction()
-    await send(producer, topic, encode_json({"id": 100}))
+    await send_messages(producer, topic, encode_json({"id": 100}))
     producer.abort_transaction()
     producer.begin_transaction()
-    await send(producer, topic, encode_json({"id": 1}), b"{", encode_avro({"id": 2, "name": "b"}))
-    await send(producer, topic, b'{"id": 3}\n{"id": 4}', headers={"content-type": b"application/x-ndjson"}, partition=1)
+    await send_messages(producer, topic, encode_json({"id": 1}), b"{", encode_avro({"id": 2, "name": "b"}))
+    await send_messages(
+        producer, topic, b'{"id": 3}\n{"id": 4}', headers={"content-type": b"application/x-ndjson"}, partition=1
+    )
     producer.commit_transaction()
     await wait_for_ids(stream, [1, 2, 3, 4])
     async with stream.server.http.post(f"{stream.server.url}/api/v1/tables/db/t/flush") as answer:
@@ -81,17 +85,17 @@ async def test_messages_of_any_producer_are_rows_and_aborted_ones_are_not(kafka:
 
 
 @pytest.mark.slow
-async def test_topic_that_is_created_again_begins_at_its_first_message(kafka: Kafka, stream: StreamServer) -> None:
+async def test_recreated_topic_is_read_from_its_first_message(kafka: Kafka, stream: StreamServer) -> None:
     topic = await create_topic(kafka, stream)
     producer = Producer({"bootstrap.servers": kafka.address})
-    await send(producer, topic, encode_json({"id": 1}), encode_json({"id": 2}))
+    await send_messages(producer, topic, encode_json({"id": 1}), encode_json({"id": 2}))
     await wait_for_ids(stream, [1, 2])
     admin = AdminClient({"bootstrap.servers": kafka.address})
     await asyncio.wrap_future(admin.delete_topics([topic])[topic])
     while topic in (await asyncio.to_thread(admin.list_topics, timeout=10)).topics:
         await asyncio.sleep(0.05)
     await create_topic(kafka, stream)
-    await send(Producer({"bootstrap.servers": kafka.address}), topic, encode_json({"id": 3}))
+    await send_messages(Producer({"bootstrap.servers": kafka.address}), topic, encode_json({"id": 3}))
     await wait_for_ids(stream, [1, 2, 3])
 
 
@@ -111,14 +115,14 @@ async def test_messages_of_a_topic_survive_restarts_and_changes_of_the_owner_onc
                     topic = await create_topic(kafka, server, partitions=3)
                 for _ in range(20):
                     rows = [{"id": len(expected) + n, "name": "x"} for n in range(rng.randint(1, 3))]
-                    await send(producer, topic, rng.choice(ENCODERS)(*rows), partition=rng.randrange(3))
+                    await send_messages(producer, topic, rng.choice(ENCODERS)(*rows), partition=rng.randrange(3))
                     expected += [int(row["id"]) for row in rows]
                 if round_number % 2:
                     async with streaming(tmp_path / "other", **settings):
                         await wait_for_ids(server, expected)
                 elif round_number:
                     await wait_for_ids(reader, expected)
-                # Else the server stops while it reads the topic.
+                # In the other case, the server stops while it reads the topic.
         async with streaming(tmp_path / "s0", **settings) as server:
             await wait_for_ids(server, expected)
         await wait_for_ids(reader, expected)

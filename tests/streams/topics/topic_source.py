@@ -1,4 +1,4 @@
-"""A source of one input topic in memory, and the messages of tests."""
+"""A source of one input topic in memory, and encoders for test messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ENCODERS = (encode_json, encode_arrow, encode_avro)
 
 
 class MemoryConsumer:
-    """Reads a topic in memory. Implements `TopicConsumer`."""
+    """A `TopicConsumer` that reads a topic in memory."""
 
     def __init__(self, messages: Mapping[int, Sequence[TopicMessage]], offsets: Mapping[int, int]) -> None:
         self._messages = messages
@@ -60,7 +60,7 @@ class MemoryConsumer:
 
 
 class MemoryTopic:
-    """An input topic whose messages are in memory. Implements `TopicSource`."""
+    """A `TopicSource` with one input topic whose messages are in memory."""
 
     def __init__(self, partitions: int = 1) -> None:
         self.topic = InputTopic("seamark.in.t", "topic-1", partitions)
@@ -68,7 +68,7 @@ class MemoryTopic:
         self.openings = 0
 
     def send(self, value: bytes | None, *, partition: int = 0, headers: Mapping[str, bytes] | None = None) -> None:
-        """Add a message. Each second offset is missing, as after transactions of Kafka."""
+        """Add a message. Every second offset is missing, as after transactions in Kafka."""
         messages = self.messages[partition]
         messages.append(TopicMessage(partition, 2 * len(messages), value, headers or {}))
 
@@ -80,6 +80,8 @@ class MemoryTopic:
 
     @asynccontextmanager
     async def open(self, topic: InputTopic, offsets: Mapping[int, int]) -> AsyncIterator[MemoryConsumer]:
-        ends = {number: messages[-1].offset + 1 if messages else 0 for number, messages in self.messages.items()}
+        end_offsets = {number: messages[-1].offset + 1 if messages else 0 for number, messages in self.messages.items()}
         self.openings += 1
-        yield MemoryConsumer(self.messages, {number: min(offset, ends[number]) for number, offset in offsets.items()})
+        yield MemoryConsumer(
+            self.messages, {number: min(offset, end_offsets[number]) for number, offset in offsets.items()}
+        )
