@@ -1,11 +1,11 @@
 #!/bin/bash
-# Starts Trino on this machine from the jars that `make trino` fetched, as a client of a Seamark server, with the files of deploy/trino/etc.
+# Starts Trino on this machine as a client of a Seamark server. It uses the jars that `make trino` fetched, and the files of deploy/trino/etc.
 #
 #   make trino                                        once: Trino from Maven Central
 #   deploy/trino/run.sh                               over http://127.0.0.1:8181, at http://127.0.0.1:8081, until Ctrl-C
 #   SEAMARK_URI=http://host:8181 SEAMARK_TOKEN=… TRINO_PORT=8090 deploy/trino/run.sh
 #
-# Needs a JDK 25: JAVA25 is its home, or one is below /usr/lib/jvm. TRINO_DATA keeps Trino's files, by default .cache/trino-data.
+# It needs a JDK 25, in the folder JAVA25 or below /usr/lib/jvm. TRINO_DATA is the folder of Trino's files, by default .cache/trino-data.
 # The catalog is `seamark`. Tables on local files are read below TRINO_LOCAL_LOCATION, by default /; for S3, set S3_ENDPOINT, S3_REGION,
 # S3_ACCESS_KEY and S3_SECRET_KEY.
 set -euo pipefail
