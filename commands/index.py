@@ -86,7 +86,7 @@ def _add_parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     multiple=True,
     metavar="TERM",
     help="A column or a function of a column: c, a.b, lower(c), bucket[16](c), day(ts). A record index accepts "
-    "several, separated by commas. A cube also accepts attributes of dimension tables: "
+    "several, separated by commas. A cube, bitmap and bloom also accept attributes of dimension tables: "
     "'shop.suppliers.region via supplier_id = id'.",
 )
 @click.option(
@@ -119,8 +119,8 @@ def create(
     except errors.BadRequest as error:
         raise click.UsageError(error.message) from None
     index_name = name or _make_index_name(kind, terms)
-    if KINDS[kind].aggregates:
-        terms = tuple(lookups.pin_attributes(client, terms))
+    if KINDS[kind].takes_attributes:
+        terms = tuple(lookups.pin_attributes(client, terms, add_partners=KINDS[kind].aggregates))
     if KINDS[kind].aggregates and (
         problem := cube_estimates.estimate_problem(client, table, terms, aggregates, options)
     ):

@@ -448,6 +448,7 @@ class RemoteBloom:
 
 class BloomKind(IndexKind[FileBloom, Bloom]):
     name = "bloom"
+    takes_attributes = True
     parameters = (IndexParameter("fpp", "the share of false positives", FALSE_POSITIVE_PROBABILITY, FPP_MIN, FPP_MAX),)
 
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileBloom:

@@ -52,7 +52,11 @@ class TableRead(msgspec.Struct, frozen=True, rename="kebab"):
     bytes: Annotated[int, doc("Bytes of the files to read.")]
     columns: Annotated[int, doc("Columns to read.")]
     joins: Annotated[
-        tuple[tuple[str, int], ...], doc("Columns by which rows of other tables left out files, and numbers of keys.")
+        tuple[tuple[str, int | None], ...],
+        doc(
+            "Columns by which rows of other tables left out files, and numbers of keys; null for an index on "
+            "attributes of the other table."
+        ),
     ]
 
 

@@ -8,13 +8,16 @@ and its outcome reports this.
 
 A join on the day, month, year or hour of a column, or by `<`, `>` or BETWEEN, becomes a condition on the column. Joins
 that are alternatives become a disjunction: a row is needed only if it has a partner in one of them.
+
+If the planned table has indexes on attributes of the other table, the join's filter becomes a condition that these
+indexes evaluate (`star_conditions.py`). If the indexes need no help from keys, the other table is not read.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -35,8 +38,10 @@ from seamark.formats.iceberg.types.schema import is_primitive
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.types import canonicalize_primitive, get_base_name
 from seamark.formats.iceberg.types.values import FLOATS, get_decimal_scale
+from seamark.formats.index.definitions import IndexDefinition, read_definitions
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import has_keys
+from seamark.formats.index.keys.lookups import DimensionSource
 from seamark.formats.protocol.wire import RANGE
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
 from seamark.metaserver.planner.joins.dimensions import DimensionRequest, Dimensions, DimensionSkipped
@@ -49,7 +54,9 @@ from seamark.metaserver.planner.joins.extremes import (
 from seamark.metaserver.planner.joins.like_predicates import AnyLike
 from seamark.metaserver.planner.joins.periods import make_period_condition
 from seamark.metaserver.planner.joins.ranges import LimitedColumn, make_range_condition
+from seamark.metaserver.planner.joins.star_conditions import JoinedKey, StarCondition, make_star_condition
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn
+from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -106,6 +113,10 @@ class RequestedJoin:
     """A condition that is bound to the planned table's columns. Rows that may match it need no partner."""
     operators: tuple[str, ...] = ()
     outside: Expression | None = None
+    star: StarCondition | None = None
+    """The condition on the planned table that its indexes on attributes of the other table evaluate."""
+    needs_keys: bool = True
+    """Whether keys may leave out rows that `star` does not leave out."""
 
     @property
     def is_filter(self) -> bool:
@@ -117,8 +128,9 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
     """The result of a join.
 
     Attributes:
-        keys: The number of keys or ranges. For several columns, it is the smallest number. None if the join was
-            skipped.
+        keys: The number of keys or ranges. For several columns, it is the smallest number. None if the table was not
+            read.
+        indexes: The names of the indexes on attributes of the table that evaluate the join's filter.
     """
 
     table: tuple[str, ...]
@@ -126,6 +138,7 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
     keys: int | None
     used: bool
     reason: str | None = None
+    indexes: tuple[str, ...] = ()
 
 
 class JoinFilters(NamedTuple):
@@ -139,6 +152,46 @@ class JoinFilters(NamedTuple):
         if not self.dynamic_filters and self.condition == TRUE:
             return bound_scan
         return bound_scan.join_with(self.dynamic_filters, self.condition)
+
+
+async def add_star_conditions(
+    planner: Planner, bound_scan: BoundScan, entry: Entry | None, joins: Sequence[RequestedJoin]
+) -> list[RequestedJoin]:
+    """Return the joins of a scan, with the conditions that indexes on attributes of the other tables evaluate.
+
+    Args:
+        planner: The planner.
+        bound_scan: The scan of the planned table, without its joins.
+        entry: The entry of the planned table.
+        joins: The joins of the planned table.
+    """
+    definitions = read_definitions(bound_scan.metadata).enabled
+    if not any(definition.dimension_tables for definition in definitions):
+        return list(joins)
+    return [await _add_star_condition(planner, bound_scan, entry, join, definitions) for join in joins]
+
+
+async def _add_star_condition(
+    planner: Planner,
+    bound_scan: BoundScan,
+    entry: Entry | None,
+    join: RequestedJoin,
+    definitions: Sequence[IndexDefinition],
+) -> RequestedJoin:
+    if join.transform != IDENTITY or join.snapshot_id is None:
+        return join
+    keys = [
+        JoinedKey(*pair[:3], DimensionSource(join.table, join.snapshot_id, pair.other_id), pair.other_kind)
+        for pair in join.on
+    ]
+    star = make_star_condition(join.filter, keys, definitions)
+    if star is None:
+        return join
+    is_whole = star.is_whole and not join.joins and not join.likes
+    needs_keys = not is_whole or not await planner.covers(
+        bound_scan.join_with((), star.expression), star.indexes, entry
+    )
+    return replace(join, star=star, needs_keys=needs_keys)
 
 
 async def join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], until_s: float) -> JoinFilters:
@@ -167,9 +220,11 @@ async def join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], u
 def _build_condition(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> Expression:
     """Return the condition that a row satisfies if it has a partner in one of the alternatives.
 
-    The condition is TRUE if the alternatives give dynamic filters, which are evaluated separately.
+    The condition does not include dynamic filters, which are evaluated separately.
     """
-    if any(join.is_filter or not result.outcomes[0].used for join, result in alternatives):
+    if alternatives[0][0].is_filter:
+        return alternatives[0][1].condition
+    if any(not result.outcomes[0].used for _, result in alternatives):
         return TRUE
     conditions = []
     for join, result in alternatives:
@@ -181,13 +236,18 @@ def _build_condition(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) 
 def _mark_unused(result: JoinFilters) -> JoinFilters:
     first, *nested = result.outcomes
     reason = first.reason or "one of its alternatives was not used"
-    return JoinFilters((), (msgspec.structs.replace(first, keys=None, used=False, reason=reason), *nested))
+    unused = msgspec.structs.replace(first, keys=None, used=False, reason=reason, indexes=())
+    return JoinFilters((), (unused, *nested))
 
 
 async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
     """Return the filters of one join. Their condition limits the column whose period the other table contains."""
     if join.transform in EXTREMES:
         return await _build_extreme_condition(dimensions, join, until_s)
+    star = TRUE if join.star is None else join.star.expression
+    indexes = () if join.star is None else tuple(definition.name for definition in join.star.indexes)
+    if not join.needs_keys:
+        return JoinFilters((), (JoinOutcome(join.table, join.snapshot_id, None, used=True, indexes=indexes),), star)
     nested = await join_filters(dimensions, join.joins, until_s)
     is_compared, is_range = join.transform == IDENTITY, join.transform == RANGE
     pairs = [pair for pair in join.on if not is_compared or is_comparable(pair.kind, pair.other_kind)]
@@ -219,10 +279,12 @@ async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: f
                 DynamicFilter(pair.column_id, pair.name, pair.kind, key_set)
                 for pair, key_set in zip(pairs, keys, strict=True)
             )
-        outcome = JoinOutcome(join.table, join.snapshot_id, min(map(len, keys)), used=True)
+        outcome = JoinOutcome(join.table, join.snapshot_id, min(map(len, keys)), used=True, indexes=indexes)
     except DimensionSkipped as skipped:
-        outcome = JoinOutcome(join.table, join.snapshot_id, None, used=False, reason=skipped.reason)
-    return JoinFilters(dynamic_filters, (outcome, *nested.outcomes), condition)
+        outcome = JoinOutcome(
+            join.table, join.snapshot_id, None, used=bool(indexes), reason=skipped.reason, indexes=indexes
+        )
+    return JoinFilters(dynamic_filters, (outcome, *nested.outcomes), join_by_and(condition, star))
 
 
 async def _build_extreme_condition(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
