@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
+from seamark.formats.iceberg.expressions.expression import join_by_and
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING
 from seamark.formats.index.definitions import PREFIX, Definitions, IndexDefinition, read_definitions
@@ -147,9 +148,10 @@ class IndexSelection:
                 self._indexes.schedule_verification([file], probe.damaged[file.location])
 
     async def _project(self, bound_scan: BoundScan, definitions: Sequence[IndexDefinition]) -> IndexProjection | None:
+        filter = join_by_and(bound_scan.bound, bound_scan.attribute_filter)
         if bound_scan.is_long:
-            return await asyncio.to_thread(project, bound_scan.bound, definitions, bound_scan.dynamic_filters)
-        return project(bound_scan.bound, definitions)
+            return await asyncio.to_thread(project, filter, definitions, bound_scan.dynamic_filters)
+        return project(filter, definitions)
 
     async def _list_files(self, entry: Entry) -> IndexFiles | None:
         try:

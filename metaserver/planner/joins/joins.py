@@ -114,7 +114,7 @@ class RequestedJoin:
     operators: tuple[str, ...] = ()
     outside: Expression | None = None
     star: StarCondition | None = None
-    """The condition on the planned table that its indexes on attributes of the other table evaluate."""
+    """The condition that indexes on attributes of the other table evaluate. Only a join that is a filter has one."""
     needs_keys: bool = True
     """Whether keys may leave out rows that `star` does not leave out."""
 
@@ -147,11 +147,13 @@ class JoinFilters(NamedTuple):
     """The outcomes in the order of the joins, depth first."""
     condition: Expression = TRUE
     """A condition on the planned table's columns, from joins that do not give dynamic filters."""
+    attribute_filter: Expression = TRUE
+    """A condition on attributes of the joined tables, which only indexes evaluate."""
 
     def apply_to(self, bound_scan: BoundScan) -> BoundScan:
-        if not self.dynamic_filters and self.condition == TRUE:
+        if not self.dynamic_filters and self.condition == self.attribute_filter == TRUE:
             return bound_scan
-        return bound_scan.join_with(self.dynamic_filters, self.condition)
+        return bound_scan.join_with(self.dynamic_filters, self.condition, self.attribute_filter)
 
 
 async def add_star_conditions(
@@ -178,7 +180,7 @@ async def _add_star_condition(
     join: RequestedJoin,
     definitions: Sequence[IndexDefinition],
 ) -> RequestedJoin:
-    if join.transform != IDENTITY or join.snapshot_id is None:
+    if not join.is_filter or join.snapshot_id is None:
         return join
     keys = [
         JoinedKey(*pair[:3], DimensionSource(join.table, join.snapshot_id, pair.other_id), pair.other_kind)
@@ -189,7 +191,7 @@ async def _add_star_condition(
         return join
     is_whole = star.is_whole and not join.joins and not join.likes
     needs_keys = not is_whole or not await planner.covers(
-        bound_scan.join_with((), star.expression), star.indexes, entry
+        bound_scan.join_with((), TRUE, star.expression), star.indexes, entry
     )
     return replace(join, star=star, needs_keys=needs_keys)
 
@@ -214,17 +216,16 @@ async def join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], u
         tuple(dynamic_filter for join, result in pairs if join.is_filter for dynamic_filter in result.dynamic_filters),
         tuple(outcome for _, result in pairs for outcome in result.outcomes),
         join_by_and(*parts),
+        join_by_and(*(result.attribute_filter for join, result in pairs if join.is_filter)),
     )
 
 
 def _build_condition(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> Expression:
     """Return the condition that a row satisfies if it has a partner in one of the alternatives.
 
-    The condition does not include dynamic filters, which are evaluated separately.
+    The condition is TRUE if the alternatives give dynamic filters, which are evaluated separately.
     """
-    if alternatives[0][0].is_filter:
-        return alternatives[0][1].condition
-    if any(not result.outcomes[0].used for _, result in alternatives):
+    if any(join.is_filter or not result.outcomes[0].used for join, result in alternatives):
         return TRUE
     conditions = []
     for join, result in alternatives:
@@ -236,8 +237,7 @@ def _build_condition(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) 
 def _mark_unused(result: JoinFilters) -> JoinFilters:
     first, *nested = result.outcomes
     reason = first.reason or "one of its alternatives was not used"
-    unused = msgspec.structs.replace(first, keys=None, used=False, reason=reason, indexes=())
-    return JoinFilters((), (unused, *nested))
+    return JoinFilters((), (msgspec.structs.replace(first, keys=None, used=False, reason=reason), *nested))
 
 
 async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
@@ -247,7 +247,8 @@ async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: f
     star = TRUE if join.star is None else join.star.expression
     indexes = () if join.star is None else tuple(definition.name for definition in join.star.indexes)
     if not join.needs_keys:
-        return JoinFilters((), (JoinOutcome(join.table, join.snapshot_id, None, used=True, indexes=indexes),), star)
+        outcome = JoinOutcome(join.table, join.snapshot_id, None, used=True, indexes=indexes)
+        return JoinFilters((), (outcome,), TRUE, star)
     nested = await join_filters(dimensions, join.joins, until_s)
     is_compared, is_range = join.transform == IDENTITY, join.transform == RANGE
     pairs = [pair for pair in join.on if not is_compared or is_comparable(pair.kind, pair.other_kind)]
@@ -284,7 +285,7 @@ async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: f
         outcome = JoinOutcome(
             join.table, join.snapshot_id, None, used=bool(indexes), reason=skipped.reason, indexes=indexes
         )
-    return JoinFilters(dynamic_filters, (outcome, *nested.outcomes), join_by_and(condition, star))
+    return JoinFilters(dynamic_filters, (outcome, *nested.outcomes), condition, star)
 
 
 async def _build_extreme_condition(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:

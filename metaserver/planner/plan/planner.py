@@ -236,7 +236,7 @@ class Planner:
         if (
             entry is None
             or self._index_selection is None
-            or (bound_scan.bound == TRUE and not bound_scan.dynamic_filters)
+            or (bound_scan.bound == bound_scan.attribute_filter == TRUE and not bound_scan.dynamic_filters)
         ):
             return None
         definitions = self._index_selection.list_definitions(bound_scan.metadata, entry)

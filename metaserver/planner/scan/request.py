@@ -123,6 +123,11 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
     """Whether the filter is the constant TRUE. Such a scan returns all files, including files without rows."""
     dynamic_filters: tuple[DynamicFilter, ...] = ()
     """The dynamic filters with many keys. Dynamic filters with few keys are part of `bound`."""
+    attribute_filter: Expression = TRUE
+    """A further condition, with predicates on attributes of dimension tables (`formats/index/keys/lookups.py`).
+
+    Only indexes evaluate it. It is not part of `bound`, because clients cannot evaluate these predicates on rows.
+    """
 
     @classmethod
     def bind(cls, metadata: TableMetadata, request: ScanRequest) -> BoundScan:
@@ -149,22 +154,43 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
         _ = bound_scan.text  # Compute it here, because callers bind long filters in a thread.
         return bound_scan
 
-    def join_with(self, dynamic_filters: Sequence[DynamicFilter], condition: Expression = TRUE) -> BoundScan:
-        """Return the same scan with these dynamic filters, and a condition that is bound to its columns."""
+    def join_with(
+        self,
+        dynamic_filters: Sequence[DynamicFilter],
+        condition: Expression = TRUE,
+        attribute_filter: Expression = TRUE,
+    ) -> BoundScan:
+        """Return the same scan with further filters.
+
+        Args:
+            dynamic_filters: The dynamic filters.
+            condition: A condition that is bound to the columns of the scan.
+            attribute_filter: A condition on attributes of dimension tables.
+        """
         few, many = split_by_size(dynamic_filters)
         bound = join_by_and(self.bound, few, condition)
-        return BoundScan(self.metadata, self.options, self.snapshot, self.schema, bound, dynamic_filters=many)
+        attribute_filter = join_by_and(self.attribute_filter, attribute_filter)
+        return BoundScan(
+            self.metadata,
+            self.options,
+            self.snapshot,
+            self.schema,
+            bound,
+            dynamic_filters=many,
+            attribute_filter=attribute_filter,
+        )
 
     @computed_once
     def text(self) -> str:
-        """Return the bound filter and the dynamic filters as text, for cache keys.
+        """Return the bound filter and all further filters as text, for cache keys.
 
         The expression itself is not used, because 0.0 and -0.0 are equal as values, but their plans differ.
         """
         bound = repr(self.bound)
-        if not self.dynamic_filters:
+        if not self.dynamic_filters and self.attribute_filter == TRUE:
             return bound
-        return "\n".join([bound, *(dynamic_filter.text for dynamic_filter in self.dynamic_filters)])
+        dynamic_filters = (dynamic_filter.text for dynamic_filter in self.dynamic_filters)
+        return "\n".join([bound, repr(self.attribute_filter), *dynamic_filters])
 
     @property
     def is_long(self) -> bool:

@@ -62,6 +62,7 @@ async def test_definition_and_build_require_the_right_to_read_the_dimension_tabl
     json_text = json.dumps({"kind": "cube", "columns": [ATTRIBUTE], "measures": ["count(*)"]})
     texts = {
         "short": f"cube({ATTRIBUTE}; count(*))",
+        "bitmap": f"bitmap({ATTRIBUTE})",
         "spaces": f"cube({ATTRIBUTE.replace('@', ' @ ')}; count(*))",
         "JSON": json_text,
         "escaped JSON": json_text.replace("lookup", "\\u006cookup").replace("secret", "\\u0073ecret"),
