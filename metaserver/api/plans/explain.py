@@ -35,6 +35,7 @@ from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.fresh import AFTER, FRESH
 from seamark.metaserver.api.http.parameters.snapshots import resolve_snapshot_id
 from seamark.metaserver.api.http.sql_texts import read_in_turn
+from seamark.metaserver.api.plans.attribute_columns import resolve_attributes
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, evaluate_joins
 from seamark.metaserver.api.plans.unpruned import find_unpruned_reasons
 from seamark.metaserver.catalog.policies import load_policies, with_policies
@@ -46,6 +47,7 @@ from seamark.metaserver.planner.answer.answer import RESIDUAL_VALUES_MAX
 from seamark.metaserver.planner.joins.joins import IN_LOOP_VALUES_MAX
 from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
+from seamark.metaserver.planner.scan.attribute_columns import add_to_schema, list_attribute_columns
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import PruningStage, ScanPlan
 
@@ -222,7 +224,11 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
     snapshot_id = resolve_snapshot_id(metadata, body.snapshot_id, body.ref, body.as_of)
     read = await _read_filter(call, body, metadata)
     scan_request = ScanRequest(
-        filter=read.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True
+        filter=read.expression,
+        snapshot_id=snapshot_id,
+        case_sensitive=body.case_sensitive,
+        nan_above=True,
+        attributes=await resolve_attributes(call, metadata, read.expression),
     )
     files_max = min(body.limit, call.components.settings.page_limit) if body.files else 0
     explained = await explain_scan(call, loaded, scan_request, read, body.joins, files_max)
@@ -298,7 +304,8 @@ async def _read_filter(call: Call, body: ExplainRequest, metadata: TableMetadata
         return parse() if len(filter_json) <= _IN_THREAD_BYTES else await call.run_in_turn(parse)
     if bytes(body.filter):
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
-    read = partial(sql.parse_sql, body.where, metadata.current_schema, metadata.schemas, functions=True)
+    schema = add_to_schema(metadata.current_schema, list_attribute_columns(metadata))
+    read = partial(sql.parse_sql, body.where, schema, metadata.schemas, functions=True)
     return await read_in_turn(call, len(body.where), read)
 
 

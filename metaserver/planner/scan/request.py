@@ -28,6 +28,7 @@ from seamark.formats.protocol.wire import decode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.memoization import computed_once
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, split_by_size
+from seamark.metaserver.planner.scan.attribute_columns import AttributeColumn, add_to_schema, split_filter
 
 LONG_FILTER_BYTES = 64 << 10
 """A JSON filter with at least this length counts as long. Work on a shorter filter takes milliseconds."""
@@ -67,6 +68,8 @@ class ScanRequest(ScanOptions, frozen=True, kw_only=True):
     """A scan that a component of the server requests, with an unbound filter."""
 
     filter: Expression = TRUE
+    attributes: tuple[AttributeColumn, ...] = ()
+    """The attributes of dimension tables that the filter names."""
 
 
 class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
@@ -88,6 +91,8 @@ class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
     """Whether the filter may use functions of SQL (`formats/iceberg/types/functions.py`)."""
     fresh: bytes = b""
     """The fresh snapshot that is read, as JSON; empty for a snapshot of the table."""
+    attributes: tuple[AttributeColumn, ...] = ()
+    """The attributes of dimension tables that the filter names."""
 
     @property
     def has_long_filter(self) -> bool:
@@ -97,14 +102,29 @@ class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
     def bind(self, metadata: TableMetadata) -> BoundScan:
         """Parse the filter and bind it with `bind_for_java`.
 
+        Java's library binds a filter to the columns of the table itself, so a filter with attributes is from another
+        client.
+
         Raises:
             BadRequest: The filter is invalid.
         """
-        filter: Expression = TRUE
-        if self.filter_json:
-            filter_json = decode_json(self.filter_json, "The filter")
-            filter = parse_expression(filter_json, unknown=True, functions=self.functions)
-        return bind_for_java(metadata, self, filter)
+        filter = self.parse_filter()
+        if not self.attributes:
+            return bind_for_java(metadata, self, filter)
+        snapshot = resolve_snapshot(metadata, self)
+        schema = resolve_schema(metadata, snapshot, self)
+        return BoundScan.bind_by(schema, metadata, self, snapshot, filter, self.attributes)
+
+    def parse_filter(self) -> Expression:
+        """Return the filter, which is not bound.
+
+        Raises:
+            BadRequest: The filter is invalid.
+        """
+        if not self.filter_json:
+            return TRUE
+        filter_json = decode_json(self.filter_json, "The filter")
+        return parse_expression(filter_json, unknown=True, functions=self.functions)
 
 
 class BoundScan(msgspec.Struct, frozen=True, dict=True):
@@ -137,7 +157,8 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
             BadRequest: The filter or the snapshot id is invalid.
         """
         snapshot = resolve_snapshot(metadata, request)
-        return cls.bind_by(resolve_schema(metadata, snapshot, request), metadata, request, snapshot, request.filter)
+        schema = resolve_schema(metadata, snapshot, request)
+        return cls.bind_by(schema, metadata, request, snapshot, request.filter, request.attributes)
 
     @classmethod
     def bind_by(
@@ -147,10 +168,12 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
         options: ScanOptions,
         snapshot: Snapshot | None,
         filter: Expression,
+        attributes: Sequence[AttributeColumn] = (),
     ) -> BoundScan:
         """Bind a filter by the schema and the snapshot that the options resolve to."""
-        bound = bind_filter(metadata, schema, options, filter)
-        bound_scan = cls(metadata, options, snapshot, schema, bound, filter == TRUE)
+        bound = bind_filter(metadata, add_to_schema(schema, attributes), options, filter)
+        bound, attribute_filter = split_filter(bound, schema, attributes)
+        bound_scan = cls(metadata, options, snapshot, schema, bound, filter == TRUE, attribute_filter=attribute_filter)
         _ = bound_scan.text  # Compute it here, because callers bind long filters in a thread.
         return bound_scan
 
