@@ -97,7 +97,7 @@ def _add_parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     "aggregates by commas.",
 )
 @_add_parameter_options
-@click.option("--name", help="Name of the index. Default: derived from columns and kind.")
+@click.option("--name", help="Name of the index. Default: derived from columns and kind, or the name of the attribute.")
 @server_command
 def create(
     client: IndexClient,
@@ -211,7 +211,12 @@ def drop(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 
 
 def _make_index_name(kind: str, columns: tuple[str, ...]) -> str:
-    """Return a name made of the columns' letters, digits and underscores, and of the kind."""
+    """Return a name made of the columns' letters, digits and underscores, and of the kind.
+
+    Filters can name an attribute of a dimension table by its index, so this index has the name of the attribute.
+    """
+    if len(columns) == 1 and not KINDS[kind].aggregates and (name := lookups.find_attribute_name(columns[0])):
+        return name
     words = ["".join(character if character.isalnum() else " " for character in column).split() for column in columns]
     return "_".join([*(word for part in words for word in part if word.isascii()), kind])[:128]
 

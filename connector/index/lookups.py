@@ -95,6 +95,16 @@ def pin_attributes(client: SeamarkClient, columns: Sequence[str], *, add_partner
     return list(terms)
 
 
+def find_attribute_name(column: str) -> str | None:
+    """Return the name of the attribute in a text such as `shop.suppliers.region via supplier_id = id`.
+
+    Returns:
+        None if the text is not an attribute.
+    """
+    match = _VIA.fullmatch(column)
+    return None if match is None else match["attribute"]
+
+
 def _find_field(table: OpenTable, name: str, types: frozenset[str]) -> Field:
     field = next((field for field in table.schema.fields if field.name.lower() == name.lower()), None)
     if field is None or field.type not in types:
