@@ -52,12 +52,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for table in TABLES.values():
             _plan(client, table, 0)
         for city_number in range(10, 12 if quick else 10 + _PLANS):
-            kept = {}
+            counts = {}
             for label, table in TABLES.items():
-                elapsed_ms, kept[label] = _plan(client, table, city_number)
+                elapsed_ms, counts[label] = _plan(client, table, city_number)
                 later[label].append(elapsed_ms)
-            if len(set(kept.values())) > 1:
-                raise AnswersDiffer(f"city {city_number}: {kept}")
+            if len(set(counts.values())) > 1:
+                raise AnswersDiffer(f"city {city_number}: {counts}")
     for case, took in (("first plan of a server", first), ("plan with another city", later)):
         medians = {label: statistics.median(times) for label, times in took.items()}
         report.rows.append(Row(case, "a request", "ms", medians, peer=KEYS))

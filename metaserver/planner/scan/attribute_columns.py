@@ -1,4 +1,4 @@
-"""Names in filters that stand for attributes of dimension tables.
+"""Attributes of dimension tables, as columns in the filters of requests.
 
 An index on an attribute (`formats/index/keys/lookups.py`) gives the table a further name for filters: the name of the
 index. A predicate on the name leaves out files by the index, and is no condition on rows that a client could evaluate.
