@@ -6,7 +6,8 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
@@ -321,6 +322,12 @@ def test_thousands_of_random_joins_return_the_same_rows_by_indexes_on_attributes
 
 @pytest.fixture(scope="module")
 def star(server: ServerThread) -> Iterator[IndexedStar]:
+    with open_small_star(server) as star:
+        yield star
+
+
+@contextmanager
+def open_small_star(server: ServerThread) -> Iterator[IndexedStar]:
     """Yield the namespace `fixed` with three files of facts, one for each shop, and a bitmap of the city."""
     with (
         open_catalog(server.url) as catalog,
@@ -376,3 +383,19 @@ def test_index_on_an_attribute_is_used_at_the_snapshot_of_its_dimension_table(st
 
 def test_filter_on_another_attribute_needs_keys(star: IndexedStar) -> None:
     assert star.compare(f"{QUERY} AND shops.size = 1").startswith("keys")
+
+
+@pytest.mark.slow
+def test_index_prunes_if_the_dimension_table_has_too_many_rows_for_keys(tmp_path: Path) -> None:
+    server = ServerThread(tmp_path, index_wait_s=30, join_rows_limit=1)
+    server.start()
+    try:
+        with open_small_star(server) as star:
+            assert star.compare(QUERY) == "attributes, pruned"
+            star.append_fact(1)
+            # The keys of the new file are not known. The statement still reads the dimension table of the index.
+            assert star.compare(QUERY) == "attributes, pruned"
+            star.run("UPDATE {0}.shops SET city = 'a' WHERE shop_id = 1")
+            assert star.compare(QUERY) == "no join"
+    finally:
+        server.stop()
