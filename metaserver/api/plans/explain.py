@@ -223,15 +223,24 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
     snapshot_id = resolve_snapshot_id(metadata, body.snapshot_id, body.ref, body.as_of)
     read = await _read_filter(call, body, metadata)
+    attributes = await resolve_attributes(call, metadata, read.expression)
     scan_request = ScanRequest(
         filter=read.expression,
         snapshot_id=snapshot_id,
         case_sensitive=body.case_sensitive,
         nan_above=True,
-        attributes=await resolve_attributes(call, metadata, read.expression),
+        attributes=attributes,
     )
+    outdated = [
+        f"the index {one.name} has the attributes of an earlier snapshot of {'.'.join(one.lookup.source.table)}; "
+        "create it again and build it"
+        for one in attributes
+        if not one.is_current
+    ]
     files_max = min(body.limit, call.components.settings.page_limit) if body.files else 0
-    explained = await explain_scan(call, loaded, scan_request, read, body.joins, files_max)
+    explained = await explain_scan(
+        call, loaded, scan_request, read, body.joins, files_max, unrequested_reasons=outdated
+    )
     return web.Response(body=explained, content_type="application/json")
 
 

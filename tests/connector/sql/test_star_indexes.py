@@ -358,7 +358,11 @@ def test_name_of_an_index_on_an_attribute_is_a_column_of_filters(star: IndexedSt
     assert star.explain("NOT (city = 'c')").files == 2
     assert star.explain("lower(city) = 'c'").files == 3
     star.run("INSERT INTO {0}.shops VALUES (4, 'd', 1, true)")
-    assert star.explain("city = 'c'").files == 3, "the dimension table has changed"
+    after = star.explain("city = 'c'")
+    assert (after.files, after.unpruned_reasons[-1].partition(";")[0]) == (
+        3,
+        "the index city has the attributes of an earlier snapshot of fixed.shops",
+    )
     star.define_city()
     star.build()
     assert star.explain("CITY = 'c'").files == 1
