@@ -101,27 +101,27 @@ def split_filter(
     if not any(predicate.column_id in by_id for predicate in collect_predicates(bound)):
         return bound, TRUE
 
-    def to_key(predicate: Bound) -> tuple[AttributeColumn | None, Bound | None]:
-        """Return the attribute of a predicate, and the predicate on the attribute as a transform of the key."""
-        attribute = by_id.get(predicate.column_id)
-        key = None if attribute is None else schema.column(attribute.column_id)
-        if attribute is None or key is None or not isinstance(key.type, str):
-            return attribute, None
+    def move_to_key(predicate: Bound) -> Bound | None:
+        """Return the predicate on an attribute as a transform of the key, or None if the schema lacks the key."""
+        attribute = by_id[predicate.column_id]
+        key = schema.column(attribute.column_id)
+        if key is None or not isinstance(key.type, str):
+            return None
         kind = canonicalize_primitive(key.type)
-        values = predicate.op, attribute.column_id, key.name, kind, attribute.transform, predicate.kind
-        return attribute, Bound(*values, predicate.values)
+        return Bound(predicate.op, key.id, key.name, kind, attribute.transform, predicate.kind, predicate.values)
 
     def to_row_condition(predicate: Bound) -> Expression:
-        attribute, moved = to_key(predicate)
-        if attribute is None:
+        if predicate.column_id not in by_id:
             return predicate
+        moved = move_to_key(predicate)
         return TRUE if moved is None else make_tautology(moved)
 
     def to_attribute_condition(predicate: Bound) -> Expression:
-        attribute, moved = to_key(predicate)
-        if attribute is None:
+        if predicate.column_id not in by_id:
             return predicate
-        return TRUE if moved is None or predicate.transform != IDENTITY or not attribute.is_current else moved
+        is_usable = predicate.transform == IDENTITY and by_id[predicate.column_id].is_current
+        moved = move_to_key(predicate) if is_usable else None
+        return TRUE if moved is None else moved
 
     return replace_predicates(bound, to_row_condition), replace_predicates(bound, to_attribute_condition)
 
