@@ -232,10 +232,10 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
         attributes=attributes,
     )
     outdated = [
-        f"the index {one.name} has the attributes of an earlier snapshot of {'.'.join(one.lookup.source.table)}; "
-        "create it again and build it"
-        for one in attributes
-        if not one.is_current
+        f"the index {attribute.name} has the attributes of an earlier snapshot of "
+        f"{'.'.join(attribute.lookup.source.table)}; create it again and build it"
+        for attribute in attributes
+        if not attribute.is_current
     ]
     files_max = min(body.limit, call.components.settings.page_limit) if body.files else 0
     explained = await explain_scan(
