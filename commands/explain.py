@@ -11,7 +11,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -183,7 +183,7 @@ def _print_explanation(table: str, explanation: Explanation, *, is_whole: bool =
         left_out = f"{index['files-removed']:,} of {show_count(index['files-in'], 'file')}"
         console.print(f"Index {index['name']} ({index['kind']}) left out {left_out}.", markup=False)
     for join in explanation.joins:
-        outcome = show_count(join["keys"], "key") if join["used"] else f"left out, {join['reason']}"
+        outcome = _describe_join(join)
         console.print(f"Join with {'.'.join(join['table'])}: {outcome}.", highlight=False, markup=False)
     for reason in explanation.unpruned_reasons:
         console.print(f"All files are read: {reason}.", highlight=False, markup=False)
@@ -265,6 +265,15 @@ def suggest_improvements(table: str, explanation: Explanation) -> Iterator[str]:
         setting = shlex.quote(f"{CLUSTERING}={','.join(layout['columns'])}")
         files = f"{layout['files']:,} of {show_count(layout['files-in'], 'file')}"
         yield f"{layout_text}, a scan of the table would read about {files}: seamark table set {table} {setting}"
+
+
+def _describe_join(join: Mapping[str, Any]) -> str:
+    """Return how a plan used a join."""
+    if not join["used"]:
+        return f"left out, {join['reason']}"
+    indexes = join.get("indexes", [])
+    parts = [f"the condition is evaluated by {', '.join(indexes)}"] if indexes else []
+    return "; ".join(parts if join["keys"] is None else [*parts, show_count(join["keys"], "key")])
 
 
 def _make_title(explanation: Explanation) -> str:

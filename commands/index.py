@@ -86,9 +86,9 @@ def _add_parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     required=True,
     multiple=True,
     metavar="TERM",
-    help="Column or function of a column, such as c, a.b, lower(c), bucket[16](c) or day(ts). For a record index, "
-    "several can be separated by commas. For a cube, attributes of dimension tables are allowed: "
-    "'shop.suppliers.region via supplier_id = id'. Repeatable for a cube.",
+    help="A column or a function of a column: c, a.b, lower(c), bucket[16](c), day(ts). A record index accepts "
+    "several, separated by commas. A cube, bitmap and bloom also accept attributes of dimension tables: "
+    "'shop.suppliers.region via supplier_id = id'.",
 )
 @click.option(
     "--measures",
@@ -98,7 +98,7 @@ def _add_parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     "commas.",
 )
 @_add_parameter_options
-@click.option("--name", help="Name of the index. Default: a name made of its columns and kind.")
+@click.option("--name", help="Name of the index. Default: derived from columns and kind, or the name of the attribute.")
 @server_command
 def create(
     client: IndexClient,
@@ -120,8 +120,8 @@ def create(
     except errors.BadRequest as error:
         raise click.UsageError(error.message) from None
     index_name = name or _make_index_name(kind, terms)
-    if KINDS[kind].aggregates:
-        terms = tuple(lookups.pin_attributes(client, terms))
+    if KINDS[kind].takes_attributes:
+        terms = tuple(lookups.pin_attributes(client, terms, add_partners=KINDS[kind].aggregates))
     if KINDS[kind].aggregates and (
         problem := cube_estimates.estimate_problem(client, table, terms, aggregates, options)
     ):
@@ -212,7 +212,12 @@ def drop(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 
 
 def _make_index_name(kind: str, columns: tuple[str, ...]) -> str:
-    """Return an index name that consists of the letters, digits and underscores of the columns, and of the kind."""
+    """Return a name made of the columns' letters, digits and underscores, and of the kind.
+
+    Filters can name an attribute of a dimension table by its index, so this index has the name of the attribute.
+    """
+    if len(columns) == 1 and not KINDS[kind].aggregates and (name := lookups.find_attribute_name(columns[0])):
+        return name
     words = ["".join(character if character.isalnum() else " " for character in column).split() for column in columns]
     return "_".join([*(word for part in words for word in part if word.isascii()), kind])[:128]
 

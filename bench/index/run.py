@@ -6,7 +6,7 @@ large table.
 
 from __future__ import annotations
 
-from bench.index import bitmap, bloom, build, cubes, dashboard, hudi, record
+from bench.index import attributes, bitmap, bloom, build, cubes, dashboard, hudi, record
 from bench.run import Bench, build_parser, choose_names, run_benches
 from bench.ssb import cubes as ssb_cubes
 
@@ -17,6 +17,7 @@ BENCHES: dict[str, Bench] = {
     "build": build.run,
     "cubes": cubes.run,
     "dashboard": dashboard.run,
+    "attributes": attributes.run,
 }
 BY_NAME: dict[str, Bench] = {**BENCHES, "hudi": hudi.run, "ssb_cubes": ssb_cubes.run}
 

@@ -168,7 +168,9 @@ def _explain(plan: ChosenPlan) -> None:
         tables.add_column(name, justify="right")
     tables.add_column("left out by joins on")
     for table in plan.tables:
-        joins = ", ".join(f"{columns} ({show_count(keys, 'key')})" for columns, keys in table.joins)
+        joins = ", ".join(
+            f"{columns} ({'attributes' if keys is None else show_count(keys, 'key')})" for columns, keys in table.joins
+        )
         counts = (f"{table.files:,}", f"{table.considered_files:,}", show_size(table.bytes), str(table.columns))
         tables.add_row(table.shown_name.replace("[", "\\["), *counts, joins.replace("[", "\\["))
     if plan.tables:

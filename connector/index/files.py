@@ -123,7 +123,7 @@ def read_file_keys(task: IndexTask, file: DataFile) -> list[Keys]:
         ValueError: A value has no key.
     """
     columns = _read_indexed_columns(task, file)
-    return [compute_term_keys(term, columns[term.column_id]) for term in task.definition.terms]
+    return _compute_keys(task.definition, columns, look_up(task.definition.terms, columns, task.dimensions))
 
 
 def build_entry_of_file(task: IndexTask, file: DataFile) -> Any:
@@ -186,12 +186,30 @@ def build_entry(
         ValueError: The file cannot be indexed.
     """
     kind = KINDS[definition.kind]
+    attributes = look_up(definition.terms, columns, dimensions)
     if kind.aggregates:
-        attributes = look_up(definition.terms, columns, dimensions)
         return kind.build_aggregates(definition.terms, definition.measures, columns, definition.parameters, attributes)
-    return kind.build(
-        [compute_term_keys(term, columns[term.column_id]) for term in definition.terms], definition.parameters
-    )
+    return kind.build(_compute_keys(definition, columns, attributes), definition.parameters)
+
+
+def _compute_keys(
+    definition: IndexDefinition,
+    columns: Mapping[int, pa.ChunkedArray],
+    attributes: Mapping[Term, pa.ChunkedArray],
+) -> list[Keys]:
+    """Return the keys of the rows of a data file for each term of the definition.
+
+    Args:
+        definition: The definition of the index.
+        columns: The columns of the data file by field id.
+        attributes: The attributes of dimension tables for the rows of the file.
+    """
+    return [
+        convert_to_keys(attributes[term], term.kind)
+        if term in attributes
+        else compute_term_keys(term, columns[term.column_id])
+        for term in definition.terms
+    ]
 
 
 def compute_term_keys(term: Term, column: pa.ChunkedArray) -> Keys:

@@ -59,12 +59,15 @@ class DimensionRefused(InvalidRequest):
     """
 
 
-def pin_attributes(client: SeamarkClient, columns: Sequence[str]) -> list[str]:
+def pin_attributes(client: SeamarkClient, columns: Sequence[str], *, add_partners: bool = True) -> list[str]:
     """Return the dimensions of a cube, with attributes of dimension tables in their canonical form.
 
     An attribute is written as `shop.suppliers.region via supplier_id = id`. The first column belongs to the facts. The
     current snapshot of the dimension table becomes part of the text. For each key, the attribute that states whether
     it has a partner is added.
+
+    Args:
+        add_partners: Whether to add the attributes that state whether a key has a partner. Only cubes need them.
 
     Raises:
         InvalidRequest: A dimension table has no such column, no snapshot, or the type of a column is not supported.
@@ -86,9 +89,22 @@ def pin_attributes(client: SeamarkClient, columns: Sequence[str]) -> list[str]:
         key = _find_field(table, match["partner"], KEY_TYPES)
         attribute = _find_field(table, match["attribute"], ATTRIBUTE_TYPES)
         source = DimensionSource(tuple(table.name), table.snapshot_id, key.id)
-        for lookup in (Lookup(source, attribute.id, str(attribute.type)), Lookup(source, HAS_PARTNER, "boolean")):
+        pinned = [Lookup(source, attribute.id, str(attribute.type))]
+        if add_partners:
+            pinned.append(Lookup(source, HAS_PARTNER, "boolean"))
+        for lookup in pinned:
             terms[format_term(lookup.transform, match["key"])] = None
     return list(terms)
+
+
+def find_attribute_name(column: str) -> str | None:
+    """Return the name of the attribute in a text such as `shop.suppliers.region via supplier_id = id`.
+
+    Returns:
+        None if the text is not an attribute.
+    """
+    match = _VIA.fullmatch(column)
+    return None if match is None else match["attribute"]
 
 
 def _find_field(table: OpenTable, name: str, types: frozenset[str]) -> Field:

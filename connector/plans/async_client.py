@@ -60,7 +60,11 @@ Name = tuple[str, ...]
 
 
 class JoinResult(msgspec.Struct, frozen=True, rename="kebab"):
-    """The outcome of a requested join. If it was `used`, files were pruned by the number of values in `keys`."""
+    """The outcome of a requested join.
+
+    If the join was `used`, `keys` is the number of values by which files were left out, or None if an index on
+    attributes of the other table left them out.
+    """
 
     snapshot_id: int | None
     keys: int | None

@@ -225,11 +225,14 @@ def drop_scans(
     return left
 
 
-def find_used_joins(dimensions: Sequence[Dimension], plan: TablePlanResponse) -> list[tuple[str, int]]:
-    """Return the columns of joins by which files were left out, each with the number of its keys."""
+def find_used_joins(dimensions: Sequence[Dimension], plan: TablePlanResponse) -> list[tuple[str, int | None]]:
+    """Return the columns by which files were left out, and the number of keys.
+
+    The number is None if an index on attributes of the dimension left out the files.
+    """
     used = _select_effective_joins(dimensions, plan)
     return [
-        ("+".join(dict.fromkeys(column for column, _ in dimension.on)), outcome.keys or 0)
+        ("+".join(dict.fromkeys(column for column, _ in dimension.on)), outcome.keys)
         for dimension, outcome in used
         if dimension in dimensions
     ]

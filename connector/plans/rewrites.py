@@ -33,6 +33,11 @@ class RewrittenStatement:
     """The number of data files of the tables that the plans replace."""
 
 
+def show_keys(keys: int | None) -> str:
+    """Return the number of keys of a join, or `attributes` if an index on attributes replaced them."""
+    return "attributes" if keys is None else str(keys)
+
+
 def write_summary(
     plans: Mapping[PlannedScan, TablePlanResponse], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
 ) -> str:
@@ -42,7 +47,7 @@ def write_summary(
     """
     counts = [f"{'.'.join(planned.table)}={plan.files}/{plan.considered_files}" for planned, plan in plans.items()]
     used = [
-        f"{'.'.join(planned.table)}.{columns}:{keys}"
+        f"{'.'.join(planned.table)}.{columns}:{show_keys(keys)}"
         for planned, plan in plans.items()
         for columns, keys in find_used_joins(dimensions.get(planned, ()), plan)
     ]

@@ -84,8 +84,11 @@ class PlannedTableRead:
     where: Expression
     """A condition that is true for all needed rows. It may be true for more rows than the statement's condition."""
     tasks: tuple[ScanTask, ...]
-    joins: tuple[tuple[str, int], ...] = ()
-    """The columns by which joins have pruned files, each with the number of keys of the join."""
+    joins: tuple[tuple[str, int | None], ...] = ()
+    """The columns by which other tables have left out files, each with the number of keys.
+
+    The number is None if an index on attributes of the other table has left out the files.
+    """
     statement: str = ""
     """The fingerprint of the statement in the query history, or "" if the read is not counted."""
 
@@ -279,7 +282,7 @@ class ReadPlanner:
         reads = []
         for number, (table, scan) in enumerate(zip(self._tables, scans, strict=True)):
             named_table = catalog.of_node[id(table.node)]
-            used_joins: tuple[tuple[str, int], ...] = ()
+            used_joins: tuple[tuple[str, int | None], ...] = ()
             statements: list[str] = []
             opened = named_table.opened
             where = self._scans[number].where
@@ -404,8 +407,8 @@ def _find_scans(
 
 def _request_join_plans(
     client: SeamarkClient, scans: Mapping[int, Scan], tables: Sequence[StoredTable], catalog: StatementTables
-) -> tuple[dict[int, tuple[str, tuple[tuple[str, int], ...], str]], set[int]]:
-    """Request plan tables for the scans whose files joins may prune.
+) -> tuple[dict[int, tuple[str, tuple[tuple[str, int | None], ...], str]], set[int]]:
+    """Request plan tables if joins can leave out files.
 
     Returns:
         The name of each plan table, with the used joins and the fingerprint of the statement, by the number of the

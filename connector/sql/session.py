@@ -86,7 +86,7 @@ class TableSummary:
     considered_files: int
     bytes: int
     columns: int
-    joins: tuple[tuple[str, int], ...] = ()
+    joins: tuple[tuple[str, int | None], ...] = ()
 
     @property
     def shown_name(self) -> str:

@@ -56,7 +56,7 @@ from seamark.connector.plans.async_client import KnownTable, Name, PlanView, Sea
 from seamark.connector.plans.joins import Dimension, PlannedScan
 from seamark.connector.plans.plan_requests import PlanRequests, find_used_joins
 from seamark.connector.plans.quotes import quote_name
-from seamark.connector.plans.rewrites import RewrittenStatement
+from seamark.connector.plans.rewrites import RewrittenStatement, show_keys
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.trino.cube_rewrites import CubeRewrite, rewrite_over_cube, translate_scans
@@ -621,7 +621,7 @@ def _build_result(
             plan, name = plans[planned], quote(".".join(planned.table), safe=".")
             each.append(f"{name}={plan.files}/{plan.considered_files}")
             used = find_used_joins(dimensions.get(planned, ()), plan)
-            joins += [f"{name}.{quote(columns, safe='+')}:{keys}" for columns, keys in used]
+            joins += [f"{name}.{quote(columns, safe='+')}:{show_keys(keys)}" for columns, keys in used]
     each += [f"joins={','.join(joins)}"] if joins else []
     view_versions = ",".join(
         quote(".".join(planned.table), safe=".") for planned in sorted(own, key=lambda view: view.scan.start)

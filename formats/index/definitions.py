@@ -396,9 +396,10 @@ def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
     for term in terms:
         if not kind.supports_type(term.kind):
             raise BadRequest(f"A {kind.name} index cannot be on {term.text}, of type {term.kind}")
-        if parse_lookup(term.transform) is not None and not kind.aggregates:
+        if parse_lookup(term.transform) is not None and not kind.takes_attributes:
+            kinds = ", ".join(other.name for other in KINDS.values() if other.takes_attributes)
             raise BadRequest(
-                f"A {kind.name} index cannot be on {term.text[:200]}: only a cube has attributes of other tables"
+                f"A {kind.name} index cannot be on {term.text[:200]}: only {kinds} accept attributes of other tables"
             )
         if problem := kind.find_term_problem(term):
             raise BadRequest(problem)

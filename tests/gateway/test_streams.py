@@ -229,8 +229,8 @@ class _CuttingProxy:
             except OSError:
                 return
             store = socket.create_connection((self._to.hostname, self._to.port))
-            threading.Thread(target=self._pump, args=(client, store, False), daemon=True).start()
-            threading.Thread(target=self._pump, args=(store, client, True), daemon=True).start()
+            threading.Thread(target=self._forward, args=(client, store, False), daemon=True).start()
+            threading.Thread(target=self._forward, args=(store, client, True), daemon=True).start()
 
     def _forward(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
         sent_bytes = 0

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seamark.metaserver.planner.scan.attribute_columns import AttributeColumn
 from seamark.metaserver.planner.scan.request import PinnedRequest
 from seamark.metaserver.planner.scan.tokens import (
     ROWS_MAX,
@@ -30,6 +31,7 @@ requests = st.builds(
     case_sensitive=st.booleans(),
     use_snapshot_schema=st.booleans(),
     stats_fields=st.lists(st.text(st.characters(codec="utf-8")), max_size=4).map(tuple),
+    attributes=st.sampled_from([(), (AttributeColumn("region", 3, "lookup[ssb.supplier@5:1:6:string]", False),)]),
 )
 SAMPLE_REQUEST = PinnedRequest(
     snapshot_id=7, schema_id=0, filter_json=b'{"type":"eq","term":"a","value":3}', stats_fields=("a",)

@@ -170,7 +170,7 @@ def test_forged_metadata_file_takes_no_files_of_another_table(
     warehouse: Warehouse, write: Callable[[Warehouse], str]
 ) -> None:
     location = write(warehouse)
-    rebuild_report = warehouse.rebuild()
+    rebuild_report = warehouse.run_rebuild()
     assert (
         warehouse.list_registered_locations(rebuild_report)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
     )
@@ -180,7 +180,7 @@ def test_forged_metadata_file_takes_no_files_of_another_table(
 
 def test_copied_uuid_is_reported_until_the_operator_chooses_a_file(warehouse: Warehouse, tmp_path: Path) -> None:
     location, own_table = write_uuid_of_another_table(warehouse), warehouse.tables["ours.t"]["metadata-location"]
-    rebuild_report = warehouse.rebuild()
+    rebuild_report = warehouse.run_rebuild()
     assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert "Several folders" in list_reasons(rebuild_report, location)[0]
     assert "Several folders" in list_reasons(rebuild_report, own_table)[0]
@@ -195,7 +195,7 @@ def test_rebuild_reports_two_newest_files_and_registers_neither(warehouse: Wareh
     metadata = warehouse.read_metadata("ours.t")
     metadata["properties"]["p"] = "another commit"
     location = warehouse.write(warehouse.find_folder("ours.t") / "metadata", metadata, 2)
-    rebuild_report = warehouse.rebuild()
+    rebuild_report = warehouse.run_rebuild()
     assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert "Several files may be the newest" in list_reasons(rebuild_report, location)[0]
     assert "Several files may be the newest" in list_reasons(rebuild_report, newest)[0]
@@ -211,7 +211,7 @@ def test_rebuild_ignores_an_orphan_with_an_earlier_number(warehouse: Warehouse) 
         "last-updated-ms": warehouse.read_metadata("ours.t")["last-updated-ms"] - 1
     }
     warehouse.write(warehouse.find_folder("ours.t") / "metadata", metadata | {"metadata-log": []}, 1)
-    rebuild_report = warehouse.rebuild()
+    rebuild_report = warehouse.run_rebuild()
     assert (
         warehouse.list_registered_locations(rebuild_report)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
     )
@@ -223,7 +223,7 @@ def test_rebuild_finds_a_commit_after_a_registered_older_file(warehouse: Warehou
         "last-updated-ms": warehouse.read_metadata("ours.t")["last-updated-ms"] + 1000
     }
     warehouse.write(warehouse.find_folder("ours.t") / "metadata", metadata | {"metadata-log": []}, 1)
-    assert "ours.t" not in warehouse.list_registered_locations(warehouse.rebuild())
+    assert "ours.t" not in warehouse.list_registered_locations(warehouse.run_rebuild())
 
 
 @pytest.mark.few_cases(2)
@@ -231,7 +231,7 @@ def test_rebuild_finds_a_commit_after_a_registered_older_file(warehouse: Warehou
 def test_damaged_newest_file_is_reported(warehouse: Warehouse, content: bytes) -> None:
     path = warehouse.find_folder("ours.t") / "metadata" / f"00007-{uuid.uuid4()}.metadata.json"
     path.write_bytes(content)
-    rebuild_report = warehouse.rebuild()
+    rebuild_report = warehouse.run_rebuild()
     assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert list_reasons(rebuild_report, f"file://{path}")
     assert (
@@ -243,14 +243,14 @@ def test_damaged_newest_file_is_reported(warehouse: Warehouse, content: bytes) -
 def test_folder_with_only_damaged_files_stays_claimed(warehouse: Warehouse) -> None:
     for path in (warehouse.find_folder("ours.t") / "metadata").iterdir():
         path.write_bytes(b"{")
-    assert set(warehouse.list_registered_locations(warehouse.rebuild())) == {"theirs.u"}
+    assert set(warehouse.list_registered_locations(warehouse.run_rebuild())) == {"theirs.u"}
     with closing(sqlite3.connect(warehouse.home / "seamark.db")) as connection:
         assert connection.execute("SELECT count(*) FROM retained").fetchone() == (1,)
 
 
 def test_overwritten_newest_file_is_reported(warehouse: Warehouse) -> None:
     warehouse.find_metadata_file("ours.t").write_text(json.dumps(warehouse.read_metadata("theirs.u")))
-    rebuild_report = warehouse.rebuild()
+    rebuild_report = warehouse.run_rebuild()
     assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert "was overwritten" in list_reasons(rebuild_report, warehouse.tables["ours.t"]["metadata-location"])[0]
 
@@ -261,7 +261,7 @@ def test_rebuild_follows_no_symbolic_links(warehouse: Warehouse) -> None:
     os.symlink(outside_folder.parent, warehouse.root / "ours" / "linked")
     link = warehouse.find_folder("theirs.u") / "metadata" / "00009-link.metadata.json"
     os.symlink(warehouse.find_metadata_file("ours.t"), link)
-    rebuild_report = warehouse.rebuild()
+    rebuild_report = warehouse.run_rebuild()
     assert set(warehouse.list_registered_locations(rebuild_report)) == {"ours.t", "theirs.u"}
     assert rebuild_report["findings"] == []
 
@@ -272,7 +272,7 @@ def test_two_tables_with_one_name_are_reported(warehouse: Warehouse) -> None:
         assert client.call("DELETE", "/v1/namespaces/ours/tables/t")[0] == 204
         status, second_table = client.create_table("t", "ours")
         assert status == 200
-    rebuild_report = warehouse.rebuild()
+    rebuild_report = warehouse.run_rebuild()
     assert set(warehouse.list_registered_locations(rebuild_report)) == {"theirs.u"}
     for location in (second_table["metadata-location"], warehouse.tables["ours.t"]["metadata-location"]):
         assert "Several tables, views or functions have this name" in list_reasons(rebuild_report, location)[0]
@@ -295,8 +295,8 @@ def test_stream_table_is_registered_only_without_a_log(warehouse: Warehouse) -> 
     )
     location = warehouse.write(warehouse.find_folder("ours.t") / "metadata", metadata, 3)
     (warehouse.home / "streams").mkdir(exist_ok=True)
-    rebuild_report = warehouse.rebuild()
+    rebuild_report = warehouse.run_rebuild()
     assert "ours.t" not in warehouse.list_registered_locations(rebuild_report)
     assert "stream table" in list_reasons(rebuild_report, location)[0]
     (warehouse.home / "streams").rmdir()
-    assert warehouse.list_registered_locations(warehouse.rebuild())["ours.t"] == location
+    assert warehouse.list_registered_locations(warehouse.run_rebuild())["ours.t"] == location

@@ -1,4 +1,4 @@
-"""Attributes of dimension tables, as dimensions of a cube of facts.
+"""Attributes of dimension tables, as dimensions of a cube of facts or as terms of other indexes of facts.
 
     lookup[shop.suppliers@3051729675574597004:1:4:string](supplier_id)
 

@@ -430,6 +430,7 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
     name = "bitmap"
     remote_values_max = REMOTE_VALUES_MAX
     answers_rows = True
+    takes_attributes = True
 
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileBitmap:
         return build(columns[0])

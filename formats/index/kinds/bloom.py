@@ -468,6 +468,7 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
     """The index kind of bloom indexes."""
 
     name = "bloom"
+    takes_attributes = True
     parameters = (
         IndexParameter("fpp", "the fraction of false positives", FALSE_POSITIVE_PROBABILITY, FPP_MIN, FPP_MAX),
     )

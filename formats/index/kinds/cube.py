@@ -194,6 +194,7 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
         ),
     )
     aggregates = True
+    takes_attributes = True
 
     def supports_type(self, type_name: str) -> bool:
         return get_base_name(type_name) in _DIMENSION_TYPES

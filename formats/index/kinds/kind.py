@@ -167,6 +167,8 @@ class IndexKind(ABC, Generic[Entry, Opened]):
     If True, definitions have measures, entries are built by `build_aggregates`, plans do not prune by the index, and
     `open` must return `CubeEntries`.
     """
+    takes_attributes: bool = False
+    """Whether a term can be an attribute of a dimension table (`lookups.py`)."""
 
     def supports_type(self, type_name: str) -> bool:
         """Return whether terms of this type can be indexed."""

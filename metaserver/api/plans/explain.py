@@ -35,6 +35,7 @@ from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.fresh import AFTER, FRESH
 from seamark.metaserver.api.http.parameters.snapshots import resolve_snapshot_id
 from seamark.metaserver.api.http.sql_texts import read_in_turn
+from seamark.metaserver.api.plans.attribute_columns import resolve_attributes
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, evaluate_joins
 from seamark.metaserver.api.plans.unpruned import find_unpruned_reasons
 from seamark.metaserver.catalog.policies import load_policies, with_policies
@@ -46,6 +47,7 @@ from seamark.metaserver.planner.answer.answer import RESIDUAL_VALUES_MAX
 from seamark.metaserver.planner.joins.joins import IN_LOOP_VALUES_MAX
 from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
+from seamark.metaserver.planner.scan.attribute_columns import add_to_schema, list_attribute_columns
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import PruningStage, ScanPlan
 
@@ -246,11 +248,24 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
     snapshot_id = resolve_snapshot_id(metadata, body.snapshot_id, body.ref, body.as_of)
     parsed_filter = await _read_filter(call, body, metadata)
+    attributes = await resolve_attributes(call, metadata, parsed_filter.expression)
     scan_request = ScanRequest(
-        filter=parsed_filter.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True
+        filter=parsed_filter.expression,
+        snapshot_id=snapshot_id,
+        case_sensitive=body.case_sensitive,
+        nan_above=True,
+        attributes=attributes,
     )
+    outdated = [
+        f"the index {attribute.name} has the attributes of an earlier snapshot of "
+        f"{'.'.join(attribute.lookup.source.table)}; create it again and build it"
+        for attribute in attributes
+        if not attribute.is_current
+    ]
     files_max = min(body.limit, call.components.settings.page_limit) if body.files else 0
-    explained = await explain_scan(call, loaded, scan_request, parsed_filter, body.joins, files_max)
+    explained = await explain_scan(
+        call, loaded, scan_request, parsed_filter, body.joins, files_max, unrequested_reasons=outdated
+    )
     return web.Response(body=explained, content_type="application/json")
 
 
@@ -283,7 +298,7 @@ async def explain_scan(
     bind = partial(BoundScan.bind, loaded.metadata, scan_request)
     is_long = is_longer(scan_request.filter, IN_LOOP_VALUES_MAX)
     bound_scan = await call.run_in_turn(bind) if is_long else bind()
-    filters, outcomes = await evaluate_joins(call, loaded.metadata, joins)
+    filters, outcomes = await evaluate_joins(call, bound_scan, loaded.entry, joins)
     bound_scan = filters.apply_to(bound_scan)
     is_long = is_long or bound_scan.is_long
     scan = await call.components.planner.explain(bound_scan, loaded.entry)
@@ -328,7 +343,8 @@ async def _read_filter(call: Call, body: ExplainRequest, metadata: TableMetadata
         return parse() if len(filter_json) <= _IN_THREAD_BYTES else await call.run_in_turn(parse)
     if bytes(body.filter):
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
-    read = partial(sql.parse_sql, body.where, metadata.current_schema, metadata.schemas, functions=True)
+    schema = add_to_schema(metadata.current_schema, list_attribute_columns(metadata))
+    read = partial(sql.parse_sql, body.where, schema, metadata.schemas, functions=True)
     return await read_in_turn(call, len(body.where), read)
 
 

@@ -37,6 +37,7 @@ from seamark.metaserver.planner.joins.joins import (
     JoinOutcome,
     Pair,
     RequestedJoin,
+    add_star_conditions,
     get_canonical_kind,
     join_filters,
 )
@@ -47,7 +48,8 @@ from seamark.metaserver.planner.joins.like_predicates import (
 )
 from seamark.metaserver.planner.joins.periods import has_periods
 from seamark.metaserver.planner.joins.ranges import has_order, has_ranges
-from seamark.metaserver.store.model import TABLE
+from seamark.metaserver.planner.scan.request import BoundScan
+from seamark.metaserver.store.model import TABLE, Entry
 
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
@@ -153,18 +155,19 @@ Joins = Annotated[
 JoinOutcomes = Annotated[
     tuple[JoinOutcome, ...] | msgspec.UnsetType,
     doc(
-        "The outcome of each join. Nested joins follow their parent. The field is present only if the request has "
-        "joins. `snapshot-id` is the evaluated snapshot of the other table. Rows of later snapshots are ignored. "
-        "`keys` is the number of distinct keys, for several columns the smallest number. It is null if the join was "
-        "not used. `reason` is the reason why the join was not used."
+        "The outcome of each join; nested joins follow their parent. Present only if the request has joins. "
+        "`snapshot-id` is the evaluated snapshot of the other table; the result ignores rows of later snapshots. "
+        "`keys` are the remaining distinct keys, for several columns the smallest number; null if the other table was "
+        "not read. `indexes` are the indexes on its attributes that evaluate the filter. `reason` is the reason why "
+        "the join was not used, or its keys were not."
     ),
 ]
 
 
 async def evaluate_joins(
-    call: Call, metadata: TableMetadata, joins: Sequence[JoinSpec]
+    call: Call, bound_scan: BoundScan, entry: Entry | None, joins: Sequence[JoinSpec]
 ) -> tuple[JoinFilters, JoinOutcomes]:
-    """Evaluate joins, and return the filters that follow for the table, and the outcomes for the answer.
+    """Return the filters that the joins imply for the rows of the scan, and their outcomes for the answer.
 
     Raises:
         BadRequest: A join is invalid.
@@ -175,7 +178,8 @@ async def evaluate_joins(
         return JoinFilters((), ()), msgspec.UNSET
     _check_size(joins)
     app = call.app
-    resolved = [await _resolve(call, metadata, join) for join in joins]
+    resolved = [await _resolve(call, bound_scan.metadata, join) for join in joins]
+    resolved = await add_star_conditions(app[COMPONENTS].planner, bound_scan, entry, resolved)
     until_s = app[COMPONENTS].clock.monotonic() + app[COMPONENTS].settings.join_wait_s
     filters = await join_filters(app[DIMENSIONS], resolved, until_s)
     return filters, filters.outcomes

@@ -253,7 +253,7 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     if body.hide_partitions and audience is not None:
         raise BadRequest("hide-partitions is for plan tables; with X-Seamark-Plans a plan is a snapshot of the table")
     holder = None if audience is None else Holder(audience, body.holder)
-    filters, outcomes = await evaluate_joins(call, loaded.metadata, body.joins)
+    filters, outcomes = await evaluate_joins(call, bound_scan, loaded.entry, body.joins)
     bound_scan = filters.apply_to(bound_scan)
     new_plan_table = NewPlanTable(call, loaded, body, bound_scan, holder)
     answer = await new_plan_table.find_or_make()

@@ -32,6 +32,7 @@ from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route
 from seamark.metaserver.api.http.parameters.snapshots import select_schema
 from seamark.metaserver.api.http.render import DELEGATION, build_access_config
+from seamark.metaserver.api.plans.attribute_columns import resolve_attributes
 from seamark.metaserver.api.plans.column_reads import count_plan, count_read
 from seamark.metaserver.api.plans.fresh import FreshPlan, choose_snapshot, with_fresh
 from seamark.metaserver.api.plans.pending import PendingPlans
@@ -43,6 +44,7 @@ from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.history.history import StatementRead
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.content_files import ClientDialect, PartitionTextCache, choose_dialect
+from seamark.metaserver.planner.scan.attribute_columns import list_attribute_columns
 from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, find_expired_ancestor
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, count_pages, pack
@@ -223,9 +225,13 @@ async def _plan(
     dialect = _read_dialect(call)
     if stream is not None and stream.is_live:
         body = msgspec.structs.replace(body, snapshot_id=None)
-    scan = _ClientScan(
-        call, loaded, dialect, pin_request(body, loaded.metadata, dialect, None if stream is None else stream.snapshot)
-    )
+    pinned = pin_request(body, loaded.metadata, dialect, None if stream is None else stream.snapshot)
+    if list_attribute_columns(loaded.metadata):
+        parse = pinned.parse_filter
+        filter = await call.run_in_turn(parse) if pinned.has_long_filter else parse()
+        attributes = await resolve_attributes(call, loaded.metadata, filter)
+        pinned = msgspec.structs.replace(pinned, attributes=attributes)
+    scan = _ClientScan(call, loaded, dialect, pinned)
     # This validates the request before anything is read, even for an empty table.
     bound_scan = await scan.bind()
     if bound_scan.snapshot is None:
@@ -262,8 +268,9 @@ async def _plan(
         min_rows=body.min_rows_requested or 0,
         fingerprint="" if statement is None else statement.shape.fingerprint,
     )
-    # Answers with credentials are not cached: the credentials may have been rotated.
-    return answer, None if credentials else scan_plan, counted
+    # Answers with credentials are not cached: the credentials may have been rotated. Answers by attributes depend on
+    # the caller's rights on the dimension tables, and on their snapshots.
+    return answer, None if credentials or pinned.attributes else scan_plan, counted
 
 
 @Route("GET", f"{_TABLE}/plan/{{plan-id}}", "fetchPlanningResult", streams=True)

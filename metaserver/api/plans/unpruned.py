@@ -67,8 +67,8 @@ def _explain_join(outcome: JoinOutcome, columns: str) -> str:
     table = ".".join(outcome.table)
     if not outcome.used:
         return f"the join with {table} is not used: {outcome.reason}"
-    keys = f"{outcome.keys:,} {'key' if outcome.keys == 1 else 'keys'}"
-    return f"each file may have rows that join with {table} ({keys} of {columns}), by its bounds and the indexes"
+    keys = "" if outcome.keys is None else f" ({outcome.keys:,} {'key' if outcome.keys == 1 else 'keys'} of {columns})"
+    return f"each file may have rows that join with {table}{keys}, by its bounds and the indexes"
 
 
 def _select_outermost(

@@ -56,8 +56,11 @@ class TableRead(msgspec.Struct, frozen=True, rename="kebab"):
     bytes: Annotated[int, doc("The size of the files that are read, in bytes.")]
     columns: Annotated[int, doc("The number of columns that are read.")]
     joins: Annotated[
-        tuple[tuple[str, int], ...],
-        doc("The join columns that left out files, each with the number of keys of the other table."),
+        tuple[tuple[str, int | None], ...],
+        doc(
+            "Columns by which rows of other tables left out files, and numbers of keys; null for an index on "
+            "attributes of the other table."
+        ),
     ]
 
 

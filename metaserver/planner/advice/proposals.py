@@ -208,7 +208,12 @@ class _Advisor:
 
     def __init__(self, state: AdvisedTable) -> None:
         self._state = state
-        self._indexes = [index for index in read_definitions(state.metadata).enabled if index.kind in FALSE_SHARES]
+        # An index on an attribute of a dimension table evaluates no condition on the table's own columns.
+        self._indexes = [
+            index
+            for index in read_definitions(state.metadata).enabled
+            if index.kind in FALSE_SHARES and not index.dimension_tables
+        ]
         cubes = [index for index in read_definitions(state.metadata).enabled if index.kind == CUBE]
         self._answered = find_answered(state.shapes, cubes)
         self._layout = make_current_layout(state.files, state.sample)

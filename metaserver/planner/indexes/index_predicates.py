@@ -1,8 +1,9 @@
 """Projection of filters and dynamic filters onto a table's indexes: which index evaluates which predicates.
 
-The planner treats an index on a term like a partition field: the filter is projected onto the term (`projection.py`).
-So an index on `day(ts)` serves a range of `ts`, and an index on `bucket[16](id)` serves an equality. Functions that
-Iceberg does not define have their own projections (`formats/index/keys/functions.py`).
+The planner treats an index on a term like a partition field: the filter is projected onto it (`projection.py`), so that
+an index on `day(ts)` serves a range of `ts`, and an index on `bucket[16](id)` an equality. Functions that Iceberg does
+not define have their own projections (`formats/index/keys/functions.py`). A predicate on an attribute of a dimension
+table (`formats/index/keys/lookups.py`) is evaluated by an index on the same attribute, and by no other index.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from seamark.formats.iceberg.expressions.expression import (
 )
 from seamark.formats.iceberg.expressions.projection import project_inclusive
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.types.transforms import IDENTITY, is_known
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.index.keys.keys import KeyRanges, get_family
+from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.index.kinds.queries import COMBINATIONS_MAX, IndexQuery, PredicateKey, make_predicate_key
@@ -196,13 +198,18 @@ def _project_predicate(
         for field in fields.get(predicate.column_id, ())
         if _has_valid_values(predicate, by_field[field.field_id or 0].terms[0]) and budget.allows(predicate, field)
     ]
-    plain = PartitionSpec(0, tuple(field for field in applicable if field.transform not in INDEXED_FUNCTIONS))
-    function_conditions = [
+    plain = PartitionSpec(0, tuple(field for field in applicable if is_known(field.transform)))
+    of_functions = [
         _project_function(predicate, by_field[field.field_id or 0].terms[0], field.field_id or 0, field.name)
         for field in applicable
         if field.transform in INDEXED_FUNCTIONS
     ]
-    return join_by_and(project_inclusive(predicate, plain), *function_conditions)
+    of_attributes = [
+        _move_to_field(predicate, field)
+        for field in applicable
+        if field.transform == predicate.transform and parse_lookup(field.transform) is not None
+    ]
+    return join_by_and(project_inclusive(predicate, plain), *of_functions, *of_attributes)
 
 
 def _has_valid_values(predicate: Bound, term: Term) -> bool:
@@ -215,6 +222,12 @@ def _has_valid_values(predicate: Bound, term: Term) -> bool:
     if predicate.kind == term.source:
         return True
     return term.transform == IDENTITY and are_comparable(predicate.kind, term.source)
+
+
+def _move_to_field(predicate: Bound, field: PartitionField) -> Bound:
+    """Return the predicate on an attribute as a predicate on the field of an index on this attribute."""
+    kind = predicate.result
+    return Bound(predicate.op, field.field_id or 0, field.name, kind, IDENTITY, kind, predicate.values)
 
 
 def _project_function(predicate: Bound, term: Term, field_id: int, name: str) -> Expression:

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
+from seamark.formats.iceberg.expressions.expression import join_by_and
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING
 from seamark.formats.index.definitions import PREFIX, Definitions, IndexDefinition, read_definitions
@@ -150,9 +151,10 @@ class IndexSelection:
 
     async def _project(self, bound_scan: BoundScan, definitions: Sequence[IndexDefinition]) -> IndexProjection | None:
         """Project the filter onto the indexes, in a thread if it has many values."""
+        filter = join_by_and(bound_scan.bound, bound_scan.attribute_filter)
         if bound_scan.is_long:
-            return await asyncio.to_thread(project, bound_scan.bound, definitions, bound_scan.dynamic_filters)
-        return project(bound_scan.bound, definitions)
+            return await asyncio.to_thread(project, filter, definitions, bound_scan.dynamic_filters)
+        return project(filter, definitions)
 
     async def _list_files(self, entry: Entry) -> IndexFiles | None:
         """Return the index files of the table, or None if the registry cannot list them."""

@@ -76,6 +76,11 @@ class Probe:
         """Whether the plan used all indexes, so that a later plan would not remove more files."""
         return not self.is_late and not self.damaged and not self.missing_rows
 
+    def covers_all_files(self, definition: IndexDefinition) -> bool:
+        """Return whether the index evaluates a predicate of the plan, and has an entry of each file of the view."""
+        coverage = self.coverage.get(definition.id)
+        return coverage is not None and not coverage.uncovered.any()
+
     def reset(self) -> None:
         """Reset the counts before the plan runs again with more of the indexes loaded."""
         self.counts.clear()

@@ -8,13 +8,16 @@ and its outcome reports this.
 
 A join on the day, month, year or hour of a column, or by `<`, `>` or BETWEEN, becomes a condition on the column. Joins
 that are alternatives become a disjunction: a row is needed only if it has a partner in one of them.
+
+If the planned table has indexes on attributes of the other table, the join's filter becomes a condition that these
+indexes evaluate (`star_conditions.py`). If the indexes need no help from keys, the other table is not read.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -35,8 +38,10 @@ from seamark.formats.iceberg.types.schema import is_primitive
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.types import canonicalize_primitive, get_base_name
 from seamark.formats.iceberg.types.values import FLOATS, get_decimal_scale
+from seamark.formats.index.definitions import IndexDefinition, read_definitions
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import has_keys
+from seamark.formats.index.keys.lookups import DimensionSource
 from seamark.formats.protocol.wire import RANGE
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
 from seamark.metaserver.planner.joins.dimensions import DimensionRequest, Dimensions, DimensionSkipped
@@ -49,7 +54,9 @@ from seamark.metaserver.planner.joins.extremes import (
 from seamark.metaserver.planner.joins.like_predicates import AnyLike
 from seamark.metaserver.planner.joins.periods import make_period_condition
 from seamark.metaserver.planner.joins.ranges import LimitedColumn, make_range_condition
+from seamark.metaserver.planner.joins.star_conditions import JoinedKey, StarCondition, make_star_condition
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn
+from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -108,6 +115,10 @@ class RequestedJoin:
     """A condition on the planned table's columns. Rows that may match the condition need no partner."""
     operators: tuple[str, ...] = ()
     outside: Expression | None = None
+    star: StarCondition | None = None
+    """The condition that indexes on attributes of the other table evaluate. Only a join that is a filter has one."""
+    needs_keys: bool = True
+    """Whether keys may leave out rows that `star` does not leave out."""
 
     @property
     def is_filter(self) -> bool:
@@ -121,10 +132,11 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
     Attributes:
         table: The name of the other table.
         snapshot_id: The snapshot of the other table.
-        keys: The number of keys or ranges. For several columns, it is the smallest number. None if the join was
-            skipped.
+        keys: The number of keys or ranges. For several columns, it is the smallest number. None if the table was
+            not read.
         used: Whether the plan uses the join.
         reason: The reason why the plan does not use the join.
+        indexes: The names of the indexes on attributes of the table that evaluate the join's filter.
     """
 
     table: tuple[str, ...]
@@ -132,6 +144,7 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
     keys: int | None
     used: bool
     reason: str | None = None
+    indexes: tuple[str, ...] = ()
 
 
 class JoinFilters(NamedTuple):
@@ -142,12 +155,54 @@ class JoinFilters(NamedTuple):
     """The outcomes in the order of the joins, depth first."""
     condition: Expression = TRUE
     """A condition on the planned table's columns, from joins that do not give dynamic filters."""
+    attribute_filter: Expression = TRUE
+    """A condition on attributes of the joined tables, which only indexes evaluate."""
 
     def apply_to(self, bound_scan: BoundScan) -> BoundScan:
         """Return the scan with these filters and this condition."""
-        if not self.dynamic_filters and self.condition == TRUE:
+        if not self.dynamic_filters and self.condition == self.attribute_filter == TRUE:
             return bound_scan
-        return bound_scan.join_with(self.dynamic_filters, self.condition)
+        return bound_scan.join_with(self.dynamic_filters, self.condition, self.attribute_filter)
+
+
+async def add_star_conditions(
+    planner: Planner, bound_scan: BoundScan, entry: Entry | None, joins: Sequence[RequestedJoin]
+) -> list[RequestedJoin]:
+    """Return the joins of a scan, with the conditions that indexes on attributes of the other tables evaluate.
+
+    Args:
+        planner: The planner.
+        bound_scan: The scan of the planned table, without its joins.
+        entry: The entry of the planned table.
+        joins: The joins of the planned table.
+    """
+    definitions = read_definitions(bound_scan.metadata).enabled
+    if not any(definition.dimension_tables for definition in definitions):
+        return list(joins)
+    return [await _add_star_condition(planner, bound_scan, entry, join, definitions) for join in joins]
+
+
+async def _add_star_condition(
+    planner: Planner,
+    bound_scan: BoundScan,
+    entry: Entry | None,
+    join: RequestedJoin,
+    definitions: Sequence[IndexDefinition],
+) -> RequestedJoin:
+    if not join.is_filter or join.snapshot_id is None:
+        return join
+    keys = [
+        JoinedKey(*pair[:3], DimensionSource(join.table, join.snapshot_id, pair.other_id), pair.other_kind)
+        for pair in join.on
+    ]
+    star = make_star_condition(join.filter, keys, definitions)
+    if star is None:
+        return join
+    is_whole = star.is_whole and not join.joins and not join.likes
+    needs_keys = not is_whole or not await planner.covers(
+        bound_scan.join_with((), TRUE, star.expression), star.indexes, entry
+    )
+    return replace(join, star=star, needs_keys=needs_keys)
 
 
 async def join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], until_s: float) -> JoinFilters:
@@ -170,6 +225,7 @@ async def join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], u
         tuple(dynamic_filter for join, result in pairs if join.is_filter for dynamic_filter in result.dynamic_filters),
         tuple(outcome for _, result in pairs for outcome in result.outcomes),
         join_by_and(*parts),
+        join_by_and(*(result.attribute_filter for join, result in pairs if join.is_filter)),
     )
 
 
@@ -198,6 +254,11 @@ async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: f
     """Return the dynamic filters or the condition that follow from one join."""
     if join.transform in EXTREMES:
         return await _build_extreme_condition(dimensions, join, until_s)
+    star = TRUE if join.star is None else join.star.expression
+    indexes = () if join.star is None else tuple(definition.name for definition in join.star.indexes)
+    if not join.needs_keys:
+        outcome = JoinOutcome(join.table, join.snapshot_id, None, used=True, indexes=indexes)
+        return JoinFilters((), (outcome,), TRUE, star)
     nested = await join_filters(dimensions, join.joins, until_s)
     is_compared, is_range = join.transform == IDENTITY, join.transform == RANGE
     pairs = [pair for pair in join.on if not is_compared or is_comparable(pair.kind, pair.other_kind)]
@@ -229,10 +290,12 @@ async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: f
                 DynamicFilter(pair.column_id, pair.name, pair.kind, key_set)
                 for pair, key_set in zip(pairs, keys, strict=True)
             )
-        outcome = JoinOutcome(join.table, join.snapshot_id, min(map(len, keys)), used=True)
+        outcome = JoinOutcome(join.table, join.snapshot_id, min(map(len, keys)), used=True, indexes=indexes)
     except DimensionSkipped as skipped:
-        outcome = JoinOutcome(join.table, join.snapshot_id, None, used=False, reason=skipped.reason)
-    return JoinFilters(dynamic_filters, (outcome, *nested.outcomes), condition)
+        outcome = JoinOutcome(
+            join.table, join.snapshot_id, None, used=bool(indexes), reason=skipped.reason, indexes=indexes
+        )
+    return JoinFilters(dynamic_filters, (outcome, *nested.outcomes), condition, star)
 
 
 async def _build_extreme_condition(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:

@@ -29,6 +29,7 @@ from seamark.cache.stack import Stack
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING
+from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import CacheDamaged
 from seamark.metaserver.access.principal import set_principal
@@ -242,7 +243,7 @@ class Planner:
         if (
             entry is None
             or self._index_selection is None
-            or (bound_scan.bound == TRUE and not bound_scan.dynamic_filters)
+            or (bound_scan.bound == bound_scan.attribute_filter == TRUE and not bound_scan.dynamic_filters)
         ):
             return None
         definitions = self._index_selection.list_definitions(bound_scan.metadata, entry)
@@ -278,6 +279,22 @@ class Planner:
                 scan = await asyncio.to_thread(plan)
             index_access.index_selection.record(probe, index_access.entry)
         return scan
+
+    async def covers(
+        self, bound_scan: BoundScan, definitions: Sequence[IndexDefinition], entry: Entry | None = None
+    ) -> bool:
+        """Return whether each of the indexes evaluates the filter for all data files of the scan.
+
+        Raises:
+            Corrupt, Forbidden: See `plan`.
+        """
+        index_selection = self._index_selection
+        if index_selection is None or entry is None or entry.index_version == 0:
+            return False
+        cached = await self._repeat_if_damaged(partial(self._load_checked_view, bound_scan, entry))
+        self._views.evict_over_budget(cached)
+        probe = await index_selection.prepare(cached.view, bound_scan, definitions, entry)
+        return probe is not None and not probe.is_late and all(map(probe.covers_all_files, definitions))
 
     async def view(self, metadata: TableMetadata, request: ScanRequest) -> TableView:
         """Load the view of a snapshot with all files, without pruning."""

@@ -28,6 +28,7 @@ from seamark.formats.protocol.wire import decode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.memoization import computed_once
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, split_by_size
+from seamark.metaserver.planner.scan.attribute_columns import AttributeColumn, add_to_schema, split_filter
 
 LONG_FILTER_BYTES = 64 << 10
 """The minimum length of a JSON filter that counts as long. Work on a shorter filter takes only milliseconds."""
@@ -67,6 +68,8 @@ class ScanRequest(ScanOptions, frozen=True, kw_only=True):
     """A scan that a component of the server requests, with an unbound filter."""
 
     filter: Expression = TRUE
+    attributes: tuple[AttributeColumn, ...] = ()
+    """The attributes of dimension tables that the filter names."""
 
 
 class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
@@ -88,6 +91,8 @@ class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
     """Whether the filter may use functions of SQL (`formats/iceberg/types/functions.py`)."""
     fresh: bytes = b""
     """The fresh snapshot to read, as JSON. It is empty if the scan reads a snapshot of the table."""
+    attributes: tuple[AttributeColumn, ...] = ()
+    """The attributes of dimension tables that the filter names."""
 
     @property
     def has_long_filter(self) -> bool:
@@ -97,14 +102,29 @@ class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
     def bind(self, metadata: TableMetadata) -> BoundScan:
         """Parse the filter and bind it with `bind_for_java`.
 
+        Java's library binds a filter to the columns of the table itself, so a filter with attributes is from another
+        client.
+
         Raises:
             BadRequest: The filter is invalid.
         """
-        filter: Expression = TRUE
-        if self.filter_json:
-            filter_json = decode_json(self.filter_json, "The filter")
-            filter = parse_expression(filter_json, unknown=True, functions=self.functions)
-        return bind_for_java(metadata, self, filter)
+        filter = self.parse_filter()
+        if not self.attributes:
+            return bind_for_java(metadata, self, filter)
+        snapshot = resolve_snapshot(metadata, self)
+        schema = resolve_schema(metadata, snapshot, self)
+        return BoundScan.bind_by(schema, metadata, self, snapshot, filter, self.attributes)
+
+    def parse_filter(self) -> Expression:
+        """Return the filter, which is not bound.
+
+        Raises:
+            BadRequest: The filter is invalid.
+        """
+        if not self.filter_json:
+            return TRUE
+        filter_json = decode_json(self.filter_json, "The filter")
+        return parse_expression(filter_json, unknown=True, functions=self.functions)
 
 
 class BoundScan(msgspec.Struct, frozen=True, dict=True):
@@ -123,6 +143,11 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
     """Whether the filter is the constant TRUE. Such a scan returns all files, including files without rows."""
     dynamic_filters: tuple[DynamicFilter, ...] = ()
     """The dynamic filters with many keys. Dynamic filters with few keys are part of `bound`."""
+    attribute_filter: Expression = TRUE
+    """A further condition, with predicates on attributes of dimension tables (`formats/index/keys/lookups.py`).
+
+    Only indexes evaluate it. It is not part of `bound`, because clients cannot evaluate these predicates on rows.
+    """
 
     @classmethod
     def bind(cls, metadata: TableMetadata, request: ScanRequest) -> BoundScan:
@@ -132,7 +157,8 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
             BadRequest: The filter or the snapshot id is invalid.
         """
         snapshot = resolve_snapshot(metadata, request)
-        return cls.bind_by(resolve_schema(metadata, snapshot, request), metadata, request, snapshot, request.filter)
+        schema = resolve_schema(metadata, snapshot, request)
+        return cls.bind_by(schema, metadata, request, snapshot, request.filter, request.attributes)
 
     @classmethod
     def bind_by(
@@ -142,29 +168,52 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
         options: ScanOptions,
         snapshot: Snapshot | None,
         filter: Expression,
+        attributes: Sequence[AttributeColumn] = (),
     ) -> BoundScan:
-        """Bind a filter by a schema. `snapshot` is the snapshot that the options resolve to."""
-        bound = bind_filter(metadata, schema, options, filter)
-        bound_scan = cls(metadata, options, snapshot, schema, bound, filter == TRUE)
+        """Bind a filter by the schema and the snapshot that the options resolve to."""
+        bound = bind_filter(metadata, add_to_schema(schema, attributes), options, filter)
+        bound, attribute_filter = split_filter(bound, schema, attributes)
+        bound_scan = cls(metadata, options, snapshot, schema, bound, filter == TRUE, attribute_filter=attribute_filter)
         _ = bound_scan.text  # Compute it here, because callers bind long filters in a thread.
         return bound_scan
 
-    def join_with(self, dynamic_filters: Sequence[DynamicFilter], condition: Expression = TRUE) -> BoundScan:
-        """Return the same scan with additional dynamic filters, and with an additional bound condition."""
+    def join_with(
+        self,
+        dynamic_filters: Sequence[DynamicFilter],
+        condition: Expression = TRUE,
+        attribute_filter: Expression = TRUE,
+    ) -> BoundScan:
+        """Return the same scan with further filters.
+
+        Args:
+            dynamic_filters: The dynamic filters.
+            condition: A condition that is bound to the columns of the scan.
+            attribute_filter: A condition on attributes of dimension tables.
+        """
         few, many = split_by_size(dynamic_filters)
         bound = join_by_and(self.bound, few, condition)
-        return BoundScan(self.metadata, self.options, self.snapshot, self.schema, bound, dynamic_filters=many)
+        attribute_filter = join_by_and(self.attribute_filter, attribute_filter)
+        return BoundScan(
+            self.metadata,
+            self.options,
+            self.snapshot,
+            self.schema,
+            bound,
+            dynamic_filters=many,
+            attribute_filter=attribute_filter,
+        )
 
     @computed_once
     def text(self) -> str:
-        """Return the bound filter and the dynamic filters as text, for cache keys.
+        """Return the bound filter and all further filters as text, for cache keys.
 
         The key is not the expression itself, because 0.0 and -0.0 are equal as values, but their plans differ.
         """
         bound = repr(self.bound)
-        if not self.dynamic_filters:
+        if not self.dynamic_filters and self.attribute_filter == TRUE:
             return bound
-        return "\n".join([bound, *(dynamic_filter.text for dynamic_filter in self.dynamic_filters)])
+        dynamic_filters = (dynamic_filter.text for dynamic_filter in self.dynamic_filters)
+        return "\n".join([bound, repr(self.attribute_filter), *dynamic_filters])
 
     @property
     def is_long(self) -> bool:

@@ -62,6 +62,7 @@ async def test_definition_and_build_require_the_right_to_read_the_dimension_tabl
     json_text = json.dumps({"kind": "cube", "columns": [ATTRIBUTE], "measures": ["count(*)"]})
     texts = {
         "short": f"cube({ATTRIBUTE}; count(*))",
+        "bitmap": f"bitmap({ATTRIBUTE})",
         "spaces": f"cube({ATTRIBUTE.replace('@', ' @ ')}; count(*))",
         "JSON": json_text,
         "escaped JSON": json_text.replace("lookup", "\\u006cookup").replace("secret", "\\u0073ecret"),
@@ -99,3 +100,50 @@ async def test_definition_and_build_require_the_right_to_read_the_dimension_tabl
         answer = await wendy("PUT", "/api/v1/tables/db/t/indexes/c", {"state": "enabled"})
         assert answer.error[0] == 403
         assert "wendy may not readRows in secret" in answer.error[2]
+
+
+async def test_filter_on_an_attribute_requires_the_right_to_read_the_dimension_table(tmp_path: Path) -> None:
+    """Otherwise a caller would learn the attributes of rows from the files that plans keep."""
+    secrets = await create_users(
+        tmp_path,
+        {
+            "root": [("admin", ())],
+            "rita": [("reader", ("db",))],
+            "rex": [("reader", ("db",)), ("reader", ("secret",))],
+        },
+    )
+    async with run_server(tmp_path, auth="token") as server:
+        root, rita, rex = (UserApi(server, secrets[name]) for name in secrets)
+        assert (await root("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})).status == 200
+        body = {"kind": "bitmap", "columns": [ATTRIBUTE]}
+        assert (await root("PUT", "/api/v1/tables/db/t/indexes/spouse", body)).status == 200
+        column_filter = {"type": "eq", "term": "spouse", "value": "x"}
+        join = {"table": ["secret", "names"], "on": {"id": "id"}, "predicate": "spouse = 'x'"}
+        requests = {
+            "plan": ("/v1/namespaces/db/tables/t/plan", {"filter": column_filter}),
+            "negated": ("/v1/namespaces/db/tables/t/plan", {"filter": {"type": "not", "child": column_filter}}),
+            "explain": ("/api/v1/tables/db/t/explain", {"where": "SPOUSE = 'x'"}),
+            "explain filter": ("/api/v1/tables/db/t/explain", {"filter": column_filter}),
+            "join": ("/api/v1/tables/db/t/explain", {"joins": [join]}),
+        }
+        for _ in range(2):  # An answer to one caller is not kept for another caller.
+            for way, (path, request) in requests.items():
+                allowed = await rex("POST", path, request)
+                assert allowed.status == (404 if way == "join" else 200), (way, allowed.raw)
+                refused = await rita("POST", path, request)
+                assert refused.error[0] == 403, (way, refused.raw)
+        term = {"type": "transform", "transform": ATTRIBUTE.removesuffix("(id)"), "term": "id"}
+        for caller in (rita, rex):
+            direct = await caller("POST", requests["plan"][0], {"filter": {**column_filter, "term": term}})
+            assert direct.error[0] == 400, direct.raw
+        # An own column of the name has priority.
+        add = {"action": "add-schema", "schema": build_schema("spouse")}
+        update = {"requirements": [], "updates": [add, {"action": "set-current-schema", "schema-id": -1}]}
+        assert (await root("POST", "/v1/namespaces/db/tables/t", update)).status == 200
+        assert (await rita("POST", requests["plan"][0], {"filter": column_filter})).status == 200
+
+
+def build_schema(name: str) -> dict[str, Any]:
+    """Return the schema with a further column."""
+    column = {"id": 100, "name": name, "required": False, "type": "string"}
+    return {**SCHEMA, "fields": [*SCHEMA["fields"], column]}

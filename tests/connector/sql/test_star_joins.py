@@ -455,11 +455,11 @@ def test_dimension_table_with_a_duplicate_key_is_refused(server: ServerThread, s
 
 
 @pytest.mark.slow
-def test_only_a_cube_has_attributes_of_other_tables(server: ServerThread, star: str) -> None:
+def test_record_index_on_an_attribute_of_another_table_is_refused(server: ServerThread, star: str) -> None:
     with closing(IndexClient(server.url)) as client:
         columns = pin_attributes(client, [f"{star}.shops.region via shop_id = shop_id"])
-        with pytest.raises(InvalidRequest, match="only a cube has attributes"):
-            client.put_index((star, "facts"), "regions", kind="bitmap", columns=columns[:1])
+        with pytest.raises(InvalidRequest, match="only bloom, bitmap, cube accept attributes"):
+            client.put_index((star, "facts"), "regions", kind="record", columns=columns[:1])
 
 
 @pytest.mark.slow

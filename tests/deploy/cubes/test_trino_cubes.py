@@ -197,3 +197,29 @@ def test_star_joins_are_answered_from_attributes(rig: CubeRig) -> None:
         catalog.load_table("cubed.kinds").append(new_kind)
     rig.compare(by_country)
     assert "; cube=" not in rig.read_outcome(by_country), "the cube contains the attributes of an earlier snapshot"
+
+
+def test_facts_are_pruned_by_an_index_on_an_attribute(rig: CubeRig) -> None:
+    """Users who may not read all rows of the dimension table get the rows that they get without the index."""
+    facts = pa.schema([("id", pa.int64()), ("area_id", pa.int32())])
+    areas = pa.table({"id": pa.array([1, 2, 3], pa.int32()), "country": ["FR", "DE", None], "card": ["c"] * 3})
+    with closing(load_catalog("seamark", type="rest", uri=rig.seamark.base_url)) as catalog:
+        catalog.create_table("cubed.regions", schema=areas.schema).append(areas)
+        table = catalog.create_table("cubed.visits", schema=facts)
+        for area in (1, 2, 3):  # The key 9 has no partner, and so the bounds of the key leave out no file.
+            table.append(pa.table({"id": [area, area + 10, area + 20], "area_id": [0, area, 9]}, schema=facts))
+    with closing(IndexClient(rig.seamark.base_url)) as client, closing(InProcessWorkers()) as workers:
+        columns = pin_attributes(client, ["cubed.regions.country via area_id = id"], add_partners=False)
+        client.put_index("cubed.visits", "country", kind="bitmap", columns=columns)
+        build(client, "cubed.visits", "country", workers)
+    sql = "SELECT v.id, r.card FROM visits v JOIN regions r ON v.area_id = r.id WHERE r.country = 'DE'"
+    for user in ("anna", "rita", "dan", "sue"):
+        rig.compare(sql, user)
+    outcome = rig.read_outcome(sql)
+    assert "cubed.visits=1/3" in outcome
+    assert "joins=cubed.visits.area_id:attributes" in outcome
+    with closing(load_catalog("seamark", type="rest", uri=rig.seamark.base_url)) as catalog:
+        new_area = pa.table({"id": pa.array([9], pa.int32()), "country": ["DE"], "card": ["d"]})
+        catalog.load_table("cubed.regions").append(new_area)
+    rig.compare(sql)
+    assert "attributes" not in rig.read_outcome(sql), "the index has the attributes of an earlier snapshot"

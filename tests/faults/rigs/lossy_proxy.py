@@ -79,13 +79,13 @@ class _Handler(BaseHTTPRequestHandler):
         fate = proxy.fate(method, path)
         if fate == "lost request":
             proxy.requests.append((fate, method, path, None))
-            return self._hang_up()
+            return self._break_connection()
         answer = proxy.ask(method, path, body, headers)
         if fate == "sent twice":
             answer = proxy.ask(method, path, body, headers)
         proxy.requests.append((fate, method, path, answer.status))
         if fate == "lost reply":
-            return self._hang_up()
+            return self._break_connection()
         if fate == "gateway timeout":
             return self._answer(504, [("Content-Type", "text/html")], b"<html>504 Gateway Timeout</html>")
         skip = ("transfer-encoding", "content-length", "connection", "date", "server")

@@ -79,7 +79,7 @@ function TablePlan({ one }) {
     <${Funnel} stages=${plan.stages} all=${filesOf(plan)} />
     ${(plan.joins ?? []).length > 0 && html`<${Grid} label=${`Joins of ${reference}`} rows=${plan.joins} columns=${[
       { title: "Join with", cell: (join) => join.table.join(".") },
-      { title: "Outcome", cell: (join) => (join.used ? html`<${Badge} kind="good">used<//> ${count(join.keys)} keys` : html`<${Badge}>not used<//> ${join.reason}`) },
+      { title: "Outcome", cell: (join) => (join.used ? html`<${Badge} kind="good">used<//> ${join.keys === null ? join.indexes.join(", ") : `${count(join.keys)} keys`}` : html`<${Badge}>not used<//> ${join.reason}`) },
     ]} />`}
     <${Layouts} plan=${plan} namespace=${table.slice(0, -1)} name=${table.at(-1)} />
   <//>`;

@@ -139,7 +139,7 @@ function Plan({ plan }) {
       { title: "of", number: true, cell: (one) => count(one["considered-files"]) },
       { title: "Bytes", number: true, cell: (one) => size(one.bytes) },
       { title: "Columns", number: true, cell: (one) => count(one.columns) },
-      { title: "Joins that left out files", cell: (one) => one.joins.map(([name, keys]) => `${name}: ${plural(keys, "key")}`).join(", ") },
+      { title: "Joins that left out files", cell: (one) => one.joins.map(([name, keys]) => (keys === null ? `${name}: index on attributes` : `${name}: ${plural(keys, "key")}`)).join(", ") },
     ]} />
   <//>`;
 }

@@ -1,0 +1,46 @@
+"""Resolves the names of attributes of dimension tables in the filter of a request.
+
+The caller needs the right to read each dimension table whose attribute the filter names. Otherwise the kept files would
+show the attributes to a caller who tries values. A refusal has the same error as the route that loads the table.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from seamark.formats.iceberg.expressions.expression import Expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.errors import NoSuchTable
+from seamark.metaserver.access.rights.decisions import Securable
+from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.planner.scan.attribute_columns import (
+    AttributeColumn,
+    collect_names,
+    list_attribute_columns,
+)
+from seamark.metaserver.store.model import TABLE
+
+
+async def resolve_attributes(call: Call, metadata: TableMetadata, filter: Expression) -> tuple[AttributeColumn, ...]:
+    """Return the attributes that an unbound filter names, and whether each of them is current.
+
+    Raises:
+        Forbidden: The caller may not read one of the dimension tables.
+        NoSuchTable: The caller may not browse one of them.
+    """
+    names = {name.lower() for name in collect_names(filter)}
+    attributes = [one for one in list_attribute_columns(metadata) if one.name.lower() in names]
+    return tuple([msgspec.structs.replace(one, is_current=await _is_current(call, one)) for one in attributes])
+
+
+async def _is_current(call: Call, attribute: AttributeColumn) -> bool:
+    """Return whether the dimension table is at the snapshot of the attribute, and has no rows outside of it."""
+    source = attribute.lookup.source
+    *namespace, name = source.table
+    await call.allow(Securable(tuple(namespace), TABLE, name))
+    try:
+        loaded = await call.components.catalog.tables.load(tuple(namespace), name)
+    except NoSuchTable:
+        return False
+    is_stream = loaded.entry is not None and bool(loaded.entry.flushed)
+    return loaded.metadata.current_snapshot_id == source.snapshot_id and not is_stream

@@ -1,0 +1,130 @@
+"""Attributes of dimension tables, as columns in the filters of requests.
+
+An index on an attribute (`formats/index/keys/lookups.py`) gives the table a further name for filters: the name of the
+index. A predicate on the name leaves out files by the index, and is no condition on rows that a client could evaluate.
+So in the filter of the rows it becomes a condition that all rows satisfy. The client reads the dimension table to
+filter the rows. A column of the table with this name has priority. This module is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from seamark.formats.iceberg.expressions.expression import (
+    TRUE,
+    And,
+    Bound,
+    Expression,
+    Not,
+    Or,
+    Unbound,
+    collect_predicates,
+    replace_predicates,
+)
+from seamark.formats.iceberg.expressions.residuals import make_tautology
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.types.types import canonicalize_primitive
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.index.keys.lookups import Lookup, parse_lookup
+from seamark.formats.index.kinds.kinds import KINDS
+
+
+class AttributeColumn(msgspec.Struct, frozen=True, array_like=True):
+    """An attribute that filters can name.
+
+    Attributes:
+        name: The name of the index.
+        column_id: The field id of the key of the table.
+        transform: The attribute, as a transform of the key.
+        is_current: Whether the current snapshot of the dimension table is the snapshot of the attribute. Otherwise a
+            predicate on the name leaves out no files.
+    """
+
+    name: str
+    column_id: int
+    transform: str
+    is_current: bool = True
+
+    @property
+    def lookup(self) -> Lookup:
+        lookup = parse_lookup(self.transform)
+        assert lookup is not None
+        return lookup
+
+
+def list_attribute_columns(metadata: TableMetadata) -> tuple[AttributeColumn, ...]:
+    """Return the attributes that filters on the table can name, by its enabled indexes."""
+    attributes = []
+    for definition in read_definitions(metadata).enabled:
+        term = definition.terms[0]
+        if len(definition.terms) == 1 and definition.dimension_tables and not KINDS[definition.kind].aggregates:
+            attributes.append(AttributeColumn(definition.name, term.column_id, term.transform))
+    if not attributes:
+        return ()
+    names = {name.lower() for schema in metadata.schemas for name in schema.index.by_name}
+    return tuple(attribute for attribute in attributes if attribute.name.lower() not in names)
+
+
+def add_to_schema(schema: Schema, attributes: Sequence[AttributeColumn]) -> Schema:
+    """Return the schema with a field for each attribute. The ids of these fields are negative."""
+    fields = (Field(_make_id(n), one.name, False, one.lookup.type) for n, one in enumerate(attributes))
+    return msgspec.structs.replace(schema, fields=(*schema.fields, *fields)) if attributes else schema
+
+
+def collect_names(expression: Expression) -> Iterator[str]:
+    """Yield the names of the columns in an unbound expression."""
+    match expression:
+        case Unbound(_, name):
+            yield name
+        case And(children) | Or(children):
+            for child in children:
+                yield from collect_names(child)
+        case Not(child):
+            yield from collect_names(child)
+
+
+def split_filter(
+    bound: Expression, schema: Schema, attributes: Sequence[AttributeColumn]
+) -> tuple[Expression, Expression]:
+    """Return a filter as (a condition on rows, a condition on attributes for indexes).
+
+    Args:
+        bound: The filter, bound to the schema with the fields of `add_to_schema`.
+        schema: The schema without these fields.
+        attributes: The attributes.
+    """
+    by_id = {_make_id(number): attribute for number, attribute in enumerate(attributes)}
+    if not any(predicate.column_id in by_id for predicate in collect_predicates(bound)):
+        return bound, TRUE
+
+    def move_to_key(predicate: Bound) -> Bound | None:
+        """Return the predicate on an attribute as a transform of the key, or None if the schema lacks the key."""
+        attribute = by_id[predicate.column_id]
+        key = schema.column(attribute.column_id)
+        if key is None or not isinstance(key.type, str):
+            return None
+        kind = canonicalize_primitive(key.type)
+        return Bound(predicate.op, key.id, key.name, kind, attribute.transform, predicate.kind, predicate.values)
+
+    def to_row_condition(predicate: Bound) -> Expression:
+        if predicate.column_id not in by_id:
+            return predicate
+        moved = move_to_key(predicate)
+        return TRUE if moved is None else make_tautology(moved)
+
+    def to_attribute_condition(predicate: Bound) -> Expression:
+        if predicate.column_id not in by_id:
+            return predicate
+        is_usable = predicate.transform == IDENTITY and by_id[predicate.column_id].is_current
+        moved = move_to_key(predicate) if is_usable else None
+        return TRUE if moved is None else moved
+
+    return replace_predicates(bound, to_row_condition), replace_predicates(bound, to_attribute_condition)
+
+
+def _make_id(number: int) -> int:
+    return -1 - number

@@ -1,0 +1,405 @@
+"""Joins return the same rows as without plans if indexes on attributes of dimension tables prune facts."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+
+from seamark.connector.client.errors import InvalidRequest
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.values import Explanation
+from seamark.connector.index.audits import audit_index
+from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.connector.index.lookups import pin_attributes
+from seamark.connector.sql.session import SqlResult, SqlSession
+from tests.connector.lake import open_catalog
+from tests.connector.server_thread import ServerThread
+from tests.connector.sql.comparing import count_rows
+from tests.seeds import examples, first_seed
+
+FACTS = pa.schema([("id", pa.int64()), ("shop", pa.int32()), ("item", pa.string()), ("day", pa.date32())])
+SHOPS = pa.schema([("shop_id", pa.int32()), ("city", pa.string()), ("size", pa.int64()), ("open", pa.bool_())])
+ITEMS = pa.schema([("name", pa.string()), ("brand", pa.string()), ("since", pa.date32())])
+SCHEMAS = {"facts": FACTS, "shops": SHOPS, "items": ITEMS}
+KEYS = {"shops": ("shop", "shop_id"), "items": ("item", "name")}
+"""The key of the facts, and of the dimension table, by dimension table."""
+ATTRIBUTES = {"shops": ("city", "size", "open"), "items": ("brand", "since")}
+CITIES = ("Rome", "Oslo", "rome", "", None)
+BRANDS = ("x", "y", "é", None)
+SHOPS_MAX = 30
+INTEGERS = pa.int32()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
+    server = ServerThread(tmp_path_factory.mktemp("star-indexes"), index_wait_s=30)
+    server.start()
+    yield server
+    server.stop()
+
+
+class IndexedStar:
+    """Facts in small files, and two dimension tables, in the namespace `name`, with a reader that is the truth."""
+
+    def __init__(self, catalog: RestCatalog, client: IndexClient, session: SqlSession, name: str, seed: int) -> None:
+        self._catalog, self._client, self._session, self.name = catalog, client, session, name
+        self._rng = random.Random(seed)
+        self._rows: dict[tuple[str, int], pa.Table] = {}
+        """The rows that PyIceberg has read, by table and snapshot."""
+        self._facts = 0
+        self.has_tag = self.is_refused = False
+        self.definitions: set[str] = set()
+
+    def create_tables(self) -> None:
+        self._catalog.create_namespace(self.name)
+        for table, schema in SCHEMAS.items():
+            properties = {"write.delete.mode": "merge-on-read"}
+            self._catalog.create_table(f"{self.name}.{table}", schema=schema, properties=properties)
+        self._append("shops", [self._draw_shop(key) for key in [*range(0, SHOPS_MAX - 4), None]])
+        self._append("items", [self._draw_item(f"i{number}") for number in range(6)])
+
+    def append_fact(self, shop: int) -> None:
+        self._append("facts", [{"id": 100 + shop, "shop": shop, "item": None, "day": None}])
+
+    def append_facts(self, files: int) -> None:
+        """Append files, each with the keys of few shops."""
+        for _ in range(files):
+            first, rows = self._rng.randrange(SHOPS_MAX), []
+            for _ in range(self._rng.randint(1, 4)):
+                shop = self._rng.choice((first, first + 1, None) if self._rng.random() < 0.2 else (first,))
+                item = self._rng.choice((f"i{first % 7}", f"i{first % 7}", None))
+                rows.append({"id": self._facts, "shop": shop, "item": item, "day": None})
+                self._facts += 1
+            self._append("facts", rows)
+
+    def define(self) -> None:
+        """Define indexes on some attributes at the present snapshots of the dimension tables."""
+        for table, (key, partner) in KEYS.items():
+            for attribute in self._rng.sample(ATTRIBUTES[table], 2):
+                kind = self._rng.choice(("bitmap", "bitmap", "bloom"))
+                self._define(f"{table}_{attribute}", kind, f"{self.name}.{table}.{attribute} via {key} = {partner}")
+
+    def define_city(self) -> None:
+        self._define("city", "bitmap", f"{self.name}.shops.city via shop = shop_id")
+
+    def _define(self, name: str, kind: str, attribute: str) -> None:
+        pinned = pin_attributes(self._client, [attribute], add_partners=False)
+        self._client.put_index((self.name, "facts"), name, kind=kind, columns=pinned)
+        self.definitions.add(name)
+
+    def build(self) -> None:
+        """Build the indexes. The build refuses a dimension table with a doubled key."""
+        self.is_refused = False
+        for name in sorted(self.definitions):
+            with closing(InProcessWorkers()) as workers:
+                try:
+                    build(self._client, (self.name, "facts"), name, workers)
+                except InvalidRequest as refused:
+                    assert "is not a key" in str(refused)  # noqa: PT017
+                    self.is_refused = True
+
+    def change_dimension(self) -> None:
+        match self._rng.randrange(6):
+            case 0:
+                self._append("shops", [self._draw_shop(self._rng.randrange(SHOPS_MAX + 2))])  # Mostly doubles a key.
+            case 1:
+                self._append("shops", [self._draw_shop(SHOPS_MAX - 3)])
+            case 2:
+                self.run(f"UPDATE {{0}}.shops SET city = 'Oslo' WHERE shop_id < {self._rng.randrange(SHOPS_MAX)}")
+            case 3:
+                self.run(f"DELETE FROM {{0}}.shops WHERE shop_id = {self._rng.randrange(SHOPS_MAX)}")
+            case 4:
+                self.run("UPDATE {0}.items SET brand = 'x', since = DATE '2026-01-02' WHERE name > 'i2'")
+            case 5:
+                self.run("UPDATE {0}.shops SET size = 10 - size, open = NOT open")
+
+    def delete_facts(self) -> None:
+        self.run(f"DELETE FROM {{0}}.facts WHERE id % 3 = {self._rng.randrange(3)} AND shop > 4")
+
+    def tag(self) -> None:
+        """Tag the present state of all tables, once."""
+        for name in SCHEMAS if not self.has_tag else ():
+            table = self._catalog.load_table(f"{self.name}.{name}")
+            snapshot = table.current_snapshot()
+            assert snapshot is not None
+            table.manage_snapshots().create_tag(snapshot.snapshot_id, "old").commit()
+        self.has_tag = True
+
+    def draw_query(self) -> str:
+        rng = self._rng
+        tables = rng.sample(list(KEYS), rng.choice((1, 1, 2)))
+        conditions = [self._draw_condition(rng.choice(tables)) for _ in range(rng.choice((1, 1, 2)))]
+        if rng.random() < 0.2:
+            conditions.append(rng.choice(("facts.id < 20", "facts.shop IS NULL", "facts.item = 'i1'")))
+        joined = []
+        for table in tables:
+            word = rng.choice(("JOIN", "JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN"))
+            key, partner = KEYS[table]
+            joined.append(f"{word} {{0}}.{table}{{1}} {table} ON facts.{key} = {table}.{partner}")
+        where = f" {rng.choice(('AND', 'AND', 'OR'))} ".join(conditions)
+        columns = ", ".join(["facts.id", *(f"{table}.{rng.choice(ATTRIBUTES[table])}" for table in tables)])
+        return f"SELECT {columns} FROM {{0}}.facts{{1}} facts {' '.join(joined)} WHERE {where}"
+
+    def compare(self, text: str) -> str:
+        """Compare the rows of a query with the truth, and return how the plan used the indexes."""
+        is_past = self.has_tag and self._rng.random() < 0.2
+        answer = self._session.sql(text.format(self.name, " FOR VERSION AS OF 'old'" if is_past else ""))
+        rows = count_rows(answer)
+        assert rows == self._read_truth(text, is_past=is_past), f"{text}\n{answer.explanation}"
+        return describe_use(answer)
+
+    def compare_named_attributes(self) -> str:
+        """Check that a plan by names of attributes keeps the files of all matching rows.
+
+        Returns:
+            Whether the plan left out files.
+        """
+        name = self._rng.choice(sorted(self.definitions))
+        table = name.partition("_")[0]
+        columns = {name.replace("_", ".")}
+        drawn = (self._draw_condition(table) for _ in range(5))
+        conditions = [text for text in drawn if set(re.findall(rf"{table}\.\w+", text)) == columns][:2]
+        if not conditions:
+            return "no condition"
+        condition = f" {self._rng.choice(('AND', 'OR'))} ".join(conditions)
+        condition += self._rng.choice((" AND id < 20", " OR id < 3", ""))
+        explained = self._client.explain((self.name, "facts"), condition.replace(f"{table}.", f"{table}_"), files=True)
+        key, partner = KEYS[table]
+        truth = self._read_truth(
+            f"SELECT id FROM {{0}}.facts LEFT JOIN {{0}}.{table} {table} ON {key} = {partner} WHERE {condition}",
+            is_past=False,
+        )
+        kept_ids = Counter[str]()
+        for file in explained.kept_files or ():
+            with pa.OSFile(file["file-path"].removeprefix("file://")) as source:
+                ids = pq.read_table(source, columns=["id"])["id"].to_pylist()
+                kept_ids.update(repr((number,)) for number in ids)
+        assert truth.keys() <= kept_ids.keys(), condition
+        return "named, pruned" if explained.files < explained.stages[0].files_in else "named, not pruned"
+
+    def explain(self, condition: str) -> Explanation:
+        return self._client.explain((self.name, "facts"), condition)
+
+    def run(self, text: str) -> None:
+        self._session.sql(text.format(self.name)).close()
+
+    def _read_truth(self, text: str, *, is_past: bool) -> Counter[str]:
+        """Return the rows of a query over the rows that PyIceberg reads, without any plan of Seamark."""
+        with closing(duckdb.connect()) as connection:
+            for name in re.findall(r"[{]0[}]\.(\w+)", text):
+                table = self._catalog.load_table(f"{self.name}.{name}")
+                snapshot = table.snapshot_by_name("old") if is_past else table.current_snapshot()
+                assert snapshot is not None
+                key = (name, snapshot.snapshot_id)
+                if key not in self._rows:
+                    self._rows[key] = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow()
+                connection.register(f"t_{name}", self._rows[key])
+            plain = text.replace("{0}.", "t_").replace("{1}", "")
+            return Counter(map(repr, connection.execute(plain).fetchall()))
+
+    def _draw_condition(self, table: str) -> str:
+        conditions = {
+            "shops": (
+                "shops.city = 'Oslo'",
+                "shops.city IN ('Rome', '')",
+                "shops.city IS NULL",
+                "shops.city <> 'Rome'",
+                "shops.city LIKE 'R%'",
+                "lower(shops.city) = 'rome'",
+                "shops.size > 7",
+                "shops.size BETWEEN 2 AND 3",
+                "shops.size = 5",
+                "NOT (shops.size < 3 OR shops.city = 'Oslo')",
+                "shops.open",
+                "NOT shops.open",
+                "shops.shop_id = 3",
+            ),
+            "items": (
+                "items.brand = 'x'",
+                "items.brand IN ('é', 'z')",
+                "items.brand IS NOT NULL",
+                "items.since < DATE '2026-01-03'",
+                "items.since = DATE '2026-01-02'",
+                "items.brand >= 'y'",
+            ),
+        }
+        return self._rng.choice(conditions[table])
+
+    def _draw_shop(self, key: int | None) -> dict[str, object]:
+        size = self._rng.choice((*range(10), None))
+        return {
+            "shop_id": key,
+            "city": self._rng.choice(CITIES),
+            "size": size,
+            "open": self._rng.choice((True, False, None)),
+        }
+
+    def _draw_item(self, name: str) -> dict[str, object]:
+        since = self._rng.choice((20454, 20455, 20456, None))  # 2026-01-01 and the days after it
+        return {"name": name, "brand": self._rng.choice(BRANDS), "since": since}
+
+    def _append(self, table: str, rows: list[dict[str, object]]) -> None:
+        columns = {field.name: [row[field.name] for row in rows] for field in SCHEMAS[table]}
+        arrays = [
+            pa.array(columns[field.name], INTEGERS if field.type == pa.date32() else field.type).cast(field.type)
+            for field in SCHEMAS[table]
+        ]
+        self._catalog.load_table(f"{self.name}.{table}").append(pa.table(arrays, schema=SCHEMAS[table]))
+
+
+def describe_use(answer: SqlResult) -> str:
+    """Return how the plan of the facts used joins: by attributes, by keys, or not."""
+    facts = next((table for table in answer.explanation.tables if table.name[-1] == "facts"), None)
+    if facts is None or not facts.joins:
+        return "no join"
+    pruned = "pruned" if facts.files < facts.considered_files else "not pruned"
+    return f"{'attributes' if any(keys is None for _, keys in facts.joins) else 'keys'}, {pruned}"
+
+
+def run_case(server: ServerThread, seed: int, queries: int, rounds: int = 3) -> Counter[str]:
+    """Change a star schema at random, and compare the answers of queries with the truth.
+
+    After three rounds, the indexes are defined and built again, and audited.
+    """
+    rng, counts = random.Random(seed), Counter[str]()
+    with (
+        open_catalog(server.url) as catalog,
+        closing(IndexClient(server.url)) as client,
+        SqlSession(server.url) as session,
+    ):
+        star = IndexedStar(catalog, client, session, f"star{seed}", seed)
+        star.create_tables()
+        star.append_facts(8)
+        star.define()
+        star.build()
+        counts.update(star.compare_named_attributes() for _ in range(4))
+        for _ in range(rounds):
+            counts.update(star.compare(star.draw_query()) for _ in range(queries))
+            for change in (star.change_dimension, rng.choice((star.define, star.tag, star.delete_facts, star.build))):
+                change()
+            star.append_facts(rng.choice((0, 0, 2)))
+            counts.update(star.compare_named_attributes() for _ in range(4))
+        if rounds < 3:
+            return counts
+        star.define()
+        star.build()
+        counts.update(star.compare(star.draw_query()) for _ in range(queries))
+        if not star.is_refused:
+            for name in sorted(star.definitions):
+                audit = audit_index(client, (star.name, "facts"), name, sample=3)
+                assert audit.problems == (), f"seed {seed}"
+    return counts
+
+
+def test_random_joins_return_the_same_rows_by_indexes_on_attributes(server: ServerThread) -> None:
+    counts = Counter[str]()
+    for seed in range(first_seed(), first_seed() + examples(6, 1)):
+        counts += run_case(server, seed, 5, rounds=examples(3, 1))
+    assert counts["attributes, pruned"] > 0, counts
+    assert counts["named, pruned"] > 0, counts
+    assert counts["keys, pruned"] + counts["keys, not pruned"] > 0, counts
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_thousands_of_random_joins_return_the_same_rows_by_indexes_on_attributes(server: ServerThread) -> None:
+    counts = Counter[str]()
+    for seed in range(first_seed() + 1000, first_seed() + 1060):
+        counts += run_case(server, seed, 12)
+    assert counts["attributes, pruned"] > counts.total() / 12, counts
+    assert counts["named, pruned"] > counts.total() / 20, counts
+
+
+@pytest.fixture(scope="module")
+def star(server: ServerThread) -> Iterator[IndexedStar]:
+    with open_small_star(server) as star:
+        yield star
+
+
+@contextmanager
+def open_small_star(server: ServerThread) -> Iterator[IndexedStar]:
+    """Yield the namespace `fixed` with three files of facts, one for each shop, and a bitmap of the city."""
+    with (
+        open_catalog(server.url) as catalog,
+        closing(IndexClient(server.url)) as client,
+        SqlSession(server.url) as session,
+    ):
+        catalog.create_namespace("fixed")
+        shops = [{"shop_id": number, "city": city, "size": 1, "open": True} for number, city in enumerate("abc")]
+        catalog.create_table("fixed.shops", schema=SHOPS).append(pa.Table.from_pylist(shops, SHOPS))
+        facts = catalog.create_table("fixed.facts", schema=FACTS)
+        for shop in range(3):
+            facts.append(pa.Table.from_pylist([{"id": shop, "shop": shop}, {"id": 10 + shop, "shop": 9}], FACTS))
+        star = IndexedStar(catalog, client, session, "fixed", 1)
+        star.define_city()
+        star.build()
+        yield star
+
+
+QUERY = "SELECT facts.id FROM {0}.facts{1} facts JOIN {0}.shops{1} shops ON shop = shop_id WHERE shops.city = 'a'"
+
+
+def test_name_of_an_index_on_an_attribute_is_a_column_of_filters(star: IndexedStar) -> None:
+    before = star.explain("city = 'c'")
+    assert (before.files, before.stages[0].files_in) == (1, 3)
+    # A client cannot evaluate the condition on rows, so the residual is true for all rows.
+    assert all("city" not in str(residual) and "lookup" not in str(residual) for residual in before.residuals)
+    assert star.explain("city = 'c' OR city = 'a'").files == 2
+    assert star.explain("NOT (city = 'c')").files == 2
+    assert star.explain("lower(city) = 'c'").files == 3
+    star.run("INSERT INTO {0}.shops VALUES (4, 'd', 1, true)")
+    after = star.explain("city = 'c'")
+    assert (after.files, after.unpruned_reasons[-1].partition(";")[0]) == (
+        3,
+        "the index city has the attributes of an earlier snapshot of fixed.shops",
+    )
+    star.define_city()
+    star.build()
+    assert star.explain("CITY = 'c'").files == 1
+    with pytest.raises(InvalidRequest, match="town"):
+        star.explain("town = 'c'")
+
+
+def test_index_on_an_attribute_is_used_at_the_snapshot_of_its_dimension_table(star: IndexedStar) -> None:
+    assert star.compare(QUERY) == "attributes, pruned"
+    star.append_fact(1)
+    # The new file has no entry, so the keys of the dimension table are read too.
+    assert star.compare(QUERY) == "keys, pruned"
+    star.build()
+    assert star.compare(QUERY) == "attributes, pruned"
+    star.run("UPDATE {0}.shops SET city = 'a' WHERE shop_id = 1")
+    assert star.compare(QUERY) == "keys, pruned"
+    star.define_city()
+    assert star.compare(QUERY) == "keys, pruned"
+    star.build()
+    assert star.compare(QUERY) == "attributes, pruned"
+
+
+def test_filter_on_another_attribute_needs_keys(star: IndexedStar) -> None:
+    assert star.compare(f"{QUERY} AND shops.size = 1").startswith("keys")
+
+
+@pytest.mark.slow
+def test_index_prunes_if_the_dimension_table_has_too_many_rows_for_keys(tmp_path: Path) -> None:
+    server = ServerThread(tmp_path, index_wait_s=30, join_rows_limit=1)
+    server.start()
+    try:
+        with open_small_star(server) as star:
+            assert star.compare(QUERY) == "attributes, pruned"
+            star.append_fact(1)
+            # The keys of the new file are not known. The statement still reads the dimension table of the index.
+            assert star.compare(QUERY) == "attributes, pruned"
+            star.run("UPDATE {0}.shops SET city = 'a' WHERE shop_id = 1")
+            assert star.compare(QUERY) == "no join"
+    finally:
+        server.stop()
