@@ -101,7 +101,7 @@ def build_snapshot(snapshot_id: int, parent: int | None, sequence: int, location
     return document if parent is None else {**document, "parent-snapshot-id": parent}
 
 
-def append(
+def build_append(
     namespace_url: str,
     name: str,
     uuid_: str,

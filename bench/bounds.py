@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
-from bench.measure import Sample, repeat
+from bench.measure import Sample, repeat_request
 from bench.wire import Connection, build_request
 
 
-def sync_ms(folder: Path, size: int = 4096, times: int = 100) -> float:
+def measure_sync_ms(folder: Path, size: int = 4096, times: int = 100) -> float:
     """Return the median milliseconds to append `size` bytes to a file and make them durable (fdatasync)."""
     durations = []
     path = folder / "sync-probe"
@@ -50,7 +50,7 @@ def measure_new_file_ms(folder: Path, size: int = 4096, times: int = 50) -> floa
     return statistics.median(durations)
 
 
-def copy_ms(body: bytes, times: int = 50) -> float:
+def measure_copy_ms(body: bytes, times: int = 50) -> float:
     """Return the median milliseconds to copy `body` once in memory."""
     durations = []
     for _ in range(times):
@@ -81,7 +81,7 @@ async def _run_bare_server(body: bytes) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def transfer_ms(body: bytes, times: int = 50) -> float:
+async def measure_transfer_ms(body: bytes, times: int = 50) -> float:
     """Return the median milliseconds to send `body` from a plain socket to the client of the benchmarks.
 
     Server and client run in this process, so the result is the time of the transfer alone.
@@ -89,7 +89,7 @@ async def transfer_ms(body: bytes, times: int = 50) -> float:
     sample = Sample()
     async with _run_bare_server(body) as port:
         connection = await Connection.open(port)
-        for expected in repeat(build_request("GET", "/"), times):
+        for expected in repeat_request(build_request("GET", "/"), times):
             started_s = time.perf_counter()
             await connection.ask(expected)
             sample.latencies_ms.append((time.perf_counter() - started_s) * 1000)

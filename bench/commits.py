@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 
 from bench import bodies, bounds
-from bench.measure import Sample, Slice, Worker, drive, run_alternately, warm_up
+from bench.measure import Sample, Slice, Worker, drive_workers, run_alternately, warm_up
 from bench.report import Report
-from bench.targets import BenchTarget, start
+from bench.targets import BenchTarget, start_targets
 from bench.wire import build_request
 
 SERVERS = ("seamark", "seamark-pg", "fixture", "fixture-file")
@@ -36,7 +36,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("commits", "How many commits a second, on one table and on a hundred, by one client and by eight?")
     rounds, seconds = (1, 0.5) if quick else (4, 3.0)
     numbers = itertools.count()
-    with start(SERVERS, folder) as targets:
+    with start_targets(SERVERS, folder) as targets:
         for target in targets:
             await target.call(bodies.create_namespace((NAMESPACE,)))
 
@@ -44,9 +44,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             names = [f"t{next(numbers)}" for _ in range(tables)]
             for name in names:
                 await target.call(bodies.create_table(NAMESPACE, name))
-            make = {"append": append_each, "change": change_each}.get(kind, touch_each)
+            make = {"append": append_each, "change": change_each}.get(kind, set_property_of_each)
             workers = [make(names[n::clients] if tables > 1 else names) for n in range(clients)]
-            return await drive(target, workers, seconds=seconds)
+            return await drive_workers(target, workers, seconds=seconds)
 
         pieces: dict[str, Slice] = {
             f"{kind}, {_format_count(tables, 'table')}, {_format_count(clients, 'client')}": partial(
@@ -79,7 +79,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 report.add(case, "server CPU for a commit", "ms", samples, lambda s: s.server_cpu_us / 1000)
                 report.add(case, "server's core in use", "%", samples, lambda s: 100 * s.server_cpu_s / s.elapsed_s)
         report.bounds = {
-            "one fdatasync of a grown file": f"{bounds.sync_ms(folder):.2f} ms",
+            "one fdatasync of a grown file": f"{bounds.measure_sync_ms(folder):.2f} ms",
             "a new durable file (write, fsync, fsync of the folder)": f"{bounds.measure_new_file_ms(folder):.2f} ms",
         }
     report.notes += [
@@ -96,7 +96,7 @@ def _format_count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("s" if number > 1 else "")
 
 
-def touch_each(names: list[str]) -> Worker:
+def set_property_of_each(names: list[str]) -> Worker:
     """Return a worker that sets a property of each table in turn."""
     for number, name in enumerate(itertools.cycle(names)):
         yield bodies.set_property(NAMESPACE, name, "bench.touched", str(number))
@@ -145,7 +145,9 @@ def append_each(names: list[str]) -> Worker:
             )
         uuid, location, parent, sequence, at_ms = heads[name]
         snapshot_id = next(_snapshot_ids)
-        answer = yield bodies.append(NAMESPACE, name, uuid, location, parent, snapshot_id, sequence + 1, at_ms + 1)
+        answer = yield bodies.build_append(
+            NAMESPACE, name, uuid, location, parent, snapshot_id, sequence + 1, at_ms + 1
+        )
         if answer.status == 200:
             heads[name] = (uuid, location, snapshot_id, sequence + 1, at_ms + 1)
         else:

@@ -34,7 +34,7 @@ import uvloop
 
 from bench.report import Report, Row
 from tests.gateway.rig import GatewayRig, Keys, open_rig
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.services.s3 import S3, run_s3
 
 OBJECT_BYTES = 64 << 20
@@ -118,7 +118,7 @@ def run_delaying_store(store: str, seed: int, *, sigma: float = SIGMA, rate: flo
     Args:
         rate: The maximum bytes per second of each connection; 0 means no limit.
     """
-    port = free_port()
+    port = choose_free_port()
     process = multiprocessing.get_context("spawn").Process(
         target=_run_delaying_proxy, args=(store, Delays(seed, sigma), rate, port), daemon=True
     )
@@ -161,7 +161,7 @@ def build_reader(client: Any, keys: Keys, size: int, name: str = "o") -> Callabl
     return read
 
 
-def compare(
+def read_alternately(
     seamark_ms: Callable[[int], float], peer_ms: Callable[[int], float], rounds: int
 ) -> tuple[list[float], list[float]]:
     """Read ranges through the gateway and directly, alternately, and return the seconds of the reads of both.
@@ -181,7 +181,7 @@ def _read_cpu_ms(pid: int) -> float:
     return sum(time.user + time.system for time in times) * 1000
 
 
-def measure(report: Report, case: str, rig: GatewayRig, s3: S3, rounds: int) -> None:
+def measure_reads(report: Report, case: str, rig: GatewayRig, s3: S3, rounds: int) -> None:
     """Measure the reads of a case, and add its rows to the report.
 
     Args:
@@ -196,7 +196,7 @@ def measure(report: Report, case: str, rig: GatewayRig, s3: S3, rounds: int) -> 
             store_client.create_bucket(Bucket=keys.bucket)
             store_client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
         for label, size in CASES:
-            seamark_ms, peer_ms = compare(
+            seamark_ms, peer_ms = read_alternately(
                 build_reader(client, keys, size), build_reader(store_client, keys, size), rounds
             )
             read_range, cpu_ms = build_reader(client, keys, size), {}
@@ -225,13 +225,13 @@ def main() -> None:
         s3 = stack.enter_context(run_s3(Path(folder), keep_alive=True))
         slow = stack.enter_context(run_delaying_store(s3.endpoint, 1))
         with open_rig(Path(folder) / "near", s3) as rig:
-            measure(report, "store on this machine", rig, s3, rounds)
+            measure_reads(report, "store on this machine", rig, s3, rounds)
             bytes_before = psutil.Process(rig.seamark.pid).memory_info().rss
         slow_store = S3(slow, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
         with open_rig(Path(folder) / "far", s3, SEAMARK_S3_ENDPOINT=slow) as rig:
-            measure(report, "store with 15 ms", rig, slow_store, rounds)
+            measure_reads(report, "store with 15 ms", rig, slow_store, rounds)
         with open_rig(Path(folder) / "folder", None) as rig:
-            measure(report, "folder", rig, s3, rounds)
+            measure_reads(report, "folder", rig, s3, rounds)
     report.bounds["memory of the server after all reads of a store"] = f"{bytes_before >> 20} MiB"
     report.notes.append(
         "`direct` is versitygw over a folder of the same disk, with connections that stay open. One connection,"

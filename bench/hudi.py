@@ -43,7 +43,7 @@ class HudiSession:
         return answer
 
 
-def is_there() -> bool:
+def is_hudi_installed() -> bool:
     return _PYTHON.exists() and bool(_find_jars())
 
 
@@ -57,7 +57,7 @@ def open_session(module: str, folder: Path, *arguments: str) -> Iterator[HudiSes
 
     The process ends with the block.
     """
-    if not is_there():
+    if not is_hudi_installed():
         raise ServiceFailed("Hudi is not installed in .cache/hudi; run `make hudi`")
     folder.mkdir(exist_ok=True)
     log = folder / "hudi.log"

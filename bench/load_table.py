@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench import bodies, bounds
-from bench.measure import Sample, Slice, Worker, drive, repeat, run_alternately, warm_up
+from bench.measure import Sample, Slice, Worker, drive_workers, repeat_request, run_alternately, warm_up
 from bench.report import Report
-from bench.targets import BenchTarget, start
+from bench.targets import BenchTarget, start_targets
 from bench.wire import build_request
 
 SNAPSHOTS = 10_000
@@ -23,29 +23,29 @@ NAMESPACE = "history"
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("load_table", f"How fast is loadTable when the table has {SNAPSHOTS:,} snapshots?")
     rounds, times = (2, 5) if quick else (6, 50)
-    with start(("seamark", "fixture"), folder) as targets:
+    with start_targets(("seamark", "fixture"), folder) as targets:
         for target in targets:
             await register_history(target)
         path = bodies.build_table_path(NAMESPACE, "long")
         size = {t.name: len((await t.call(build_request("GET", path))).body) for t in targets}
 
         async def load_refs(target: BenchTarget) -> Sample:
-            return await drive(target, [repeat(build_request("GET", f"{path}?snapshots=refs"), times)])
+            return await drive_workers(target, [repeat_request(build_request("GET", f"{path}?snapshots=refs"), times)])
 
         async def load_everything(target: BenchTarget) -> Sample:
-            return await drive(target, [repeat(build_request("GET", path), times // 2 + 1)])
+            return await drive_workers(target, [repeat_request(build_request("GET", path), times // 2 + 1)])
 
         async def load_gzipped(target: BenchTarget) -> Sample:
             expected = build_request("GET", path, headers={"Accept-Encoding": "gzip"})
-            return await drive(target, [repeat(expected, times // 2 + 1)])
+            return await drive_workers(target, [repeat_request(expected, times // 2 + 1)])
 
         async def load_unchanged(target: BenchTarget) -> Sample:
             etag = (await target.call(build_request("GET", path))).get_field("ETag")
             conditional = build_request("GET", path, headers={"If-None-Match": etag}, counted=(200, 304))
-            return await drive(target, [repeat(conditional, times)])
+            return await drive_workers(target, [repeat_request(conditional, times)])
 
         async def drive_commits(target: BenchTarget) -> Sample:
-            return await drive(target, [_request_commits(times // 5)])
+            return await drive_workers(target, [_request_commits(times // 5)])
 
         cases: tuple[tuple[str, Slice, float | None], ...] = (
             ("snapshots=refs", load_refs, 5.0),
@@ -63,8 +63,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             report.add_failures(case, samples)
         body = (await targets[0].call(build_request("GET", path))).body
         report.bounds = {
-            f"copying the {len(body) / 1e6:.1f} MB answer once": f"{bounds.copy_ms(body):.2f} ms",
-            "the same answer from a bare socket to this client": f"{await bounds.transfer_ms(body):.2f} ms",
+            f"copying the {len(body) / 1e6:.1f} MB answer once": f"{bounds.measure_copy_ms(body):.2f} ms",
+            "the same answer from a bare socket to this client": f"{await bounds.measure_transfer_ms(body):.2f} ms",
             "a new durable file of 8 MB": f"{bounds.measure_new_file_ms(folder, 8 << 20, 10):.1f} ms",
         }
         report.notes.append(

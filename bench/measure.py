@@ -55,7 +55,7 @@ class Sample:
         return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
-async def drive(target: BenchTarget, workers: Sequence[Worker], *, seconds: float = float("inf")) -> Sample:
+async def drive_workers(target: BenchTarget, workers: Sequence[Worker], *, seconds: float = float("inf")) -> Sample:
     """Run each worker on its own connection until it ends or `seconds` are over."""
     sample = Sample()
     async with open_connections(target, len(workers)) as opened_connections:
@@ -88,7 +88,7 @@ async def _run_worker(connection: Connection, worker: Worker, deadline: float, s
         pass
 
 
-def repeat(request: Request, times: int | None = None) -> Worker:
+def repeat_request(request: Request, times: int | None = None) -> Worker:
     """Yield the same request `times` times, or without end if `times` is None."""
     while times is None or times > 0:
         yield request

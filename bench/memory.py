@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench import bodies
-from bench.measure import drive
+from bench.measure import drive_workers
 from bench.report import Report, Row
-from bench.targets import BenchTarget, start
+from bench.targets import BenchTarget, start_targets
 from bench.wire import Request, build_request
 
 NAMESPACE = "many"
@@ -24,7 +24,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     moments = ("started", f"{count:,} tables created", "each loaded once")
     results: dict[str, list[float]] = {}
     seconds: dict[str, float] = {}
-    with start(("seamark", "fixture"), folder) as targets:
+    with start_targets(("seamark", "fixture"), folder) as targets:
         for target in targets:
             results[target.name], seconds[target.name] = await _fill_server(target, count)
     for number, moment in enumerate(moments):
@@ -57,7 +57,7 @@ async def _fill_server(target: BenchTarget, count: int) -> tuple[list[float], fl
 
 
 async def _drive_eight_clients(target: BenchTarget, requests: list[Request]) -> float:
-    sample = await drive(target, [(request for request in requests[n::CLIENTS]) for n in range(CLIENTS)])
+    sample = await drive_workers(target, [(request for request in requests[n::CLIENTS]) for n in range(CLIENTS)])
     if sample.failed:
         raise RuntimeError(f"{target.name} failed {sample.failed} of {len(requests)} requests: {sample.failures[0]}")
     return sample.elapsed_s

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from bench import bodies
-from bench.measure import Sample, Slice, Worker, drive, run_alternately, warm_up
+from bench.measure import Sample, Slice, Worker, drive_workers, run_alternately, warm_up
 from bench.report import Report
-from bench.targets import BenchTarget, start
+from bench.targets import BenchTarget, start_targets
 from bench.wire import Request, build_request
 
 WIDTH, DEPTH, TABLES, VIEWS = 2, 4, 5, 3
@@ -61,7 +61,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     rounds, seconds = (1, 0.5) if quick else (4, 4.0)
     dataset = build_tree("NS_0")
     seeds = random.Random(42)
-    with start(SERVERS, folder) as targets:
+    with start_targets(SERVERS, folder) as targets:
         for target in targets:
             await _create_dataset(target, build_tree("warming_up"))
         datasets = {target.name: [await _create_dataset(target, dataset)] for target in targets}
@@ -70,7 +70,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
         async def send_mix(target: BenchTarget, share: float) -> Sample:
             workers = [_send_mix(target, dataset, share, random.Random(seeds.random())) for _ in range(CLIENTS)]
-            return await drive(target, workers, seconds=seconds)
+            return await drive_workers(target, workers, seconds=seconds)
 
         pieces: dict[str, Slice] = {
             f"{share:.0%} reads, {CLIENTS} clients": partial(send_mix, share=share) for share in READ_SHARES
@@ -100,7 +100,7 @@ async def _create_dataset(target: BenchTarget, dataset: Tree) -> Sample:
         bodies.create_table(target.make_namespace_path(leaf), name) for leaf, name in dataset.tables
     ]
     makers += [bodies.create_view(target.make_namespace_path(leaf), name) for leaf, name in dataset.views]
-    return await drive(target, [_send_each(makers[n::CLIENTS]) for n in range(CLIENTS)])
+    return await drive_workers(target, [_send_each(makers[n::CLIENTS]) for n in range(CLIENTS)])
 
 
 def _send_each(requests: list[Request]) -> Worker:

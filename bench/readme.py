@@ -396,7 +396,7 @@ def fill_section(text: str, content: str) -> str:
     return text[: begin + len(BEGIN)] + "\n" + content + text[end:]
 
 
-def update() -> None:
+def update_pages() -> None:
     README.write_text(fill_section(README.read_text(), format_headlines()))
     PAGE.write_text(fill_section(PAGE.read_text(), format_section()))
     PICTURE.parent.mkdir(exist_ok=True)
@@ -404,4 +404,4 @@ def update() -> None:
 
 
 if __name__ == "__main__":
-    update()
+    update_pages()

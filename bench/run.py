@@ -85,11 +85,11 @@ def run_benches(
         ):
             report = uvloop.run(_run_interruptibly(benches[name](Path(folder_name), quick=quick, **options(name))))
         report.machine = facts
-        show(report, console)
+        print_report(report, console)
         if save:
             report.save()
     if save:
-        readme.update()
+        readme.update_pages()
 
 
 async def _run_interruptibly(work: Coroutine[Any, Any, Report]) -> Report:
@@ -103,7 +103,7 @@ async def _run_interruptibly(work: Coroutine[Any, Any, Report]) -> Report:
         raise SystemExit("interrupted") from None
 
 
-def show(report: Report, console: Console) -> None:
+def print_report(report: Report, console: Console) -> None:
     table = Table(title=f"{report.bench}: {report.question}", title_justify="left")
     servers = report.list_servers()
     for number, name in enumerate(["case", "measure", "ratio", *servers, "goal"]):

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from bench import bodies, bounds
-from bench.measure import Sample, Slice, drive, repeat, run_alternately, warm_up
+from bench.measure import Sample, Slice, drive_workers, repeat_request, run_alternately, warm_up
 from bench.report import Report
-from bench.targets import BenchTarget, start
+from bench.targets import BenchTarget, start_targets
 from bench.wire import build_request
 
 NAMESPACE = "small"
@@ -20,7 +20,7 @@ NAMESPACE = "small"
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("small_request", "What does a small request cost?")
     rounds, seconds = (1, 0.5) if quick else (6, 2.0)
-    with start(("seamark", "seamark-pg", "fixture"), folder) as targets:
+    with start_targets(("seamark", "seamark-pg", "fixture"), folder) as targets:
         for target in targets:
             await target.call(bodies.create_namespace((NAMESPACE,)))
             await target.call(bodies.create_table(NAMESPACE, "one"))
@@ -35,7 +35,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             else:
                 headers = {"If-None-Match": etags[target.name]}
                 expected = build_request("GET", path, headers=headers, counted=(200, 304))
-            return await drive(target, [repeat(expected) for _ in range(clients)], seconds=seconds)
+            return await drive_workers(target, [repeat_request(expected) for _ in range(clients)], seconds=seconds)
 
         pieces: dict[str, Slice] = {
             f"{kind}, {clients} {'client' if clients == 1 else 'clients'}": partial(
@@ -58,7 +58,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             report.add_failures(title, samples)
             report.add_generator(title, samples)
         body = (await targets[0].call(build_request("GET", path))).body
-        floor = await bounds.transfer_ms(body, 2000)
+        floor = await bounds.measure_transfer_ms(body, 2000)
         report.bounds = {
             f"{len(body):,} bytes from a bare asyncio server to this client, one process": f"{floor:.3f} ms"
         }

@@ -174,7 +174,7 @@ STARTERS = {
 
 
 @contextlib.contextmanager
-def start(names: Sequence[str], folder: Path) -> Iterator[list[BenchTarget]]:
+def start_targets(names: Sequence[str], folder: Path) -> Iterator[list[BenchTarget]]:
     """Start the named servers side by side, with this process on another core."""
     with contextlib.ExitStack() as stack:
         targets = [stack.enter_context(STARTERS[name](folder)) for name in names]

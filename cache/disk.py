@@ -24,7 +24,7 @@ from typing import Any
 
 from seamark.cache.buffers import Buffers
 from seamark.cache.envelope import HEADER_BYTES, Damaged, compute_key_digest, seal, unseal
-from seamark.cache.ledger import BUDGET_BYTES_MIN, Ledger, LedgerUnavailable, charge, make_file_name
+from seamark.cache.ledger import BUDGET_BYTES_MIN, Ledger, LedgerUnavailable, compute_charge, make_file_name
 from seamark.cache.region import Region, map_file
 from seamark.cache.tier import Payload, TierStats, split_payload
 
@@ -52,8 +52,8 @@ class DiskTier:
             descriptor.
         map_bytes_min: The size from which files are mapped. Smaller files are read.
         should_replace: Decides which values are stored in a full folder: a value is stored only if `should_replace(its
-            key, the key of the entry to evict)` is true. The keys are those that `account_key` returns. If it is None,
-            every value is stored.
+            key, the key of the entry to evict)` is true. The keys are those that `make_account_key` returns. If it is
+            None, every value is stored.
         holder_bytes: The budget of each holder of values. At this limit, the holder's own entries are evicted. If it is
             None, holders have no budget.
         check_mapped: Whether the checksum of a mapped payload is compared when its file is opened, which reads the
@@ -185,17 +185,17 @@ class DiskTier:
             with cache.transact():
                 self._ledger.touch(cache, self._take_touched())
                 for file in missing:
-                    room = self._make_room(cache, file.digest[:16], charge(file.size), file.holder)
+                    room = self._make_room(cache, file.digest[:16], compute_charge(file.size), file.holder)
                     if room:
                         # Write the row before the file, so that a crash leaves no file without an account.
                         tag = None if self._holder_bytes is None else file.holder
-                        cache.set(file.digest[:16], charge(file.size), tag=tag)
+                        cache.set(file.digest[:16], compute_charge(file.size), tag=tag)
                     outcomes.append(room)
             for number, file in enumerate(missing):
                 # A later value of the same call may have evicted an earlier value.
                 if outcomes[number] and (number == len(missing) - 1 or file.digest[:16] in cache):
                     try:
-                        _write(file.path, [memoryview(file.header), *file.parts])
+                        _write_file(file.path, [memoryview(file.header), *file.parts])
                     except BaseException:
                         for left in missing[number:]:
                             cache.delete(left.digest[:16])
@@ -303,7 +303,7 @@ class DiskTier:
         payload, broken = None, False
         digest = compute_key_digest(key)
         try:
-            data = _read(self._folder / make_file_name(digest), self._map_bytes_min)
+            data = _read_file(self._folder / make_file_name(digest), self._map_bytes_min)
             is_mapped = len(data) >= self._map_bytes_min
             payload = unseal(digest, data, check_payload=self._check_mapped or not is_mapped)
         except FileNotFoundError:
@@ -383,12 +383,12 @@ class _File:
         return cls(key, digest, folder / make_file_name(digest), seal(digest, parts), parts, size, holder)
 
 
-def account_key(key: str) -> bytes:
+def make_account_key(key: str) -> bytes:
     """Return the name of a key in the account of the folder. `should_replace` receives these names."""
     return compute_key_digest(key)[:16]
 
 
-def _read(path: Path, map_bytes_min: int) -> memoryview:
+def _read_file(path: Path, map_bytes_min: int) -> memoryview:
     """Return a read-only view of the bytes of the file.
 
     A large file is mapped and shared. No descriptor stays open.
@@ -425,7 +425,7 @@ def _is_stored(path: Path, header: bytes, file_bytes: int) -> bool:
         return False
 
 
-def _write(path: Path, parts: Sequence[memoryview]) -> None:
+def _write_file(path: Path, parts: Sequence[memoryview]) -> None:
     """Write the file atomically.
 
     Raises:

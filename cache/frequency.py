@@ -16,7 +16,7 @@ _SAMPLE_PER_ENTRY = 10
 _MASK64 = (1 << 64) - 1
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93)
 """Odd constants of known mixing functions, which give a key a different position in each row of counters."""
-_HALVED = bytes(count // 2 for count in range(256))
+_HALVED_COUNTS = bytes(count // 2 for count in range(256))
 
 
 class FrequencySketch:
@@ -89,6 +89,6 @@ class FrequencySketch:
 
     def _halve_counts(self) -> None:
         for row in self._rows:
-            row[:] = row.translate(_HALVED)
+            row[:] = row.translate(_HALVED_COUNTS)
         self._doorkeeper[:] = bytes(len(self._doorkeeper))
         self._counted //= 2

@@ -156,7 +156,7 @@ def make_file_name(key: bytes) -> str:
     return f"{name[0]}/{name}{SUFFIX}"
 
 
-def charge(file_bytes: int) -> int:
+def compute_charge(file_bytes: int) -> int:
     """Return the disk space of a file of this length: its blocks and its directory entry."""
     return -(-file_bytes // BLOCK_BYTES) * BLOCK_BYTES + 128
 
@@ -195,15 +195,15 @@ class Ledger:
         """
         with self._lock(wait_s):
             try:
-                return self._attempt(action)
+                return self._run_action(action)
             except (*_FAILURES, _Corrupt) as error:
                 if not _is_corruption(error):
-                    raise LedgerUnavailable(_describe(error)) from error
+                    raise LedgerUnavailable(_describe_error(error)) from error
             try:
                 self._rebuild()
-                return self._attempt(action)
+                return self._run_action(action)
             except (*_FAILURES, _Corrupt) as error:
-                raise LedgerUnavailable(_describe(error)) from error
+                raise LedgerUnavailable(_describe_error(error)) from error
 
     def make_room(self, cache: Any, need_bytes: int) -> bool:
         """Evict entries until `need_bytes` more bytes fit, and return whether they fit.
@@ -259,7 +259,7 @@ class Ledger:
         for key in keys:
             cache.get(key)
 
-    def _attempt(self, action: Callable[[Any], T]) -> T:
+    def _run_action(self, action: Callable[[Any], T]) -> T:
         cache = self._open()
         try:
             result = action(cache)
@@ -371,7 +371,7 @@ class Ledger:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 lock = os.open(self._folder / "write.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
-                raise LedgerUnavailable(_describe(error)) from error
+                raise LedgerUnavailable(_describe_error(error)) from error
             try:
                 for _ in range(int(wait_s / _LOCK_POLL_S) + 1):
                     try:
@@ -401,7 +401,7 @@ class Ledger:
         def check(cache: Any) -> None:
             rows = {make_file_name(key): key for key in cache}
             assert set(self._list_files()) == set(rows), "files without rows, or rows without files"
-            sizes = {name: charge((self._folder / name).stat().st_size) for name in rows}
+            sizes = {name: compute_charge((self._folder / name).stat().st_size) for name in rows}
             pages = cache.volume() - cache.size
             assert cache.size == sum(sizes.values()), f"{cache.size} on the account, {sum(sizes.values())} on the disk"
             assert pages + cache.size + RESERVE_BYTES <= self._budget_bytes, "over the budget"
@@ -437,6 +437,6 @@ def _find_cause(error: BaseException) -> BaseException:
     return error
 
 
-def _describe(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     first = _find_cause(error)
     return f"{type(first).__name__}: {first}"

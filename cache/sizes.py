@@ -30,10 +30,10 @@ def measure_object_bytes(value: object) -> int:
 
     If the elements of long sequences have similar sizes, the error is a few percent.
     """
-    return _measure(value, set())
+    return _measure_value(value, set())
 
 
-def _measure(value: Any, counted_ids: set[int]) -> int:
+def _measure_value(value: Any, counted_ids: set[int]) -> int:
     """Return the memory of a value and of all objects that it references, except objects in `counted_ids`."""
     kind, identity = type(value), id(value)
     if value is None or kind is bool or identity in counted_ids or (kind is int and value in _SMALL_INTS):
@@ -47,15 +47,16 @@ def _measure(value: Any, counted_ids: set[int]) -> int:
     if isinstance(value, np.ndarray | memoryview):
         return size + _measure_owner(value.obj if isinstance(value, memoryview) else value.base, counted_ids)
     for name in _list_attributes(kind):  # type: ignore[arg-type]  # mypy: a class is not Hashable
-        size += _measure(getattr(value, name, None), counted_ids)
+        size += _measure_value(getattr(value, name, None), counted_ids)
     if isinstance(value, Mapping):
         return size + _estimate_size_of_many(
-            list(value.items()), lambda pair: _measure(pair[0], counted_ids) + _measure(pair[1], counted_ids)
+            list(value.items()),
+            lambda pair: _measure_value(pair[0], counted_ids) + _measure_value(pair[1], counted_ids),
         )
     if isinstance(value, Sequence):
-        return size + _estimate_size_of_many(value, lambda part: _measure(part, counted_ids))
+        return size + _estimate_size_of_many(value, lambda part: _measure_value(part, counted_ids))
     if isinstance(value, AbstractSet):
-        return size + _estimate_size_of_many(list(value), lambda part: _measure(part, counted_ids))
+        return size + _estimate_size_of_many(list(value), lambda part: _measure_value(part, counted_ids))
     return size
 
 
@@ -65,7 +66,7 @@ def _measure_owner(owner: Any, counted_ids: set[int]) -> int:
     The owner is another view, an object, or memory of the kernel or of a library.
     """
     if owner is None or isinstance(owner, np.ndarray | memoryview | bytes | bytearray):
-        return _measure(owner, counted_ids)
+        return _measure_value(owner, counted_ids)
     if id(owner) in counted_ids:
         return 0
     counted_ids.add(id(owner))

@@ -20,10 +20,10 @@ from seamark.commands.options import (
     json_option,
     load_settings,
     parse_duration,
-    refuse,
     settings_flags,
+    to_settings_error,
 )
-from seamark.commands.terminal import escape_for_terminal, print_json, print_result, say, time_text
+from seamark.commands.terminal import escape_for_terminal, format_local_time, print_json, print_result, say
 from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.formats.runtime.errors import BadRequest, ConfigError, SeamarkError
 from seamark.metaserver.access.principal import ROLE_PREFIX, Role, check_granted, make_grant, parse_path, show_path
@@ -72,7 +72,7 @@ _WAREHOUSE = click.option(
 )
 
 
-def _object_options(command: Callable[..., None]) -> Callable[..., None]:
+def _add_object_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add to a command the options that name the object of a grant, and the option `--deny`."""
     for option in reversed(_OBJECT):
         command = option(command)
@@ -164,12 +164,12 @@ def create(
 
     async def work(store: PointerStore, clock: Clock) -> tuple[str, list[Grant]]:
         secret = await create_token(store, clock, name, ttl_s, make_grants())
-        await _audit(store, clock, "createToken", name)
+        await _record_audit(store, clock, "createToken", name)
         return secret, await store.grants(name)
 
     secret, grants = _run(config, flags, work)
     if as_json:
-        print_json({"name": name, "token": secret, "grants": [_grant_json(grant) for grant in grants]})
+        print_json({"name": name, "token": secret, "grants": [_to_grant_json(grant) for grant in grants]})
         return
     click.echo(secret)
     may = "; ".join(_describe_grant(grant) for grant in grants) or "none yet; add some with seamark grant add"
@@ -196,7 +196,7 @@ def _create_from_file(
     async def work(store: PointerStore, clock: Clock) -> bool:
         is_new = await ensure_token(store, clock, name, ttl_s, make_grants(), secret)
         if is_new:
-            await _audit(store, clock, "createToken", name)
+            await _record_audit(store, clock, "createToken", name)
         return is_new
 
     is_new = _run(config, flags, work)
@@ -216,7 +216,13 @@ def list_tokens(as_json: bool, config: Path | None, **flags: Any) -> None:
         for token in await store.list_tokens():
             state = "live" if is_live(token, now_ms) else "expired" if token.revoked_ms is None else "ended"
             rows.append(
-                (token.name, state, time_text(token.created_ms), time_text(token.expires_ms) or "never", token.id)
+                (
+                    token.name,
+                    state,
+                    format_local_time(token.created_ms),
+                    format_local_time(token.expires_ms) or "never",
+                    token.id,
+                )
             )
         return rows
 
@@ -236,7 +242,7 @@ def revoke(name: str, as_json: bool, config: Path | None, **flags: Any) -> None:
 
     async def work(store: PointerStore, clock: Clock) -> None:
         await revoke_token(store, clock, name)
-        await _audit(store, clock, "revokeToken", name)
+        await _record_audit(store, clock, "revokeToken", name)
 
     _run(config, flags, work, creates=False)
     print_result({"revoked": name}, f"Revoked {name}", as_json=as_json)
@@ -246,7 +252,7 @@ def revoke(name: str, as_json: bool, config: Path | None, **flags: Any) -> None:
 @click.argument("principal")
 @click.argument("role", type=_RIGHT)
 @_NAMESPACE
-@_object_options
+@_add_object_options
 @_WAREHOUSE
 @json_option
 @_where
@@ -276,7 +282,7 @@ def _add_grants(
         grants = make_grants()
         await store.transact([SaveGrant(grant) for grant in grants])
         for grant in grants:
-            await _audit(store, clock, "addGrant", f"{grant.principal} {_describe_grant(grant)}")
+            await _record_audit(store, clock, "addGrant", f"{grant.principal} {_describe_grant(grant)}")
         # Tokens are stored in the database of the server, even if the grant is for a further warehouse.
         is_known = ":" in principal or flags.get("warehouse_name") is not None
         return grants, is_known or any(token.name == principal for token in await store.list_tokens())
@@ -291,7 +297,7 @@ def _add_grants(
 @click.argument("principal")
 @click.argument("role", type=_RIGHT)
 @_NAMESPACE
-@_object_options
+@_add_object_options
 @_WAREHOUSE
 @json_option
 @_where
@@ -310,7 +316,7 @@ def _remove_grants(
         grants = make_grants()
         await store.transact([RemoveGrant(grant) for grant in grants])
         for grant in grants:
-            await _audit(store, clock, "removeGrant", f"{grant.principal} {_describe_grant(grant)}")
+            await _record_audit(store, clock, "removeGrant", f"{grant.principal} {_describe_grant(grant)}")
         return grants
 
     _print_grants(_run(config, flags, work, creates=False), "no longer has", as_json=as_json)
@@ -318,10 +324,10 @@ def _remove_grants(
 
 def _print_grants(grants: list[Grant], verb: str, *, as_json: bool) -> None:
     lines = (f"{grant.principal} {verb} {_describe_grant(grant)}" for grant in grants)
-    print_result([_grant_json(grant) for grant in grants], "\n".join(lines), as_json=as_json)
+    print_result([_to_grant_json(grant) for grant in grants], "\n".join(lines), as_json=as_json)
 
 
-def _grant_json(grant: Grant) -> dict[str, Any]:
+def _to_grant_json(grant: Grant) -> dict[str, Any]:
     document: dict[str, Any] = {"principal": grant.principal, "role": grant.role, "namespace": list(grant.namespace)}
     if grant.kind != NAMESPACE:
         document["kind"] = grant.kind
@@ -362,14 +368,14 @@ def list_grants(principal: str | None, as_json: bool, config: Path | None, **fla
     """List the grants of PRINCIPAL, or all grants."""
 
     async def work(store: PointerStore, clock: Clock) -> list[tuple[str, ...]]:
-        return [_grant_row(grant) for grant in await store.grants(None) if principal in (None, grant.principal)]
+        return [_make_grant_row(grant) for grant in await store.grants(None) if principal in (None, grant.principal)]
 
     rows = _run(config, flags, work, creates=False)
     nothing = "There are no grants." if principal is None else f"{principal} has no grants."
     _show_rows(("PRINCIPAL", "ROLE", "NAMESPACE"), rows, nothing, as_json=as_json)
 
 
-def _grant_row(grant: Grant) -> tuple[str, ...]:
+def _make_grant_row(grant: Grant) -> tuple[str, ...]:
     place = "(the server)" if grant.kind == SERVER else show_path(grant.namespace) or "(the whole catalog)"
     if grant.name:
         place += f", {grant.kind} {grant.name}"
@@ -443,7 +449,7 @@ def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: 
             )
         return result
     except ConfigError as error:
-        raise refuse(error) from None
+        raise to_settings_error(error) from None
     except SeamarkError as error:
         raise click.ClickException(error.message) from None
 
@@ -459,13 +465,13 @@ async def _open_and(settings: Settings, warehouse_name: str | None, work: Work[T
         return await work(store, clock)
 
 
-async def _audit(store: PointerStore, clock: Clock, action: str, resource: str) -> None:
+async def _record_audit(store: PointerStore, clock: Clock, action: str, resource: str) -> None:
     """Add a record of a change to the audit log."""
     record_id = str(clock.uuid7())
     record = AuditRecord(
         id=record_id,
         at_ms=clock.now_ms(),
-        principal_name=f"cli:{account_name()}",
+        principal_name=f"cli:{find_account_name()}",
         action=action,
         resource=resource,
         outcome="allowed",
@@ -475,7 +481,7 @@ async def _audit(store: PointerStore, clock: Clock, action: str, resource: str) 
     await store.transact([SaveAudit((record,))])
 
 
-def account_name() -> str:
+def find_account_name() -> str:
     """Return the name of the operating system's account, for the audit log and the timeline."""
     try:
         return getpass.getuser()

@@ -153,7 +153,7 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
     with handle_sigterm(), open_workers(engine, master) as workers:
         for index_name in names:
             try:
-                reports.append(_build(client, table, index_name, workers, as_json=as_json))
+                reports.append(_build_index(client, table, index_name, workers, as_json=as_json))
             except (OSError, ClusterFailed, TableReplaced, Corrupt) as error:
                 raise click.ClickException(f"Index {index_name} was not built: {error}") from None
     if as_json:
@@ -164,7 +164,7 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
         raise click.ClickException(f"{subject} not built: {problems}")
 
 
-def _build(client: IndexClient, table: str, name: str, workers: Workers, *, as_json: bool) -> BuildReport:
+def _build_index(client: IndexClient, table: str, name: str, workers: Workers, *, as_json: bool) -> BuildReport:
     """Build an index with a progress bar, and print the result."""
     console = open_console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))

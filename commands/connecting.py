@@ -25,7 +25,7 @@ from seamark.connector.client.errors import ClientError, InvalidRequest, LoginRe
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_table
 from seamark.connector.client.warehouses import make_warehouse_url
-from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.near_names import find_near_names
 from seamark.formats.runtime.decoding import convert_json
 
 _NAMES_MAX = 10_000
@@ -171,7 +171,7 @@ def _list_names(client: SeamarkClient, *, view: bool) -> Iterator[str]:
 def _find_similar_name(name: str, names: Iterator[str]) -> str | None:
     """Return the name in `names` that is most similar to `name`, or None. Errors are ignored."""
     try:
-        return next(iter(near_names(name, islice(names, _NAMES_MAX), maximum=1)), None)
+        return next(iter(find_near_names(name, islice(names, _NAMES_MAX), maximum=1)), None)
     except (ClientError, ValueError):
         return None
 
@@ -188,12 +188,12 @@ def find_similar_name(client: SeamarkClient, table: Any) -> str | None:
         namespace, name = missing[:-1], missing[-1]
         namespaces = list(islice(client.namespaces(), _NAMES_MAX))
         if namespace not in namespaces:
-            close = near_names(join_name(namespace), map(join_name, namespaces), maximum=1)
+            close = find_near_names(join_name(namespace), map(join_name, namespaces), maximum=1)
             namespace = next((levels for levels in namespaces if [join_name(levels)] == close), ())
         if not namespace:
             return None
         tables = {levels[-1]: levels for levels in islice(client.tables(namespace), _NAMES_MAX)}
-        close = near_names(name, tables, maximum=1)
+        close = find_near_names(name, tables, maximum=1)
         return None if not close or tables[close[0]] == missing else join_name(tables[close[0]])
     except (ClientError, ValueError):
         return None

@@ -60,7 +60,7 @@ def verify_command(
     audits: list[Audit] = []
     for index_name in names:
         try:
-            audit = _audit(client, table, index_name, sample=sample, report=not dry_run, seed=seed)
+            audit = _audit_index(client, table, index_name, sample=sample, report=not dry_run, seed=seed)
         except (BadRequest, Corrupt, OSError) as error:
             raise click.ClickException(f"Index {index_name} cannot be verified: {error}") from None
         audits.append(audit)
@@ -93,15 +93,15 @@ def _to_json(audit: Audit) -> dict[str, Any]:
     }
 
 
-def _audit(client: IndexClient, table: str, name: str, **options: Any) -> Audit:
+def _audit_index(client: IndexClient, table: str, name: str, **options: Any) -> Audit:
     console = open_console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task_id = bar.add_task(f"Index {name}", total=None)
-        return audit_index(client, table, name, **options, on_verdict=partial(_advance, bar, task_id))
+        return audit_index(client, table, name, **options, on_verdict=partial(_advance_bar, bar, task_id))
 
 
-def _advance(bar: ProgressBar, task_id: TaskID, verdict: VerificationResult, total: int) -> None:
+def _advance_bar(bar: ProgressBar, task_id: TaskID, verdict: VerificationResult, total: int) -> None:
     bar.update(task_id, total=total, advance=1)
 
 

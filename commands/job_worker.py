@@ -100,7 +100,7 @@ def _run_in_child(request: JobRequest, answers: BinaryIO) -> None:
         if child == 0:
             _end_with_parent(parent)
             _leave_input()
-            _answer(request, answers, scratch)
+            _answer_request(request, answers, scratch)
         code = _await_end(child)
     if code:
         sys.exit(code if code > 0 else 128 - code)
@@ -141,7 +141,7 @@ def _leave_input() -> None:
     os.close(nothing)
 
 
-def _answer(request: JobRequest, answers: BinaryIO, scratch: str) -> NoReturn:
+def _answer_request(request: JobRequest, answers: BinaryIO, scratch: str) -> NoReturn:
     """Run the job in this process, and exit."""
     try:
 

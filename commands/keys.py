@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from seamark.commands.options import json_option, load_settings, refuse, settings_flags
+from seamark.commands.options import json_option, load_settings, settings_flags, to_settings_error
 from seamark.commands.terminal import print_result
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError, SeamarkError
@@ -36,9 +36,9 @@ def renew(as_json: bool, config: Path | None, **flags: Any) -> None:
     """
     settings = load_settings(flags, config)
     try:
-        protected_by = asyncio.run(_renew(settings))
+        protected_by = asyncio.run(_renew_keys(settings))
     except ConfigError as error:
-        raise refuse(error) from None
+        raise to_settings_error(error) from None
     except SeamarkError as error:
         raise click.ClickException(error.message) from None
     print_result(
@@ -48,7 +48,7 @@ def renew(as_json: bool, config: Path | None, **flags: Any) -> None:
     )
 
 
-async def _renew(settings: Settings) -> str:
+async def _renew_keys(settings: Settings) -> str:
     """Replace the signing keys of the server and of all further warehouses. Return what protects the new keys."""
     os.umask(PRIVATE_UMASK)
     for path in prepare_home(settings):

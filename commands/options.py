@@ -17,7 +17,7 @@ from seamark.connector.client.values import parse_timestamp
 from seamark.connector.jobs.statements import parse_bytes
 from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.settings.settings import FIELDS, Settings, make_flag_name, make_variable_name
-from seamark.metaserver.settings.sources import find_exposed_secrets, load
+from seamark.metaserver.settings.sources import find_exposed_secrets, resolve_settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _DURATION = re.compile(r"([1-9][0-9]{0,9})([smhdwy])\Z")
@@ -79,10 +79,10 @@ def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
     If they are invalid, the command ends with exit code 2 and a message.
     """
     try:
-        settings = load(flags, os.environ, config)
+        settings = resolve_settings(flags, os.environ, config)
         exposed = find_exposed_secrets(os.environ, config)
     except ConfigError as error:
-        raise refuse(error) from None
+        raise to_settings_error(error) from None
     if exposed is not None:
         path, names = exposed
         click.echo(
@@ -97,7 +97,7 @@ class Misconfigured(click.ClickException):
     exit_code = 2
 
 
-def refuse(error: ConfigError) -> click.ClickException:
+def to_settings_error(error: ConfigError) -> click.ClickException:
     return Misconfigured(error.message)
 
 

@@ -113,12 +113,12 @@ def _write_bounds(metadata: Any) -> str:
     return ""
 
 
-def write(folder: Path) -> None:
+def write_reference_pages(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.md").write_text(write_settings_page())
     (folder / "openapi.json").write_text(write_openapi_document())
 
 
 if __name__ == "__main__":
-    write(REFERENCE)
+    write_reference_pages(REFERENCE)
     CHART_SCHEMA.write_text(write_chart_schema(CHART_SCHEMA.read_text()))

@@ -26,11 +26,11 @@ def main() -> None:
     # Import PySpark here, because it is an optional dependency that only this process needs.
     rewrites = importlib.import_module("seamark.connector.spark.rewrites")
     with rewrites.open_session_runner(request.folders, request.umask, request.storage) as runner:
-        answer = run(request, lambda progress: _leave(progress, folder / PROGRESS), runner)
-    _leave(answer, folder / ANSWER)
+        answer = run(request, lambda progress: _write_value(progress, folder / PROGRESS), runner)
+    _write_value(answer, folder / ANSWER)
 
 
-def _leave(value: JobAnswer | JobProgress, path: Path) -> None:
+def _write_value(value: JobAnswer | JobProgress, path: Path) -> None:
     part = path.with_suffix(".part")
     part.write_bytes(msgspec.json.encode(value))
     part.rename(path)

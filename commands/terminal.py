@@ -132,7 +132,7 @@ def print_result(result: Any, text: str, *, as_json: bool) -> None:
         print_json(result)
 
 
-def time_text(epoch_ms: int | None) -> str:
+def format_local_time(epoch_ms: int | None) -> str:
     return "" if epoch_ms is None else f"{datetime.fromtimestamp(epoch_ms / 1000, UTC):%Y-%m-%d %H:%M:%SZ}"
 
 

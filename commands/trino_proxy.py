@@ -21,8 +21,8 @@ from seamark.commands.options import (
     Misconfigured,
     address_options,
     load_settings,
-    refuse,
     settings_flags,
+    to_settings_error,
 )
 from seamark.connector.cubes.summaries import CUBE_USES, OFF
 from seamark.connector.trino.proxy import ProxySettings
@@ -40,7 +40,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Command]:
+def _make_limit_option(name: str, text: str, least: float = 0) -> Callable[[Command], Command]:
     """Return a decorator that adds an option for a limit in `ProxySettings`: seconds, bytes, or a number."""
     default = getattr(ProxySettings, name)
     kind = click.IntRange(min=int(least)) if isinstance(default, int) else click.FloatRange(min=least)
@@ -167,41 +167,45 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     "the same time. They need the --token of a writer. With 0, the proxy passes them on to Trino, which refuses "
     "them.",
 )
-@_limit("lease_s", "Lease of a plan in seconds. It must be longer than a statement waits in Trino's queue.", least=1)
-@_limit(
+@_make_limit_option(
+    "lease_s", "Lease of a plan in seconds. It must be longer than a statement waits in Trino's queue.", least=1
+)
+@_make_limit_option(
     "hold_s",
     "Seconds for which the proxy waits for the first row of a rewritten statement: if the statement fails before, the "
     "original statement runs instead.",
 )
-@_limit("statement_bytes", "Maximum length of a statement in bytes. Longer statements are not parsed and not changed.")
-@_limit("drain_s", "Seconds after SIGTERM in which running requests can finish.")
-@_limit(
+@_make_limit_option(
+    "statement_bytes", "Maximum length of a statement in bytes. Longer statements are not parsed and not changed."
+)
+@_make_limit_option("drain_s", "Seconds after SIGTERM in which running requests can finish.")
+@_make_limit_option(
     "connections",
     "Maximum number of client connections. At the limit, the proxy closes silent or idle connections. With 0, the "
     "limit follows from the number of files that the process can open, and is at most 10,000.",
 )
-@_limit(
+@_make_limit_option(
     "connections_per_address",
     "Maximum number of connections from one address. With 0, the limit is half of all connections, or all of them "
     "with --trust-forwarded.",
 )
-@_limit(
+@_make_limit_option(
     "header_bytes",
     "Maximum size in bytes of the header of a request, with all its fields. Clients send prepared statements in "
     "header fields.",
     least=8192,
 )
-@_limit(
+@_make_limit_option(
     "header_timeout_s", "Seconds in which the header of a request must arrive, or a TLS handshake must end.", least=0.1
 )
-@_limit("idle_timeout_s", "Seconds without a request after which the proxy closes a connection.", least=0.1)
-@_limit(
+@_make_limit_option("idle_timeout_s", "Seconds without a request after which the proxy closes a connection.", least=0.1)
+@_make_limit_option(
     "send_timeout_s",
     "Seconds after which the proxy closes a connection whose client does not read an answer.",
     least=0.1,
 )
-@_limit("body_bytes", "Maximum size in bytes of a request body before decompression.")
-@_limit(
+@_make_limit_option("body_bytes", "Maximum size in bytes of a request body before decompression.")
+@_make_limit_option(
     "body_timeout_s", "Seconds in which a request body must arrive, plus one second for each 64 KiB of it.", least=0.1
 )
 @address_options
@@ -251,7 +255,7 @@ def trino_proxy(
         tls = _make_tls_context(tls_cert, tls_key)
         _check_plain_http(settings, host, tls, allowed=allow_plain_http)
     except ConfigError as error:
-        raise refuse(error) from None
+        raise to_settings_error(error) from None
     except (ValueError, OSError) as error:
         raise Misconfigured(str(error)) from None
     try:
@@ -279,7 +283,7 @@ def _find_unreachable_servers(settings: ProxySettings) -> list[str]:
     came = threading.Condition()
 
     def ask(server: tuple[str, str], url: str, tls: ssl.SSLContext | None) -> None:
-        answer = _answer(url, tls)
+        answer = _request_answer(url, tls)
         with came:
             answers[server] = answer
             came.notify()
@@ -312,7 +316,7 @@ class _Answer(NamedTuple):
         return self.status != 404 and (name != "Trino" or self.status != 200 or b'"nodeVersion"' in self.body)
 
 
-def _answer(url: str, tls: ssl.SSLContext | None) -> _Answer | None:
+def _request_answer(url: str, tls: ssl.SSLContext | None) -> _Answer | None:
     """Return the answer of an HTTP server, or None if no HTTP server answers."""
     try:
         with urllib3.PoolManager(retries=False, timeout=_ANSWER_S, ssl_context=tls) as pool:

@@ -155,7 +155,7 @@ async def open_components(
         warehouses = await enter(open_warehouses(settings, store, clock, partial(_open_warehouse, shared, clock)))
         components = await enter(_open_catalog_components(settings, clock, shared, store, keyring, warehouses))
         await _start_tasks(components, stack)
-        await enter(run_in_background("sampler", lambda: _sample(components)))
+        await enter(run_in_background("sampler", lambda: _sample_gauges(components)))
         await enter(run_in_background("warehouses", warehouses.run))
         yield components
 
@@ -296,10 +296,10 @@ async def _start_tasks(components: ServerComponents, stack: AsyncExitStack) -> N
             open_delivery(settings, store, timeline, clock, load_metadata=peek, holder=holder, observer=observer)
         )
     if catalog.column_usage.is_on:
-        stack.push_async_callback(_flush, catalog.column_usage)
+        stack.push_async_callback(_flush_counts, catalog.column_usage)
         await enter(run_in_background("column usage", catalog.column_usage.run))
     if history.is_on:
-        stack.push_async_callback(_flush, history)
+        stack.push_async_callback(_flush_counts, history)
         await enter(run_in_background("query history", history.run))
     if settings.plan_prepare_bytes:
         load, limit_bytes = catalog.documents.table, settings.plan_prepare_bytes
@@ -415,7 +415,7 @@ def warn_of_plain_http(settings: Settings) -> None:
         _log.warning("tokens travel unencrypted: give tls_cert and tls_key, or end TLS in a proxy", host=settings.host)
 
 
-def bind(settings: Settings, *, shared: bool, port: int | None = None) -> socket.socket:
+def bind_server_socket(settings: Settings, *, shared: bool, port: int | None = None) -> socket.socket:
     """Return a bound TCP socket that does not listen yet.
 
     Args:
@@ -492,7 +492,7 @@ async def serve_requests(components: ServerComponents, sock: socket.socket) -> A
         site = web.SockSite(runner, sock, backlog=1024)
         await site.start()
         yield
-        await _drain(components, runner, site)
+        await _drain_requests(components, runner, site)
     finally:
         await runner.cleanup()
 
@@ -502,7 +502,9 @@ async def serve_gateway(components: ServerComponents) -> AsyncIterator[None]:
     """Serve the objects gateway on `gateway_port` while the context is active."""
     settings = components.settings
     serving = importlib.import_module("seamark.metaserver.gateway.serving")  # Servers without a gateway do not need it.
-    with contextlib.closing(bind(settings, shared=settings.workers > 1, port=settings.gateway_port)) as sock:
+    with contextlib.closing(
+        bind_server_socket(settings, shared=settings.workers > 1, port=settings.gateway_port)
+    ) as sock:
         limits = make_connection_limits(settings)
         async with serving.serve_gateway(components, sock, limits, _get_tls_context(components)):
             yield
@@ -530,7 +532,7 @@ def _get_tls_context(components: ServerComponents) -> ssl.SSLContext | None:
     return None if components.certificate is None else components.certificate.context
 
 
-async def _drain(components: ServerComponents, runner: web.AppRunner, site: web.SockSite) -> None:
+async def _drain_requests(components: ServerComponents, runner: web.AppRunner, site: web.SockSite) -> None:
     """Wait up to `drain_timeout_s` for running requests, and abort those that have not finished.
 
     aiohttp's shutdown first stops reading, so a request with an incomplete body could never finish. Therefore this
@@ -631,7 +633,7 @@ def run(
         runner.run(serve(settings, sock, SystemClock(), extensions, on_ready, parent, is_first=is_first))
 
 
-async def _flush(counts: ColumnUsage | QueryHistory) -> None:
+async def _flush_counts(counts: ColumnUsage | QueryHistory) -> None:
     """Write the remaining counts to the database when the worker stops. If this fails, log a warning."""
     try:
         await counts.flush()
@@ -667,14 +669,14 @@ def _sample_streams(components: ServerComponents) -> None:
     try:
         rows = sum(table.unflushed_rows for table in tables)
     except LogUnavailable:
-        components.metrics.streams.log_failed()
+        components.metrics.streams.record_log_failure()
         return
     oldest_ms = min((table.oldest_ms for table in tables if table.oldest_ms is not None), default=now_ms)
     fresh_files = sum(len(table.list_fresh_files()) for table in tables)
     components.metrics.streams.sample(rows, components.streams.size_bytes, now_ms - oldest_ms, fresh_files)
 
 
-async def _sample(components: ServerComponents) -> None:
+async def _sample_gauges(components: ServerComponents) -> None:
     """Periodically update the gauges of the components, and measure the latency of the event loop."""
     metrics, clock = components.metrics, components.clock
     while True:

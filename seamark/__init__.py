@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seamark.formats.runtime.lazy_module import exports
+from seamark.formats.runtime.lazy_module import make_lazy_getattr
 
 if TYPE_CHECKING:
     from seamark.connector.client.client import SeamarkClient
@@ -44,7 +44,7 @@ __all__ = [
     "upsert",
 ]
 
-__getattr__ = exports(
+__getattr__ = make_lazy_getattr(
     __name__,
     {
         "seamark.connector.client.client": ("At", "SeamarkClient"),

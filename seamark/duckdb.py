@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seamark.formats.runtime.lazy_module import exports
+from seamark.formats.runtime.lazy_module import make_lazy_getattr
 
 if TYPE_CHECKING:
     from seamark.connector.duckdb.queries import rewrite_query, sql
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["attach", "connect", "rewrite_query", "sql"]
 
-__getattr__ = exports(
+__getattr__ = make_lazy_getattr(
     __name__,
     {
         "seamark.connector.duckdb.queries": ("rewrite_query", "sql"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seamark.formats.runtime.lazy_module import exports
+from seamark.formats.runtime.lazy_module import make_lazy_getattr
 
 if TYPE_CHECKING:
     from seamark.connector.spark.frames.clustering import cluster
@@ -35,7 +35,7 @@ __all__ = [
     "write",
 ]
 
-__getattr__ = exports(
+__getattr__ = make_lazy_getattr(
     __name__,
     {
         "seamark.connector.spark.frames.clustering": ("cluster",),

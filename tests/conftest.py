@@ -8,9 +8,9 @@ import sys
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-from tests.seeds import EXPLORING, first_seed, settle  # noqa: E402 - after the settings above
+from tests.seeds import EXPLORING, configure_hypothesis, first_seed  # noqa: E402 - after the settings above
 
-settle()
+configure_hypothesis()
 
 pytest_plugins = [
     "tests.services.fixtures",

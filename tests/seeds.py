@@ -65,12 +65,12 @@ def examples(number: int, judged_number: int | None = None) -> int:
     return -(-number // 10) if judged_number is None else judged_number
 
 
-def quick(values: Iterable[Any], fast: int) -> list[ParameterSet]:
+def mark_fast(values: Iterable[Any], fast: int) -> list[ParameterSet]:
     """Return the values as parameters of a test. Only the first `fast` values are in the fast tier."""
     return [pytest.param(value, marks=[] if place < fast else pytest.mark.slow) for place, value in enumerate(values)]
 
 
-def settle() -> None:
+def configure_hypothesis() -> None:
     """Configure Hypothesis, and choose the seed of an exploring run before pytest-xdist starts processes.
 
     There are no deadlines, because durations on a busy machine say nothing about the code. An ordinary run uses

@@ -28,8 +28,8 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.api.client import Api, set_properties
-from tests.api.plans.planned import append, build_ten_id_files
+from tests.api.client import Api, build_property_commit
+from tests.api.plans.planned import append_files, build_ten_id_files
 from tests.server.rig import RunningServer
 from tests.services.seamark import Seamark
 
@@ -88,7 +88,7 @@ class AttackedServer:
             for method, path, body in (
                 ("POST", f"{table}/plan", equal),
                 ("GET", table, None),
-                ("POST", "/v1/namespaces/db/tables/mine", set_properties(n=str(number))),
+                ("POST", "/v1/namespaces/db/tables/mine", build_property_commit(n=str(number))),
             ):
                 began_s = time.perf_counter()
                 try:
@@ -131,7 +131,7 @@ async def run_attacked_server(home: Path) -> AsyncIterator[AttackedServer]:
             await api("POST", "/v1/namespaces", {"namespace": ["db"]})
             for name in ("t", "mine"):
                 await api.table(name)
-            await append(api, "t", build_ten_id_files(1000), snapshot_id=1, manifests=10)
+            await append_files(api, "t", build_ten_id_files(1000), snapshot_id=1, manifests=10)
             yield AttackedServer(server, http, hostile)
 
 

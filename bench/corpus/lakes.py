@@ -19,7 +19,7 @@ import duckdb
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 
-from bench.ssb.generate import TABLES, generate, get_table_path
+from bench.ssb.generate import TABLES, generate_ssb, get_table_path
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import open_destination
 from seamark.connector.write.table_writer import write_batches
@@ -90,14 +90,14 @@ RETAIL = {
 }
 
 
-def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
+def create_star_schemas(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
     """Create and fill all tables of the three schemas.
 
     Args:
         share: The fraction of the rows and files to write; less than 1 for a short run.
     """
     scale, files = max(0.01, SCALE * share), max(8, round(FACT_FILES * share))
-    star, tpch = generate(CACHE / "ssb", scale), scratch / "tpch"
+    star, tpch = generate_ssb(CACHE / "ssb", scale), scratch / "tpch"
     argv = [str(Path(sys.executable).parent / "tpchgen-cli"), "parquet", "-s", f"{scale:g}", "-o", str(tpch), "--quiet"]
     subprocess.run(argv, check=True)
     with duckdb.connect() as db, closing(IndexClient(server.base_url, timeout_s=600)) as client:
@@ -105,9 +105,9 @@ def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
         for namespace in NAMESPACES:
             catalog.create_namespace(namespace)
         for name, layout in TPCH.items():
-            write(client, catalog, db, ("tpch", name), f"FROM '{tpch / name}.parquet'", layout, files)
+            write_corpus_table(client, catalog, db, ("tpch", name), f"FROM '{tpch / name}.parquet'", layout, files)
         for name in TABLES:
-            write(
+            write_corpus_table(
                 client,
                 catalog,
                 db,
@@ -120,7 +120,7 @@ def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
         db.execute(f"SET VARIABLE customers = {CUSTOMERS}")
         db.execute((Path(__file__).parent / "retail.sql").read_text())
         for name, layout in RETAIL.items():
-            write(client, catalog, db, ("retail", name), f"FROM {name}", layout, files)
+            write_corpus_table(client, catalog, db, ("retail", name), f"FROM {name}", layout, files)
     shutil.rmtree(tpch)
 
 
@@ -132,7 +132,7 @@ def list_data_files(server: Seamark) -> dict[tuple[str, str], list[str]]:
     return {name: sorted(item.removeprefix("file://") for item in file) for name, file in files.items()}
 
 
-def write(
+def write_corpus_table(
     client: IndexClient,
     catalog: Catalog,
     db: duckdb.DuckDBPyConnection,

@@ -24,7 +24,7 @@ import duckdb
 
 import seamark.duckdb
 from bench.corpus import tpcds
-from bench.corpus.lakes import FACT_FILES, NAMESPACES, fill, list_data_files
+from bench.corpus.lakes import FACT_FILES, NAMESPACES, create_star_schemas, list_data_files
 from bench.corpus.needed import TableCopies, count_rows
 from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.run import build_parser, choose_names, run_benches
@@ -106,13 +106,13 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
     generator = None if quick else tpcds.open_generator()
     of_tpcds: list[CorpusMeasurement] = []
     with Seamark(folder / "seamark", env={"SEAMARK_LOG_LEVEL": "warning"}) as server:
-        fill(server, folder, share=share)
+        create_star_schemas(server, folder, share=share)
         with closing(seamark.duckdb.connect(server.base_url)) as con, closing(SeamarkClient(server.base_url)) as client:
             con.execute("PRAGMA enable_profiling = 'no_output'")
             with closing(TableCopies(list_data_files(server))) as copies:
                 results = [_measure_query(con, client, query, copies) for query in list_queries()]
             if generator is not None:
-                tpcds.fill(generator, server, share=share)
+                tpcds.create_tpcds_tables(generator, server, share=share)
                 texts = tpcds.read_texts(generator)
                 query_queries = [
                     CorpusQuery(tpcds.NAMESPACE, f"TPC-DS {number}", text) for number, text in texts.items()

@@ -17,7 +17,7 @@ from contextlib import closing
 import duckdb
 from pyiceberg.catalog import load_catalog
 
-from bench.corpus.lakes import FACT_FILES, CorpusLayout, write
+from bench.corpus.lakes import FACT_FILES, CorpusLayout, write_corpus_table
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.duckdb.statements import DuckDBStatement, mark_name
@@ -75,7 +75,7 @@ def read_texts(con: duckdb.DuckDBPyConnection) -> dict[int, str]:
     return {number: _LIMIT.sub("", text.strip().removesuffix(";")) for number, text in rows}
 
 
-def fill(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> None:
+def create_tpcds_tables(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> None:
     """Generate the tables of TPC-DS, and write them to the server."""
     con.execute(f"CALL dsdgen(sf={max(_SCALE_MIN, SCALE * share):g})")
     catalog = load_catalog("sea", type="rest", uri=server.base_url)
@@ -90,7 +90,9 @@ def fill(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> No
                 indexes |= {f"{prefix}_{key}": "bloom" for key in _BLOOM}
                 indexes = {name: kind for name, kind in indexes.items() if name in columns}
                 layout = CorpusLayout(order, indexes, is_fact=True)
-            write(client, catalog, con, (NAMESPACE, table), f"FROM {table}", layout, max(8, round(FACT_FILES * share)))
+            write_corpus_table(
+                client, catalog, con, (NAMESPACE, table), f"FROM {table}", layout, max(8, round(FACT_FILES * share))
+            )
 
 
 def measure_analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:

@@ -28,11 +28,11 @@ from rich.text import Text
 from bench import connect
 from bench.demo import lake, trino
 from bench.demo.options import NOTE, DemoFailed, Options, provide_home
-from bench.demo.queries import Comparison, RunQuery, build_spark_runners, compare, warm_up
+from bench.demo.queries import Comparison, RunQuery, build_spark_runners, compare_columns, warm_up
 from bench.demo.report import read_ranges, write_report
-from bench.demo.screen import show
+from bench.demo.screen import print_result
 from bench.ssb.bounds import count_files_with_rows, list_data_paths
-from bench.ssb.generate import generate
+from bench.ssb.generate import generate_ssb
 from bench.ssb.queries import Oracle
 from bench.ssb.spark import FACT
 from bench.trino.asking import Failed
@@ -96,18 +96,18 @@ def run(options: Options, console: Console) -> list[Comparison]:
                 trino_future = meanwhile.submit(_start_trino, options, server, folder, progress, engines)
                 lake.wait_for_indexes(client, progress)
                 trino_asks, bounds = trino_future.result(), bounds_future.result()
-                comparisons = [compare("Spark", asks, oracle, bounds, progress, rounds=options.rounds)]
+                comparisons = [compare_columns("Spark", asks, oracle, bounds, progress, rounds=options.rounds)]
             layouts = [meanwhile.submit(read_ranges, paths, data) for paths in (written_paths, clustered_paths)]
             if trino_asks is not None:  # Two cores are not enough for queries in both engines at a time.
                 warm_up("Trino", trino_asks, oracle, progress)
                 wait(layouts)
-                comparisons.append(compare("Trino", trino_asks, oracle, bounds, progress, rounds=TRINO_ROUNDS))
+                comparisons.append(compare_columns("Trino", trino_asks, oracle, bounds, progress, rounds=TRINO_ROUNDS))
             oracle.close()
             page = write_report(comparisons, *(layout.result() for layout in layouts), options.scale)
             options.report.parent.mkdir(parents=True, exist_ok=True)
             options.report.write_text(page)
             progress.stop()
-            show(comparisons, options.scale, console)
+            print_result(comparisons, options.scale, console)
             console.print(f"Pictures of both layouts: {options.report}", highlight=False, soft_wrap=True)
             if not trino.is_installed():
                 console.print("With a JDK 25 (JAVA25) the demo asks Trino, too.")
@@ -119,7 +119,7 @@ def run(options: Options, console: Console) -> list[Comparison]:
 def _generate_and_write(uri: str, options: Options, progress: Progress) -> Path:
     """Generate the data if they are not there, write the tables, and return the folder of the data."""
     data = _generate(options, progress)
-    lake.write(uri, data, options, progress)
+    lake.write_demo_tables(uri, data, options, progress)
     return data
 
 
@@ -150,7 +150,7 @@ def _generate(options: Options, progress: Progress) -> Path:
     def advance(step: str, steps_done: int, total: int) -> None:
         progress.update(task, description=f"data: {step}", completed=steps_done, total=total)
 
-    folder = generate(CACHE / "ssb", options.scale, advance)
+    folder = generate_ssb(CACHE / "ssb", options.scale, advance)
     progress.update(task, description=f"data, scale {options.scale:g}", completed=1, total=1)
     return folder
 

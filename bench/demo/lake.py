@@ -100,7 +100,7 @@ def _redirect_stderr(path: Path) -> Iterator[None]:
         os.close(saved)
 
 
-def write(uri: str, data: Path, options: Options, progress: Progress) -> None:
+def write_demo_tables(uri: str, data: Path, options: Options, progress: Progress) -> None:
     """Write the tables with PyIceberg, the facts in the order of the source, which is by date.
 
     The two other fact tables begin as copies of the source file. The server builds the indexes of a table as soon as

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.services.process import REPO, free_port, is_http_ok, is_port_open
+from tests.services.process import REPO, choose_free_port, is_http_ok, is_port_open
 
 KEPT_PORT = 8181
 NOTE = "kept.json"
@@ -63,7 +63,7 @@ class Options:
 
     @property
     def port(self) -> int:
-        return KEPT_PORT if self.keep and not is_port_open(KEPT_PORT) else free_port()
+        return KEPT_PORT if self.keep and not is_port_open(KEPT_PORT) else choose_free_port()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from bench.demo import lake
 from bench.demo.options import DemoFailed
 from bench.ssb.queries import QUERIES, Oracle
-from bench.ssb.spark import FACT, FilesRead, ask
+from bench.ssb.spark import FACT, FilesRead, run_spark_query
 from seamark.connector.cubes.summaries import ON
 from seamark.connector.spark.query.queries import sql as seamark_sql
 
@@ -115,7 +115,7 @@ FLIGHTS = tuple(name for name in QUERIES if name.endswith(".1"))
 """The first query of each flight; the queries of a flight join the same tables."""
 
 
-def rewrite_for(facts: tuple[str, str], text: str) -> str:
+def replace_facts(facts: tuple[str, str], text: str) -> str:
     """Return the query `text` with `facts` as its table of facts."""
     return _FACT_NAME.sub(".".join(facts), text)
 
@@ -125,7 +125,7 @@ def build_spark_runners(spark: SparkSession) -> dict[str, RunQuery]:
 
     def measure_query(run: Callable[[str], DataFrame]) -> RunQuery:
         def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], DemoMeasurement]:
-            answer = ask(run, text)
+            answer = run_spark_query(run, text)
             facts = answer.read.get(FACT, NOTHING_READ)
             return answer.rows, DemoMeasurement(facts.files, facts.size_bytes, answer.seconds)
 
@@ -134,8 +134,8 @@ def build_spark_runners(spark: SparkSession) -> dict[str, RunQuery]:
     return {
         ICEBERG: measure_query(spark.sql),
         UNTOUCHED: measure_query(lambda text: seamark_sql(spark, text)),
-        CLUSTERED: measure_query(lambda text: seamark_sql(spark, rewrite_for(lake.CLUSTERED, text))),
-        CUBED: measure_query(lambda text: seamark_sql(spark, rewrite_for(lake.CUBED, text), cubes=ON)),
+        CLUSTERED: measure_query(lambda text: seamark_sql(spark, replace_facts(lake.CLUSTERED, text))),
+        CUBED: measure_query(lambda text: seamark_sql(spark, replace_facts(lake.CUBED, text), cubes=ON)),
     }
 
 
@@ -160,7 +160,7 @@ def _run_and_check(
     return measurement
 
 
-def compare(
+def compare_columns(
     engine: str,
     asks: Mapping[str, RunQuery],
     oracle: Oracle,

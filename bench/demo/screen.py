@@ -24,7 +24,7 @@ BOUND = "files with a row of the answer"
 _LINE_MAX = 1000
 
 
-def show(comparisons: Sequence[Comparison], scale: float, console: Console) -> None:
+def print_result(comparisons: Sequence[Comparison], scale: float, console: Console) -> None:
     """Print the result of the first engine for each query, and the totals of the other engines."""
     first, *other_queries = comparisons
     console.print(f"\nStar Schema Benchmark, scale {scale:g}, in {first.engine}: files, MiB and seconds of each query.")

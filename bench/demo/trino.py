@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.demo import lake
-from bench.demo.queries import CLUSTERED, CUBED, ICEBERG, UNTOUCHED, DemoMeasurement, RunQuery, rewrite_for
+from bench.demo.queries import CLUSTERED, CUBED, ICEBERG, UNTOUCHED, DemoMeasurement, RunQuery, replace_facts
 from bench.trino.asking import TrinoConnection
 from seamark.commands.installation.java import find_java_25_home
 from seamark.connector.cubes.summaries import ON
@@ -44,8 +44,8 @@ def open_query_runners(folder: Path, uri: str) -> Iterator[Mapping[str, RunQuery
         yield {
             ICEBERG: _build_query_runner(direct),
             UNTOUCHED: _build_query_runner(planned_answer),
-            CLUSTERED: lambda text: _build_query_runner(planned_answer)(rewrite_for(lake.CLUSTERED, text)),
-            CUBED: lambda text: _build_query_runner(planned_answer)(rewrite_for(lake.CUBED, text)),
+            CLUSTERED: lambda text: _build_query_runner(planned_answer)(replace_facts(lake.CLUSTERED, text)),
+            CUBED: lambda text: _build_query_runner(planned_answer)(replace_facts(lake.CUBED, text)),
         }
 
 

@@ -29,11 +29,11 @@ from pyspark.sql import SparkSession
 
 from bench.gateway import run_delaying_store
 from bench.report import OURS, AnswersDiffer, Report, Row
-from bench.ssb.generate import TABLES, generate, get_table_path
+from bench.ssb.generate import TABLES, generate_ssb, get_table_path
 from bench.ssb.queries import QUERIES, Oracle
 from bench.ssb.spark import FACT
 from bench.trino.asking import TrinoConnection
-from tests.services.process import CACHE, free_port
+from tests.services.process import CACHE, choose_free_port
 from tests.services.s3 import S3, run_s3
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog, spark_session
@@ -67,13 +67,13 @@ def open_lake(folder: Path, scale: float, files: int) -> Iterator[ServersOnSlowS
     with ExitStack() as stack:
         near = stack.enter_context(run_s3(folder, keep_alive=True))
         slow_servers = replace(near, endpoint=stack.enter_context(run_delaying_store(near.endpoint, 1)))
-        warehouse, port = f"s3://{near.create_bucket()}/wh", free_port()
+        warehouse, port = f"s3://{near.create_bucket()}/wh", choose_free_port()
         env = {**slow_servers.build_seamark_env(), "SEAMARK_LOG_LEVEL": "warning"}
         document = {"SEAMARK_GATEWAY_PORT": str(port), "SEAMARK_S3_CLIENT_ACCESS": "gateway"}
         direct = stack.enter_context(Seamark(folder / "direct", warehouse=warehouse, env=env))
         gateway = stack.enter_context(Seamark(folder / "gateway", warehouse=warehouse, env=env | document))
         for namespace, size, cut in ((WARM, WARM_SCALE, WARM_FILES), (LAKE, scale, files)):
-            _write(generate(CACHE / "ssb", size), near, direct, gateway, namespace, cut)
+            _write(generate_ssb(CACHE / "ssb", size), near, direct, gateway, namespace, cut)
         yield ServersOnSlowStore(slow_servers, f"http://127.0.0.1:{port}", gateway, direct)
 
 
@@ -102,7 +102,7 @@ def _to_iceberg_types(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def compare(report: Report, engine: str, ways: Mapping[str, Ask], oracle: Oracle, rounds: int) -> None:
+def compare_servers(report: Report, engine: str, ways: Mapping[str, Ask], oracle: Oracle, rounds: int) -> None:
     """Run each query through both servers alternately, in one round of first reads and then in `rounds` rounds."""
     for ask in ways.values():
         for sql in QUERIES.values():
@@ -147,7 +147,7 @@ def run_trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, or
             url = stack.enter_context(served_trino_server).base_url
             client = stack.enter_context(closing(TrinoConnection(url, url)))
             ways[way] = lambda sql, namespace, client=client: client.read_rows(sql, namespace)  # type: ignore[misc]
-        compare(report, "Trino", ways, oracle, rounds)
+        compare_servers(report, "Trino", ways, oracle, rounds)
 
 
 def run_spark(report: Report, folder: Path, slow_servers: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
@@ -162,7 +162,7 @@ def run_spark(report: Report, folder: Path, slow_servers: ServersOnSlowStore, or
                 ),
             ),
         }
-        compare(report, "Spark", ways, oracle, rounds)
+        compare_servers(report, "Spark", ways, oracle, rounds)
 
 
 def _build_spark_ask(session: SparkSession, catalog: str) -> Ask:
@@ -181,7 +181,10 @@ def main() -> None:
     report = Report("gateway_engines", "What do SSB's queries gain by the objects gateway?", peer="the store itself")
     with tempfile.TemporaryDirectory(prefix="seamark-bench-") as text:
         folder = Path(text)
-        with open_lake(folder, scale, files) as slow_servers, closing(Oracle(generate(CACHE / "ssb", scale))) as oracle:
+        with (
+            open_lake(folder, scale, files) as slow_servers,
+            closing(Oracle(generate_ssb(CACHE / "ssb", scale))) as oracle,
+        ):
             oracle.prepare()
             run_trino(report, folder, slow_servers, oracle, rounds)
             run_spark(report, folder, slow_servers, oracle, rounds)

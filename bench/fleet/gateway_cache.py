@@ -125,7 +125,7 @@ def add_rows(
         report.rows.append(Row(case, "median (ratio to sendfile, the client's bound)", "ms", bound, peer=LIMIT))
 
 
-def upload(rig: GatewayRig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
+def upload_objects(rig: GatewayRig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
     """Upload new objects.
 
     Return the keys of the gateway, the keys of the store, and the names of the objects.
@@ -141,7 +141,7 @@ def upload(rig: GatewayRig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
     return keys, store_keys, names
 
 
-def compare(seamark_ranges: Ranges, peer_ranges: Ranges, count: int) -> tuple[list[float], list[float]]:
+def compare_ranges(seamark_ranges: Ranges, peer_ranges: Ranges, count: int) -> tuple[list[float], list[float]]:
     """Read the first `count` ranges of both alternately, and return the seconds of the reads."""
     pairs = [
         (seamark_ranges.read(n), peer_ranges.read(n)) if n % 2 else (peer_ranges.read(n), seamark_ranges.read(n))[::-1]
@@ -150,7 +150,7 @@ def compare(seamark_ranges: Ranges, peer_ranges: Ranges, count: int) -> tuple[li
     return [seamark_s for seamark_s, _ in pairs], [peer_s for _, peer_s in pairs]
 
 
-def measure(
+def measure_tier(
     report: Report,
     rig: GatewayRig,
     near: S3,
@@ -170,19 +170,21 @@ def measure(
     for seed, case in enumerate(CASES):
         with open_pairs(rig, near, slow_store, case, seed) as (seamark_ranges, peer_ranges):
             count = min(rounds, len(seamark_ranges) - 1)
-            first = compare(seamark_ranges, peer_ranges, count)
+            first = compare_ranges(seamark_ranges, peer_ranges, count)
             if tier == "memory":
                 add_rows(report, f"first read, {case[0]}", *first, 1 / 1.05)
             time.sleep(1)  # The server writes blocks to the disk after the answer.
             limit = [sent(case[1])(number) for number in range(count)]
-            add_rows(report, f"in {tier}, {case[0]}", *compare(seamark_ranges, peer_ranges, count), factor, limit)
+            add_rows(
+                report, f"in {tier}, {case[0]}", *compare_ranges(seamark_ranges, peer_ranges, count), factor, limit
+            )
 
 
 def measure_first(report: Report, rig: GatewayRig, near: S3, slow_store: S3, rounds: int) -> None:
     """Measure first reads while each connection of the store has the rate of one connection to S3."""
     for seed, case in enumerate(CASES):
         with open_pairs(rig, near, slow_store, case, seed) as (seamark_ranges, peer_ranges):
-            first = compare(seamark_ranges, peer_ranges, min(rounds, len(seamark_ranges) - 1))
+            first = compare_ranges(seamark_ranges, peer_ranges, min(rounds, len(seamark_ranges) - 1))
             add_rows(report, f"first read, {case[0]}, {S3_RATE / 1e6:.0f} MB/s", *first, 1 / 1.05)
 
 
@@ -192,7 +194,7 @@ def open_pairs(
 ) -> Iterator[tuple[Ranges, Ranges]]:
     """Yield the same ranges of new objects through the gateway and directly, on open connections."""
     _, size, step, objects = case
-    keys, store_keys, names = upload(rig, near, objects)
+    keys, store_keys, names = upload_objects(rig, near, objects)
     with (
         closing(keys.make_client()) as client,
         closing(replace(store_keys, endpoint=slow_store.endpoint).make_client()) as direct,
@@ -206,7 +208,7 @@ def open_pairs(
 
 def measure_sequential_reads(report: Report, rig: GatewayRig, near: S3, slow_store: S3) -> None:
     """Measure reads of a whole object in successive requests of 1 MiB."""
-    keys, store_keys, names = upload(rig, near, 3)
+    keys, store_keys, names = upload_objects(rig, near, 3)
     durations: dict[str, list[float]] = {"seamark": [], "direct": []}
     for name in names:
         for server, tested_keys in (("seamark", keys), ("direct", replace(store_keys, endpoint=slow_store.endpoint))):
@@ -294,7 +296,7 @@ def open_sendfile_reader(port: int, size: int) -> Read:
 
 
 def compare_throughput(report: Report, rig: GatewayRig, s3: S3, port: int, rounds: int) -> None:
-    keys, _, names = upload(rig, s3, 1)
+    keys, _, names = upload_objects(rig, s3, 1)
     with closing(keys.make_client()) as client:
         url = _presign(client, keys, names[0])
     for label, size, *_ in CASES[1:]:
@@ -406,7 +408,9 @@ def main() -> None:
         port = stack.enter_context(run_sendfile_server(str(sent_path)))
         memory = {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": str(1 << 30)}
         with open_rig(Path(folder) / "memory", s3, SEAMARK_S3_ENDPOINT=slow, **memory) as rig:
-            measure(report, rig, s3, slow_store, "memory", 50, arguments.rounds, partial(open_sendfile_reader, port))
+            measure_tier(
+                report, rig, s3, slow_store, "memory", 50, arguments.rounds, partial(open_sendfile_reader, port)
+            )
             measure_sequential_reads(report, rig, s3, slow_store)
             compare_throughput(report, rig, s3, port, 5)
         limited = stack.enter_context(run_delaying_store(s3.endpoint, 2, rate=S3_RATE))
@@ -415,12 +419,12 @@ def main() -> None:
         with open_rig(
             Path(folder) / "disk", s3, SEAMARK_S3_ENDPOINT=slow, SEAMARK_GATEWAY_CACHE_MEMORY_BYTES="0"
         ) as rig:
-            measure(report, rig, s3, slow_store, "disk", 10, arguments.rounds, partial(open_sendfile_reader, port))
+            measure_tier(report, rig, s3, slow_store, "disk", 10, arguments.rounds, partial(open_sendfile_reader, port))
         raise_descriptor_limit()
         limits = {"SEAMARK_GATEWAY_REQUESTS_LIMIT": "40000", "SEAMARK_CONNECTIONS_LIMIT": "40000"}
         for number, (label, size, changes) in enumerate(SLOW_CASES):
             with open_rig(Path(folder) / f"many{number}", s3, **limits, **changes) as rig:
-                keys, _, names = upload(rig, s3, 1)
+                keys, _, names = upload_objects(rig, s3, 1)
                 extra_ms, kernel, answered_count, refused_count = measure_concurrent_readers(
                     rig, keys, names[0], arguments.connections, size * MEBIBYTE
                 )

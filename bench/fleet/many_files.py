@@ -71,7 +71,7 @@ class ProcessMeasurement:
     """The extra time after a commit if the server has prepared the view, as it does for tables that clients plan."""
 
 
-def measure(table: GeneratedTable, home: Path, memory_bytes: int) -> ProcessMeasurement:
+def measure_process(table: GeneratedTable, home: Path, memory_bytes: int) -> ProcessMeasurement:
     """Measure the plans in a separate process."""
     return asyncio.run(_measure_plans(table, home, memory_bytes))
 
@@ -184,7 +184,7 @@ def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
         memory_bytes = BUDGET * files
         for _ in range(2):
             with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-                measuring = pool.submit(measure, generated_table, folder / f"home-{files}", memory_bytes)
+                measuring = pool.submit(measure_process, generated_table, folder / f"home-{files}", memory_bytes)
                 results.append(measuring.result())
         shutil.rmtree(folder / f"home-{files}")
         shutil.rmtree(generated_table.folder / "commits")

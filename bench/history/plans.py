@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bench.measure import Sample, Worker, drive, repeat, run_alternately, warm_up
+from bench.measure import Sample, Worker, drive_workers, repeat_request, run_alternately, warm_up
 from bench.planning.filters import build_small_filter
-from bench.planning.served import register, request_plan
+from bench.planning.served import register_generated_table, request_plan
 from bench.planning.tables import CACHE, GeneratedTable, generate_table
 from bench.report import OURS, Report
 from bench.targets import LOAD_CORE, SERVER_CORE, BenchTarget, pin_to_core
@@ -45,14 +45,14 @@ async def _compare_plans(
         plain_server = stack.enter_context(_run_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
         targets = (history_server, plain_server)
         for target in targets:
-            await register(target, planned_table)
+            await register_generated_table(target, planned_table)
         stack.enter_context(pin_to_core(LOAD_CORE))
 
         async def repeat_same_plan(target: BenchTarget, seconds: float = seconds) -> Sample:
-            return await drive(target, [repeat(same_plan)], seconds=seconds)
+            return await drive_workers(target, [repeat_request(same_plan)], seconds=seconds)
 
         async def send_new_plans(target: BenchTarget, seconds: float = seconds) -> Sample:
-            return await drive(target, [_send_each(new_plans)], seconds=seconds)
+            return await drive_workers(target, [_send_each(new_plans)], seconds=seconds)
 
         kinds = {"the same plan": repeat_same_plan, "a new filter": send_new_plans}
         await warm_up(targets, [functools.partial(piece, seconds=1.0) for piece in kinds.values()], 1)

@@ -33,7 +33,7 @@ from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys
 from seamark.formats.index.kinds import bitmap
 from seamark.formats.index.kinds.bitmap import Bitmap
 from seamark.formats.index.kinds.bits import list_positions
-from seamark.formats.index.kinds.slices import slice_count
+from seamark.formats.index.kinds.slices import compute_slice_count
 
 CARDINALITIES = (11, 1_000, 1_000_000)
 AND_GOAL_MS, BUILD_GOAL = 1.0, 10.0
@@ -71,7 +71,8 @@ class SeamarkBitmap:
 
     def __init__(self, columns: dict[str, Values]) -> None:
         self._blobs = {
-            name: b"".join(bitmap.encode([bitmap.build(_build_keys(column))])) for name, column in columns.items()
+            name: b"".join(bitmap.encode_bitmaps([bitmap.build_bitmap(_build_keys(column))]))
+            for name, column in columns.items()
         }
         self.opened = {name: Bitmap(memoryview(blob)) for name, blob in self._blobs.items()}
 
@@ -185,7 +186,7 @@ class Roaring:
 
 
 def _count_bits(values: Values) -> int:
-    return slice_count(int(values.max()) + 1)
+    return compute_slice_count(int(values.max()) + 1)
 
 
 def _encode_value(value: int) -> int:
@@ -289,8 +290,8 @@ def _measure_building(report: Report, case: str, values: Values, rounds: int) ->
     keys = _build_keys(values)
     spread = _build_keys(np.sort(values))
     operations: dict[str, Callable[[], Any]] = {
-        OURS: lambda: bitmap.build(keys),
-        "sorted": lambda: bitmap.build(spread),
+        OURS: lambda: bitmap.build_bitmap(keys),
+        "sorted": lambda: bitmap.build_bitmap(spread),
         ROARING: lambda: [item.serialize() for item in Roaring.build(values)],
     }
     durations: dict[str, list[float]] = {name: [] for name in operations}
@@ -312,7 +313,7 @@ def _measure_size(
     report: Report, case: str, seamark_bitmap: SeamarkBitmap, roaring: Roaring, path: Path, rows: int
 ) -> None:
     section = seamark_bitmap.opened["a"].open_section(0)
-    bits = slice_count(section.cardinality)
+    bits = compute_slice_count(section.cardinality)
     report.rows.append(Row(f"{case}, stored", "slices", "", {OURS: section.bitmaps}, goal=bits))
     group = pq.ParquetFile(path).metadata
     column = sum(group.row_group(i).column(0).total_compressed_size for i in range(group.num_row_groups))
@@ -332,8 +333,8 @@ def _measure_many_files(report: Report, rounds: int) -> None:
     rng = np.random.default_rng(1)
     for name, top in (("shared values", 10_000), ("own values", 1 << 60)):
         files = [rng.integers(0, top, FILE_ROWS) for _ in range(FILES)]
-        entries = [bitmap.build(_build_keys(values)) for values in files]
-        blob = b"".join(bitmap.encode(entries))
+        entries = [bitmap.build_bitmap(_build_keys(values)) for values in files]
+        blob = b"".join(bitmap.encode_bitmaps(entries))
         index = Bitmap(memoryview(blob))
         sorted_values = sorted({int(values[0]) for values in files[:10]})
         ranges = KeyRanges(

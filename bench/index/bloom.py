@@ -29,7 +29,15 @@ from bench.report import OURS, Report, Row
 from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.hashing import hash_key
 from seamark.formats.index.keys.keys import make_key
-from seamark.formats.index.kinds.bloom import FIXED_SIZE, Bloom, FileBloom, build, encode, merge, read_header_size
+from seamark.formats.index.kinds.bloom import (
+    FIXED_SIZE,
+    Bloom,
+    FileBloom,
+    build_filter,
+    encode_filters,
+    merge_filters,
+    read_header_size,
+)
 
 FILES, QUICK_FILES = 100_000, 2_000
 KEYS = 1_000
@@ -57,7 +65,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     )
     report.bounds = {"memory of this machine, one core": measure_bandwidth(*((1 << 24,) if quick else ())).write_text()}
     _measure_building(report, quick=quick)
-    entries = [build(convert_to_keys(pa.array(draw_values(file)), "long")) for file in range(files)]
+    entries = [build_filter(convert_to_keys(pa.array(draw_values(file)), "long")) for file in range(files)]
     blob = _measure_assembly(report, entries, folder)
     paths = [_write_parquet(folder / f"{file}.parquet", draw_values(file)) for file in range(sample)]
     _measure_probes(report, blob, folder / "blob", paths, files)
@@ -81,7 +89,7 @@ def _measure_building(report: Report, *, quick: bool) -> None:
     texts = pa.array([f"customer-{value:019d}" for value in longs.to_pylist()])
     for name, kind, column in (("longs", "long", longs), ("strings of 28 bytes", "string", texts)):
         elapsed = _measure_median_ms(
-            lambda column=column, kind=kind: build(convert_to_keys(column, kind)), 9, time.thread_time
+            lambda column=column, kind=kind: build_filter(convert_to_keys(column, kind)), 9, time.thread_time
         )
         rate = rows / elapsed / 1000
         goal = GOAL_BUILD if kind == "long" else None
@@ -96,12 +104,12 @@ def _measure_assembly(report: Report, entries: list[FileBloom], folder: Path) ->
     """
     tenth = -(-len(entries) // 10)
     started_s = time.thread_time()
-    parts = [Bloom(b"".join(encode(entries[at : at + tenth]))) for at in range(0, len(entries), tenth)]
+    parts = [Bloom(b"".join(encode_filters(entries[at : at + tenth]))) for at in range(0, len(entries), tenth)]
     encoded = time.thread_time() - started_s
     started_s = time.thread_time()
-    blob = b"".join(merge([(part, np.ones(part.files, dtype=np.bool_)) for part in parts]))
+    blob = b"".join(merge_filters([(part, np.ones(part.files, dtype=np.bool_)) for part in parts]))
     merge_s = time.thread_time() - started_s
-    assert blob == b"".join(encode(entries))
+    assert blob == b"".join(encode_filters(entries))
     for name, elapsed in (("encode ten blobs", encoded), ("merge them into one", merge_s)):
         report.rows.append(
             Row(name, "one core", "MB/s", {OURS: len(blob) / elapsed / 1e6}, lower_is_better=False),

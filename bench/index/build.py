@@ -18,7 +18,7 @@ from bench.report import OURS, Report, Row
 from seamark.connector.index.files import DataFile, IndexTask, index_data_files
 from seamark.connector.parquet.columns import Projection, read_columns
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.definitions import define
+from seamark.formats.index.definitions import define_index
 
 FILES, ROWS = 4, 1_000_000
 QUICK_FILES, QUICK_ROWS = 2, 20_000
@@ -49,7 +49,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     files = [_write_data_file(folder / f"{number}.parquet", number, rows) for number in range(count)]
     data_bytes = sum(file.size_bytes for file in files)
     for case, (kind, columns) in CASES.items():
-        task = IndexTask("t", define("i", kind, columns, SCHEMA), Projection(SCHEMA), (folder / "index").as_uri())
+        task = IndexTask("t", define_index("i", kind, columns, SCHEMA), Projection(SCHEMA), (folder / "index").as_uri())
         ids = [term.column_id for term in task.definition.terms]
         reading, building, size = _measure_task(task, files, rounds=1 if quick else 3)
         values = {

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.catalog.rest import RestCatalog
 
-from bench.measure import Sample, Worker, drive
+from bench.measure import Sample, Worker, drive_workers
 from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.targets import LOAD_CORE, BenchTarget, pin_to_core, run_seamark
 from bench.wire import build_request
@@ -161,7 +161,7 @@ async def _measure_commit(server: BenchTarget) -> list[Row]:
 
 
 async def _drive_requests(server: BenchTarget, workers: list[Worker], seconds: float = float("inf")) -> Sample:
-    sample = await drive(server, workers, seconds=seconds)
+    sample = await drive_workers(server, workers, seconds=seconds)
     if sample.failed:
         raise AnswersDiffer(f"{sample.failed} tiles failed: {sample.failures}")
     return sample

@@ -32,7 +32,7 @@ from seamark.formats.index.kernels._record import row_hash
 from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.hashing import hash_rows
 from seamark.formats.index.keys.keys import make_key
-from seamark.formats.index.kinds.record import Fences, RecordBlob, build, encode, merge
+from seamark.formats.index.kinds.record import Fences, RecordBlob, build_records, encode_record_entries, merge_records
 
 KEYS, QUICK_KEYS = 10_000_000, 100_000
 FILES = 10
@@ -176,7 +176,7 @@ def _build_index(report: Report, folder: Path, keys: Values) -> Path:
     """
     columns = [pa.array(part) for part in np.array_split(keys, FILES)]
     started_s = time.thread_time()
-    entries = [build([convert_to_keys(column, "long")]) for column in columns]
+    entries = [build_records([convert_to_keys(column, "long")]) for column in columns]
     build_s = time.thread_time() - started_s
     data = folder / "column.parquet"
     pq.write_table(pa.table({"k": keys}), data, use_dictionary=False)
@@ -188,10 +188,10 @@ def _build_index(report: Report, folder: Path, keys: Values) -> Path:
     report.rows.append(Row("build", "from Arrow, one core", "M rows/s", rates, lower_is_better=False))
     parts = []
     for number, entry in enumerate(entries):
-        _write_parts(folder / f"{number}.run", encode([entry]))
+        _write_parts(folder / f"{number}.run", encode_record_entries([entry]))
         parts.append(_map_record(folder / f"{number}.run"))
     started_s = time.thread_time()
-    _write_parts(folder / "blob", merge([(part, np.ones(1, np.bool_)) for part in parts]))
+    _write_parts(folder / "blob", merge_records([(part, np.ones(1, np.bool_)) for part in parts]))
     merge_rate = len(keys) / (time.thread_time() - started_s) / 1e6
     report.rows.append(
         Row(f"merge of {FILES} runs", "one core, written", "M entries/s", {OURS: merge_rate}, lower_is_better=False)

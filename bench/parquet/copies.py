@@ -44,7 +44,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     size_mb = sum(path.stat().st_size for path in paths) / 1e6
     rounds = 1 if quick else 3
     for case, columns in (("merge", schema), (f"drop {DROPPED_COLUMN}, and merge", remaining_schema)):
-        values = measure(
+        values = measure_cpu_s(
             {
                 OURS: lambda out, columns=columns: _copy_rows(paths, out, columns),
                 "pyarrow": lambda out, columns=columns: _decode_and_rewrite(paths, out, columns),
@@ -87,7 +87,7 @@ def write_data_file(path: Path, number: int, rows: int, encryption: Any = None) 
     return path
 
 
-def measure(operations: dict[str, Callable[[Path], None]], out: Path, rounds: int) -> dict[str, float]:
+def measure_cpu_s(operations: dict[str, Callable[[Path], None]], out: Path, rounds: int) -> dict[str, float]:
     """Return the CPU seconds of each operation, the median of interleaved rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in operations}
     for number in range(rounds):

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from bench.parquet.copies import FILES, QUICK_FILES, QUICK_ROWS, ROWS, measure, write_data_file
+from bench.parquet.copies import FILES, QUICK_FILES, QUICK_ROWS, ROWS, measure_cpu_s, write_data_file
 from bench.report import OURS, Report, Row
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
@@ -59,7 +59,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         ]
         total = sum(path.stat().st_size for path in paths)
         page = os.urandom(_PAGE_BYTES)
-        values = measure(
+        values = measure_cpu_s(
             {
                 OURS: lambda out, paths=paths: _copy_rows(paths, out),
                 "pyarrow": lambda out, paths=paths, name=algorithm: _decode_and_rewrite(paths, out, name),

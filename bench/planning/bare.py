@@ -16,7 +16,7 @@ import uvloop
 from aiohttp import web
 
 from bench.targets import SERVER_CORE, BenchTarget, pin_to_core
-from tests.services.process import ManagedProcess, free_port, is_http_ok
+from tests.services.process import ManagedProcess, choose_free_port, is_http_ok
 
 BARE = "bare-aiohttp"
 
@@ -31,7 +31,7 @@ def build_application(body: bytes) -> web.Application:
     return app
 
 
-def serve(port: int, body: bytes) -> None:
+def serve_bytes(port: int, body: bytes) -> None:
     """Serve until the process is ended."""
     app = build_application(body)
     loop = uvloop.new_event_loop()
@@ -54,7 +54,7 @@ def run_bare_server(folder: Path, body: bytes, *, workers: int = 1) -> Iterator[
     A single worker runs on the core that all measured servers use.
     """
     (folder / "bare-body").write_bytes(body)
-    port = free_port()
+    port = choose_free_port()
     argv = [
         sys.executable,
         "-m",
@@ -80,11 +80,12 @@ def main() -> None:
     body = arguments.body.read_bytes()
     spawn = multiprocessing.get_context("spawn")
     process = [
-        spawn.Process(target=serve, args=(arguments.port, body), daemon=True) for _ in range(arguments.workers - 1)
+        spawn.Process(target=serve_bytes, args=(arguments.port, body), daemon=True)
+        for _ in range(arguments.workers - 1)
     ]
     for child in process:
         child.start()
-    serve(arguments.port, body)
+    serve_bytes(arguments.port, body)
 
 
 if __name__ == "__main__":

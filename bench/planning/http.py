@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.measure import Sample, Worker, compute_median, drive, repeat, run_alternately, warm_up
+from bench.measure import Sample, Worker, compute_median, drive_workers, repeat_request, run_alternately, warm_up
 from bench.planning.bare import BARE, run_bare_server
 from bench.planning.filters import build_small_filter
 from bench.planning.pages import FILE
-from bench.planning.served import build_path, register, request_plan, run_seamark, run_seamark_here
+from bench.planning.served import build_path, register_generated_table, request_plan, run_seamark, run_seamark_here
 from bench.planning.tables import CACHE, GeneratedTable, generate_table
 from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, SERVER_CORE, BenchTarget, pin_to_core
@@ -65,7 +65,7 @@ async def _measure_small_plans(
     new_plans = _generate_new_plans(table)
     with ExitStack() as stack:
         seamark_server = stack.enter_context(run_seamark(folder, CACHE, workers=workers))
-        await register(seamark_server, table)
+        await register_generated_table(seamark_server, table)
         body = (await seamark_server.call(plan_result)).body
         bare_server = stack.enter_context(run_bare_server(folder, body, workers=workers))
         if workers == 1:
@@ -73,12 +73,12 @@ async def _measure_small_plans(
         targets = (seamark_server, bare_server)
 
         async def repeat_same_plan(target: BenchTarget, clients: int, seconds: float = seconds) -> Sample:
-            return await drive(target, [repeat(plan_result) for _ in range(clients)], seconds=seconds)
+            return await drive_workers(target, [repeat_request(plan_result) for _ in range(clients)], seconds=seconds)
 
         async def send_new_plans(target: BenchTarget, clients: int, seconds: float = seconds) -> Sample:
             if target is bare_server:  # The client does not read the pages.
                 return await repeat_same_plan(target, clients, seconds)
-            return await drive(target, [_send_each(new_plans) for _ in range(clients)], seconds=seconds)
+            return await drive_workers(target, [_send_each(new_plans) for _ in range(clients)], seconds=seconds)
 
         kinds = (
             {"the same plan": repeat_same_plan, "a new filter": send_new_plans}
@@ -133,7 +133,7 @@ async def _measure_pages(report: Report, folder: Path, table: GeneratedTable, ro
     """
     with pin_to_core(SERVER_CORE):
         async with run_seamark_here(folder, CACHE) as target:
-            await register(target, table)
+            await register_generated_table(target, table)
             await _build_client(target, table)  # loads the blocks
             async with _watch_pauses() as idle:
                 await asyncio.sleep(1.0)

@@ -23,8 +23,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from bench.bounds import transfer_ms
-from bench.measure import Worker, drive
+from bench.bounds import measure_transfer_ms
+from bench.measure import Worker, drive_workers
 from bench.planning.columns import START_DAY, build_columns
 from bench.planning.layout import format_day
 from bench.planning.lookup_peers import (
@@ -38,12 +38,12 @@ from bench.planning.lookup_peers import (
 )
 from bench.planning.ours import OurPlanner, open_our_planner
 from bench.planning.plans import PlansDiffer
-from bench.planning.served import register, request_stats, run_seamark
+from bench.planning.served import register_generated_table, request_stats, run_seamark
 from bench.planning.tables import CACHE, GeneratedTable, generate_table
 from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, BenchTarget, pin_to_core
 from bench.wire import Request
-from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, find_files_by_prefix
 from seamark.metaserver.planner.lookup.prefix import parse_prefix
 from seamark.metaserver.planner.scan.request import ScanRequest
 
@@ -72,7 +72,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 report, generated_table, seamark_planner, indexed, names=names, rounds=rounds
             )
     with run_seamark(folder, CACHE) as target, pin_to_core(LOAD_CORE):
-        await register(target, generated_table)
+        await register_generated_table(target, generated_table)
         for row in tuple(report.rows):
             await _measure_over_http(report, generated_table, target, row, seconds=0.3 if quick else 3.0)
     _add_avro_lookup(report, generated_table, Avro(object_stores))
@@ -103,7 +103,9 @@ async def _measure_before_encoding(
 
     def look_up(day: int, slashes: int = 0) -> dict[str, Any]:
         """Return the answer for the prefix of a day. Trailing slashes make each prefix differ."""
-        lookup_result = lookup(view, parse_prefix(f"day={format_day(day)}" + "/" * slashes, seamark_planner.metadata))
+        lookup_result = find_files_by_prefix(
+            view, parse_prefix(f"day={format_day(day)}" + "/" * slashes, seamark_planner.metadata)
+        )
         return _read_statistics(lookup_result, column, names=names)
 
     repeated: list[float] = []
@@ -147,14 +149,14 @@ async def _measure_over_http(
     rows = pa.ipc.open_stream(answer.body).read_all().num_rows
     if rows != table.files_per_day:
         raise PlansDiffer(f"over HTTP {rows} entries came, {table.files_per_day} match")
-    sample = await drive(target, [_repeat_forever(expected)], seconds=seconds)
+    sample = await drive_workers(target, [_repeat_forever(expected)], seconds=seconds)
     values = {**peer_row.values, OURS: sample.compute_quantile(0.5)}
     goal = None if peer_row.goal is None else values[peer_row.peer] / HTTP_GOAL
     report.rows.append(Row(peer_row.case, "Arrow over HTTP, p50", "ms", values, peer=peer_row.peer, goal=goal))
     report.notes.append(
         f"{peer_row.case} over HTTP: {len(answer.body):,} bytes, server CPU {sample.server_cpu_us:.0f} µs,"
         f" p99 {sample.compute_quantile(0.99):.2f} ms; the bytes alone take"
-        f" {await transfer_ms(answer.body):.3f} ms from a bare"
+        f" {await measure_transfer_ms(answer.body):.3f} ms from a bare"
         " socket."
     )
 

@@ -40,7 +40,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     for files in (2_000,) if quick else sizes:
         generated_table = generate_table(files)
         with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-            result = pool.submit(measure, generated_table, folder / f"home-{files}").result()
+            result = pool.submit(measure_planner_memory, generated_table, folder / f"home-{files}").result()
         on_disk = generated_table.metadata_bytes / files
         for case, size in (("blocks and views", result.accounted), ("growth of a fresh process", result.grown)):
             values = {OURS: size / files, MANIFESTS: on_disk}
@@ -53,7 +53,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     return report
 
 
-def measure(table: GeneratedTable, home: Path) -> MemoryMeasurement:
+def measure_planner_memory(table: GeneratedTable, home: Path) -> MemoryMeasurement:
     """Load the table in a separate process, plan by every filter, and measure the memory."""
     return asyncio.run(_measure_memory(table, home))
 

@@ -16,9 +16,9 @@ from bench.wire import Request, build_request
 from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.api.http.observability.logs import configure_logging
-from seamark.metaserver.server import bind, freeze_garbage, open_components, serve_requests
+from seamark.metaserver.server import bind_server_socket, freeze_garbage, open_components, serve_requests
 from seamark.metaserver.settings.settings import Settings
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.services.seamark import Seamark
 
 NAMESPACE = "planned"
@@ -37,7 +37,7 @@ def request_plan(table: GeneratedTable, expression: Any) -> Request:
     return build_request("POST", f"{build_path(table)}/plan", {"filter": expression}, label="plan")
 
 
-def fetch(table: GeneratedTable, plan_task: str, *, gzip: bool = False) -> Request:
+def request_task(table: GeneratedTable, plan_task: str, *, gzip: bool = False) -> Request:
     """Return the request that fetches the files of a plan task."""
     headers = {"Accept-Encoding": "gzip"} if gzip else {}
     return build_request("POST", f"{build_path(table)}/tasks", {"plan-task": plan_task}, headers=headers, label="page")
@@ -70,15 +70,15 @@ def run_seamark(folder: Path, warehouse: Path, *, workers: int = 1) -> Iterator[
 async def run_seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[BenchTarget]:
     """Run a worker on the event loop of this process, so that the benchmark can measure the loop's pauses."""
     home = folder / "seamark-here"
-    settings = Settings(home=home, warehouse=f"file://{warehouse}", port=free_port(), log_level="warning")
+    settings = Settings(home=home, warehouse=f"file://{warehouse}", port=choose_free_port(), log_level="warning")
     configure_logging(settings)
-    sock = bind(settings, shared=False)
+    sock = bind_server_socket(settings, shared=False)
     async with open_components(settings, SystemClock(), EXTENSIONS) as components, serve_requests(components, sock):
         freeze_garbage()
         yield BenchTarget(OURS, f"http://127.0.0.1:{settings.port}", (), warehouse)
 
 
-async def register(target: BenchTarget, table: GeneratedTable) -> None:
+async def register_generated_table(target: BenchTarget, table: GeneratedTable) -> None:
     """Register the table in the server under its name."""
     await target.call(
         build_request("POST", "/v1/namespaces", {"namespace": [NAMESPACE]}, counted=(200, 409), label="namespace")

@@ -23,7 +23,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.ssb.bounds import list_data_paths, open_facts
 from bench.ssb.cube_definitions import CUBES, define_cubes
-from bench.ssb.generate import TABLES, generate, get_table_path
+from bench.ssb.generate import TABLES, generate_ssb, get_table_path
 from bench.ssb.queries import QUERIES, Oracle
 from bench.targets import run_seamark
 from bench.trino.asking import TrinoConnection
@@ -57,7 +57,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report(
         "ssb_cubes", "What do cubes save in the Star Schema Benchmark, and what do they cost?", peer=WITHOUT
     )
-    data = generate(CACHE / "ssb", scale)
+    data = generate_ssb(CACHE / "ssb", scale)
     with (
         run_seamark(folder, {"SEAMARK_SERVICES_WORKERS": "0"}) as server,
         closing(IndexClient(server.base_url)) as client,

@@ -53,7 +53,7 @@ def get_table_path(folder: Path, table: str) -> Path:
     return folder / f"{table}.parquet"
 
 
-def generate(cache: Path, scale: float, progress: Callable[[str, int, int], None] = lambda *_: None) -> Path:
+def generate_ssb(cache: Path, scale: float, progress: Callable[[str, int, int], None] = lambda *_: None) -> Path:
     """Return the folder with the five Parquet files of `scale`. If it is not below `cache`, generate it.
 
     The folder appears with all files or not at all.

@@ -80,7 +80,7 @@ def count_files(spark: SparkSession, target: str) -> int:
     return int(spark.sql(f"SELECT count(*) FROM {target}.files").collect()[0][0])
 
 
-def ask(run: Callable[[str], DataFrame], sql: str) -> SparkAnswer:
+def run_spark_query(run: Callable[[str], DataFrame], sql: str) -> SparkAnswer:
     """Run a query, and return its answer. `run` is a function such as `spark.sql`."""
     started_s = time.perf_counter()
     frame = run(sql)

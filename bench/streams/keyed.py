@@ -49,7 +49,7 @@ SCHEMA = Schema(
 Values = npt.NDArray[np.int64]
 
 
-def send(url: str, rows: int, seed: int) -> Values:
+def send_changes(url: str, rows: int, seed: int) -> Values:
     """Send changes and corrections, and return the last value of each key, or `ABSENT` for a key without a row."""
     rng = np.random.default_rng(seed)
     keys = max(1, int(rows * KEYS_PER_ROW))
@@ -74,7 +74,7 @@ def send(url: str, rows: int, seed: int) -> Values:
     return values
 
 
-def read(catalog: Catalog) -> Values:
+def read_by_pyiceberg(catalog: Catalog) -> Values:
     """Read the table with PyIceberg, and return the keys and their values, sorted by key.
 
     Raises:
@@ -105,14 +105,14 @@ def to_values(rows: pa.Table) -> Values:
     return np.stack([ids, ordered.column("value").to_numpy()])
 
 
-def create(catalog: Catalog, version: int) -> None:
+def create_keyed_table(catalog: Catalog, version: int) -> None:
     """Create the table, with a record index that finds the rows to replace."""
     properties = {"seamark.stream.enabled": "true", "seamark.index.ids": "record(id)", "format-version": str(version)}
     catalog.create_namespace("bench")
     catalog.create_table(TABLE, SCHEMA, properties={**properties, "write.merge.mode": "merge-on-read"})
 
 
-def flush(url: str) -> None:
+def flush_table(url: str) -> None:
     """Flush the table, so that its files contain all rows."""
     SeamarkClient(url)._request_json("POST", "/api/v1/tables/bench/keyed/flush")
 
@@ -130,28 +130,28 @@ def _run_bench(folder: Path, rows: int) -> Report:
     report = Report("streams_keyed", "How fast are rows of a keyed stream table, and does every engine read the model?")
     with Seamark(folder / "home") as server:
         catalog = RestCatalog("bench", uri=server.base_url, **{"rest-scan-planning-enabled": "true"})
-        create(catalog, version=3)
+        create_keyed_table(catalog, version=3)
         is_done, reads = threading.Event(), list[float]()
 
         def read_meanwhile() -> None:
             while not is_done.wait(0.5):
                 begun_s = time.monotonic()
-                read(catalog)
+                read_by_pyiceberg(catalog)
                 reads.append(time.monotonic() - begun_s)
 
         reader = threading.Thread(target=read_meanwhile)
         reader.start()
         begun_s = time.monotonic()
         try:
-            values = send(server.base_url, rows, seed=1)
+            values = send_changes(server.base_url, rows, seed=1)
         finally:
             is_done.set()
             reader.join()
         seconds = time.monotonic() - begun_s
         expected = to_expected_rows(values)
-        assert np.array_equal(read(catalog), expected), "PyIceberg does not read the model"
-        flush(server.base_url)
-        assert np.array_equal(read(catalog), expected), "PyIceberg does not read the model after the flush"
+        assert np.array_equal(read_by_pyiceberg(catalog), expected), "PyIceberg does not read the model"
+        flush_table(server.base_url)
+        assert np.array_equal(read_by_pyiceberg(catalog), expected), "PyIceberg does not read the model after the flush"
         assert np.array_equal(to_values(seamark.scan(SeamarkClient(server.base_url), TABLE).to_arrow()), expected), (
             "seamark reads other rows"
         )

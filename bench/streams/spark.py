@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from bench.measure import read_cpu_s
 from bench.report import OURS, Report, Row
-from bench.streams.visible import SCHEMA, add_delays, follow, measure_visibility, read_by_pyiceberg
+from bench.streams.visible import SCHEMA, add_delays, measure_visibility, read_by_pyiceberg, read_until
 from seamark.connector.client.client import SeamarkClient
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog, spark_session
@@ -132,7 +132,7 @@ def _measure_job(
         .toTable(f"{spark_catalog}.bench.job")
     )
     try:
-        delays, _ = follow(read_by_pyiceberg(catalog, "job"), None, seconds)
+        delays, _ = read_until(read_by_pyiceberg(catalog, "job"), None, seconds)
     finally:
         query.stop()
     count = catalog.load_table("bench.job").scan().count()

@@ -51,15 +51,15 @@ def measure_visibility(url: str, name: str, rate: int, seconds: float, read: Rea
     Returns:
         The delay of each row in milliseconds, and the number of scans.
     """
-    writer = multiprocessing.get_context("spawn").Process(target=send, args=(url, name, rate, seconds))
+    writer = multiprocessing.get_context("spawn").Process(target=send_rows, args=(url, name, rate, seconds))
     writer.start()
     try:
-        return follow(read, int(rate * seconds))
+        return read_until(read, int(rate * seconds))
     finally:
         writer.join()
 
 
-def follow(read: Read, count: int | None, seconds: float = 0.0) -> tuple[list[float], int]:
+def read_until(read: Read, count: int | None, seconds: float = 0.0) -> tuple[list[float], int]:
     """Read new rows in a loop, until the row with the id `count` - 1 is read, or for `seconds` if `count` is None.
 
     Returns:
@@ -105,7 +105,7 @@ def add_delays(
         report.rows.append(Row(case, f"visible, p{percent:g}", "ms", values, peer=peer, goal=goal))
 
 
-def send(url: str, name: str, rate: int, seconds: float) -> None:
+def send_rows(url: str, name: str, rate: int, seconds: float) -> None:
     """Send `rate` rows per second to a stream table, for `seconds`."""
     sent_count, count, begun_s = 0, int(rate * seconds), time.monotonic()
     with stream_writer(SeamarkClient(url), ("bench", name)) as writer:

@@ -22,15 +22,15 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from bench import bodies, load_table
-from bench.commits import append_each, change_each, touch_each
-from bench.measure import Sample, Slice, Worker, drive, repeat
+from bench.commits import append_each, change_each, set_property_of_each
+from bench.measure import Sample, Slice, Worker, drive_workers, repeat_request
 from bench.planning import tables
 from bench.planning.filters import build_small_filter
-from bench.planning.served import register, request_plan
+from bench.planning.served import register_generated_table, request_plan
 from bench.targets import LOAD_CORE, SERVER_CORE, BenchTarget, pin_to_core
 from bench.wire import Request, build_request
 from tests.catalog.appender import EngineAppender
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.services.seamark import Seamark
 
 NAMESPACE = "commits"
@@ -49,10 +49,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="a folder for the servers' data, on the disk to measure")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        uvloop.run(compare(Path(folder), arguments.checkout.resolve(), arguments.names, arguments.rounds))
+        uvloop.run(print_ratios(Path(folder), arguments.checkout.resolve(), arguments.names, arguments.rounds))
 
 
-async def compare(folder: Path, checkout: Path, names: Sequence[str], rounds: int) -> None:
+async def print_ratios(folder: Path, checkout: Path, names: Sequence[str], rounds: int) -> None:
     """Print the ratios of all cases whose name contains one of `names`."""
     grid = Grid("case", "CPU, median", "CPU, minimum", "rate, median", "ms of CPU, here and there")
     table = tables.generate_table(PLANNED_FILES)
@@ -64,7 +64,7 @@ async def compare(folder: Path, checkout: Path, names: Sequence[str], rounds: in
         for target in pair:
             await target.call(bodies.create_namespace((NAMESPACE,)))
             await load_table.register_history(target)
-            await register(target, table)
+            await register_generated_table(target, table)
         cases = {
             name: piece for name, piece in _list_cases(table).items() if not names or any(n in name for n in names)
         }
@@ -107,7 +107,7 @@ def _run_server(name: str, folder: Path, checkout: Path) -> Iterator[BenchTarget
         folder / name,
         warehouse=f"file://{folder / name / 'warehouse'}",
         env={"SEAMARK_LOG_LEVEL": "warning", "SEAMARK_ALLOWED_LOCATIONS": f"file://{tables.CACHE}"},
-        port=free_port(),
+        port=choose_free_port(),
         program=checkout / ".venv" / "bin" / "seamark",
     )
     with pin_to_core(SERVER_CORE):
@@ -121,7 +121,7 @@ def _run_server(name: str, folder: Path, checkout: Path) -> Iterator[BenchTarget
 def _list_cases(table: tables.GeneratedTable) -> dict[str, Slice]:
     filters = (request_plan(table, build_small_filter(table, number)) for number in itertools.count(1))
     path = bodies.build_table_path(load_table.NAMESPACE, "long")
-    kinds = {"property": touch_each, "append": append_each, "append of manifests": _append_manifests}
+    kinds = {"property": set_property_of_each, "append": append_each, "append of manifests": _append_manifests}
     cases: dict[str, Slice] = {
         f"{kind}, {count} {'table, 1 client' if count == 1 else f'tables, {count} clients'}": partial(
             _drive_commits, kind=make, tables=count
@@ -130,18 +130,20 @@ def _list_cases(table: tables.GeneratedTable) -> dict[str, Slice]:
         for count in PARALLEL
     }
     cases["load_table, references"] = partial(
-        _drive_worker, worker=lambda: repeat(build_request("GET", f"{path}?snapshots=refs"))
+        _drive_worker, worker=lambda: repeat_request(build_request("GET", f"{path}?snapshots=refs"))
     )
-    cases["load_table, all snapshots"] = partial(_drive_worker, worker=lambda: repeat(build_request("GET", path)))
+    cases["load_table, all snapshots"] = partial(
+        _drive_worker, worker=lambda: repeat_request(build_request("GET", path))
+    )
     cases["plan, the same filter"] = partial(
-        _drive_worker, worker=lambda: repeat(request_plan(table, build_small_filter(table)))
+        _drive_worker, worker=lambda: repeat_request(request_plan(table, build_small_filter(table)))
     )
     cases["plan, a new filter"] = partial(_drive_worker, worker=lambda: _send_each(filters))
     return cases
 
 
 async def _drive_worker(target: BenchTarget, worker: Callable[[], Worker]) -> Sample:
-    return await drive(target, [worker()], seconds=SECONDS)
+    return await drive_workers(target, [worker()], seconds=SECONDS)
 
 
 def _send_each(requests: Iterator[Request]) -> Worker:
@@ -156,7 +158,7 @@ async def _drive_commits(target: BenchTarget, kind: Callable[[list[str]], Worker
     names = [f"t{number}_{table}" for table in range(tables)]
     for name in names:
         await target.call(bodies.create_table(NAMESPACE, name))
-    return await drive(target, [kind([name]) for name in names], seconds=SECONDS)
+    return await drive_workers(target, [kind([name]) for name in names], seconds=SECONDS)
 
 
 def _append_manifests(names: list[str]) -> Worker:

@@ -33,7 +33,7 @@ def build_statement(sql: str, **headers: str) -> Request:
     return build_request("POST", "/v1/statement", sql.encode(), headers={**SESSION, **headers}, label=sql[:60])
 
 
-async def follow(connection: Connection, posted: Request) -> StatementMeasurement:
+async def run_statement_to_end(connection: Connection, posted: Request) -> StatementMeasurement:
     """Post a statement, and follow its pages to the end.
 
     Raises:

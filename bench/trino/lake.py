@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
-from bench.ssb.generate import TABLES, generate
+from bench.ssb.generate import TABLES, generate_ssb
 from bench.ssb.spark import FACT, write_table
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import build
@@ -87,7 +87,7 @@ def open_lake(
     scratch: Path, scale: float, files: int, layouts: Sequence[FactLayout] = LAYOUTS
 ) -> Iterator[tuple[Seamark, Path]]:
     """Yield a server with these layouts, and the folder of the Parquet files from which the tables were made."""
-    data = generate(CACHE / "ssb", scale)
+    data = generate_ssb(CACHE / "ssb", scale)
     suffix = "" if len(layouts) == len(LAYOUTS) else "-" + "-".join(layout.name for layout in layouts)
     folder = LAKES.resolve() / f"sf{scale:g}-{files}{suffix}"
     marker = folder / "made.json"

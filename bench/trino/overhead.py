@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, SERVER_CORE, BenchTarget, pin_to_core
-from bench.trino.clients import StatementMeasurement, build_statement, follow
+from bench.trino.clients import StatementMeasurement, build_statement, run_statement_to_end
 from bench.trino.points import run_points
 from bench.trino.served import TRINO, run_adapter, run_both_targets
 from bench.trino.upstream import run_upstream
@@ -71,7 +71,7 @@ async def _compare_with_trino(report: Report, case: str, sql: str, targets: Sequ
     for number in range(-min(WARM, runs), runs):
         for target in targets if number % 2 else reversed(targets):
             before_s = seamark_target.read_cpu_s()
-            measurement = await follow(connections[target.name], posted)
+            measurement = await run_statement_to_end(connections[target.name], posted)
             if number >= 0:
                 cpu_s += seamark_target.read_cpu_s() - before_s
                 results[target.name].append(measurement)
@@ -124,7 +124,7 @@ async def _run_together(target: BenchTarget, clients: int, sqls: Sequence[str]) 
             connection = await Connection.open(target.port)
             try:
                 for sql in sqls:
-                    measurement = await follow(connection, build_statement(sql))
+                    measurement = await run_statement_to_end(connection, build_statement(sql))
                     latencies.append(measurement.ms)
             finally:
                 connection.close()
@@ -148,7 +148,7 @@ async def _measure_repeats(
             if number % step == 0:
                 resident.append(seamark_target.read_rss_mb())
             sql = CASES["SELECT 1"] if number % 10 else f"SELECT price FROM points WHERE note LIKE '%{number}%'"
-            await follow(connection, build_statement(sql))
+            await run_statement_to_end(connection, build_statement(sql))
         connection.close()
 
     started_s = asyncio.get_running_loop().time()
@@ -192,9 +192,9 @@ async def _report_per_request(report: Report, targets: Sequence[BenchTarget], ru
     for target in targets:
         connection = await Connection.open(target.port)
         for _ in range(runs // 10):
-            await follow(connection, posted)
+            await run_statement_to_end(connection, posted)
         before_s = target.read_cpu_s()
-        results = [await follow(connection, posted) for _ in range(runs)]
+        results = [await run_statement_to_end(connection, posted) for _ in range(runs)]
         requests = sum(result.requests for result in results)
         values[target.name] = 1000 * sum(result.ms for result in results) / requests
         cpu_us = 1e6 * (target.read_cpu_s() - before_s) / requests

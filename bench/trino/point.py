@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.targets import BenchTarget
-from bench.trino.clients import StatementMeasurement, build_statement, follow
+from bench.trino.clients import StatementMeasurement, build_statement, run_statement_to_end
 from bench.trino.points import ALONE, INDEX_KIND_BY_COLUMN, NAMESPACE, ORDERED, ROWS, TABLE, compute_key, run_points
 from bench.trino.served import TRINO, run_both_targets
 from bench.wire import Connection, LoadError, build_request
@@ -60,7 +60,7 @@ async def _measure_lookup(
     for round_number, number in enumerate(numbers):
         sql = f"SELECT {ORDERED}, note FROM {TABLE} WHERE {column} = {compute_key(column, number, files)}"
         for target in targets if round_number % 2 else reversed(targets):
-            measurement = await follow(connections[target.name], build_statement(sql))
+            measurement = await run_statement_to_end(connections[target.name], build_statement(sql))
             rows = json.loads(measurement.last)["data"] if measurement.last else []
             if rows != [[number, f"Note about {number}"]]:
                 raise AnswersDiffer(f"{target.name}: {sql} gave {rows}")
@@ -79,7 +79,7 @@ async def _measure_lookup(
 async def _measure_without_proxy(trino: BenchTarget, keys: int) -> float:
     connection = await Connection.open(trino.port)
     sqls = [f"SELECT {ORDERED}, note FROM {ALONE} WHERE {ORDERED} = {number}" for number in range(WARM + keys)]
-    results = [await follow(connection, build_statement(sql)) for sql in sqls]
+    results = [await run_statement_to_end(connection, build_statement(sql)) for sql in sqls]
     connection.close()
     return statistics.median(result.ms for result in results[WARM:])
 

@@ -18,7 +18,7 @@ from typing import cast
 import uvloop
 
 from bench.targets import BenchTarget
-from tests.services.process import ManagedProcess, free_port, is_http_ok
+from tests.services.process import ManagedProcess, choose_free_port, is_http_ok
 
 _SIZED = re.compile(rb"(\d+) (\d+)")
 _SLUG = b"y89bc636fe67d4d541faf0383e57b2a5c88fe2427"
@@ -115,7 +115,7 @@ def _encode_page(base: bytes, id_: bytes, step: int, pages: int) -> tuple[bytes,
 
 @contextmanager
 def run_upstream(folder: Path) -> Iterator[BenchTarget]:
-    port = free_port()
+    port = choose_free_port()
     process = ManagedProcess([sys.executable, "-m", "bench.trino.upstream", str(port)], log=folder / "upstream.log")
     with process:
         process.start(lambda: is_http_ok(f"http://127.0.0.1:{port}/"), timeout_s=30)

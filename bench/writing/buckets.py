@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.writing.session import CATALOG, open_lake
 from bench.writing.tables import BASES, BUCKETED, BUCKETS, FLAT, KEY, NAMESPACE, compute_keys, open_base
-from bench.writing.writers import MERGE_ON_READ, configure
+from bench.writing.writers import MERGE_ON_READ, configure_session
 
 ROWS, QUICK_ROWS = 10_000_000, 20_000
 ROUNDS, EQUALS = 5, 15
@@ -38,7 +38,7 @@ GROUPING_QUERY = "SELECT count(*), max(n), sum(q) FROM (SELECT k, count(*) n, su
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_buckets", "What do buckets by key save a reader?", peer="the same without buckets")
     rows, rounds, equals, bases = (QUICK_ROWS, 1, 2, folder / "bases") if quick else (ROWS, ROUNDS, EQUALS, BASES)
-    with open_lake(folder, bases) as new_lake, configure(new_lake.spark, NO_BROADCAST):
+    with open_lake(folder, bases) as new_lake, configure_session(new_lake.spark, NO_BROADCAST):
         spark = new_lake.spark
         for name, layout in (("left", BUCKETED), ("right", BUCKETED), ("flat", FLAT)):
             new_lake.table(open_base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, is_indexed=False)
@@ -83,7 +83,7 @@ def _compare_with_exchange(report: Report, spark: SparkSession, case: str, query
     answers = set()
     for round_number in range(rounds + 1):
         for name in WAYS if round_number % 2 else reversed(WAYS):
-            with configure(spark, WAYS[name]):
+            with configure_session(spark, WAYS[name]):
                 frame = spark.sql(query)
                 seconds, answer = _measure_s(frame)
                 answers.add(tuple(answer[0]))

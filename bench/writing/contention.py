@@ -29,8 +29,8 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import CommitFailedException
 
 from bench.report import OURS, AnswersDiffer, Report, Row
-from bench.writing.session import serve
-from bench.writing.tables import COLUMNS, KEY, NAMESPACE, build_rows, compute_keys, create
+from bench.writing.session import run_bench_server
+from bench.writing.tables import COLUMNS, KEY, NAMESPACE, build_rows, compute_keys, create_bench_table
 from bench.writing.writers import INDEX, MERGE_ON_READ, MODES
 from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.client import SeamarkClient
@@ -90,7 +90,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     failed: dict[str, float] = {}
     attempts = 0.0
     with (
-        serve(folder) as server,
+        run_bench_server(folder) as server,
         closing(IndexClient(server.base_url)) as client,
         get_context("spawn").Manager() as manager,
         ProcessPoolExecutor(writers, mp_context=get_context("spawn")) as pool,
@@ -141,10 +141,10 @@ def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int
         RETRYING: {},
     }[kind]
     if kind != UPSERTS:  # PyIceberg cannot write version 3.
-        create(client, name, 0, {**properties, "format-version": "2"})
+        create_bench_table(client, name, 0, {**properties, "format-version": "2"})
         numbers = np.arange(writers * times * ROWS).reshape(writers, times, ROWS)
         return _build_jobs(kind, client.url, name, [[build_rows(item, 1) for item in part] for part in numbers]), 0
-    create(client, name, BUCKETS, properties)
+    create_bench_table(client, name, BUCKETS, properties)
     stored_keys = np.arange(STORED_ROWS)
     append(client, (NAMESPACE, name), build_rows(stored_keys, 0))
     client.put_index((NAMESPACE, name), INDEX, kind="record", columns=[KEY])

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.report import OURS, Report, Row
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.catalog.pointers import make_entry
-from seamark.metaserver.services.budgets import wait_s, with_budget
+from seamark.metaserver.services.budgets import apply_budget, compute_budget_wait_s
 from seamark.metaserver.services.job_queue import JobQueue
 from seamark.metaserver.services.proposer import NEVER, JobProposer
 from seamark.metaserver.services.proposers import (
@@ -124,11 +124,11 @@ class _ScheduledTables:
         """
         began_s, self._checked_tables = time.process_time(), 0
         if seconds is None:
-            await self._watch.sweep(self._check_table, pause=False)
+            await self._watch.examine_all(self._check_table, pause=False)
         else:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._watch.sweep(self._check_table)
+                    await self._watch.examine_all(self._check_table)
         return time.process_time() - began_s, self._checked_tables, len(self._queue)
 
     def _check_table(self, entry: Entry, metadata: TableMetadata) -> float:
@@ -138,8 +138,8 @@ class _ScheduledTables:
             recheck_after_s = min(recheck_after_s, service.recheck_after_s(metadata))
             job = service.propose(entry, metadata)
             if job is not None:
-                job = with_budget(job, metadata.properties)
-                self._queue.put(job, delay_s=wait_s(job.window, self._clock.now_ms()))
+                job = apply_budget(job, metadata.properties)
+                self._queue.put(job, delay_s=compute_budget_wait_s(job.window, self._clock.now_ms()))
         return recheck_after_s
 
 

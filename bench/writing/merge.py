@@ -20,9 +20,9 @@ from bench.writing.writers import (
     MERGE_ON_READ,
     MODES,
     build_frame,
-    configure,
-    count_versions_of,
-    forget,
+    configure_session,
+    count_versions,
+    delete_unused_files,
 )
 from seamark.connector.client.engines import CATALOG_CLASS
 from seamark.connector.spark.session import SHUFFLE_FREE, add_catalog
@@ -62,7 +62,7 @@ class MergeWriter:
         clone_table(base, self.folder, {**dict.fromkeys(MODES, tuning.mode), "write.merge.distribution-mode": "none"})
 
     def upsert(self, batch: RowBatch) -> None:
-        with configure(self._spark, self.tuning.conf):
+        with configure_session(self._spark, self.tuning.conf):
             build_frame(self._spark, batch).createOrReplaceTempView("batch")
             self._spark.sql(
                 f"MERGE INTO {self._table} t USING batch s ON t.{KEY} = s.{KEY}"
@@ -70,12 +70,12 @@ class MergeWriter:
             )
 
     def count_rows_by_version(self) -> dict[int, int]:
-        return count_versions_of(self._spark.table(self._table))
+        return count_versions(self._spark.table(self._table))
 
     def tidy(self) -> None:
         if self.tuning.mode == COPY_ON_WRITE:
             live = self._spark.sql(f"SELECT file_path FROM {self._table}.files").collect()
-            forget(self.folder, {row[0] for row in live})
+            delete_unused_files(self.folder, {row[0] for row in live})
 
 
 def add_hadoop_catalog(spark: SparkSession, warehouse: Path) -> None:

@@ -36,14 +36,14 @@ from bench.writing.tables import (
     BASES,
     NAMESPACE,
     clone_table,
-    create,
+    create_bench_table,
     make_once,
     read_metadata,
-    register,
+    register_metadata,
     run_server,
     write_at_once,
 )
-from bench.writing.writers import count_read_bytes, read_since
+from bench.writing.writers import count_read_bytes, sum_bytes_read_since
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.values import CURRENT
 from seamark.connector.index.builds import InProcessWorkers, build
@@ -145,7 +145,7 @@ def _describe_break_even(measurements: Sequence[tuple[float, float]]) -> str:
 def _fill_table(lake: WritingLake, size: Size, bases: Path) -> str:
     base = make_once(size.rows, "read", partial(_write_files, size=size), bases=bases)
     name = f"read{size.rows}"
-    register(lake.client, name, clone_table(base, lake.folder / "warehouse" / NAMESPACE / name, {}))
+    register_metadata(lake.client, name, clone_table(base, lake.folder / "warehouse" / NAMESPACE / name, {}))
     table = f"{NAMESPACE}.{name}"
     for column in (*(f"k{share}" for share in size.shares), "clustered"):
         lake.client.put_index(table, f"by_{column}", kind="bitmap", columns=[column])
@@ -156,7 +156,9 @@ def _fill_table(lake: WritingLake, size: Size, bases: Path) -> str:
 
 def _write_files(folder: Path, size: Size) -> tuple[WrittenFiles, dict[str, Any]]:
     with run_server(folder) as client:
-        create(client, "base", 0, {"write.parquet.row-group-size-bytes": str(size.group_bytes)}, size.columns)
+        create_bench_table(
+            client, "base", 0, {"write.parquet.row-group-size-bytes": str(size.group_bytes)}, size.columns
+        )
         destination = open_destination(client, (NAMESPACE, "base"))
         written_files = write_at_once(partial(_write_file, destination.target, size), range(size.files))
         destination.commit(client, written_files)
@@ -204,7 +206,7 @@ def _compare_readers(
         for name in ways if round_number % 2 else reversed(ways):
             bytes_before, started_s = count_read_bytes(), time.perf_counter()
             answers.add(_collect_answer(ways[name]().select(*READ)))
-            seconds, bytes_read = time.perf_counter() - started_s, read_since(bytes_before)
+            seconds, bytes_read = time.perf_counter() - started_s, sum_bytes_read_since(bytes_before)
             if round_number:
                 durations[name].append(seconds)
                 actual[name].append(bytes_read / 1e6)

@@ -35,7 +35,7 @@ class WritingLake:
 
 
 @contextmanager
-def serve(folder: Path, bases: Path = BASES) -> Iterator[Seamark]:
+def run_bench_server(folder: Path, bases: Path = BASES) -> Iterator[Seamark]:
     """Run a server that may read the files of base tables."""
     env = {"SEAMARK_LOG_LEVEL": "warning", "SEAMARK_ALLOWED_LOCATIONS": bases.resolve().as_uri()}
     with Seamark(folder / "home", warehouse=(folder / "warehouse").as_uri(), env=env) as server:
@@ -45,7 +45,7 @@ def serve(folder: Path, bases: Path = BASES) -> Iterator[Seamark]:
 @contextmanager
 def open_lake(folder: Path, bases: Path = BASES) -> Iterator[WritingLake]:
     with (
-        serve(folder, bases) as server,
+        run_bench_server(folder, bases) as server,
         closing(IndexClient(server.base_url, timeout_s=600)) as client,
         spark_session(folder / "spark", SPARK) as spark,
     ):

@@ -21,7 +21,7 @@ from bench.report import OURS, AnswersDiffer, Report, Row
 from bench.writing.merge import HASH_JOIN
 from bench.writing.session import CATALOG, WritingLake, open_lake
 from bench.writing.tables import BASES, COLUMNS, FLAT, KEY, NAMESPACE, Batches, open_base
-from bench.writing.writers import COPY_ON_WRITE, MERGE_ON_READ, build_frame, configure
+from bench.writing.writers import COPY_ON_WRITE, MERGE_ON_READ, build_frame, configure_session
 from seamark.spark import execute
 
 ROWS, QUICK_ROWS = 10_000_000, 40_000
@@ -93,7 +93,7 @@ def _measure_statements(
     for number in range(WARM + rounds):
         build_frame(lake.spark, batches.draw_batch()).createOrReplaceTempView("batch")
         for engine in (OURS, ICEBERG) if number % 2 else (ICEBERG, OURS):
-            with configure(lake.spark, HASH_JOIN if engine == ICEBERG else {}):
+            with configure_session(lake.spark, HASH_JOIN if engine == ICEBERG else {}):
                 started_s = time.perf_counter()
                 runs[engine]()
                 if number >= WARM:

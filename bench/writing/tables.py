@@ -205,7 +205,7 @@ def make_once(
 
 def _write_files(folder: Path, rows: int, layout: str) -> tuple[WrittenFiles, dict[str, Any]]:
     with run_server(folder) as client:
-        create(client, "base", BUCKETS if layout == BUCKETED else 0, {})
+        create_bench_table(client, "base", BUCKETS if layout == BUCKETED else 0, {})
         destination = open_destination(client, (NAMESPACE, "base"))
         ends = np.linspace(0, rows, FILES + 1).astype(int).tolist()
         parts = list(pairwise(ends))
@@ -249,7 +249,7 @@ def _build_batches(start: int, end: int) -> Iterator[pa.RecordBatch]:
         yield from build_rows(np.arange(offset, min(end, offset + _CHUNK)), 0).to_batches()
 
 
-def create(
+def create_bench_table(
     client: SeamarkClient, name: str, buckets: int, properties: Mapping[str, str], columns: Mapping[str, str] = COLUMNS
 ) -> None:
     """Create an empty table in the namespace of the benchmarks, with buckets by key unless `buckets` is 0."""
@@ -288,7 +288,7 @@ def clone_table(base: Base, folder: Path, properties: Mapping[str, str]) -> Path
     return path
 
 
-def register(client: SeamarkClient, name: str, metadata: Path) -> None:
+def register_metadata(client: SeamarkClient, name: str, metadata: Path) -> None:
     _create_namespace(client)
     body = json.dumps({"name": name, "metadata-location": metadata.as_uri()}).encode()
     client._request("POST", f"/v1/namespaces/{NAMESPACE}/register", {}, body)

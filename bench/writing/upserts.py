@@ -41,7 +41,7 @@ from bench.writing.writers import (
     SparkFrameWriter,
     count_read_bytes,
     list_file_sizes,
-    read_since,
+    sum_bytes_read_since,
 )
 from seamark.connector.write.equality_upserts import EQUALITY
 
@@ -103,7 +103,7 @@ class WriterMeasurements:
         )
         upsert = self.writer.upsert(batch)
         elapsed_s = time.perf_counter() - started_s if upsert is None else upsert
-        read_bytes = read_since(read_before)
+        read_bytes = sum_bytes_read_since(read_before)
         sizes_after = list_file_sizes(self.writer.folder)
         self.applied.append(batch.number)
         self.last = elapsed_s
@@ -141,7 +141,7 @@ async def run(
         add_hadoop_catalog(lake_of_run.spark, folder / "hadoop")
         peer = (
             stack.enter_context(hudi.open_session("bench.writing.hudi_peer", folder / "hudi"))
-            if hudi.is_there()
+            if hudi.is_hudi_installed()
             else None
         )
         tuned: dict[str, Tuning] = {}

@@ -15,7 +15,7 @@ from typing import Protocol
 import psutil
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, RowBatch, clone_table, register
+from bench.writing.tables import COLUMNS, KEY, NAMESPACE, Base, RowBatch, clone_table, register_metadata
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.spark.frames.upserts import DRIVER_ROWS
@@ -66,7 +66,7 @@ class OurTable:
         base: Base, client: IndexClient, spark: SparkSession, catalog: str, folder: Path, *, mode: str, is_indexed: bool
     ) -> OurTable:
         """Clone the base into a new folder, register the clone, and give it a record index if `is_indexed`."""
-        register(client, folder.name, clone_table(base, folder, dict.fromkeys(MODES, mode)))
+        register_metadata(client, folder.name, clone_table(base, folder, dict.fromkeys(MODES, mode)))
         table = OurTable(client, spark, catalog, folder.name, folder)
         if is_indexed:
             client.put_index(table.named, INDEX, kind="record", columns=[KEY])
@@ -79,10 +79,10 @@ class OurTable:
         return NAMESPACE, self.name
 
     def count_rows_by_version(self) -> dict[int, int]:
-        return count_versions_of(self.spark.table(f"{self.catalog}.{NAMESPACE}.{self.name}"))
+        return count_versions(self.spark.table(f"{self.catalog}.{NAMESPACE}.{self.name}"))
 
     def tidy(self) -> None:
-        forget(self.folder, set(self.client.files(self.named)["file_path"].to_pylist()))
+        delete_unused_files(self.folder, set(self.client.files(self.named)["file_path"].to_pylist()))
 
 
 class _SeamarkWriter:
@@ -128,11 +128,11 @@ def build_frame(spark: SparkSession, batch: RowBatch) -> DataFrame:
     return spark.read.schema(DDL).parquet(str(batch.path))
 
 
-def count_versions_of(frame: DataFrame) -> dict[int, int]:
+def count_versions(frame: DataFrame) -> dict[int, int]:
     return {row[0]: row[1] for row in sorted(frame.groupBy("version").count().collect())}
 
 
-def forget(folder: Path, live: set[str]) -> None:
+def delete_unused_files(folder: Path, live: set[str]) -> None:
     """Delete the Parquet files below the folder that are not in `live` (paths or URIs)."""
     live_paths = {item.removeprefix("file:").replace("///", "/") for item in live}
     for path in (folder / "data").rglob("*.parquet"):
@@ -142,7 +142,7 @@ def forget(folder: Path, live: set[str]) -> None:
 
 
 @contextmanager
-def configure(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
+def configure_session(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
     """Change the settings of the session within the block."""
     old_settings = {name: spark.conf.get(name, None) for name in conf}
     for name, value in conf.items():
@@ -172,7 +172,7 @@ def _list_read_bytes(processes: Iterable[psutil.Process]) -> Iterator[tuple[int,
             yield process.pid, int(process.io_counters().read_chars)
 
 
-def read_since(bytes_before: Mapping[int, int]) -> int:
+def sum_bytes_read_since(bytes_before: Mapping[int, int]) -> int:
     """Return the bytes that the running processes have read since `bytes_before` was measured.
 
     Reads of processes that have ended meanwhile are unknown.

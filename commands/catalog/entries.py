@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from seamark.commands.connecting import server_command
-from seamark.commands.terminal import print_json, print_result, print_rows, say, time_text
+from seamark.commands.terminal import format_local_time, print_json, print_result, print_rows, say
 from seamark.connector.client.catalog import list_dropped_entries
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name, split_table
@@ -79,7 +79,7 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
             click.confirm(question, abort=True, err=as_json)
         kind.drop(client, name, **({"purge": purge} if kind.is_purgeable else {}))
         entry = find_latest_dropped(client, name)
-        until = "" if entry is None else f" until {time_text(entry['expires-ms'])}"
+        until = "" if entry is None else f" until {format_local_time(entry['expires-ms'])}"
         text = f"{title} {name} is dropped; seamark undrop {name} restores it{until}"
         print_result({"dropped": list(split_table(name)), "entry": entry}, text, as_json=as_json)
 

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from seamark.commands.connecting import server_command, server_options
-from seamark.commands.terminal import print_json, print_rows, say, show_count, show_size, time_text
+from seamark.commands.terminal import format_local_time, print_json, print_rows, say, show_count, show_size
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name
 from seamark.connector.client.values import TimelineInstant
@@ -60,10 +60,10 @@ def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -
         (
             (
                 str(shown_snapshot["snapshot-id"]),
-                time_text(shown_snapshot["timestamp-ms"]),
+                format_local_time(shown_snapshot["timestamp-ms"]),
                 _read_summary(shown_snapshot, "operation"),
-                _count(shown_snapshot, "total-records"),
-                _count(shown_snapshot, "total-data-files"),
+                _read_count(shown_snapshot, "total-records"),
+                _read_count(shown_snapshot, "total-data-files"),
                 _show_files_size(shown_snapshot),
                 ", ".join(refs.get(shown_snapshot["snapshot-id"], [])),
             )
@@ -99,7 +99,7 @@ def show(client: IndexClient, table: str, snapshot: str, as_json: bool) -> None:
     facts = {
         "snapshot": str(match["snapshot-id"]),
         "parent": str(match.get("parent-snapshot-id") or ""),
-        "committed": time_text(match["timestamp-ms"]),
+        "committed": format_local_time(match["timestamp-ms"]),
         "schema": str(match.get("schema-id", "")),
         "refs": ", ".join(refs.get(match["snapshot-id"], [])),
         **dict(sorted(summary.items())),
@@ -125,7 +125,7 @@ def _show_files_size(snapshot: dict[str, Any]) -> str:
     return show_size(int(size)) if size.isdecimal() else ""
 
 
-def _count(snapshot: dict[str, Any], name: str) -> str:
+def _read_count(snapshot: dict[str, Any], name: str) -> str:
     text = _read_summary(snapshot, name)
     return f"{int(text):,}" if text.isdecimal() else text
 
@@ -172,7 +172,7 @@ def _print_instants(instants: list[TimelineInstant], *, as_json: bool) -> None:
 def _make_instant_row(instant: TimelineInstant) -> tuple[str, ...]:
     entry_name = join_name((*instant.namespace, *([instant.name] if instant.name else [])))
     return (
-        time_text(instant.requested_ms),
+        format_local_time(instant.requested_ms),
         instant.action,
         instant.state,
         entry_name,

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from seamark.commands.connecting import server_command
-from seamark.commands.terminal import print_json, print_result, print_rows, say, time_text
+from seamark.commands.terminal import format_local_time, print_json, print_result, print_rows, say
 from seamark.connector.client.catalog import list_retained_entries, purge_dropped, release_retained
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name, split_table
@@ -46,7 +46,7 @@ def list_command(client: IndexClient, namespace: str | None, as_json: bool) -> N
                 (
                     join_name((*entry["namespace"], entry["name"])),
                     entry["kind"],
-                    time_text(entry["dropped-ms"]),
+                    format_local_time(entry["dropped-ms"]),
                     entry["id"],
                 )
                 for entry in entries

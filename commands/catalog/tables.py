@@ -23,7 +23,7 @@ from seamark.commands.catalog.entries import (
 from seamark.commands.catalog.properties import check_properties
 from seamark.commands.connecting import server_command
 from seamark.commands.options import parse_properties
-from seamark.commands.terminal import print_json, print_rows, say, time_text
+from seamark.commands.terminal import format_local_time, print_json, print_rows, say
 from seamark.connector.client.catalog import (
     create_table,
     drop_table,
@@ -35,7 +35,7 @@ from seamark.connector.client.errors import Refused
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name
 from seamark.connector.client.policies import change_table_properties
-from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.near_names import find_near_names
 from seamark.formats.iceberg.types.types import canonicalize_primitive
 from seamark.formats.index.keys.terms import parse_term
 from seamark.formats.runtime import errors
@@ -63,12 +63,12 @@ def table() -> None:
     """
 
 
-def _load(client: IndexClient, table: str) -> dict[str, Any]:
+def _load_metadata(client: IndexClient, table: str) -> dict[str, Any]:
     metadata: dict[str, Any] = msgspec.json.decode(client.load_table(table).metadata)
     return metadata
 
 
-_TABLES = NamedEntries("table", IndexClient.tables, _load, rename_table, drop_table, is_purgeable=True)
+_TABLES = NamedEntries("table", IndexClient.tables, _load_metadata, rename_table, drop_table, is_purgeable=True)
 add_commands(table, _TABLES)
 
 
@@ -77,7 +77,7 @@ add_commands(table, _TABLES)
 @server_command
 def show(client: IndexClient, table: str, as_json: bool) -> None:
     """Show the schema, the partitions, the properties and the size of TABLE."""
-    metadata = _load(client, table)
+    metadata = _load_metadata(client, table)
     if as_json:
         print_json(metadata)
         return
@@ -100,7 +100,7 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
     else:
         summary = snapshot.get("summary", {})
         totals = [f"{int(summary[key]):,} {text}" for key, text in _TOTALS.items() if summary.get(key, "").isdecimal()]
-        say(f"snapshot {current} of {time_text(snapshot['timestamp-ms'])}: {', '.join(totals) or 'no totals'}")
+        say(f"snapshot {current} of {format_local_time(snapshot['timestamp-ms'])}: {', '.join(totals) or 'no totals'}")
     print_rows(
         ("id", "column", "type", "required"),
         ((str(f["id"]), f["name"], _write_type(f["type"]), "yes" if f["required"] else "") for f in fields),
@@ -173,7 +173,9 @@ def _parse_field(number: int, text: str) -> dict[str, Any]:
         canonical = canonicalize_primitive(kind.rstrip("!").strip())
     except errors.BadRequest as error:
         name_of_type = kind.rstrip("!").strip().lower()
-        iceberg_type = _SQL_TYPES.get(name_of_type) or next(iter(near_names(name_of_type, _TYPES, maximum=1)), None)
+        iceberg_type = _SQL_TYPES.get(name_of_type) or next(
+            iter(find_near_names(name_of_type, _TYPES, maximum=1)), None
+        )
         hint = f"write {iceberg_type}" if iceberg_type else f"the types are {', '.join(_TYPES)}"
         raise click.UsageError(f"--column {text!r}: {error.message}; {hint}") from None
     return {"id": number, "name": name, "type": canonical, "required": required}
@@ -260,8 +262,8 @@ def _show_dropped(entries: list[dict[str, Any]], *, as_json: bool) -> None:
                 (
                     join_name((*entry["namespace"], entry["name"])),
                     entry["kind"],
-                    time_text(entry["dropped-ms"]),
-                    time_text(entry["expires-ms"]),
+                    format_local_time(entry["dropped-ms"]),
+                    format_local_time(entry["expires-ms"]),
                     "deleted then" if entry["purge"] else "kept",
                     entry["id"],
                 )

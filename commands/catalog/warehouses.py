@@ -12,7 +12,7 @@ import click
 
 from seamark.commands.connecting import server_command
 from seamark.commands.options import parse_properties
-from seamark.commands.terminal import escape_for_terminal, print_json, print_result, print_rows, say, time_text
+from seamark.commands.terminal import escape_for_terminal, format_local_time, print_json, print_result, print_rows, say
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.warehouses import (
     change_warehouse,
@@ -59,7 +59,7 @@ def list_command(client: IndexClient, as_json: bool) -> None:
     else:
         print_rows(
             ("name", "location", "created"),
-            ((each["name"], each["location"], time_text(each["created-ms"])) for each in warehouses),
+            ((each["name"], each["location"], format_local_time(each["created-ms"])) for each in warehouses),
         )
 
 
@@ -74,7 +74,7 @@ def show(client: IndexClient, name: str, as_json: bool) -> None:
         return
     keys = "its own" if details["has-credentials"] else "those of the server"
     rows = [("location", details["location"]), ("keys", keys), ("url", f"{client.url}{details['path']}")]
-    rows += [("created by", details["created-by"]), ("created", time_text(details["created-ms"]))]
+    rows += [("created by", details["created-by"]), ("created", format_local_time(details["created-ms"]))]
     print_rows(("property", "value"), rows)
     print_rows(("setting", "value"), sorted((key, str(value)) for key, value in details["settings"].items()))
 

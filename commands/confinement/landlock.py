@@ -49,7 +49,7 @@ def forbid_changes() -> bool:
     """
     abi = _read_abi_version()
     handled = _CHANGES | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
-    return abi > 0 and _restrict(handled, {})
+    return abi > 0 and _restrict_process(handled, {})
 
 
 def forbid_reads_except(folders: Iterable[str]) -> bool:
@@ -61,7 +61,7 @@ def forbid_reads_except(folders: Iterable[str]) -> bool:
     if _read_abi_version() < 1:
         return False
     reads = _READ_FILE | _READ_DIR
-    return _restrict(reads, dict.fromkeys([*folders, *_list_system_paths()], reads))
+    return _restrict_process(reads, dict.fromkeys([*folders, *_list_system_paths()], reads))
 
 
 def confine_files(
@@ -91,7 +91,7 @@ def confine_files(
     rights["/dev/null"] = reads | _WRITE_FILE
     rights |= dict.fromkeys(writable, handled & ~_EXECUTE)
     ports = None if abi < 4 or connectable is None else frozenset(connectable)
-    return _restrict(handled, rights, ports=ports, scoped=_SCOPED if abi >= 6 else 0)
+    return _restrict_process(handled, rights, ports=ports, scoped=_SCOPED if abi >= 6 else 0)
 
 
 def _list_system_paths() -> list[str]:
@@ -111,7 +111,9 @@ def _read_abi_version() -> int:
     return int(_call_kernel(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ABI)))
 
 
-def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] | None = None, scoped: int = 0) -> bool:
+def _restrict_process(
+    handled: int, rights: Mapping[str, int], *, ports: frozenset[int] | None = None, scoped: int = 0
+) -> bool:
     """Restrict this process, and return True.
 
     Args:
@@ -133,7 +135,7 @@ def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] 
     try:
         for path, access in rights.items():
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                _allow(ruleset, access & handled, path)
+                _allow_path(ruleset, access & handled, path)
         for port in ports or ():
             _add_rule(ruleset, _NET_PORT, struct.pack("=QQ", _CONNECT_TCP, port), f"port {port}")
         if _call_kernel(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)) != 0:
@@ -143,7 +145,7 @@ def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] 
     return True
 
 
-def _allow(ruleset: int, access: int, path: str) -> None:
+def _allow_path(ruleset: int, access: int, path: str) -> None:
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         of_kind = access if os.path.isdir(path) else access & _FILE

@@ -110,9 +110,9 @@ def _run_demo(folder: Path, files: int, console: Console, *, keep: bool) -> None
         task = progress.add_task("starting seamark serve", total=1)
         with _run_server(folder) as url:
             progress.update(task, completed=1)
-            result = measure(url, files, progress)
+            result = measure_lookups(url, files, progress)
             progress.stop()
-            show(result, console)
+            show_demo_result(result, console)
             console.print()
             with contextlib.closing(RestCatalog("demo", uri=url)) as catalog:
                 show_stream(measure_stream(catalog, url), console)
@@ -159,7 +159,7 @@ def _wait_for_url(process: subprocess.Popen[bytes], server_json: Path, log: Path
     raise click.ClickException(f"The server did not start:\n{last}")
 
 
-def measure(url: str, files: int, progress: Progress) -> DemoResult:
+def measure_lookups(url: str, files: int, progress: Progress) -> DemoResult:
     """Write the table, and look up a user before and after the index is built.
 
     Raises:
@@ -170,13 +170,13 @@ def measure(url: str, files: int, progress: Progress) -> DemoResult:
     expected = _sort_rows(events.filter(pc.equal(events["user_id"], user)))
     with contextlib.closing(RestCatalog("demo", uri=url)) as catalog, contextlib.closing(IndexClient(url)) as client:
         with _step(progress, f"PyIceberg writes {show_count(files, 'file')}"):
-            write(catalog, events)
+            write_events(catalog, events)
         with _step(progress, f"PyIceberg looks user {user} up"):
-            lookup_before = look_up(catalog, user)
+            lookup_before = look_up_user(catalog, user)
         task = progress.add_task(f"the server builds {DEFINITION}", total=files)
-        build_s = build(catalog, client, progress, task)
+        build_s = build_demo_index(catalog, client, progress, task)
         with _step(progress, f"PyIceberg looks user {user} up again"):
-            lookup_after = look_up(catalog, user)
+            lookup_after = look_up_user(catalog, user)
     for lookup in (lookup_before, lookup_after):
         if not lookup.rows.equals(expected):
             raise click.ClickException(
@@ -207,7 +207,7 @@ def make_events(files: int) -> pa.Table:
     )
 
 
-def write(catalog: RestCatalog, events: pa.Table) -> None:
+def write_events(catalog: RestCatalog, events: pa.Table) -> None:
     """Write one data file for each batch, in one append."""
     catalog.create_namespace(NAMESPACE)
     table = catalog.create_table(TABLE, schema=events.schema)
@@ -216,7 +216,7 @@ def write(catalog: RestCatalog, events: pa.Table) -> None:
     table.append(events)
 
 
-def look_up(catalog: RestCatalog, user: int) -> DemoLookup:
+def look_up_user(catalog: RestCatalog, user: int) -> DemoLookup:
     started_s = _CLOCK.monotonic()
     scan = catalog.load_table(TABLE).scan(row_filter=f"user_id = {user}")
     rows = _sort_rows(scan.to_arrow())
@@ -224,7 +224,7 @@ def look_up(catalog: RestCatalog, user: int) -> DemoLookup:
     return DemoLookup(len(list(scan.plan_files())), seconds, rows)
 
 
-def build(catalog: RestCatalog, client: IndexClient, progress: Progress, task: TaskID) -> float:
+def build_demo_index(catalog: RestCatalog, client: IndexClient, progress: Progress, task: TaskID) -> float:
     """Define the index by a table property, and return the seconds until the server has built it.
 
     Raises:
@@ -249,7 +249,7 @@ def _sort_rows(rows: pa.Table) -> pa.Table:
     return rows.select(columns).cast(types).sort_by([(name, "ascending") for name in columns]).combine_chunks()
 
 
-def show(result: DemoResult, console: Console) -> None:
+def show_demo_result(result: DemoResult, console: Console) -> None:
     """Print the result as bars and a sentence."""
     before, after = result.before, result.after
     rows = (

@@ -77,11 +77,13 @@ def measure_stream(catalog: RestCatalog, url: str, seconds: float = STREAM_SECON
     catalog.create_table(TABLE, _SCHEMA, properties=properties)
     count, delays_ms, scans = int(ROWS_PER_SECOND * seconds), list[float](), 0
     with contextlib.closing(SeamarkClient(url)) as client, ThreadPoolExecutor(1) as pool:
-        _post(client, 0, 1)  # The first row of a table is committed at once. Posting it also connects both programs.
+        _post_rows(
+            client, 0, 1
+        )  # The first row of a table is committed at once. Posting it also connects both programs.
         flush_stream(client, TABLE)
         table = catalog.load_table(TABLE)
         committed, files = len(table.snapshots()), len(list(table.scan().plan_files()))
-        posting = pool.submit(_post, client, 1, count)
+        posting = pool.submit(_post_rows, client, 1, count)
         ends_s = _CLOCK.monotonic() + seconds + _NOT_SEEN_S
         while len(delays_ms) < count and _CLOCK.monotonic() < ends_s:
             if posting.done():
@@ -92,15 +94,15 @@ def measure_stream(catalog: RestCatalog, url: str, seconds: float = STREAM_SECON
             delays_ms += [now_ms - at.timestamp() * 1_000 for at in created]
         posting.result()
         table = catalog.load_table(TABLE)
-        _check(table.scan(selected_fields=("id",)).to_arrow(), count + 1)
+        _check_ids(table.scan(selected_fields=("id",)).to_arrow(), count + 1)
         commits = len(table.snapshots()) - committed
         flush_stream(client, TABLE)
         scan = catalog.load_table(TABLE).scan(selected_fields=("id",))
-        _check(scan.to_arrow(), count + 1)
+        _check_ids(scan.to_arrow(), count + 1)
     return StreamResult(count, scans, delays_ms, commits, len(list(scan.plan_files())) - files)
 
 
-def _post(client: SeamarkClient, first: int, count: int) -> None:
+def _post_rows(client: SeamarkClient, first: int, count: int) -> None:
     """Post `count` rows at a constant rate. The id of the first row is `first`."""
     begun_s, sent = _CLOCK.monotonic(), 0
     with stream_writer(client, TABLE) as writer:
@@ -112,7 +114,7 @@ def _post(client: SeamarkClient, first: int, count: int) -> None:
             time.sleep(_TICK_S)
 
 
-def _check(rows: pa.Table, count: int) -> None:
+def _check_ids(rows: pa.Table, count: int) -> None:
     """Check that the ids from 0 to `count` - 1 occur once each.
 
     Raises:

@@ -36,7 +36,7 @@ from seamark.commands.options import (
 )
 from seamark.commands.terminal import print_json, say
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import ClientError, LoginRequired, cause_text
+from seamark.connector.client.errors import ClientError, LoginRequired, describe_cause
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.runtime.tls import build_seamark_context
@@ -150,7 +150,7 @@ def check_server(url: str, token: str | None) -> Iterator[CheckResult]:
     try:
         ready = pool.request("GET", f"{url.rstrip('/')}/readyz")
     except (urllib3.exceptions.HTTPError, ValueError) as error:
-        reason = cause_text(error, url)
+        reason = describe_cause(error, url)
         fix = "Start it (seamark serve), or set --url to the address that it printed"
         if "SEAMARK_CA" in reason:
             reason, _, fix = reason.partition("; ")

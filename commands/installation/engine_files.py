@@ -17,7 +17,7 @@ from urllib.parse import quote
 import urllib3
 
 from seamark.connector.client.engines import CATALOG_CLASS, EXTENSIONS, RUNTIME
-from seamark.connector.client.errors import cause_text
+from seamark.connector.client.errors import describe_cause
 
 SIZE_MAX = 1 << 20
 UI_SIZE_MAX = 16 << 20
@@ -109,7 +109,7 @@ def _request_ui(pool: urllib3.PoolManager, url: str) -> Any:
         finally:
             answer.close()
     except urllib3.exceptions.HTTPError as error:
-        raise ValueError(f"{url} does not answer: {cause_text(error)}") from None
+        raise ValueError(f"{url} does not answer: {describe_cause(error)}") from None
     if answer.status != 200 or len(data) > UI_SIZE_MAX:
         raise ValueError(f"{url} answered with HTTP status {answer.status}")
     try:

@@ -32,7 +32,7 @@ def check_warehouse(settings: Settings) -> Iterator[CheckResult]:
         yield _check_creatable(Path(root.file_path))
         return
     try:
-        asyncio.run(_probe(settings, str(root)))
+        asyncio.run(_probe_storage(settings, str(root)))
     except (SeamarkError, TimeoutError) as error:
         text = error.message if isinstance(error, SeamarkError) else f"no answer within {TIMEOUT_S:g} s"
         fix = SERVER_STORAGES[root.scheme].suggest_fix(error, settings)
@@ -51,7 +51,7 @@ def _check_creatable(folder: Path) -> CheckResult:
     return CheckResult("warehouse", f"file://{folder} cannot be created", fix, is_fault=True)
 
 
-async def _probe(settings: Settings, root: str) -> None:
+async def _probe_storage(settings: Settings, root: str) -> None:
     """Write, read and delete an object. Errors of the storage are raised unchanged."""
     clock = SystemClock()
     location = f"{root}/seamark-doctor-{clock.uuid4()}"

@@ -15,7 +15,15 @@ from rich.table import Table
 
 from seamark.commands.connecting import server_command, server_options
 from seamark.commands.maintenance.rewriting import handle_failures, wait_option
-from seamark.commands.terminal import open_console, print_json, print_rows, say, show_count, show_size, time_text
+from seamark.commands.terminal import (
+    format_local_time,
+    open_console,
+    print_json,
+    print_rows,
+    say,
+    show_count,
+    show_size,
+)
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import advise_ttl, load_advice
 from seamark.connector.jobs.advice import apply_proposal
@@ -137,7 +145,7 @@ def apply_command(client: IndexClient, table: str, proposal_id: str, days: int, 
 def _show_applied(applied: dict[str, Any]) -> None:
     """Print the prediction of an applied proposal and the measured results."""
     proposal = applied["proposal"]
-    say(f"Applied on {time_text(applied['applied-ms'])}: {proposal['title']}")
+    say(f"Applied on {format_local_time(applied['applied-ms'])}: {proposal['title']}")
     rows = [("before", proposal["before"]), ("predicted", proposal["predicted"]), ("measured", applied["measured"])]
     rows.append(("statements since then", applied["recorded"]))
     print_rows(

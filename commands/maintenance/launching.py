@@ -22,7 +22,7 @@ from seamark.connector.write.replacements import RewriteReport
 from seamark.formats.protocol.wire import RECHECK_AFTER
 from seamark.metaserver.services.job import Job, JobFailed
 from seamark.metaserver.services.launching.launchers import CLUSTER, LOCAL, JobLogin
-from seamark.metaserver.services.launching.spark_submit import SparkSubmit, submit_program
+from seamark.metaserver.services.launching.spark_submit import SparkSubmit, find_submit_program
 
 PROCESS = "process"
 _LOCAL_MASTER = "local[*]"
@@ -69,7 +69,7 @@ def run_on_spark(
     """
     if on == CLUSTER and not master:
         raise Misconfigured("--on cluster needs --master, such as spark://host:7077")
-    program = submit_program()
+    program = find_submit_program()
     if program is None:
         raise Misconfigured("Spark is not installed; run pip install 'seamark[spark]', or use --on process")
     if not _has_environment_file(program) and (why := find_java_problem()) is not None:

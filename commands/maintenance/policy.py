@@ -86,7 +86,7 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
 @server_command
 def set_properties(client: IndexClient, name: str, updates: Sequence[str], of_namespace: bool, as_json: bool) -> None:
     """Set properties in the policy of the table NAME, or of the namespace NAME with --namespace."""
-    _apply(client, name, _check_changes(updates, (), "PROPERTY=VALUE"), (), of_namespace, as_json)
+    _apply_changes(client, name, _check_changes(updates, (), "PROPERTY=VALUE"), (), of_namespace, as_json)
 
 
 @policy.command("drop")
@@ -100,7 +100,9 @@ def drop_properties(client: IndexClient, name: str, removals: Sequence[str], of_
     Without PROPERTY, drop all properties. The table then inherits these properties, or follows the server's defaults.
     """
     _check_changes((), removals, "PROPERTY=VALUE")
-    _apply(client, name, {}, removals or _list_own_properties(client, name, of_namespace), of_namespace, as_json)
+    _apply_changes(
+        client, name, {}, removals or _list_own_properties(client, name, of_namespace), of_namespace, as_json
+    )
 
 
 @policy.command("change", hidden=True)
@@ -120,7 +122,7 @@ def _change(
     """Show the policy of the table NAME. With --set or --unset, change it first."""
     changes = _check_changes(updates, removals, "--set")
     if updates or removals:
-        _apply(client, name, changes, removals, of_namespace, as_json)
+        _apply_changes(client, name, changes, removals, of_namespace, as_json)
     elif of_namespace:
         raise click.UsageError(
             "--namespace changes the policy of a namespace: add --set or --unset, or name a table instead"
@@ -129,7 +131,7 @@ def _change(
         _print_policy(client, name, as_json)
 
 
-def _apply(
+def _apply_changes(
     client: IndexClient,
     name: str,
     updates: dict[str, str],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 
 from seamark.commands.connecting import server_command
-from seamark.commands.terminal import print_json, print_rows, say, time_text
+from seamark.commands.terminal import format_local_time, print_json, print_rows, say
 from seamark.connector.client.catalog import list_replicas
 from seamark.connector.client.indexes import IndexClient
 
@@ -35,7 +35,7 @@ def replicas(client: IndexClient, as_json: bool) -> None:
                     str(replica["weight"]),
                     replica["version"],
                     str(replica["protocol"]),
-                    time_text(replica["started-ms"]),
+                    format_local_time(replica["started-ms"]),
                     f"{replica['expires-in-ms'] / 1000:.0f} s",
                 )
                 for replica in live_replicas

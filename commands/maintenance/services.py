@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from seamark.commands.connecting import server_command
-from seamark.commands.terminal import print_json, print_rows, say, show_count, show_size, time_text
+from seamark.commands.terminal import format_local_time, print_json, print_rows, say, show_count, show_size
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import read_service_jobs
 from seamark.connector.client.values import TimelineInstant
@@ -74,19 +74,26 @@ def services(client: IndexClient, table: str | None, limit: int, as_json: bool) 
 def _make_waiting_row(job: dict[str, Any]) -> tuple[str, ...]:
     failures = job["failures"]
     failures_text = f", after {failures:,} failed {'run' if failures == 1 else 'runs'}" if failures else ""
-    due = f"not before {time_text(job['due-ms'])}{failures_text}"
+    due = f"not before {format_local_time(job['due-ms'])}{failures_text}"
     return "", ".".join((*job["namespace"], job["table"])), job["service"], "", "", f"waiting, {due}"
 
 
 def _make_running_row(job: dict[str, Any]) -> tuple[str, ...]:
     name = ".".join((*job["namespace"], job["table"]))
-    return time_text(job["started-ms"]), name, job["service"], job["launcher"], "", _describe_progress(job["progress"])
+    return (
+        format_local_time(job["started-ms"]),
+        name,
+        job["service"],
+        job["launcher"],
+        "",
+        _describe_progress(job["progress"]),
+    )
 
 
 def _run_to_row(run: TimelineInstant) -> tuple[str, ...]:
     summary = run.summary
     return (
-        time_text(run.requested_ms),
+        format_local_time(run.requested_ms),
         ".".join((*run.namespace, run.name)),
         str(summary.get("service")),
         str(summary.get("launcher", "")),

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from seamark.commands.access import account_name
+from seamark.commands.access import find_account_name
 from seamark.commands.options import json_option, settings_flags
 from seamark.commands.recovery.running import STORAGE_SETTINGS, run_offline, warehouse_name_option
 from seamark.commands.terminal import print_json, print_rows, say, show_count
@@ -24,8 +24,8 @@ from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.recovery.found_files import FileReader, Finding, FoundFile, list_folders
 from seamark.metaserver.catalog.recovery.naming import FoundName, parse_found_name
 from seamark.metaserver.catalog.recovery.opening import open_context
-from seamark.metaserver.catalog.recovery.rebuild import Rebuild, Rebuilt, describe, find_known, make_result
-from seamark.metaserver.catalog.recovery.selection import select
+from seamark.metaserver.catalog.recovery.rebuild import Rebuild, Rebuilt, describe_registration, find_known, make_result
+from seamark.metaserver.catalog.recovery.selection import select_candidates
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.index.files.headers import IndexReader
 from seamark.metaserver.index.files.registry import Registry
@@ -85,7 +85,7 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
     if as_json:
         print_json(msgspec.to_builtins(rebuilt, str_keys=True))
         return
-    _show(rebuilt, dry_run=dry_run)
+    _show_rebuilt(rebuilt, dry_run=dry_run)
 
 
 async def _rebuild(
@@ -94,7 +94,7 @@ async def _rebuild(
     """Register the tables, views and functions in the warehouse that the database lacks, or only list them in a dry
     run.
     """
-    caller = Caller(principal_name=f"cli:{account_name()}", request_id="rebuild")
+    caller = Caller(principal_name=f"cli:{find_account_name()}", request_id="rebuild")
     folders = await list_folders(context.objects, context.warehouse)
     reader = FileReader(context.documents)
     results = [result async for result in reader.read_folders(folders)]
@@ -111,10 +111,10 @@ async def _rebuild(
     known_count = sum(file.uuid in known_uuids for file in newest_files)
     chosen = await _read_chosen(reader, folders, choices, {file.location for file in newest_files}, findings)
     files = [file for file in (*newest_files, *chosen) if file.uuid not in known_uuids]
-    selection = select(files, context.warehouse, choices, has_stream_log=has_stream_log)
+    selection = select_candidates(files, context.warehouse, choices, has_stream_log=has_stream_log)
     findings += selection.findings
     if dry_run:
-        return make_result(map(describe, selection.candidates), findings, known_count)
+        return make_result(map(describe_registration, selection.candidates), findings, known_count)
     rebuild_of_catalog = Rebuild(context, caller)
     rebuilt = await rebuild_of_catalog.run(selection.candidates)
     registered = known_uuids | {each.uuid for each in rebuilt.registered}
@@ -192,7 +192,7 @@ def _read_choices(path: Path | None) -> dict[str, FoundName | None]:
         raise click.BadParameter(f"{path}: {error.message}", param_hint="--names") from None
 
 
-def _show(rebuilt: Rebuilt, *, dry_run: bool) -> None:
+def _show_rebuilt(rebuilt: Rebuilt, *, dry_run: bool) -> None:
     rows = [(each.name, each.kind, "; ".join(each.notes)) for each in rebuilt.registered]
     if rows:
         print_rows(("NAME", "KIND", "NOTE"), rows)

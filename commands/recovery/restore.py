@@ -8,10 +8,10 @@ from typing import Any
 import click
 import msgspec
 
-from seamark.commands.access import account_name
+from seamark.commands.access import find_account_name
 from seamark.commands.options import json_option, settings_flags
 from seamark.commands.recovery.running import STORAGE_SETTINGS, run_offline, warehouse_name_option
-from seamark.commands.terminal import print_json, say, show_count, time_text
+from seamark.commands.terminal import format_local_time, print_json, say, show_count
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.catalog.recovery.comparison import Comparison, compare_with_storage
 from seamark.metaserver.catalog.recovery.opening import open_context
@@ -50,10 +50,11 @@ def restore(file: Path, advance: bool, overwrite: bool, as_json: bool, config: P
         ):
             await restore_backup(info, reader, writer)
         say(
-            f"Restored {show_count(info.count_rows(), 'row')} from the backup of {time_text(info.created_ms)}", err=True
+            f"Restored {show_count(info.count_rows(), 'row')} from the backup of {format_local_time(info.created_ms)}",
+            err=True,
         )
         clock = SystemClock()
-        caller = Caller(principal_name=f"cli:{account_name()}", request_id="restore")
+        caller = Caller(principal_name=f"cli:{find_account_name()}", request_id="restore")
         async with (
             open_store(settings.make_database_url(), clock=clock) as store,
             open_context(settings, store, clock) as context,
@@ -64,12 +65,12 @@ def restore(file: Path, advance: bool, overwrite: bool, as_json: bool, config: P
     if as_json:
         print_json({"created-ms": info.created_ms, "rows": info.count_rows(), **msgspec.to_builtins(comparison)})
     else:
-        _show(comparison)
+        _show_comparison(comparison)
     if comparison.missing:
         raise click.exceptions.Exit(1)
 
 
-def _show(comparison: Comparison) -> None:
+def _show_comparison(comparison: Comparison) -> None:
     for finding in (*comparison.missing, *comparison.findings):
         say(f"{finding.name}: {finding.location}: {finding.reason}")
     for later in comparison.later:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from seamark.commands.options import load_settings, refuse
+from seamark.commands.options import load_settings, to_settings_error
 from seamark.commands.terminal import escape_for_terminal, say
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError, SeamarkError
@@ -69,18 +69,18 @@ def run_offline(
         os.umask(PRIVATE_UMASK)
         for path in prepare_home(settings) if creates else make_private(settings):
             say(f"{path} could be read by other accounts; it is private now", err=True)
-        with _lock(settings, is_locked=is_locked):
+        with _lock_home(settings, is_locked=is_locked):
             if warehouse_name is not None:
                 settings = asyncio.run(find_warehouse_settings(settings, SystemClock(), warehouse_name))
             return asyncio.run(work(settings))
     except ConfigError as error:
-        raise refuse(error) from None
+        raise to_settings_error(error) from None
     except SeamarkError as error:
         raise click.ClickException(escape_for_terminal(error.message)) from None
 
 
 @contextmanager
-def _lock(settings: Settings, *, is_locked: bool) -> Iterator[None]:
+def _lock_home(settings: Settings, *, is_locked: bool) -> Iterator[None]:
     if is_locked and settings.home.is_dir():
         with lock_home(settings):
             yield

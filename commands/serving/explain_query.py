@@ -16,9 +16,9 @@ from aiohttp import web
 from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression
 from seamark.formats.iceberg.metadata.properties import parse_count
-from seamark.formats.protocol.wire import check_name, decode_as, encode_json, show
+from seamark.formats.protocol.wire import check_name, decode_as, encode_json, format_path
 from seamark.formats.runtime.errors import BadRequest
-from seamark.formats.runtime.lazy_module import LazyModule, load
+from seamark.formats.runtime.lazy_module import LazyModule, load_modules
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
@@ -110,7 +110,7 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     """Answer with the plans of all tables in a query."""
     if len(body.query) > QUERY_MAX:
         raise BadRequest(f"The query has {len(body.query)} characters; the limit is {QUERY_MAX} characters")
-    await load(query_tables, query_notes, joins, rewrites, async_client, column_types, sql)
+    await load_modules(query_tables, query_notes, joins, rewrites, async_client, column_types, sql)
     query = await read_in_turn(call, len(body.query), partial(query_tables.read_query, body.query, body.dialect))
     if len(query.names) > TABLES_MAX:
         raise BadRequest(f"The query names {len(query.names)} tables; the limit is {TABLES_MAX}")
@@ -245,5 +245,5 @@ async def _explain_table(
             max_kept_fraction=rewrites.MAX_KEPT_FRACTION,
         )
     except BadRequest as error:
-        raise BadRequest(f"{show(path[:-1], path[-1])}: {error.message}") from None
+        raise BadRequest(f"{format_path(path[:-1], path[-1])}: {error.message}") from None
     return TableExplanation(list(path), query[reference.start : reference.end], scan.predicate, msgspec.Raw(plan))

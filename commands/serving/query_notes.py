@@ -16,7 +16,7 @@ from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.expressions.sql_parser import parse_statements
-from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.near_names import find_near_names
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest
 
@@ -30,7 +30,7 @@ _NAMES_MAX = 100
 A comparison takes about a millisecond.
 """
 _SHOWN_MAX = 60
-_MISFIT = "one of its values does not fit the type of the column, and engines convert it differently"
+_MISFIT_REASON = "one of its values does not fit the type of the column, and engines convert it differently"
 _HIDDEN = ("$", "_")
 """The prefixes of engines' hidden columns, such as `$path` and `_file`."""
 _ENGINES_OWN = frozenset(
@@ -71,17 +71,17 @@ def find_unused_conditions(condition: Condition, schema: Schema, schemas: Iterab
             break
         if resolve_literals(build_expression(part), schema, known_schemas) == TRUE:
             text = write_sql(part)
-            notes[_shorten(text)] = _explain_reason(text, schema, known_schemas)
+            notes[_shorten_text(text)] = _explain_reason(text, schema, known_schemas)
     return notes
 
 
 def _explain_reason(text: str, schema: Schema, schemas: Iterable[Schema]) -> str:
     if len(text) > _TEXT_MAX:
-        return _MISFIT
+        return _MISFIT_REASON
     try:
-        return next(iter(parse_sql(text, schema, schemas, functions=True).reasons), _MISFIT)
+        return next(iter(parse_sql(text, schema, schemas, functions=True).reasons), _MISFIT_REASON)
     except BadRequest:
-        return _MISFIT
+        return _MISFIT_REASON
 
 
 def find_unknown_columns(
@@ -120,17 +120,17 @@ def find_unknown_columns(
         if lower not in compared:
             if len(compared) == _NAMES_MAX:
                 break
-            compared[lower] = near_names(lower, ordered, maximum=1)
+            compared[lower] = find_near_names(lower, ordered, maximum=1)
         similar_columns = compared[lower]
         if similar_columns:
-            hint = f"; did you mean {_shorten(similar_columns[0])}"
+            hint = f"; did you mean {_shorten_text(similar_columns[0])}"
         elif column.this.quoted:
             hint = "; write a text in single quotes"
         elif isinstance(column.parent, exp.Predicate):
             hint = ""
         else:  # The name may be a keyword of the dialect.
             continue
-        notes[_shorten(column.name)] = f"no table of the query has this column{hint}"
+        notes[_shorten_text(column.name)] = f"no table of the query has this column{hint}"
         if len(notes) == NOTES_MAX:
             break
     return notes
@@ -154,5 +154,5 @@ def _list_single_names(tree: exp.Expr) -> Iterator[exp.Column]:
             yield column
 
 
-def _shorten(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"

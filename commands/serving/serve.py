@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from seamark.commands.options import load_settings, refuse, settings_flags
+from seamark.commands.options import load_settings, settings_flags, to_settings_error
 from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.commands.serving.workers import supervise
 from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.objects.router import check_warehouse_root
 from seamark.metaserver.runtime.home import PRIVATE_UMASK, lock_home, prepare_home, write_server_file
-from seamark.metaserver.server import bind, log_repaired, make_server_url, open_certificate, run
+from seamark.metaserver.server import bind_server_socket, log_repaired, make_server_url, open_certificate, run
 from seamark.metaserver.settings.settings import Settings, redact_url
 
 
@@ -34,14 +34,16 @@ def serve(config: Path | None, **flags: Any) -> None:
     try:
         _serve(settings)
     except ConfigError as error:
-        raise refuse(error) from None
+        raise to_settings_error(error) from None
     except SeamarkError as error:
         raise click.ClickException(error.message) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         full_path = error.filename or f"the home {settings.home}"
-        raise refuse(ConfigError(f"The disk of {full_path} is full: free space, then start the server again")) from None
+        raise to_settings_error(
+            ConfigError(f"The disk of {full_path} is full: free space, then start the server again")
+        ) from None
 
 
 def _serve(settings: Settings) -> None:
@@ -59,7 +61,7 @@ def _serve_locked(settings: Settings) -> None:
     """Run the server or its supervisor. The caller holds the lock of the home folder."""
     open_certificate(settings)  # Refuse invalid files before anything starts.
     shared = settings.workers > 1
-    sock = bind(settings, shared=shared)
+    sock = bind_server_socket(settings, shared=shared)
     url, port = make_server_url(settings, sock), sock.getsockname()[1]
     written: list[Path] = []
 

@@ -143,7 +143,7 @@ def sql(
             ) as session,
         ):
             if explains:
-                _explain(session.explain(text))
+                _show_plan(session.explain(text))
                 return
             result = session.sql(text)
             try:
@@ -158,7 +158,7 @@ def sql(
         raise to_command_error(error, has_token=token is not None) from None
 
 
-def _explain(plan: ChosenPlan) -> None:
+def _show_plan(plan: ChosenPlan) -> None:
     """Print the plan of a statement: the engine, the reason for it, and the tables."""
     console = open_console()
     console.print(f"Engine: {plan.engine}, because {plan.why}.", markup=False, highlight=False)

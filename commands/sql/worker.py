@@ -175,7 +175,7 @@ def _run_child(request_fd: int, answer_fd: int, *, memory_bytes: int, time_s: fl
     os.setsid()
     os.dup2(request_fd, 0)
     os.dup2(2, 1)  # Libraries that print must not damage the frames.
-    restrict(memory_bytes=memory_bytes, time_s=time_s)
+    restrict_process(memory_bytes=memory_bytes, time_s=time_s)
     with os.fdopen(0, "rb", closefd=False) as source, os.fdopen(answer_fd, "wb", closefd=False) as out:
         line = source.readline()
         if line:
@@ -185,7 +185,7 @@ def _run_child(request_fd: int, answer_fd: int, *, memory_bytes: int, time_s: fl
         os._exit(0)  # End without clean-up, because a thread of DuckDB or Arrow may still run.
 
 
-def restrict(*, memory_bytes: int, time_s: float) -> None:
+def restrict_process(*, memory_bytes: int, time_s: float) -> None:
     """Permanently limit the resources of this process."""
     os.nice(_NICE)
     os.umask(0o077)
@@ -237,7 +237,7 @@ def _run(request: StatementRequest, answers: StatementAnswers) -> None:
         schema=request.schema,
         limits=limits,
         writes=False,
-        checked=lambda tables: _confine(tables, request.roots),
+        checked=lambda tables: _confine_files(tables, request.roots),
         certificates=request.certificates,
         cubes=request.cubes,
     ) as session:
@@ -262,7 +262,7 @@ def _count_mapped_bytes() -> int:
         return int(file.read().split()[5]) * resource.getpagesize()
 
 
-def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
+def _confine_files(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
     """Restrict this process to files below the tables' locations, which are below `roots`.
 
     Raises:

@@ -35,7 +35,7 @@ from seamark.connector.analysis.select_names import (
     SelectNames,
     build_join_tree,
     canonicalize_name,
-    joins_in,
+    iter_joins,
     list_sources,
 )
 from seamark.connector.analysis.select_predicates import InnerSelect, PredicateReader, find_extremes
@@ -261,7 +261,7 @@ class Queries:
     def _make_lateral_query(self, number: int, tables: _FromClause, predicates: PredicateReader) -> InnerQuery:
         # In every engine, a LATERAL subquery can refer to the left side of its join. Only in some engines, it can refer
         # to sources before a comma.
-        sides = (list_sources(join.left) for join in joins_in(tables.tree) if join.right == number)
+        sides = (list_sources(join.left) for join in iter_joins(tables.tree) if join.right == number)
         return self._make_inner_query(tables.sources[number].relation, predicates, next(sides, frozenset()), number)
 
 

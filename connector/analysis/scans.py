@@ -27,7 +27,7 @@ from typing import Any
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
-from seamark.connector.analysis.algebra.needed_rows import build_condition, build_joins, likes_on
+from seamark.connector.analysis.algebra.needed_rows import build_condition, build_joins, list_string_likes
 from seamark.connector.analysis.algebra.relations import Relation, Table
 from seamark.connector.analysis.conditions import ConditionReader
 from seamark.connector.analysis.lexer import QueryText, TrinoToken, UnsupportedStatement, extract_query, tokenize_trino
@@ -289,7 +289,7 @@ class _ReferencePositions:
             snapshot_id=at if isinstance(at, int) else None,
             version_span=span,
             condition=build_condition(table, utc=utc),
-            likes=likes_on([table]),
+            likes=list_string_likes([table]),
             quoted=self._text.quoted,
             renamable=has_alias or names[-1] not in self._schemas,
             ref=at if isinstance(at, str) else None,

@@ -57,7 +57,7 @@ def list_sources(tree: ParsedTree) -> frozenset[int]:
     return frozenset({tree}) if isinstance(tree, int) else list_sources(tree.left) | list_sources(tree.right)
 
 
-def joins_in(tree: ParsedTree | None) -> Iterator[ParsedJoin]:
+def iter_joins(tree: ParsedTree | None) -> Iterator[ParsedJoin]:
     pending = [tree]
     while pending:
         node = pending.pop()

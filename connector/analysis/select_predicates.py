@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sqlglot import exp
 
-from seamark.connector.analysis.algebra.blocks import Extreme, QueryBlock, exists_values
+from seamark.connector.analysis.algebra.blocks import Extreme, QueryBlock, iter_exists_semi_joins
 from seamark.connector.analysis.algebra.equivalences import (
     Equality,
     Limit,
@@ -229,7 +229,7 @@ class PredicateReader:
         """Yield semi-joins for columns of this SELECT that a subquery's WHERE compares with the subquery's columns."""
         select = self._selects.get(id(query))
         if select is not None:
-            yield from exists_values(select.block, self.find_correlated_pairs(select))
+            yield from iter_exists_semi_joins(select.block, self.find_correlated_pairs(select))
 
     def find_correlated_pairs(self, query: InnerSelect) -> tuple[Equality, ...]:
         """Return the equal columns of a correlated subquery.

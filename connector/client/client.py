@@ -25,7 +25,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from seamark.connector.client.connections import ClientConnections, compute_wait_s, make_connection_retries
-from seamark.connector.client.errors import ServerFailed, ServerStorageFull, Unreachable, cause_text, parse_error
+from seamark.connector.client.errors import ServerFailed, ServerStorageFull, Unreachable, describe_cause, parse_error
 from seamark.connector.client.names import (
     Name,
     check_url,
@@ -653,7 +653,7 @@ class SeamarkClient:
                     method, address, body=body, headers=headers, redirect=False, retries=retries, **own_timeout
                 )
             except HTTPError as error:
-                raise Unreachable(f"No answer from {self._shown}: {cause_text(error, self.url)}") from error
+                raise Unreachable(f"No answer from {self._shown}: {describe_cause(error, self.url)}") from error
             if answer.status in (200, 201, 204, HTTPStatus.NOT_MODIFIED):
                 return answer
             failure = parse_error(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))

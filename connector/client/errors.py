@@ -137,7 +137,7 @@ def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
         return error_class(message, status=status, request_id=request_id)
 
 
-def cause_text(error: Exception, url: str = "") -> str:
+def describe_cause(error: Exception, url: str = "") -> str:
     """Return the innermost cause of an error as text, without urllib3's texts about its own objects.
 
     Args:

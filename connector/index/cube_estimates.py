@@ -15,7 +15,7 @@ from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.table_json import decode_table
-from seamark.formats.index.definitions import define
+from seamark.formats.index.definitions import define_index
 from seamark.formats.runtime.errors import BadRequest
 
 SAMPLED_ROWS_MAX = 20_000_000
@@ -37,7 +37,9 @@ def estimate_problem(
     metadata = decode_table(loaded.metadata, loaded.location)
     try:
         values = {name: value for name, value in parameters.items() if value is not None}
-        definition = define("estimate", "cube", columns, metadata.current_schema, measures=measures, parameters=values)
+        definition = define_index(
+            "estimate", "cube", columns, metadata.current_schema, measures=measures, parameters=values
+        )
     except BadRequest:
         return None
     if metadata.current_snapshot_id is None or metadata.table_uuid is None:

@@ -27,7 +27,7 @@ from seamark.formats.iceberg.files.puffin import Part
 from seamark.formats.iceberg.types.transforms import IDENTITY, make_function
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.index.definitions import IndexDefinition
-from seamark.formats.index.index_file import FilesTable, assemble
+from seamark.formats.index.index_file import FilesTable, assemble_index_file
 from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.index.keys.hashing import compute_file_ids
@@ -162,7 +162,7 @@ def encode_index_file(
     """
     paths, sizes, records = zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True)
     listed = FilesTable.of(compute_file_ids(paths, sizes, records), np.array(records), np.array(sizes), paths)
-    return assemble(
+    return assemble_index_file(
         definition.id,
         definition.kind,
         listed,

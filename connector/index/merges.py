@@ -21,7 +21,7 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.groups import divide
 from seamark.connector.index.files import WrittenIndex
 from seamark.formats.iceberg.files.puffin import read_footer_size
-from seamark.formats.index.index_file import FilesTable, IndexFile, assemble, open_index_file, read_header
+from seamark.formats.index.index_file import FilesTable, IndexFile, assemble_index_file, open_index_file, read_header
 from seamark.formats.index.kinds.kind import OpenedBlob, UnknownVersion
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
@@ -137,7 +137,7 @@ def merge_index_files(
     header = opened[0].header
     kind = KINDS[header.kind]
     files = FilesTable.merge(zip((index_file.files for index_file in opened), masks, strict=True))
-    parts = assemble(
+    parts = assemble_index_file(
         header.definition,
         header.kind,
         files,

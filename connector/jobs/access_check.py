@@ -9,7 +9,7 @@ from typing import Any
 import urllib3
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import cause_text
+from seamark.connector.client.errors import describe_cause
 from seamark.connector.client.storage import Storage
 from seamark.formats.runtime.tls import find_authorities_file
 
@@ -74,5 +74,5 @@ def _check_gateway(endpoint: str) -> None:
             pool.request("GET", endpoint)
         except urllib3.exceptions.HTTPError as error:
             raise RuntimeError(
-                f"a worker process cannot reach the objects gateway at {endpoint}: {cause_text(error, endpoint)}"
+                f"a worker process cannot reach the objects gateway at {endpoint}: {describe_cause(error, endpoint)}"
             ) from None

@@ -23,14 +23,14 @@ import pyarrow.parquet as pq
 
 from seamark.connector.arrow.casting import UNKNOWN, make_file_name
 from seamark.connector.arrow.partitions import get_column_at
-from seamark.formats.iceberg.expressions.ranges import end_of_prefix
+from seamark.formats.iceberg.expressions.ranges import find_end_of_prefix
 from seamark.formats.iceberg.metadata.properties import parse_int
 from seamark.formats.iceberg.metadata.sort_order import SortOrder
 from seamark.formats.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
 from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, is_primitive
 from seamark.formats.iceberg.types.transforms import get_transform_name
 from seamark.formats.iceberg.types.types import get_base_name
-from seamark.formats.iceberg.types.values import FLOATS, encode
+from seamark.formats.iceberg.types.values import FLOATS, encode_single_value
 
 DEFAULT_MODE = "write.metadata.metrics.default"
 COLUMN_MODE = "write.metadata.metrics.column."
@@ -252,10 +252,10 @@ class Metrics:
                     nans[leaf.id] = sum(filter(None, counted))
             has_bounds = mode.bounds and leaf.id in nulls
             if has_bounds and (min_max := self._read_min_max(leaf, chunks)) is not None:
-                lower[leaf.id] = encode(leaf.kind, compute_lower_bound(leaf.kind, min_max[0], mode.length))
+                lower[leaf.id] = encode_single_value(leaf.kind, compute_lower_bound(leaf.kind, min_max[0], mode.length))
                 upper_value = compute_upper_bound(leaf.kind, min_max[1], mode.length)
                 if upper_value is not None:
-                    upper[leaf.id] = encode(leaf.kind, upper_value)
+                    upper[leaf.id] = encode_single_value(leaf.kind, upper_value)
         return {
             "column-sizes": _to_counts_map(sizes),
             "value-counts": _to_counts_map(values),
@@ -316,7 +316,7 @@ def compute_upper_bound(kind: str, value: Any, length: int | None) -> Any:
         return 0.0
     if name not in _TRUNCATABLE or length is None or len(value) <= length:
         return value
-    return end_of_prefix(value[:length])
+    return find_end_of_prefix(value[:length])
 
 
 def _to_counts_map(by_id: Mapping[int, int]) -> dict[str, list[int]]:

@@ -166,7 +166,7 @@ class Pages:
     def _footer(self) -> Fields:
         out = io.BytesIO()
         self._file.metadata.write_metadata_file(out)  # It writes the original footer, which is in memory.
-        return thrift.read(out.getvalue(), len(_MAGIC))[0]
+        return thrift.read_structure(out.getvalue(), len(_MAGIC))[0]
 
     def _group(self, number: int) -> Fields:
         group: Fields = self._footer[_ROW_GROUPS][1][1][number]
@@ -184,7 +184,7 @@ class Pages:
         indexes = self._read_ranges([(offset, size) for *_, offset, size in chunk_meta])
         chunks = []
         for (name, leaf, meta, _, _), index in zip(chunk_meta, indexes, strict=True):
-            locations = thrift.read(index)[0][_LOCATIONS][1][1]
+            locations = thrift.read_structure(index)[0][_LOCATIONS][1][1]
             columns = [[location[field][1] for location in locations] for field in (_PAGE_AT, _PAGE_SIZE, _PAGE_ROW)]
             starts, sizes, first = (np.array(column, dtype=np.int64) for column in columns)
             begin = min(meta[_DATA_AT][1], meta[_DICTIONARY_AT][1] if _DICTIONARY_AT in meta else meta[_DATA_AT][1])
@@ -257,7 +257,7 @@ class Pages:
             _GROUP_ROWS: (I64, rows),
         }
         groups = thrift.LIST, (thrift.STRUCT, [group])
-        footer = thrift.write(self._footer | {_ROWS: (I64, rows), _ROW_GROUPS: groups})
+        footer = thrift.write_structure(self._footer | {_ROWS: (I64, rows), _ROW_GROUPS: groups})
         return b"".join((*body, footer, len(footer).to_bytes(4, "little"), _MAGIC))
 
     def _strip_chunks(self, row_group: int) -> tuple[int, list[Fields]]:
@@ -311,7 +311,7 @@ def _parse_page_header(data: bytes) -> Fields:
     Raises:
         ValueError: `data` is not exactly one page.
     """
-    header, end = thrift.read(data)
+    header, end = thrift.read_structure(data)
     if end + header[_PAGE_PACKED][1] != len(data):
         raise ValueError("a page does not end at the offset in the page index")
     return header

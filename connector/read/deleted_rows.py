@@ -32,7 +32,7 @@ from seamark.formats.index.keys.delete_files import (
     decode_delete_content,
 )
 from seamark.formats.index.keys.hashing import hash_halves
-from seamark.formats.index.keys.terms import resolve_id
+from seamark.formats.index.keys.terms import resolve_term_by_id
 from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.runtime.errors import BadRequest
 
@@ -143,7 +143,7 @@ class Deletes:
             return ()
         try:
             terms = [
-                resolve_id(IDENTITY, column_id, self._metadata.current_schema, self._metadata.schemas)
+                resolve_term_by_id(IDENTITY, column_id, self._metadata.current_schema, self._metadata.schemas)
                 for column_id in file.columns
             ]
         except BadRequest as error:

@@ -180,7 +180,7 @@ class StatementTables:
         self._opened[name, None] = _to_named_table(name, opened)
 
     def resolve_name(self, node: exp.Table) -> Name:
-        return table_name(node, self._catalog, self._schema)
+        return parse_table_name(node, self._catalog, self._schema)
 
     def find_columns(self, node: exp.Table) -> Mapping[str, SqlType]:
         table = self._open_once(self.resolve_name(node), _read_version(node))
@@ -207,7 +207,7 @@ class StatementTables:
         return table
 
 
-def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name:
+def parse_table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name:
     """Return the name of the table in a reference `[[catalog.]schema.]table`.
 
     Dots in a quoted schema separate the levels of its name.

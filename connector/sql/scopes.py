@@ -16,7 +16,7 @@ from sqlglot import exp
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.plans.quotes import quote_text
 from seamark.connector.sql.types import UNREADABLE, SqlType
-from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.near_names import find_near_names
 
 MESSAGE_NAME_MAX = 100
 _HIDDEN_COLUMNS = {"$path", "$partition", "$file_modified_time"}
@@ -163,7 +163,7 @@ class NameScope:
                 visible.name for visible in scope.fields[:_HINTS_FROM] if _is_qualified(visible, qualifiers)
             )
             scope = scope.parent
-        similar_names = near_names(node.name, candidates)
+        similar_names = find_near_names(node.name, candidates)
         if similar_names:
             return f"; did you mean {' or '.join(visible[:MESSAGE_NAME_MAX] for visible in similar_names)}?"
         return "; write a text in single quotes" if node.this.quoted and not qualifiers else ""

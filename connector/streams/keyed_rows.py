@@ -466,7 +466,9 @@ def _resolve(keys: BatchKeys, metadata: TableMetadata) -> _ReadableKeys:
     complete = [schema for schema in metadata.schemas if ids <= {field.id for field in schema.fields}]
     if not complete:
         raise Unwritable(f"the table no longer has a schema with the key columns {sorted(ids)} of the rows")
-    schema = max(complete, key=lambda each: (_holds(each, keys), each.id == metadata.current_schema_id, each.id))
+    schema = max(
+        complete, key=lambda each: (_can_represent(each, keys), each.id == metadata.current_schema_id, each.id)
+    )
     by_id = {field.id: field for field in schema.fields}
     fields = [by_id[field.id] for field in keys.fields]
     is_current = schema.id == metadata.current_schema_id
@@ -482,7 +484,7 @@ def _resolve(keys: BatchKeys, metadata: TableMetadata) -> _ReadableKeys:
     return _ReadableKeys((BatchKeys if is_current else _DroppedKeys)(fields, columns), schema)
 
 
-def _holds(schema: Schema, keys: BatchKeys) -> bool:
+def _can_represent(schema: Schema, keys: BatchKeys) -> bool:
     """Return whether the types of a schema can represent all values of the keys."""
     by_id = {field.id: field for field in schema.fields}
     return all(_rank_type(str(by_id[field.id].type)) >= _rank_type(str(field.type)) for field in keys.fields)

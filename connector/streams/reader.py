@@ -178,7 +178,7 @@ def iterate(
         wait_s: The maximum time in seconds to wait for rows before each further None.
     """
     position, progress = _begin(reads, from_)
-    shape = _Shape(reads, columns)
+    shape = _RowProjection(reads, columns)
     has_present_rows = False
     while True:
         step = reads.step(position, wait_s=wait_s if has_present_rows else 0.0)
@@ -231,7 +231,7 @@ def _begin(reads: StreamReads, from_: str | int | datetime) -> tuple[str, _Progr
         raise InvalidRequest(f"{from_[:100]!r} is not a position that read_stream has returned") from None
 
 
-class _Shape:
+class _RowProjection:
     """Reads rows with the columns of the batches. The schema is updated when the table's schema changes."""
 
     def __init__(self, reads: StreamReads, columns: Sequence[str] | None) -> None:

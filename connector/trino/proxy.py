@@ -322,7 +322,7 @@ class Proxy:
         headers = self._make_follow_up_headers(request, coordinator)
         send = partial(self._request, coordinator, headers)
         trust, rules = self._settings.limits.trust_time_zone, self._settings.rules
-        judge = partial(self._judge, coordinator, headers) if rules else None
+        judge = partial(self._decide_pruning, coordinator, headers) if rules else None
         base = find_base_url(headers, coordinator)
         answer = await self._tables.start(body, request.headers, send, judge, base, trust_time_zone=trust)
         if answer is None:
@@ -403,7 +403,7 @@ class Proxy:
             prepare(headers, rewriting.prepared, rewriting.statement)
         else:
             body = rewriting.statement.encode()
-        reads = partial(self._judge, coordinator, follow_headers, rewriting.used, plans=rewriting.plans)
+        reads = partial(self._decide_pruning, coordinator, follow_headers, rewriting.used, plans=rewriting.plans)
         judge = reads if self._settings.rules else None
         async with self._follow_statement(coordinator, follow_headers, self._settings.hold_s, judge) as held_statement:
             sent_s = time.monotonic()
@@ -440,14 +440,14 @@ class Proxy:
         try:
             async with asyncio.timeout(self._settings.hold_s):
                 query_id = await run_at_trino(rewriting.rights_check, partial(self._request, coordinator, headers))
-                decision = await self._judge(coordinator, headers, rewriting.used, query_id)
+                decision = await self._decide_pruning(coordinator, headers, rewriting.used, query_id)
         except NotAllowed as error:
             return Failure(str(error.error.get("errorName", DENIED)), str(error))
         if decision in (RuleDecision.NO_RULES, RuleDecision.NO_EFFECT):
             return None
         return Failure(FORBIDDEN if decision is RuleDecision.FORBIDDEN else RULES_UNREAD, decision.value)
 
-    async def _judge(
+    async def _decide_pruning(
         self,
         coordinator: Coordinator,
         headers: CIMultiDict[str],

@@ -52,14 +52,14 @@ from seamark.connector.write.replacements import (
 )
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import IndexBuilder, TableWriter, WrittenFiles, discard_on_error
-from seamark.connector.write.target import WriteTarget, create_target, keeps_lineage, with_lineage
+from seamark.connector.write.target import WriteTarget, create_target, has_lineage_columns, with_lineage
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.metadata.compaction import (
     COMPACTED_BY,
     DELETED_ROWS_MIN_FRACTION,
     MIN_FILES,
     MIN_FILES_DEFAULT,
-    SMALL,
+    SMALL_FILE_MAX_FRACTION,
     get_small_file_fraction,
 )
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -71,7 +71,7 @@ from seamark.formats.iceberg.metadata.properties import (
 )
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 
-NEW_BYTES_MAX_FRACTION = 0.75
+NEW_FILES_MAX_FRACTION = 0.75
 """The maximum number of new files of a batch without deletes, as a fraction of the number of its old files.
 
 If there are more new files, the batch is not committed, because the next compaction would rewrite them again.
@@ -103,7 +103,7 @@ class CompactionPolicy:
 
     target_bytes: int = TARGET_FILE_BYTES_DEFAULT
     min_files: int = MIN_FILES_DEFAULT
-    small: float = SMALL
+    small: float = SMALL_FILE_MAX_FRACTION
 
     @staticmethod
     def of(metadata: TableMetadata, inherited: Mapping[str, str]) -> CompactionPolicy:
@@ -257,7 +257,7 @@ def _rewrite(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles | N
         Unwritable: The rows cannot be written.
     """
     new = rewrite_batch(opened, batch)
-    if len(new.written.files) > NEW_BYTES_MAX_FRACTION * len(batch) and not any(task.deletes for task in batch):
+    if len(new.written.files) > NEW_FILES_MAX_FRACTION * len(batch) and not any(task.deletes for task in batch):
         new.written.discard(new.target.storage)
         return None
     return new
@@ -408,7 +408,7 @@ def _encode(
         firsts: The origins of the first rows of the files, by path.
     """
     names = [field.name for field in opened.schema.fields]
-    names += NAMES if keeps_lineage(target) else ()
+    names += NAMES if has_lineage_columns(target) else ()
     read_plan = plan_read(opened, names, TRUE, positions=True)
     # If the files have the target's spec, all rows of a partition stay in this partition. The new file of a partition
     # is then written while the files of the next partition are read.

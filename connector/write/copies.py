@@ -66,7 +66,7 @@ from seamark.connector.write.data_files import (
 )
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import IndexBuilder, WrittenFiles
-from seamark.connector.write.target import WriteTarget, keeps_lineage
+from seamark.connector.write.target import WriteTarget, has_lineage_columns
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.footer import ParquetFooter
 from seamark.formats.iceberg.files.parquet import Unreadable
@@ -161,7 +161,7 @@ class CopyWriter:
         self._opened, self._target, self._policy, self._origins = opened, target, policy, origins
         self.counts = CopyCounts()
         self._names = [field.name for field in opened.schema.fields]
-        self._lineage = keeps_lineage(target)
+        self._lineage = has_lineage_columns(target)
         read_names = [*self._names, *NAMES] if self._lineage else self._names
         self._read_plan = plan_read(opened, read_names, TRUE, positions=True)
         self._deletes = Deletes(opened.storage, opened.metadata)
@@ -307,7 +307,7 @@ class CopyWriter:
             deleted = self._deletes.load(task.path, task.deletes)
             first, encoded = 0, list[Longs]()
             for number, group in enumerate(source.footer.groups):
-                reason = matched.reason or self._why_encoded(group.size_bytes, deleted, first, group.rows)
+                reason = matched.reason or self._explain_encoding(group.size_bytes, deleted, first, group.rows)
                 if reason:
                     self.counts.encoded[reason] += 1
                     encoded.append(np.arange(first, first + group.rows))
@@ -348,7 +348,7 @@ class CopyWriter:
                 return LeafMatch((), f"the file lacks column {top.name}, which is not null for readers")
         return LeafMatch(columns)
 
-    def _why_encoded(self, size_bytes: int, deleted: DeletedRowSet, first: int, rows: int) -> str:
+    def _explain_encoding(self, size_bytes: int, deleted: DeletedRowSet, first: int, rows: int) -> str:
         """Return the reason why a row group cannot be copied, or "" if it can be copied."""
         if size_bytes < self._policy.least_bytes:
             return "the row group is small"

@@ -144,7 +144,7 @@ def check_unencrypted(metadata: TableMetadata) -> None:
         raise Unwritable(f"the table's files are encrypted ({ENCRYPTION_KEY} is set); Seamark cannot write them")
 
 
-def keeps_lineage(target: WriteTarget) -> bool:
+def has_lineage_columns(target: WriteTarget) -> bool:
     """Return whether the data files of a target have the lineage columns."""
     return any(field.id == ROW_ID for field in target.schema.fields)
 

@@ -45,7 +45,14 @@ from seamark.formats.index.keys.measures import (
     list_measured_types,
     parse_measure,
 )
-from seamark.formats.index.keys.terms import TEXT_MAX, Term, parse_term, resolve, resolve_id, split_arguments
+from seamark.formats.index.keys.terms import (
+    TEXT_MAX,
+    Term,
+    parse_term,
+    resolve_term,
+    resolve_term_by_id,
+    split_arguments,
+)
 from seamark.formats.index.kinds.kind import IndexKind, IndexParameter
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.index.kinds.record import COLUMNS_MAX
@@ -118,7 +125,7 @@ class IndexDefinition:
             {
                 "field-id": term.column_id,
                 "transform": term.transform,
-                "keys": term.source if self.measures else _name_keys(term),
+                "keys": term.source if self.measures else _get_key_form(term),
             }
             for term in self.terms
         ]
@@ -186,7 +193,7 @@ class Definitions:
 _NONE = Definitions({}, {})
 
 
-def _name_keys(term: Term) -> str:
+def _get_key_form(term: Term) -> str:
     """Return the name of the form of a term's keys: a type family, a type, or the form of a function's keys.
 
     If a column is promoted to a type with other keys, the index becomes another index. For a column, this is a type of
@@ -240,7 +247,9 @@ def _read_definitions(metadata: TableMetadata) -> Definitions:
     for name in names[:DEFINITIONS_MAX]:
         try:
             check_name(name)
-            definition = _read(name, metadata.properties[PREFIX + name], metadata.current_schema, metadata.schemas)
+            definition = _read_definition(
+                name, metadata.properties[PREFIX + name], metadata.current_schema, metadata.schemas
+            )
             by_name[name] = _add_mapping(definition, mapping)
         except BadRequest as error:
             problems[name] = error.message
@@ -270,7 +279,7 @@ def list_bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, .
             if get_transform_name(partition_field.transform) != BUCKET or len(partition_field.sources) != 1:
                 continue
             try:
-                term = resolve_id(
+                term = resolve_term_by_id(
                     partition_field.transform, partition_field.sources[0], metadata.current_schema, metadata.schemas
                 )
             except BadRequest:  # This server does not support the type of the column.
@@ -282,7 +291,7 @@ def list_bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, .
     return tuple(definitions.values())
 
 
-def define(
+def define_index(
     name: str,
     kind: str,
     columns: Collection[str | Term],
@@ -302,7 +311,7 @@ def define(
     check_name(name)
     if len(columns) > COLUMNS_MAX:
         raise BadRequest(f"An index is on at most {COLUMNS_MAX} columns, not on {len(columns)}")
-    terms = [column if isinstance(column, Term) else resolve(column, schema) for column in columns]
+    terms = [column if isinstance(column, Term) else resolve_term(column, schema) for column in columns]
     parsed = [
         measure if isinstance(measure, Measure) else parse_measure(measure, schema)
         for measure in measures[: MEASURES_MAX + 1]
@@ -342,7 +351,7 @@ def parse_definition(
     content.pop(_MEASURED_TYPES, None)  # The types are not parsed, but compared with the rest of the id below.
     if not isinstance(terms, list) or not all(_is_term(item) for item in terms):
         raise BadRequest("The definition has no terms; each term has a field-id, a transform and keys")
-    resolved = [resolve_id(item["transform"], item["field-id"], schema, schemas) for item in terms]
+    resolved = [resolve_term_by_id(item["transform"], item["field-id"], schema, schemas) for item in terms]
     definition = _build_definition(name, kind, resolved, content, ENABLED, measures)
     if mapping is not None:
         try:
@@ -446,12 +455,12 @@ def _check_number(parameter: IndexParameter, value: Any) -> float:
     return float(value)
 
 
-def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
+def _read_definition(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
     """Parse the value of a property `seamark.index.<name>`, as JSON or in the short form."""
     if len(text) > TEXT_MAX:
         raise BadRequest(f"The definition has {len(text)} characters; the limit is {TEXT_MAX} characters")
     if not text.lstrip().startswith("{"):
-        return _read_short(name, text, schema, schemas)
+        return _read_short_form(name, text, schema, schemas)
     content = _parse_object(text)
     kind, columns, ids = content.pop("kind", None), content.pop("columns", None), content.pop("field-ids", None)
     state = content.pop("state", ENABLED)
@@ -459,11 +468,11 @@ def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> 
     if not isinstance(columns, list) or not all(isinstance(column, str) for column in columns):
         raise BadRequest('columns must be a list of texts, such as {"kind": "bitmap", "columns": ["c"]}')
     if ids is None:
-        terms = [resolve(column, schema, schemas) for column in columns]
+        terms = [resolve_term(column, schema, schemas) for column in columns]
     elif isinstance(ids, list) and len(ids) == len(columns) and all(isinstance(number, int) for number in ids):
         # Resolve columns by id, because another column may now have the name.
         terms = [
-            resolve_id(parse_term(column)[0], number, schema, schemas)
+            resolve_term_by_id(parse_term(column)[0], number, schema, schemas)
             for column, number in zip(columns, ids, strict=True)
         ]
     else:
@@ -471,7 +480,7 @@ def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> 
     return _build_definition(name, kind, terms, content, state, measures)
 
 
-def _read_short(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
+def _read_short_form(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
     """Parse an index definition in the short form."""
     call = _SHORT.fullmatch(text)
     if call is None:
@@ -493,7 +502,7 @@ def _read_short(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...
     for part in split_arguments(columns):
         option = _OPTION.fullmatch(part)
         if option is None:
-            terms.append(resolve(part, schema, schemas))
+            terms.append(resolve_term(part, schema, schemas))
         elif option[1] in options:
             raise BadRequest(f"{option[1]} is set twice")
         else:

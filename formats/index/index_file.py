@@ -229,7 +229,7 @@ class IndexFile:
     """The kind's blob: a slice of the opened memory that begins at the position `header.offset` of the file."""
 
 
-def assemble(
+def assemble_index_file(
     definition: str,
     kind: str,
     files: FilesTable,

@@ -241,6 +241,6 @@ def is_plan_name(name: str) -> bool:
     return PLAN_MARK in name and _PLAN_NAME.fullmatch(name) is not None
 
 
-def show(path: tuple[str, ...], name: str | None = None) -> str:
+def format_path(path: tuple[str, ...], name: str | None = None) -> str:
     """Format a name for messages: levels and name joined by dots."""
     return ".".join((*path, name) if name is not None else path)

@@ -59,10 +59,10 @@ class FairLock:
                 await slot.acquire()
                 acquired.append(slot)
         except BaseException:
-            _release(acquired)
+            _release_slots(acquired)
             raise
         running = asyncio.ensure_future(_in_thread(work))
-        running.add_done_callback(lambda _: _release(acquired))
+        running.add_done_callback(lambda _: _release_slots(acquired))
         return await asyncio.shield(running)
 
     @property
@@ -90,6 +90,6 @@ def _drop_contents(collections: list[Collection[object]]) -> None:
             del objects[-_FREED_PER_STEP:]
 
 
-def _release(slots: list[asyncio.Lock]) -> None:
+def _release_slots(slots: list[asyncio.Lock]) -> None:
     for slot in reversed(slots):
         slot.release()

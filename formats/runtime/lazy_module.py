@@ -35,7 +35,7 @@ class LazyModule:
         return value
 
 
-async def load(*modules: object) -> None:
+async def load_modules(*modules: object) -> None:
     """Import the lazy modules among some modules, in a thread.
 
     The import of an SQL parser takes a tenth of a second, in which the event loop could not serve clients.
@@ -46,7 +46,9 @@ async def load(*modules: object) -> None:
             module._is_loaded = True
 
 
-def exports(package: str, names: Mapping[str, Sequence[str]], *, extra: str | None = None) -> Callable[[str], object]:
+def make_lazy_getattr(
+    package: str, names: Mapping[str, Sequence[str]], *, extra: str | None = None
+) -> Callable[[str], object]:
     """Return the `__getattr__` (PEP 562) of a package that offers names of other modules.
 
     A module is imported when one of its names is first used. If a library is missing, the message of the

@@ -97,7 +97,7 @@ class RootFolder:
 
     def open(self, below: str, flags: int, mode: int = 0o666) -> int:
         """Open a path, and return its descriptor, like os.open."""
-        _check(below)
+        _check_path(below)
         if not has_openat2():
             return self._open_each(below, flags, mode)
         path = f"{self.real_path.rstrip('/')}/{below}" if below else self.real_path
@@ -149,7 +149,7 @@ class RootFolder:
         The descriptor is only for operations on names (O_PATH).
         """
         folder, _, name = below.rpartition("/")
-        _check(below)
+        _check_path(below)
         descriptor = self.open(folder, os.O_PATH | os.O_DIRECTORY)
         try:
             yield descriptor, name
@@ -250,7 +250,7 @@ def _is_link(folder: int, name: str) -> bool:
     return False
 
 
-def _check(below: str) -> None:
+def _check_path(below: str) -> None:
     # Most paths have no dot after a slash, so this check needs only two searches.
     if below.startswith((".", "/")) or "/." in below or "//" in below or below.endswith("/"):
         parts = below.split("/")

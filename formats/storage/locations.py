@@ -75,7 +75,7 @@ def parse_location(text: str, subject: str = "The location") -> Location:
         BadRequest: The text has an unknown scheme, or readers could interpret it differently. The message begins with
             `subject`.
     """
-    return _parse(text, subject, _REFUSED_MARKS)
+    return _parse_checked(text, subject, _REFUSED_MARKS)
 
 
 def parse_stored_location(text: str, subject: str = "The location") -> Location:
@@ -96,10 +96,10 @@ def parse_object(text: str, subject: str = "The location") -> Location:
 
     The key of such a request is not a part of a URI, so it can contain the characters `?` and `#`.
     """
-    return _parse(text, subject, _REFUSED_IN_KEYS)
+    return _parse_checked(text, subject, _REFUSED_IN_KEYS)
 
 
-def _parse(text: str, subject: str, refused: tuple[tuple[str, str], ...]) -> Location:
+def _parse_checked(text: str, subject: str, refused: tuple[tuple[str, str], ...]) -> Location:
     """Parse a location in which the marks in `refused` are not allowed."""
     if len(text) > LOCATION_CHARS_MAX:
         raise BadRequest(f"{subject} has {len(text)} characters; the limit is {LOCATION_CHARS_MAX} characters")

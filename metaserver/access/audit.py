@@ -28,7 +28,7 @@ from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.access.authorizer import is_recorded
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.access.refusals import Refusals
-from seamark.metaserver.runtime.background import report
+from seamark.metaserver.runtime.background import log_safely
 from seamark.metaserver.store.model import AuditRecord
 from seamark.metaserver.store.operations import SaveAudit
 from seamark.metaserver.store.port import PointerStore
@@ -114,13 +114,13 @@ class AuditLog:
         record = AuditRecord(
             id=self._make_id(),
             at_ms=self._clock.now_ms(),
-            principal_name=_clean(principal_name),
+            principal_name=_shorten_and_clean(principal_name),
             action=operation,
-            resource=_clean(resource[:_STRANGER_TEXT_MAX] if unauthenticated else resource),
+            resource=_shorten_and_clean(resource[:_STRANGER_TEXT_MAX] if unauthenticated else resource),
             outcome=classify_outcome(status, kind),
             status=status,
             request_id=request_id,
-            remote=_clean(remote or ""),
+            remote=_shorten_and_clean(remote or ""),
         )
         waits = not unauthenticated and (status in _DENIED or is_recorded(operation))
         if self._closing or (self._queue.full() and not waits):
@@ -141,13 +141,13 @@ class AuditLog:
                 AuditRecord(
                     id=self._make_id(),
                     at_ms=now_ms,
-                    principal_name=_clean(refusals.principal_name),
+                    principal_name=_shorten_and_clean(refusals.principal_name),
                     action=REFUSED,
                     resource=f"{refusals.count} more requests",
                     outcome="denied",
                     status=_DENIED[0] if refusals.principal_name == ANONYMOUS_NAME else _DENIED[1],
                     request_id="",
-                    remote=_clean(refusals.remote),
+                    remote=_shorten_and_clean(refusals.remote),
                 )
             )
             self._unsaved += 1
@@ -181,7 +181,7 @@ class AuditLog:
                 await self._store.transact([SaveAudit(records)])
             except Exception as error:  # noqa: BLE001  without the writer, requests would block once the queue is full
                 waiting = self.waiting
-                report(_log.warning, "audit records wait for the database", error=str(error), waiting=waiting)
+                log_safely(_log.warning, "audit records wait for the database", error=str(error), waiting=waiting)
                 await asyncio.sleep(_RETRY_S)
             else:
                 return
@@ -208,7 +208,7 @@ def classify_outcome(status: int, kind: str | None) -> str:
     return "allowed" if status < 400 else f"failed:{kind or status}"
 
 
-def _clean(text: str) -> str:
+def _shorten_and_clean(text: str) -> str:
     """Shorten the text, and replace characters of paths that PostgreSQL cannot store."""
     text = text.replace("\x00", "\ufffd").encode(errors="replace").decode()
     return text if len(text) <= _TEXT_MAX else text[: _TEXT_MAX - 1] + "…"

@@ -230,7 +230,7 @@ class Authenticator:
                 return Login(principal, None, expires_ms)
         if not jwt.looks_like_jwt(bearer):
             raise Unauthenticated(f"The token is unknown: it is neither a token of this server nor a JWT; {_HOWTO}")
-        unverified = jwt.read(bearer)
+        unverified = jwt.parse_token(bearer)
         if self.issuer.is_ours(unverified):
             return await self._log_in_issued(bearer, unverified, expired_too=False)
         if not self._verifiers:
@@ -256,7 +256,7 @@ class Authenticator:
         The bearer token from which it was made must still be valid. Call this method only for a client that has also
         presented the bearer token, because an expired access token alone is not a login.
         """
-        return await self._log_in_issued(bearer, jwt.read(bearer), expired_too=True)
+        return await self._log_in_issued(bearer, jwt.parse_token(bearer), expired_too=True)
 
     async def _log_in_issued(self, bearer: str, unverified: jwt.Unverified, *, expired_too: bool) -> Login:
         self._check_tokens_accepted()

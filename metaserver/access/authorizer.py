@@ -38,7 +38,7 @@ from enum import Enum
 
 import msgspec
 
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import Forbidden, NoSuchFunction, NoSuchTable, NoSuchView
 from seamark.metaserver.access.principal import Principal, show_path
 from seamark.metaserver.access.rights import decisions
@@ -156,7 +156,7 @@ def find_rule(operation: str) -> Rule:
     return RULES.get(operation, _UNKNOWN)
 
 
-def changes(operation: str) -> bool:
+def is_audited_change(operation: str) -> bool:
     """Return whether the operation changes something that the audit log records.
 
     The result is True for unknown operations.
@@ -165,14 +165,14 @@ def changes(operation: str) -> bool:
     return not rule.read_only and bool(rule.bits & ~_READER)
 
 
-def writes(operation: str) -> bool:
+def needs_writer(operation: str) -> bool:
     """Return whether a server with the role `read` refuses the operation, because it makes or prepares a change."""
-    return changes(operation) or operation in _WRITES_UNRECORDED
+    return is_audited_change(operation) or operation in _WRITES_UNRECORDED
 
 
 def is_recorded(operation: str) -> bool:
     """Return whether the audit log records the operation with every outcome."""
-    return find_rule(operation).recorded or changes(operation)
+    return find_rule(operation).recorded or is_audited_change(operation)
 
 
 class Authorizer(ABC):
@@ -251,7 +251,7 @@ class Authorizer(ABC):
         if missing is not None and not await self.allows(principal, "tableExists", securable):
             container = securable.container
             if await self.allows(principal, "listTables", container):
-                name = show(securable.namespace, shown_name or securable.name)
+                name = format_path(securable.namespace, shown_name or securable.name)
                 raise missing[0](f"{missing[1]} does not exist: {name}")
         raise Forbidden(await self.explain_refusal(principal, operation, securable))
 
@@ -321,16 +321,16 @@ class GrantAuthorizer(Authorizer):
         if find_rule(operation).bits & ~principal.bits_max:
             return False
         grants = principal.grants
-        if decide(grants, operation, securable):
+        if allows_operation(grants, operation, securable):
             return True
         owned = await self._list_owned(principal, operation, securable)
-        return bool(owned) and decide((*grants, *owned), operation, securable)
+        return bool(owned) and allows_operation((*grants, *owned), operation, securable)
 
     async def allows_each(self, principal: Principal, operation: str, securables: Sequence[Securable]) -> list[bool]:
         if find_rule(operation).bits & ~principal.bits_max:
             return [False] * len(securables)
         grants: Sequence[Grant] = principal.grants
-        results = [decide(grants, operation, securable) for securable in securables]
+        results = [allows_operation(grants, operation, securable) for securable in securables]
         refused = [place for place, is_allowed in enumerate(results) if not is_allowed]
         refused = [place for place in refused if securables[place].name]
         if self._store is None or not refused or not await self._store.owns_any(principal.names):
@@ -340,7 +340,7 @@ class GrantAuthorizer(Authorizer):
             both = (*grants, *owned)
             for place in refused:
                 if securables[place].namespace == namespace:
-                    results[place] = decide(both, operation, securables[place])
+                    results[place] = allows_operation(both, operation, securables[place])
         return results
 
     async def _list_owned(self, principal: Principal, operation: str, securable: Securable) -> list[Grant]:
@@ -356,14 +356,16 @@ class GrantAuthorizer(Authorizer):
         grants = principal.grants
         if find_rule(operation).bits & ~principal.bits_max:
             return False
-        if any(not grant.deny and decide(grants, operation, decisions.get_securable(grant)) for grant in grants):
+        if any(
+            not grant.deny and allows_operation(grants, operation, decisions.get_securable(grant)) for grant in grants
+        ):
             return True
         if self._store is None or find_rule(operation).scope is not Scope.OBJECT:
             return False
         return await self._store.owns_any(principal.names)
 
     async def sees(self, principal: Principal, namespaces: Sequence[NamespacePath]) -> list[bool]:
-        return [decisions.sees(principal.grants, namespace) for namespace in namespaces]
+        return [decisions.can_list_namespace(principal.grants, namespace) for namespace in namespaces]
 
     async def explain_refusal(self, principal: Principal, operation: str, securable: Securable) -> str:
         rule = find_rule(operation)
@@ -379,7 +381,7 @@ class GrantAuthorizer(Authorizer):
         if denied & rule.bits:
             names = " and ".join(list_names(denied & rule.bits))
             return f"{principal.name} may not {operation}{place}: a grant denies it {names} there"
-        if rule.scope is Scope.CATALOG and decisions.holds(principal.grants, WAREHOUSE, rule.bits):
+        if rule.scope is Scope.CATALOG and decisions.have_privileges(principal.grants, WAREHOUSE, rule.bits):
             return f"{principal.name} may not {operation}{place}: an object in the namespace is denied to it"
         return (
             f"{principal.name} may not {operation}{place}: it needs {describe_need(rule.bits)} on {scope}. "
@@ -388,14 +390,14 @@ class GrantAuthorizer(Authorizer):
 
     def is_uniform(self, principal: Principal, operation: str, namespace: NamespacePath) -> bool:
         grants = principal.grants
-        return not any(grant.deny for grant in grants) and decide(grants, operation, Securable(namespace))
+        return not any(grant.deny for grant in grants) and allows_operation(grants, operation, Securable(namespace))
 
     def list_visible_children(self, principal: Principal, parent: NamespacePath) -> frozenset[str] | None:
         return decisions.list_visible_children(principal.grants, parent)
 
     def list_readable_namespaces(self, principal: Principal) -> list[NamespacePath] | None:
         grants = principal.grants
-        if decisions.holds(grants, WAREHOUSE, READ):
+        if decisions.have_privileges(grants, WAREHOUSE, READ):
             return None
         readable = (grant for grant in grants if not grant.deny and ALLOWED.get(grant.role, 0) & READ)
         return list(dict.fromkeys(grant.namespace for grant in readable))
@@ -410,7 +412,7 @@ class GrantAuthorizer(Authorizer):
 
     def list_reusing_namespaces(self, principal: Principal) -> tuple[NamespacePath, ...]:
         # A denial may concern the dropped object, under its last name or an earlier name.
-        if any(grant.deny for grant in principal.grants) and not decisions.holds(
+        if any(grant.deny for grant in principal.grants) and not decisions.have_privileges(
             principal.grants, WAREHOUSE, MANAGE_GRANTS
         ):
             return ()
@@ -435,23 +437,25 @@ class WarehouseAuthorizer(GrantAuthorizer):
         return await super().allows(principal, operation, securable)
 
 
-def decide(grants: Sequence[Grant], operation: str, securable: Securable) -> bool:
+def allows_operation(grants: Sequence[Grant], operation: str, securable: Securable) -> bool:
     """Return whether the grants allow an operation on an object. The function does no I/O."""
     rule = RULES.get(operation, _UNKNOWN)
     scope = rule.scope
     if scope is Scope.OBJECT:
-        return decisions.holds(grants, securable, rule.bits)
+        return decisions.have_privileges(grants, securable, rule.bits)
     if scope is Scope.LOGIN:
         return True
     if scope is Scope.SEEN:
         # The root is visible to all principals, and its listing is filtered.
-        return not securable.namespace or decisions.sees(grants, securable.namespace)
+        return not securable.namespace or decisions.can_list_namespace(grants, securable.namespace)
     if scope is Scope.LISTING:
-        return decisions.holds(grants, securable, rule.bits) or decisions.has_visible_entry(grants, securable.namespace)
+        return decisions.have_privileges(grants, securable, rule.bits) or decisions.has_visible_entry(
+            grants, securable.namespace
+        )
     if scope is Scope.SERVER:
-        return decisions.holds(grants, THE_SERVER, rule.bits)
-    if not decisions.holds(grants, securable, rule.bits):
+        return decisions.have_privileges(grants, THE_SERVER, rule.bits)
+    if not decisions.have_privileges(grants, securable, rule.bits):
         return False
     if scope is Scope.WAREHOUSE:
-        return decisions.holds(grants, WAREHOUSE, rule.bits)
+        return decisions.have_privileges(grants, WAREHOUSE, rule.bits)
     return decisions.holds_throughout(grants, securable.namespace, rule.bits)

@@ -93,7 +93,7 @@ class Issuer:
         Raises:
             Unauthenticated: This server did not sign the token, or the token has expired.
         """
-        claims = jwt.verify(token, unverified, self._find_key(unverified), _ALGORITHM)
+        claims = jwt.verify_and_read_claims(token, unverified, self._find_key(unverified), _ALGORITHM)
         name, digest = claims.get("sub"), claims.get("token")
         if claims.get("aud") != ISSUER or not isinstance(name, str) or not isinstance(digest, str):
             raise Unauthenticated("The token is from this server but is not an access token")

@@ -36,7 +36,7 @@ def looks_like_jwt(text: str) -> bool:
     return text.count(".") == 2
 
 
-def read(token: str) -> Unverified:
+def parse_token(token: str) -> Unverified:
     """Return the header and the claims of a token.
 
     Raises:
@@ -54,7 +54,7 @@ def read(token: str) -> Unverified:
     return Unverified(header, claims)
 
 
-def verify(token: str, unverified: Unverified, key: signatures.Key, algorithm: str) -> dict[str, Any]:
+def verify_and_read_claims(token: str, unverified: Unverified, key: signatures.Key, algorithm: str) -> dict[str, Any]:
     """Verify the signature of a token, and return its claims.
 
     Raises:
@@ -62,7 +62,7 @@ def verify(token: str, unverified: Unverified, key: signatures.Key, algorithm: s
     """
     if unverified.header.get("alg") != algorithm:
         raise Unauthenticated(f"The token is not signed with {algorithm}, which its key requires")
-    if not signatures.fits(token, key, algorithm):
+    if not signatures.is_signature_valid(token, key, algorithm):
         raise Unauthenticated("The token's signature is invalid")
     return unverified.claims
 

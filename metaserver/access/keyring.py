@@ -99,7 +99,7 @@ class StoredKeyring(Keyring):
         for _ in range(_LOAD_TRIES_MAX):
             stored = await self._store.load_secret(SECRET_NAME)
             protector = _open_protector(self._settings, self._clock, create=stored is None)
-            keys = () if stored is None else await _unseal(protector, stored)
+            keys = () if stored is None else await _decrypt_signing_keys(protector, stored)
             rotated = self._rotate(keys)
             if rotated == keys and stored is not None and protector.is_current(stored):
                 self.replace(keys)
@@ -166,7 +166,7 @@ def _open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyPro
     return protector
 
 
-async def _unseal(protector: KeyProtector, stored: bytes) -> tuple[SigningKey, ...]:
+async def _decrypt_signing_keys(protector: KeyProtector, stored: bytes) -> tuple[SigningKey, ...]:
     try:
         return convert_msgpack(await protector.open(stored, _ABOUT), tuple[SigningKey, ...])
     except WrongKey as error:

@@ -102,7 +102,7 @@ class Oidc:
             raise Unauthenticated(
                 f"The token must be signed with {' or '.join(key.algorithms)}, which its key requires"
             )
-        claims = jwt.verify(token, unverified, key.key, algorithm)
+        claims = jwt.verify_and_read_claims(token, unverified, key.key, algorithm)
         audience, expected = claims.get("aud"), self._settings.audience
         if audience != expected and not (isinstance(audience, list) and expected in audience):
             raise Unauthenticated(f"The token is not for the audience {expected}")
@@ -113,7 +113,7 @@ class Oidc:
 
     def _read_name(self, claims: dict[str, Any]) -> str:
         claim = self._settings.principal_claim
-        value = _claim(claims, claim)
+        value = _find_claim(claims, claim)
         if not isinstance(value, str):
             raise Unauthenticated(f"The token's claim {claim} has no name")
         try:
@@ -125,7 +125,7 @@ class Oidc:
         """Return the roles in the roles claim as grants. Unknown entries, which other services use, are ignored."""
         if not self._settings.roles_claim:
             return []
-        value = _claim(claims, self._settings.roles_claim)
+        value = _find_claim(claims, self._settings.roles_claim)
         grants = []
         for text in value[:_ROLES_MAX] if isinstance(value, list) else ():
             if not isinstance(text, str):
@@ -145,7 +145,7 @@ class Oidc:
 
         Names that no grant can contain are ignored.
         """
-        value = _claim(claims, self._settings.groups_claim) if self._settings.groups_claim else None
+        value = _find_claim(claims, self._settings.groups_claim) if self._settings.groups_claim else None
         groups: dict[str, None] = {}
         for text in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
             if len(groups) == GROUPS_MAX:
@@ -302,7 +302,7 @@ def _read_certificate_digest(claims: Mapping[str, Any]) -> bytes:
     return digest
 
 
-def _claim(claims: Mapping[str, Any], name: str) -> object:
+def _find_claim(claims: Mapping[str, Any], name: str) -> object:
     """Return the claim with this name or path, or None if it does not exist.
 
     Some issuers nest claims (`realm_access.roles`), and some claim names contain dots (`kubernetes.io.namespace`).
@@ -314,7 +314,7 @@ def _claim(claims: Mapping[str, Any], name: str) -> object:
     for size in range(len(parts) - 1, 0, -1):
         inner = claims.get(".".join(parts[:size]))
         if isinstance(inner, Mapping):
-            return _claim(inner, ".".join(parts[size:]))
+            return _find_claim(inner, ".".join(parts[size:]))
     return None
 
 

@@ -172,7 +172,7 @@ class OpaClient:
             "privileges": list_names(find_rule(operation).bits),
             "warehouse": self._warehouse_name,
         }
-        objects = [_describe(securable) for securable in securables]
+        objects = [_describe_securable(securable) for securable in securables]
         try:
             if len(objects) == 1:
                 return [await self._post(principal.name, self._url, {**question, "object": objects[0]}) is True]
@@ -223,7 +223,7 @@ class OpaClient:
             return document.get("result") if isinstance(document, dict) else None
 
 
-def _describe(securable: Securable) -> dict[str, Any]:
+def _describe_securable(securable: Securable) -> dict[str, Any]:
     kind = securable.kind if securable.namespace or securable.kind == "server" else "warehouse"
     described = {"kind": kind, "namespace": list(securable.namespace)}
     return {**described, "name": securable.name} if securable.name else described

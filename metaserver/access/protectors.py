@@ -110,14 +110,14 @@ def open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProt
         ConfigError: A key or the file is invalid.
     """
     if settings.encryption_key:
-        keys = [_parse(text, "the setting encryption_key") for text in settings.encryption_key.split(",")]
+        keys = [_parse_key(text, "the setting encryption_key") for text in settings.encryption_key.split(",")]
         return LocalProtector(keys, "the setting encryption_key", clock)
     path = find_key_file(settings)
     if not os.path.lexists(path):
         if not create:
             return None
-        _create(path, clock)
-    return LocalProtector(_read(path, settings), str(path), clock)
+        _create_key_file(path, clock)
+    return LocalProtector(_read_key_file(path, settings), str(path), clock)
 
 
 def find_key_file(settings: Settings) -> Path:
@@ -129,7 +129,7 @@ def make_key(clock: Clock) -> str:
     return base64.b64encode(clock.draw_bytes(KEY_BYTES)).decode()
 
 
-def _create(path: Path, clock: Clock) -> None:
+def _create_key_file(path: Path, clock: Clock) -> None:
     """Create the file atomically, because other workers and replicas may read or create it at the same time."""
     text = "# Encrypts the signing keys in Seamark's database. Keep it secret, and apart from copies of the database.\n"
     fresh = path.with_name(f".{path.name}-{clock.draw_bytes(8).hex()}")
@@ -147,7 +147,7 @@ def _create(path: Path, clock: Clock) -> None:
         ) from None
 
 
-def _read(path: Path, settings: Settings) -> list[bytes]:
+def _read_key_file(path: Path, settings: Settings) -> list[bytes]:
     try:
         status = path.stat()
         text = path.read_text("ascii")
@@ -164,13 +164,13 @@ def _read(path: Path, settings: Settings) -> list[bytes]:
     if status.st_uid not in (0, os.geteuid()):
         raise ConfigError(f"The key file {path} belongs to another account (uid {status.st_uid}), which knows the key")
     lines = [line.strip() for line in text.splitlines()]
-    keys = [_parse(line, str(path)) for line in lines if line and not line.startswith("#")]
+    keys = [_parse_key(line, str(path)) for line in lines if line and not line.startswith("#")]
     if not keys:
         raise ConfigError(f"The key file {path} contains no key; write 32 random bytes into it, in base64")
     return keys
 
 
-def _parse(text: str, source: str) -> bytes:
+def _parse_key(text: str, source: str) -> bytes:
     try:
         key = base64.b64decode(text.strip(), validate=True)
     except (binascii.Error, ValueError):

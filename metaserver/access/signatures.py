@@ -39,7 +39,7 @@ class _Registry(jws.JWSRegistry):
 _REGISTRIES = {name: _Registry(name) for name in ("RS256", "ES256", "EdDSA", "Ed25519", "HS256")}
 
 
-def fits(token: str, key: Key, algorithm: str) -> bool:
+def is_signature_valid(token: str, key: Key, algorithm: str) -> bool:
     """Return whether the token was signed with this key and algorithm."""
     try:
         jws.deserialize_compact(token, key, registry=_REGISTRIES[algorithm])

@@ -28,7 +28,7 @@ from seamark.metaserver.store.model import (
     ColumnReads,
 )
 from seamark.metaserver.store.operations import AddColumnReads
-from seamark.metaserver.store.passed_time import look_at_clock
+from seamark.metaserver.store.passed_time import read_passed_time
 
 FLUSH_S = 60.0
 COLUMNS_MAX = 200
@@ -146,7 +146,7 @@ class ColumnUsage:
     async def prune(self) -> int:
         """Remove the rows that are older than the setting allows, and return the number of removed rows."""
         removed = 0
-        before_day = (await look_at_clock(self._context.store, self._context.clock)).find_time_ago(
+        before_day = (await read_passed_time(self._context.store, self._context.clock)).find_time_ago(
             self.days * DAY_MS
         ) // DAY_MS
         while count := await self._context.store.prune_column_reads(before_day, _PRUNED_ROWS_PER_BATCH):

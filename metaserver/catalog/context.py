@@ -15,7 +15,7 @@ from msgspec import structs
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import check_client_properties
 from seamark.formats.iceberg.views.view import ViewMetadata
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import (
     AlreadyExists,
@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Unclaimed:
+class UnclaimedEntries:
     """The entries of versions without claims whose locations are not known yet (`claims.create_missing_claims`)."""
 
     unread: int = 0
@@ -90,14 +90,14 @@ class CatalogContext:
     documents: Documents
     timeline: Timeline
     pages: PageTokens
-    unclaimed: Unclaimed = field(default_factory=Unclaimed)
+    unclaimed: UnclaimedEntries = field(default_factory=UnclaimedEntries)
     large: LargeRequests = field(default_factory=LargeRequests)
     sizes: NamespaceSizes = field(default_factory=NamespaceSizes)
 
     async def require_namespace(self, path: NamespacePath) -> Namespace:
         namespace = await self.store.load_namespace(path)
         if namespace is None:
-            raise NoSuchNamespace(f"Namespace does not exist: {show(path)}")
+            raise NoSuchNamespace(f"Namespace does not exist: {format_path(path)}")
         return namespace
 
     async def check_location(
@@ -163,7 +163,7 @@ class CatalogContext:
         if await self.store.count_names(uuid) > await self.store.count_names(uuid, namespace=namespace):
             raise Forbidden(
                 f"The metadata file {location} has the UUID {uuid} of an entry of another namespace, so "
-                f"{caller.principal_name} may not register it in {show(namespace)}"
+                f"{caller.principal_name} may not register it in {format_path(namespace)}"
             )
 
     async def check_properties(
@@ -283,7 +283,7 @@ class CatalogContext:
         """
         entry = await self.store.load_entry(kind, namespace, name)
         if entry is None:
-            raise _MISSING[kind](f"{kind.value.capitalize()} does not exist: {show(namespace, name)}")
+            raise _MISSING[kind](f"{kind.value.capitalize()} does not exist: {format_path(namespace, name)}")
         return entry
 
     async def is_uuid_taken(self, uuid: str) -> bool:

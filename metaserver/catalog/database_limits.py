@@ -152,7 +152,7 @@ class NamespaceSizes:
                     if len(self._known) >= _NAMESPACES_MAX:
                         self._known.clear()
                     size = self._known[top] = _Size(clock.monotonic(), *await store.measure_namespace(top))
-                _check(top, size, rows[top], characters[top], settings)
+                _check_limits(top, size, rows[top], characters[top], settings)
                 size.added_rows += rows[top]
                 size.added_characters += characters[top]
 
@@ -199,7 +199,7 @@ def _is_doubtful(size: _Size, rows: int, characters: int, settings: Settings, no
     return False
 
 
-def _check(top: str, size: _Size, rows: int, characters: int, settings: Settings) -> None:
+def _check_limits(top: str, size: _Size, rows: int, characters: int, settings: Settings) -> None:
     if rows and size.rows + size.added_rows + rows > settings.namespace_entries_limit:
         raise Forbidden(
             f"The namespace {top[:100]!r} has {size.rows:,} namespaces, tables, views and functions, some dropped; "

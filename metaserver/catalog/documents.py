@@ -4,8 +4,8 @@ The cache contains metadata in decoded form, as JSON, and as JSON with only the 
 number of bytes.
 
 Metadata files are immutable, so entries are never invalidated. However, a table's writers are able to overwrite its
-metadata files. Therefore the name of a file that the server wrote contains the digest of its content (`name_suffix`),
-and the server refuses a file with other content.
+metadata files. Therefore the name of a file that the server wrote contains the digest of its content
+(`choose_file_suffix`), and the server refuses a file with other content.
 
 Requests must not set properties that control clients (`configures_client`). Older metadata, or metadata
 from another catalog, may contain such properties. This module removes them, so that no answer and no later
@@ -264,7 +264,7 @@ class Documents:
                 data = await objects.read(location, limit_bytes=_METADATA_LIMIT_BYTES)
             except ObjectMissing:
                 raise _make_missing_error(location) from None
-            if digest_match is None or digest_match[1] == await asyncio.to_thread(_digest, data):
+            if digest_match is None or digest_match[1] == await asyncio.to_thread(_compute_digest, data):
                 break
         else:
             raise Forbidden(
@@ -312,33 +312,33 @@ def _make_missing_error(location: str) -> NotFound:
     return NotFound(f"Failed to open input stream for file: {location}")
 
 
-def _digest(data: bytes) -> str:
+def _compute_digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:_DIGEST_CHARACTERS]
 
 
-def name_suffix(data: bytes, kind: str = ".metadata.json") -> str:
+def choose_file_suffix(data: bytes, kind: str = ".metadata.json") -> str:
     """Return the end of a file name: the digest of the content, and `kind`.
 
     PyIceberg and Trino expect the name of a codec in place of the digest. They ignore other text there.
     """
-    return f".{_digest(data)}{kind}"
+    return f".{_compute_digest(data)}{kind}"
 
 
 def is_named_by_content(location: str) -> bool:
-    """Return whether the location has a `name_suffix`, so that a change of the file is detected."""
+    """Return whether the location has a `choose_file_suffix`, so that a change of the file is detected."""
     return _NAMED.search(location) is not None
 
 
-def compress(codec: str, document: bytes) -> tuple[bytes, str]:
+def compress_document(codec: str, document: bytes) -> tuple[bytes, str]:
     """Return a tuple of the bytes to store and the suffix of the file name.
 
     `codec` is the value of the table property write.metadata.compression-codec, which is `none` or `gzip`.
     """
     match codec.lower():
         case "none" | "":
-            return document, name_suffix(document)
+            return document, choose_file_suffix(document)
         case "gzip":
             packed = gzip.compress(document, 1, mtime=0)
-            return packed, name_suffix(packed, ".gz.metadata.json")
+            return packed, choose_file_suffix(packed, ".gz.metadata.json")
         case other:
             raise BadRequest(f"write.metadata.compression-codec is {other!r}; supported: none, gzip")

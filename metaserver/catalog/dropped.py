@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import msgspec
 
-from seamark.formats.protocol.wire import check_new_name, show
+from seamark.formats.protocol.wire import check_new_name, format_path
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound, RetryLater, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import has_files
@@ -43,7 +43,7 @@ from seamark.metaserver.store.operations import (
     ReleaseLocations,
     RestoreEntry,
 )
-from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
+from seamark.metaserver.store.passed_time import PassedTime, read_passed_time
 from seamark.metaserver.store.port import InstantFilter
 
 _DELETED_FILES_PER_BATCH = 100
@@ -87,10 +87,11 @@ class Dropped:
             BadRequest: The entry can still be restored.
         """
         row = await self.get(dropped_id)
-        passed = await look_at_clock(self._context.store, self._context.clock)
+        passed = await read_passed_time(self._context.store, self._context.clock)
         if not row.is_retained and not _is_expired(row, passed):
             raise BadRequest(
-                f"{show(row.entry.namespace, row.entry.name)} can be restored until its retention ends; purge it, or "
+                f"{format_path(row.entry.namespace, row.entry.name)} can be restored until its retention ends; purge "
+                f"it, or "
                 "release its locations after that"
             )
         forget = [] if row.is_retained else [ForgetDropped(dropped_id=row.id)]
@@ -124,7 +125,7 @@ class Dropped:
         """
         requested_ms = self._context.clock.now_ms()
         row = await self.get(dropped_id)
-        passed = await look_at_clock(self._context.store, self._context.clock)
+        passed = await read_passed_time(self._context.store, self._context.clock)
         if _is_expired(row, passed):
             raise NotFound(f"The retention of {dropped_id} has ended; it can no longer be undropped")
         path = row.entry.namespace if namespace is None else namespace
@@ -160,7 +161,7 @@ class Dropped:
         )
         for instant in unfinished:
             await self._delete_files(instant)
-        passed = await look_at_clock(self._context.store, self._context.clock)
+        passed = await read_passed_time(self._context.store, self._context.clock)
         retention_ms = self._context.settings.drop_retention_s * 1000
         # After a change of the setting, the rows may include entries that have not expired yet, and may lack expired
         # entries.
@@ -277,7 +278,7 @@ def make_no_such_dropped(dropped_id: str) -> NotFound:
     return NotFound(f"No dropped entry has the id {dropped_id[:100]!r}; list them with GET /api/v1/dropped")
 
 
-def drop_operations(
+def make_drop_operations(
     context: CatalogContext, caller: Caller, entry: Entry, *, purge: bool, requested_ms: int
 ) -> list[Operation]:
     """Return the operations that drop a name, and keep its row until the retention ends.

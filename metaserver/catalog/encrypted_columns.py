@@ -101,10 +101,10 @@ def _list_uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]
     """Yield the uses that publish values of encrypted columns."""
     secret = find_encrypted_ids(metadata)
     if secret:
-        yield from ((use, column_id) for use, column_id in _uses(metadata, indexed) if column_id in secret)
+        yield from ((use, column_id) for use, column_id in _list_all_uses(metadata, indexed) if column_id in secret)
 
 
-def _uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
+def _list_all_uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
     """Yield the uses that publish values of any column. `indexed` contains the ids of indexed columns."""
     yield from (("the partition spec", column_id) for column_id in metadata.default_spec.published_ids)
     order = metadata.sort_order(metadata.default_sort_order_id)

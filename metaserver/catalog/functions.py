@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from seamark.formats.iceberg.metadata.properties import check_client_properties
-from seamark.formats.protocol.wire import check_name, encode_json, show
+from seamark.formats.protocol.wire import check_name, encode_json, format_path
 from seamark.formats.runtime.decoding import convert_values
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.catalog.context import CatalogContext
-from seamark.metaserver.catalog.documents import name_suffix
+from seamark.metaserver.catalog.documents import choose_file_suffix
 from seamark.metaserver.catalog.ownership.claims import claim_folder
 from seamark.metaserver.catalog.pointers import build_swap, make_entry
 from seamark.metaserver.catalog.values import Caller, LoadedFunction, Page
@@ -72,7 +72,8 @@ class Functions:
         current = await self._context.store.load_entry(EntryKind.FUNCTION, namespace, name)
         if current is not None and current.uuid != checked.function_uuid:
             raise BadRequest(
-                f"{show(namespace, name)} has function-uuid {current.uuid}; drop it before you put another function"
+                f"{format_path(namespace, name)} has function-uuid {current.uuid}; drop it before you put another "
+                f"function"
             )
         folder = await self._context.choose_location(
             caller, EntryKind.FUNCTION, namespace, name, checked.function_uuid, None
@@ -81,7 +82,7 @@ class Functions:
             # The UUID identifies the history of an entry, and it decides whether a table's files may be deleted.
             raise BadRequest(f"The function-uuid {checked.function_uuid} is in use; choose another")
         body = encode_json(document)
-        location = f"{folder}/metadata/{self._context.clock.uuid7()}{name_suffix(body, '.function.json')}"
+        location = f"{folder}/metadata/{self._context.clock.uuid7()}{choose_file_suffix(body, '.function.json')}"
         entry = make_entry(namespace, name, checked.function_uuid, location, requested_ms, EntryKind.FUNCTION)
         change: list[Operation] = self._context.create_entry(caller, entry)
         if current is not None:
@@ -108,5 +109,5 @@ class Functions:
             )
         except CommitConflict:
             raise CommitConflict(
-                f"{show(namespace, name)} was replaced in the meantime; drop it again if you still want to"
+                f"{format_path(namespace, name)} was replaced in the meantime; drop it again if you still want to"
             ) from None

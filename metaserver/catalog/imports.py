@@ -12,11 +12,11 @@ from functools import partial
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import check_client_properties
 from seamark.formats.iceberg.views.view import ViewMetadata
-from seamark.formats.protocol.wire import check_new_name, show
+from seamark.formats.protocol.wire import check_new_name, format_path
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict, Corrupt
 from seamark.formats.storage.locations import Location, parse_location
 from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext
-from seamark.metaserver.catalog.ownership.claims import claim
+from seamark.metaserver.catalog.ownership.claims import make_claim
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author
 from seamark.metaserver.catalog.pointers import make_entry, table_uuid
@@ -106,7 +106,8 @@ class Imports:
         check_view_locations(self._context.warehouse, metadata, location)
         if borrows_rights(metadata) and not keep_owner:
             raise BadRequest(
-                f"The view {show(namespace, name)} runs with the rights of the user in its properties, which is a user "
+                f"The view {format_path(namespace, name)} runs with the rights of the user in its properties, which is "
+                f"a user "
                 "of the other catalog; import it with keep-owner if this user is the same here"
             )
         check_author(caller, metadata)
@@ -120,7 +121,7 @@ class Imports:
         """Run the checks of a registration without registering the entry, for a dry run."""
         check_new_name(entry.name, f"{entry.kind.value} name")
         await self._check_unnamed(entry)
-        await claim(self._context, caller, metadata, entry)
+        await make_claim(self._context, caller, metadata, entry)
         return entry, True
 
     async def _register(self, entry: Entry, register: Callable[[], Awaitable[object]]) -> tuple[Entry, bool]:
@@ -144,12 +145,12 @@ class Imports:
         other_kind = EntryKind.VIEW if kind is EntryKind.TABLE else EntryKind.TABLE
         if await self._context.store.load_entry(other_kind, namespace, name) is not None:
             raise AlreadyExists(
-                f"{other_kind.value.capitalize()} with same name already exists: {show(namespace, name)}"
+                f"{other_kind.value.capitalize()} with same name already exists: {format_path(namespace, name)}"
             )
         entry = await self._context.store.load_entry(kind, namespace, name)
         if entry is not None and entry.metadata_location != location:
             raise AlreadyExists(
-                f"{kind.value.capitalize()} {show(namespace, name)} exists with the metadata file "
+                f"{kind.value.capitalize()} {format_path(namespace, name)} exists with the metadata file "
                 f"{entry.metadata_location}; rename one of both, or drop the {kind.value} here and import it again"
             )
         return entry
@@ -159,7 +160,8 @@ class Imports:
         if names:
             raise AlreadyExists(
                 f"The {entry.kind.value} {entry.uuid} of {entry.metadata_location} is live under another name, so it "
-                f"cannot become {show(entry.namespace, entry.name)}; import each {entry.kind.value} under one name"
+                f"cannot become {format_path(entry.namespace, entry.name)}; import each {entry.kind.value} under one "
+                f"name"
             )
 
 

@@ -7,7 +7,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import METADATA_PATH, get_metadata_folder
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import AlreadyExists, Forbidden
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.documents import is_named_by_content
@@ -31,7 +31,7 @@ async def check_name_free(
     for other in (kind, EntryKind.VIEW if kind is EntryKind.TABLE else EntryKind.TABLE):
         if await context.store.load_entry(other, namespace, name) is not None:
             suffix = "" if other is kind else " with same name"
-            raise AlreadyExists(f"{other.value.capitalize()}{suffix} already exists: {show(namespace, name)}")
+            raise AlreadyExists(f"{other.value.capitalize()}{suffix} already exists: {format_path(namespace, name)}")
 
 
 def build_swap(entry: Entry, location: str, now_ms: int, holder: str = "") -> SwapPointer:
@@ -115,7 +115,8 @@ def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
     is_own = table_uuid(metadata) == entry.uuid
     if not is_own and not (is_derived(entry.uuid) and is_named_by_content(entry.metadata_location)):
         raise Forbidden(
-            f"The metadata file of {show(entry.namespace, entry.name)} was overwritten with the metadata of another "
+            f"The metadata file of {format_path(entry.namespace, entry.name)} was overwritten with the metadata of "
+            f"another "
             "table; register an older metadata file"
         )
 

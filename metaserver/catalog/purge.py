@@ -20,7 +20,7 @@ from seamark.formats.protocol.wire import (
     FRESH_FOLDER,
     INDEX_FOLDER,
     PLANS_FOLDER,
-    show,
+    format_path,
 )
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, ObjectMissing
 from seamark.formats.runtime.lazy_module import LazyModule
@@ -108,7 +108,8 @@ async def check_purgeable(context: CatalogContext, entry: Entry) -> None:
         return  # The purge deletes no files without readable metadata, but the table can be dropped.
     if not is_collectable(metadata):
         raise BadRequest(
-            f"Cannot purge {show(entry.namespace, entry.name)}: its gc.enabled is false, so other tables may use its "
+            f"Cannot purge {format_path(entry.namespace, entry.name)}: its gc.enabled is false, so other tables may "
+            f"use its "
             "files; drop it without purge"
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import Forbidden
 from seamark.formats.runtime.lazy_module import LazyModule
@@ -63,7 +63,8 @@ class StagingPasses:
             or (claims.get("namespace"), claims.get("name")) != (list(namespace), name)
         ):
             raise Forbidden(
-                f"The staging pass in this URL has expired or is not for {show(namespace, name)}; create the table "
+                f"The staging pass in this URL has expired or is not for {format_path(namespace, name)}; create the "
+                f"table "
                 "again"
             )
         return str(claims["location"])

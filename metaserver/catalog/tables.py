@@ -14,7 +14,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.new_table import build_table_metadata
 from seamark.formats.iceberg.metadata.properties import check_client_properties
 from seamark.formats.iceberg.metadata.table_json import encode_table
-from seamark.formats.protocol.wire import check_changeable, check_new_name, show
+from seamark.formats.protocol.wire import check_changeable, check_new_name, format_path
 from seamark.formats.runtime.errors import (
     AlreadyExists,
     BadRequest,
@@ -23,12 +23,12 @@ from seamark.formats.runtime.errors import (
     NotFound,
 )
 from seamark.metaserver.catalog.context import CatalogContext
-from seamark.metaserver.catalog.documents import compress
-from seamark.metaserver.catalog.dropped import drop_operations
+from seamark.metaserver.catalog.documents import compress_document
+from seamark.metaserver.catalog.dropped import make_drop_operations
 from seamark.metaserver.catalog.encrypted_columns import check_encrypted_columns
 from seamark.metaserver.catalog.large_requests import index_columns
-from seamark.metaserver.catalog.ownership.claims import check_unclaimed, claim
-from seamark.metaserver.catalog.ownership.own_files import allow, replace_allowed_locations
+from seamark.metaserver.catalog.ownership.claims import check_unclaimed, make_claim
+from seamark.metaserver.catalog.ownership.own_files import make_allowed_locations, replace_allowed_locations
 from seamark.metaserver.catalog.plans.plan_tables import check_lasting
 from seamark.metaserver.catalog.pointers import (
     build_swap,
@@ -88,11 +88,11 @@ class Tables:
         requested_ms = self._context.clock.now_ms()
         metadata = await self._make_metadata(caller, namespace, request)
         codec = metadata.properties.get("write.metadata.compression-codec", "none")
-        document, suffix = compress(codec, encode_table(metadata))
+        document, suffix = compress_document(codec, encode_table(metadata))
         location = create_metadata_location(self._context, metadata.location, metadata.properties, None, suffix)
         entry = make_entry(namespace, request.name, table_uuid(metadata), location, requested_ms)
-        claimed = await claim(self._context, caller, metadata, entry, fresh=True)
-        allowed_operations = await allow(self._context, caller, entry.uuid, metadata.properties, {})
+        claimed = await make_claim(self._context, caller, metadata, entry, fresh=True)
+        allowed_operations = await make_allowed_locations(self._context, caller, entry.uuid, metadata.properties, {})
         operations = [
             claimed,
             *allowed_operations,
@@ -148,7 +148,7 @@ class Tables:
         is_same = current is not None and current.uuid == entry.uuid
         if overwrite and not is_same and await self._context.store.count_names(entry.uuid, dropped=False):
             raise AlreadyExists(
-                f"Cannot overwrite {show(namespace, name)} with {location}, the metadata of table {entry.uuid}, "
+                f"Cannot overwrite {format_path(namespace, name)} with {location}, the metadata of table {entry.uuid}, "
                 "which is live under another name; rename or drop that table first, or register it without overwrite "
                 "under a name that is free"
             )
@@ -159,9 +159,11 @@ class Tables:
             if current is not None:
                 if check_drop is not None:
                     await check_drop()
-                operations += drop_operations(self._context, caller, current, purge=False, requested_ms=requested_ms)
+                operations += make_drop_operations(
+                    self._context, caller, current, purge=False, requested_ms=requested_ms
+                )
             operations += self._context.create_entry(caller, entry)
-        operations.append(await claim(self._context, caller, metadata, entry, may_restore=not is_same))
+        operations.append(await make_claim(self._context, caller, metadata, entry, may_restore=not is_same))
         allowing = metadata.properties if allows_locations else {}
         operations.append(await replace_allowed_locations(self._context, caller, entry.uuid, allowing))
         operations.append(self._context.make_instant(caller, entry, "register", requested_ms=requested_ms))
@@ -229,7 +231,7 @@ class Tables:
         entry = await self.load_entry(namespace, name)
         if purge:
             await check_purgeable(self._context, entry)
-        operations = drop_operations(self._context, caller, entry, purge=purge, requested_ms=requested_ms)
+        operations = make_drop_operations(self._context, caller, entry, purge=purge, requested_ms=requested_ms)
         await self._context.transact([*operations, *self._context.remember(caller, status=204)])
 
     async def rename(self, caller: Caller, source: TableIdentifier, target: TableIdentifier) -> None:
@@ -308,7 +310,7 @@ async def rename_entry(
     operations: list[Any] = [rename]
     # The store raises the error for a missing entry.
     if entry is not None:
-        summary = {"to": show(target.namespace, target.name), "to-namespace": list(target.namespace)}
+        summary = {"to": format_path(target.namespace, target.name), "to-namespace": list(target.namespace)}
         operations.append(context.make_instant(caller, entry, "rename", requested_ms=requested_ms, summary=summary))
     operations += context.remember(caller, status=204)
     await context.transact(operations)

@@ -12,7 +12,7 @@ from seamark.formats.iceberg.metadata.properties import check_client_properties
 from seamark.formats.iceberg.metadata.requirements import check_view_requirements
 from seamark.formats.iceberg.views.view import ViewMetadata, encode_view
 from seamark.formats.iceberg.views.view_updates import apply_view_updates, build_view_metadata
-from seamark.formats.protocol.wire import check_new_name, show
+from seamark.formats.protocol.wire import check_new_name, format_path
 from seamark.formats.runtime.errors import (
     BadRequest,
     CommitConflict,
@@ -20,9 +20,9 @@ from seamark.formats.runtime.errors import (
     Forbidden,
 )
 from seamark.metaserver.catalog.context import CatalogContext
-from seamark.metaserver.catalog.documents import name_suffix
-from seamark.metaserver.catalog.dropped import drop_operations
-from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, may_add_locations
+from seamark.metaserver.catalog.documents import choose_file_suffix
+from seamark.metaserver.catalog.dropped import make_drop_operations
+from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, make_claim, may_add_locations
 from seamark.metaserver.catalog.ownership.owners import (
     borrows_rights,
     check_author,
@@ -71,12 +71,13 @@ class Views:
         metadata = await self._context.documents.view(entry.metadata_location)
         if metadata.view_uuid != entry.uuid:
             raise Forbidden(
-                f"The metadata file of {show(entry.namespace, entry.name)} was overwritten by the file of another "
+                f"The metadata file of {format_path(entry.namespace, entry.name)} was overwritten by the file of "
+                f"another "
                 "view; register an older metadata file"
             )
         if borrows_rights(metadata) and not await self._is_recorded(entry, metadata):
             raise Forbidden(
-                f"The metadata file of {show(entry.namespace, entry.name)}, a view that runs with the rights of "
+                f"The metadata file of {format_path(entry.namespace, entry.name)}, a view that runs with the rights of "
                 "another user, was changed after its commit; register an older metadata file"
             )
         return metadata
@@ -118,12 +119,12 @@ class Views:
         )
         metadata = await self._context.large.run_by_size(caller.principal_name, caller.request_bytes, work)
         document = encode_view(metadata)
-        suffix = name_suffix(document)
+        suffix = choose_file_suffix(document)
         path = create_metadata_location(self._context, location, metadata.properties, None, suffix)
         entry = make_entry(namespace, request.name, uuid, path, requested_ms, EntryKind.VIEW)
         record = self._make_instant(caller, entry, "create", requested_ms, metadata)
         remember = self._context.remember(caller, status=200, metadata_location=path)
-        claimed = await claim(self._context, caller, metadata, entry, fresh=True)
+        claimed = await make_claim(self._context, caller, metadata, entry, fresh=True)
         created = self._context.create_entry(caller, entry)
         await self._context.create_and_transact(path, document, [claimed, *created, record, *remember])
         return LoadedView(entry=entry, metadata=metadata)
@@ -152,7 +153,7 @@ class Views:
         entry = make_entry(namespace, name, metadata.view_uuid, location, requested_ms, EntryKind.VIEW)
         await self._context.transact(
             [
-                await claim(self._context, caller, metadata, entry, may_restore=True),
+                await make_claim(self._context, caller, metadata, entry, may_restore=True),
                 *self._context.create_entry(caller, entry),
                 self._make_instant(caller, entry, "register", requested_ms, metadata),
                 *self._context.remember(caller, status=200, metadata_location=location),
@@ -197,7 +198,7 @@ class Views:
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str) -> None:
         requested_ms = self._context.clock.now_ms()
         entry = await self.load_entry(namespace, name)
-        operations = drop_operations(self._context, caller, entry, purge=False, requested_ms=requested_ms)
+        operations = make_drop_operations(self._context, caller, entry, purge=False, requested_ms=requested_ms)
         await self._context.transact([*operations, *self._context.remember(caller, status=204)])
 
     async def rename(self, caller: Caller, source: TableIdentifier, target: TableIdentifier) -> None:
@@ -211,7 +212,7 @@ class Views:
         await self._context.check_properties(caller, metadata.properties, base.properties, entry.namespace)
         now_ms = self._context.clock.now_ms()
         document = encode_view(metadata)
-        suffix = name_suffix(document)
+        suffix = choose_file_suffix(document)
         path = create_metadata_location(
             self._context, metadata.location, metadata.properties, entry.metadata_location, suffix
         )
@@ -220,7 +221,7 @@ class Views:
         remember = self._context.remember(caller, status=200, metadata_location=path)
         claimed: builtins.list[Any] = []
         if may_add_locations(base, metadata):
-            claimed.append(await claim(self._context, caller, metadata, updated))
+            claimed.append(await make_claim(self._context, caller, metadata, updated))
         else:
             await check_writable(self._context, entry.uuid, metadata)
         await self._context.create_and_transact(

@@ -22,19 +22,19 @@ from seamark.formats.iceberg.metadata.properties import parse_bool
 from seamark.formats.iceberg.metadata.replacement import find_row_count_mismatch
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.index.definitions import read_definitions
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import CommitUnknown, ObjectExists, RetryLater, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
-from seamark.metaserver.catalog.documents import compress
+from seamark.metaserver.catalog.documents import compress_document
 from seamark.metaserver.catalog.encrypted_columns import check_encrypted_columns
 from seamark.metaserver.catalog.ownership.claims import (
     check_unclaimed,
     check_writable,
-    claim,
     list_claimed,
+    make_claim,
     may_add_locations,
 )
-from seamark.metaserver.catalog.ownership.own_files import allow
+from seamark.metaserver.catalog.ownership.own_files import make_allowed_locations
 from seamark.metaserver.catalog.pointers import build_swap, create_metadata_location, get_uuid, make_entry
 from seamark.metaserver.catalog.policies import record_setters
 from seamark.metaserver.catalog.purge import make_owns
@@ -301,16 +301,16 @@ class Publisher:
             metadata, removed = add_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
             if parse_bool(metadata.properties, _DELETE_AFTER_COMMIT, False) and removed:
                 unneeded = await self._select_own(entry.uuid, metadata, removed)
-        document, suffix = compress(metadata.properties.get(_CODEC, "none"), encode_table(metadata))
+        document, suffix = compress_document(metadata.properties.get(_CODEC, "none"), encode_table(metadata))
         previous = None if entry is None else entry.metadata_location
         location = create_metadata_location(self._context, metadata.location, metadata.properties, previous, suffix)
         claims: tuple[Operation, ...] = ()
         if may_add_locations(base, metadata):
             new_entry = make_entry(namespace, name, uuid, location, 0)
-            claims = (await claim(self._context, caller, metadata, new_entry, fresh=base is None),)
+            claims = (await make_claim(self._context, caller, metadata, new_entry, fresh=base is None),)
         elif entry is not None and not is_checked:
             await check_writable(self._context, entry.uuid, metadata)
-        claims += tuple(await allow(self._context, caller, uuid, metadata.properties, base_properties))
+        claims += tuple(await make_allowed_locations(self._context, caller, uuid, metadata.properties, base_properties))
         return PreparedCommit(
             namespace, name, uuid, entry, metadata, events, files, document, location, unneeded, claims
         )
@@ -387,8 +387,8 @@ class Publisher:
         summary: dict[str, Any] = {"updates": list(event.updates[:_RECORDED_UPDATES_MAX])}
         if event.snapshot_id is not None:
             recorded = event.summary
-            summary["operation"] = _shorten(recorded.get("operation"))
-            summary |= {key: _shorten(recorded[key]) for key in _SUMMARY_KEYS if key in recorded}
+            summary["operation"] = _shorten_value(recorded.get("operation"))
+            summary |= {key: _shorten_value(recorded[key]) for key in _SUMMARY_KEYS if key in recorded}
             if (reason := _describe_difference(prepared.metadata, event.snapshot_id)) is not None:
                 summary[OTHER_ROWS] = reason
         now_ms = self._context.clock.now_ms()
@@ -459,7 +459,7 @@ def _list_indexed_columns(metadata: TableMetadata) -> list[int]:
     return [column_id for definition in definitions for column_id in definition.column_ids]
 
 
-def _shorten(value: object) -> object:
+def _shorten_value(value: object) -> object:
     return value[:_SUMMARY_CHARACTERS_MAX] if isinstance(value, str) else value
 
 
@@ -469,5 +469,6 @@ def make_pointer_moved(namespace: NamespacePath, name: str) -> CommitUnknown:
     After an answer of 404 or 409, clients would delete files that the dropped or renamed table still uses.
     """
     return CommitUnknown(
-        f"This commit succeeded, but {show(namespace, name)} was dropped, renamed or replaced since; keep its files"
+        f"This commit succeeded, but {format_path(namespace, name)} was dropped, renamed or replaced since; keep its "
+        f"files"
     )

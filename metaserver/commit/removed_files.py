@@ -20,7 +20,7 @@ from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.operations import SaveCursor
-from seamark.metaserver.store.passed_time import look_at_clock
+from seamark.metaserver.store.passed_time import read_passed_time
 
 _WRITERS_MS = 30 * 24 * 3_600_000
 """The maximum time after a removal in which writers may commit files that they wrote before the removal."""
@@ -47,7 +47,7 @@ async def read_removal_note(context: CatalogContext, uuid: str) -> str | None:
 
 async def is_recent(context: CatalogContext, note: str) -> bool:
     """Return whether a writer may still commit files that were written before the note."""
-    passed = await look_at_clock(context.store, context.clock)
+    passed = await read_passed_time(context.store, context.clock)
     return passed.measure_ms(int(note.partition(" ")[0]), passed.now_ms) < _WRITERS_MS
 
 

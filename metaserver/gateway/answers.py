@@ -15,15 +15,18 @@ NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 
 def answer_copy(root: str, etag: str, modified_ns: int, call: S3Call) -> web.Response:
     return make_xml_response(
-        make_document(root, tag("ETag", etag) + tag("LastModified", format_timestamp(modified_ns))), call
+        make_document(
+            root, build_xml_element("ETag", etag) + build_xml_element("LastModified", format_timestamp(modified_ns))
+        ),
+        call,
     )
 
 
 def name_object(call: S3Call) -> str:
-    return tag("Bucket", call.address.bucket) + tag("Key", call.address.key)
+    return build_xml_element("Bucket", call.address.bucket) + build_xml_element("Key", call.address.key)
 
 
-def tag(name: str, value: str) -> str:
+def build_xml_element(name: str, value: str) -> str:
     return f"<{name}>{escape_xml(value)}</{name}>"
 
 

@@ -65,12 +65,12 @@ def check_read(headers: Mapping[str, str], etag: str, modified_s: int, prefix: s
     unmet = "PreconditionFailed" if prefix else "NotModified"
     if_match, if_none_match = headers.get(f"{prefix}if-match"), headers.get(f"{prefix}if-none-match")
     if if_match is not None:
-        if not _matches(if_match, etag):
+        if not _matches_etag(if_match, etag):
             raise _make_condition_error("PreconditionFailed")
     elif (since_s := _parse_seconds(headers.get(f"{prefix}if-unmodified-since"))) is not None and modified_s > since_s:
         raise _make_condition_error("PreconditionFailed")
     if if_none_match is not None:
-        if _matches(if_none_match, etag):
+        if _matches_etag(if_none_match, etag):
             raise _make_condition_error(unmet, etag)
     elif (since_s := _parse_seconds(headers.get(f"{prefix}if-modified-since"))) is not None and modified_s <= since_s:
         raise _make_condition_error(unmet, etag)
@@ -95,11 +95,11 @@ def check_write(headers: Mapping[str, str], etag: str | None) -> None:
     if if_match is not None:
         if etag is None:
             raise S3Error("NoSuchKey", "The specified key does not exist")
-        if not _matches(if_match, etag):
+        if not _matches_etag(if_match, etag):
             raise _make_condition_error("PreconditionFailed")
 
 
-def _matches(condition: str, etag: str) -> bool:
+def _matches_etag(condition: str, etag: str) -> bool:
     tags = {tag.strip().removeprefix("W/").strip('"') for tag in condition.split(",")}
     return "*" in tags or etag.strip('"') in tags
 

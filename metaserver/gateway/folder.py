@@ -22,11 +22,11 @@ from seamark.formats.storage.locations import parse_object
 from seamark.metaserver.api.http.slots import HolderLimit
 from seamark.metaserver.gateway.answers import (
     answer_copy,
+    build_xml_element,
     format_timestamp,
     make_document,
     make_xml_response,
     name_object,
-    tag,
 )
 from seamark.metaserver.gateway.backend import PromptResponse, S3Call
 from seamark.metaserver.gateway.conditions import check_read, read_range
@@ -35,7 +35,7 @@ from seamark.metaserver.gateway.folder_files import (
     FileInfo,
     Staging,
     copy_bytes,
-    describe,
+    read_file_info,
     select_kept_headers,
 )
 from seamark.metaserver.gateway.folder_listing import list_keys
@@ -167,7 +167,7 @@ class FolderBackend:
 
         def work(place: LocalPlace) -> tuple[int, FileInfo]:
             descriptor = place.root.open_file(place.below)
-            return descriptor, describe(descriptor)
+            return descriptor, read_file_info(descriptor)
 
         if location.endswith("/"):
             raise _make_no_key_error()
@@ -320,7 +320,10 @@ class FolderBackend:
         secret = self._clock.draw_bytes(16)
         upload_id = await self._run(self._uploads.create, location, secret, call.principal_name, self._share, headers)
         return make_xml_response(
-            make_document("InitiateMultipartUploadResult", name_object(call) + tag("UploadId", upload_id)), call
+            make_document(
+                "InitiateMultipartUploadResult", name_object(call) + build_xml_element("UploadId", upload_id)
+            ),
+            call,
         )
 
     async def _put_part(self, call: S3Call) -> web.StreamResponse:
@@ -365,12 +368,19 @@ class FolderBackend:
         parts = await self._run(self._uploads.list_parts, _make_location(call), upload_id)
         later_parts = [part for part in parts if part.number > int(marker)]
         page = later_parts[:limit]
-        text = name_object(call) + tag("UploadId", upload_id) + tag("PartNumberMarker", marker)
-        text += tag("NextPartNumberMarker", str(page[-1].number if page else 0)) + tag("MaxParts", str(limit))
-        text += tag("IsTruncated", str(len(later_parts) > len(page)).lower())
+        text = (
+            name_object(call) + build_xml_element("UploadId", upload_id) + build_xml_element("PartNumberMarker", marker)
+        )
+        text += build_xml_element("NextPartNumberMarker", str(page[-1].number if page else 0)) + build_xml_element(
+            "MaxParts", str(limit)
+        )
+        text += build_xml_element("IsTruncated", str(len(later_parts) > len(page)).lower())
         for part in page:
-            fields = tag("PartNumber", str(part.number)) + tag("LastModified", format_timestamp(part.modified_ns))
-            text += f"<Part>{fields}{tag('ETag', part.etag)}{tag('Size', str(part.size))}</Part>"
+            fields = build_xml_element("PartNumber", str(part.number)) + build_xml_element(
+                "LastModified", format_timestamp(part.modified_ns)
+            )
+            fields += build_xml_element("ETag", part.etag) + build_xml_element("Size", str(part.size))
+            text += f"<Part>{fields}</Part>"
         return make_xml_response(make_document("ListPartsResult", text), call)
 
     async def _complete_upload(self, call: S3Call) -> web.StreamResponse:
@@ -383,7 +393,10 @@ class FolderBackend:
                 lambda place: self._uploads.complete(location, upload_id, part_etags, place, conditions),
             )
         return make_xml_response(
-            make_document("CompleteMultipartUploadResult", name_object(call) + tag("ETag", published.etag)), call
+            make_document(
+                "CompleteMultipartUploadResult", name_object(call) + build_xml_element("ETag", published.etag)
+            ),
+            call,
         )
 
     async def _abort_upload(self, call: S3Call) -> web.StreamResponse:

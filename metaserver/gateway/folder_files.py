@@ -62,7 +62,7 @@ def make_etag(status: os.stat_result) -> str:
     return f'"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"'
 
 
-def describe(descriptor: int) -> FileInfo:
+def read_file_info(descriptor: int) -> FileInfo:
     status = os.fstat(descriptor)
     try:
         headers = convert_json(os.getxattr(descriptor, ATTRIBUTE), dict[str, str])

@@ -29,10 +29,12 @@ def list_keys(root: RootFolder, bucket: str, prefix: str, delimiter: str, after:
     start = f"{folder}/" if folder else ""
     at = f"{bucket}/{folder}".rstrip("/")
     root.check_links(at)
-    return _walk(root, at, start, prefix, after, grouped=delimiter == "/")
+    return _list_folder(root, at, start, prefix, after, grouped=delimiter == "/")
 
 
-def _walk(root: RootFolder, path: str, start: str, prefix: str, after: str, *, grouped: bool) -> Iterator[Listed]:
+def _list_folder(
+    root: RootFolder, path: str, start: str, prefix: str, after: str, *, grouped: bool
+) -> Iterator[Listed]:
     """Yield the objects below the folder `path` of `root`. Their keys begin with `start`."""
     floor = encode_key(after)
     for key, is_folder in _list_children(root, path, start):
@@ -45,8 +47,8 @@ def _walk(root: RootFolder, path: str, start: str, prefix: str, after: str, *, g
             if encode_key(key) <= floor and (not after.startswith(key) or (grouped and after == key)):
                 continue
             if not grouped:
-                yield from _walk(root, name, key, prefix, after, grouped=False)
-            elif next(_walk(root, name, key, key, after, grouped=False), None) is not None:
+                yield from _list_folder(root, name, key, prefix, after, grouped=False)
+            elif next(_list_folder(root, name, key, key, after, grouped=False), None) is not None:
                 yield Listed(key)
         elif encode_key(key) > floor:
             try:

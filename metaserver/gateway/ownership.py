@@ -19,7 +19,7 @@ from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
-from seamark.metaserver.catalog.ownership.claims import with_folders
+from seamark.metaserver.catalog.ownership.claims import list_keys_above
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import TABLE, NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore
@@ -69,7 +69,7 @@ class GrantChecker:
         await self._check_rights(grant, await self._find_names(grant))
         key = await asyncio.to_thread(make_location_key, parse_location(grant.location))
         own_locations = {claim.location for claim in await self._store.claims(grant.table_uuid) if not claim.allowed}
-        if own_locations.isdisjoint(with_folders(key)) and (
+        if own_locations.isdisjoint(list_keys_above(key)) and (
             own_locations or await self._store.find_overlapping_claims([key], grant.table_uuid, 1)
         ):
             self._known.pop(known_key, None)

@@ -119,7 +119,7 @@ class Preloading:
         never = 1 << 60
         await self._ownership.check(ObjectGrant(entry.uuid, metadata.location, False, holder, never, True))
         scan = await self._planner.bind_and_plan(
-            metadata, ScanRequest(filter=_filter(text))
+            metadata, ScanRequest(filter=_parse_filter(text))
         )  # Do not count the plan as a use of indexes.
         located = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
         paths = {block.read_text("file_path", local) or "": None for block, local in located}
@@ -145,7 +145,7 @@ class Preloading:
             used += known_sizes[path]
 
 
-def _filter(text: str) -> Expression:
+def _parse_filter(text: str) -> Expression:
     """Parse the filter of the policy. An empty text selects all files."""
     if not text:
         return TRUE

@@ -28,7 +28,7 @@ from seamark.metaserver.gateway.preloading import Preloading
 from seamark.metaserver.gateway.s3_errors import S3Error, build_error_answer
 from seamark.metaserver.runtime.background import run_in_background
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.store.passed_time import look_at_clock
+from seamark.metaserver.store.passed_time import read_passed_time
 
 _REPORT_S = 1.0
 """The time between two updates of the cache's metrics."""
@@ -49,7 +49,7 @@ async def serve_gateway(
         gateway.begin,
         settings.gateway_send_bytes,
         limits,
-        Answers(_respond, partial(components.metrics.observe, OPERATION, 400, 0.0, None)),
+        Answers(_build_error_response, partial(components.metrics.observe, OPERATION, 400, 0.0, None)),
         tls=tls,
         access_log=None,
         auto_decompress=False,
@@ -61,7 +61,7 @@ async def serve_gateway(
     try:
         async with (
             run_in_background("gateway-tables", partial(ownership.follow, components.timeline)),
-            run_in_background("gateway-backend", partial(_maintain, components, backend)),
+            run_in_background("gateway-backend", partial(_maintain_backend, components, backend)),
             _preload_tables(components, ownership, backend),
         ):
             await web.SockSite(runner, sock, backlog=1024).start()  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ async def _preload_tables(
         yield
 
 
-async def _maintain(components: ServerComponents, backend: Backend) -> None:
+async def _maintain_backend(components: ServerComponents, backend: Backend) -> None:
     """Update the metrics of a cache, and delete the abandoned uploads of a folder."""
     while True:
         if isinstance(backend, CachingBackend):
@@ -119,11 +119,11 @@ async def _maintain(components: ServerComponents, backend: Backend) -> None:
         elif isinstance(backend, FolderBackend | CloudBackend):
             # Without an answer of the database or the store, keep all uploads until the next round.
             with contextlib.suppress(SeamarkError):
-                await backend.delete_abandoned(await look_at_clock(components.store, components.clock))
+                await backend.delete_abandoned(await read_passed_time(components.store, components.clock))
         await asyncio.sleep(_REPORT_S if isinstance(backend, CachingBackend) else _CLEANING_S)
 
 
-def _respond(status: int, kind: str, message: str) -> web.Response:
+def _build_error_response(status: int, kind: str, message: str) -> web.Response:
     """Return the answer to a request that reaches no handler, for example because it is not valid HTTP."""
     code = {408: "RequestTimeout", 429: "SlowDown"}.get(status, "InvalidRequest" if status < 500 else "InternalError")
     return build_error_answer(S3Error(code, message), "", "")

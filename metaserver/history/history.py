@@ -38,7 +38,7 @@ from seamark.metaserver.store.model import (
     QueryTotals,
 )
 from seamark.metaserver.store.operations import AddQueryRecords, ChangeAppliedAdvice, SaveAppliedAdvice
-from seamark.metaserver.store.passed_time import look_at_clock
+from seamark.metaserver.store.passed_time import read_passed_time
 from seamark.metaserver.store.port import PointerStore
 
 FLUSH_S = 60.0
@@ -213,7 +213,7 @@ class QueryHistory:
         key = _Key(read.uuid, principal, read.shape)
         counts = self._counts.get(key)
         if counts is None:
-            counts = self._counts_of_new(key)
+            counts = self._add_counts(key)
         counts.statements += 1
         counts.files_in += min(read.files_in, _FILES_MAX)
         counts.files_left += min(read.files_left, _FILES_MAX)
@@ -262,7 +262,7 @@ class QueryHistory:
         self._samplers_bytes += size
         return True
 
-    def _counts_of_new(self, key: _Key) -> _Counts:
+    def _add_counts(self, key: _Key) -> _Counts:
         """Return new counts for a shape, or the counts of the table's other shapes if the limit is reached."""
         shape = key.shape
         assert shape is not None
@@ -388,7 +388,7 @@ class QueryHistory:
         Raises:
             SeamarkError: The database refuses a change.
         """
-        clock_look = await look_at_clock(self._store, self._clock)
+        clock_look = await read_passed_time(self._store, self._clock)
 
         def find_hour(age_hours: int, period_hours: int) -> int:
             """Return the first hour of the period in which rows are `age_hours` old."""

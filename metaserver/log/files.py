@@ -81,7 +81,7 @@ class _OpenFile:
         os.ftruncate(self._descriptor, size_bytes)
 
     def reserve(self, size_bytes: int) -> None:
-        _reserve(self._descriptor, size_bytes)
+        _reserve_space(self._descriptor, size_bytes)
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -136,7 +136,7 @@ class FolderFiles:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             if reserve_bytes:
-                _reserve(descriptor, reserve_bytes)
+                _reserve_space(descriptor, reserve_bytes)
             _write_all(descriptor, 0, (data,))
             os.fsync(descriptor)
             temporary.rename(self.folder / name)
@@ -180,7 +180,7 @@ def _write_all(descriptor: int, position: int, parts: Sequence[bytes]) -> int:
     return position + size_bytes
 
 
-def _reserve(descriptor: int, size_bytes: int) -> None:
+def _reserve_space(descriptor: int, size_bytes: int) -> None:
     try:
         os.posix_fallocate(descriptor, 0, size_bytes)
     except OSError as error:

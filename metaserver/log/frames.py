@@ -81,7 +81,7 @@ class Frame(NamedTuple):
 
 def frame_bytes(meta: bytes, payloads: Sequence[bytes]) -> int:
     """Return the size of a frame in bytes, including its padding."""
-    return _align(HEADER_BYTES + len(meta) + sum(map(len, payloads)))
+    return _round_up_size(HEADER_BYTES + len(meta) + sum(map(len, payloads)))
 
 
 def encode_meta(content: Entry | StateSummary) -> bytes:
@@ -102,7 +102,7 @@ def encode_frame(segment: int, position: int, kind: FrameKind, meta: bytes, payl
     for part in payloads:
         crc = crc32c(part, crc)
     header = _HEADER.pack(_MAGIC, crc, body_bytes, len(meta), kind)
-    return [header, meta, *payloads, bytes(_align(HEADER_BYTES + body_bytes) - HEADER_BYTES - body_bytes)]
+    return [header, meta, *payloads, bytes(_round_up_size(HEADER_BYTES + body_bytes) - HEADER_BYTES - body_bytes)]
 
 
 def encode_mark(segment: int, position: int) -> bytes:
@@ -135,7 +135,7 @@ def read_frame(segment: int, position: int, buffer: Buffer, start: int = 0) -> F
     body = view[place + HEADER_BYTES : end]
     return Frame(
         position,
-        position + _align(HEADER_BYTES + body_bytes),
+        position + _round_up_size(HEADER_BYTES + body_bytes),
         frame_kind,
         body[:meta_bytes],
         body[meta_bytes:],
@@ -197,11 +197,11 @@ def find_batch(entry: AppendEntry, payloads: memoryview, shard: Shard) -> tuple[
 
 def read_frame_length(header: bytes) -> int:
     """Return the size of a frame in bytes, as stated in its header. The header may be damaged."""
-    return _align(HEADER_BYTES + int(_HEADER.unpack_from(header)[2]))
+    return _round_up_size(HEADER_BYTES + int(_HEADER.unpack_from(header)[2]))
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
 
 
-def _align(size_bytes: int) -> int:
+def _round_up_size(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -52,7 +52,7 @@ class RecoveredLog:
     torn_bytes: int
 
 
-def recover(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes: int) -> RecoveredLog:
+def recover_log(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes: int) -> RecoveredLog:
     """Open the log in a folder, or begin a new log.
 
     Args:
@@ -67,7 +67,7 @@ def recover(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes: int
     """
     numbers = _list_segment_numbers(files)
     if not numbers:
-        return _begin(files, state, now_ms, segment_bytes)
+        return _begin_log(files, state, now_ms, segment_bytes)
     segments = [_open_segment(files, number, is_last=number == numbers[-1]) for number in numbers]
     torn_bytes, file = _recover_last(files, segments, state, segment_bytes)
     try:
@@ -98,7 +98,7 @@ def _list_segment_numbers(files: LogFiles) -> list[int]:
     return numbers
 
 
-def _begin(files: LogFiles, state: LogState, now_ms: int, segment_bytes: int) -> RecoveredLog:
+def _begin_log(files: LogFiles, state: LogState, now_ms: int, segment_bytes: int) -> RecoveredLog:
     state.time_ms = now_ms
     files.remove([name for name in files.list_names() if parse_segment_number(name, INDEX_SUFFIX) is not None])
     segment = create_segment(files, 1, state, segment_bytes=segment_bytes)
@@ -137,13 +137,13 @@ def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> LogSegment:
     except OSError:
         decoded = None
     if decoded is None or decoded[0].segment_bytes > files.measure_size(segment.name):
-        _scan(files, segment)
+        _scan_segment(files, segment)
         return segment
     segment.use_index_file(decoded)
     return segment
 
 
-def _scan(files: LogFiles, segment: LogSegment) -> None:
+def _scan_segment(files: LogFiles, segment: LogSegment) -> None:
     """Read the frames of a complete segment without an index file.
 
     Raises:

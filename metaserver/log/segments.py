@@ -49,7 +49,7 @@ from seamark.metaserver.log.port import (
     check_append,
     check_producer_name,
 )
-from seamark.metaserver.log.recovery import FULL, RecoveredLog, create_segment_file, recover
+from seamark.metaserver.log.recovery import FULL, RecoveredLog, create_segment_file, recover_log
 from seamark.metaserver.log.segment import LogSegment, find_segment, index_name, select_segments_from
 from seamark.metaserver.log.state import AppendEntry, Group, LogState
 from seamark.metaserver.log.waiting import Waiters
@@ -559,7 +559,7 @@ async def open_segments(
     state = LogState(limits.producers_max, limits.retention_ms)
     try:
         recovered = await runner.write(
-            partial(recover, files, state, clock.now_ms(), segment_bytes=limits.segment_bytes)
+            partial(recover_log, files, state, clock.now_ms(), segment_bytes=limits.segment_bytes)
         )
     except OSError as error:
         raise LogUnavailable(

@@ -175,7 +175,9 @@ class LogState:
                     summary.watermark = batch.offset + batch.rows
                     summary.size_bytes += batch.size_bytes
                 if entry.producer:
-                    self._set_producer(entry.producer, follow(self.producers.get(entry.producer), entry))
+                    self._set_producer(
+                        entry.producer, advance_producer_summary(self.producers.get(entry.producer), entry)
+                    )
             case FenceEntry():
                 previous = self.producers.get(entry.producer)
                 self._set_producer(entry.producer, begin_session(previous, entry))
@@ -338,7 +340,7 @@ class LogState:
             assert not numbers or numbers[-1] == producer.sequence, (name, numbers)
 
 
-def follow(previous: ProducerSummary | None, entry: AppendEntry) -> ProducerSummary:
+def advance_producer_summary(previous: ProducerSummary | None, entry: AppendEntry) -> ProducerSummary:
     """Return the state of a producer after one of its appends."""
     positions = tuple((batch.stream, batch.number, batch.offset, batch.offset + batch.rows) for batch in entry.batches)
     earlier = previous.appends if previous is not None else ()
@@ -400,7 +402,7 @@ class Group:
         for batch in entry.batches:
             self._ends[batch.shard] = batch.offset + batch.rows
         if producer is not None:
-            self._set_producer(producer.name, follow(self._find_producer(producer.name), entry))
+            self._set_producer(producer.name, advance_producer_summary(self._find_producer(producer.name), entry))
         return Acknowledgement(
             tuple(Position(batch.shard, batch.offset, batch.offset + batch.rows) for batch in entry.batches)
         )

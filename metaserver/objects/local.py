@@ -124,7 +124,7 @@ class LocalObjects:
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        return await self.run(location, lambda place: _read(place, location, limit_bytes))
+        return await self.run(location, lambda place: _read_file(place, location, limit_bytes))
 
     async def read_range(self, location: str, start: int, length: int) -> bytes:
         check_range(start, length)
@@ -151,7 +151,7 @@ class LocalObjects:
         try:
             return place.root.is_file(place.below)
         except OSError as error:
-            raise _explain(error, location) from error
+            raise _explain_error(error, location) from error
 
     async def check_links(self, locations: Sequence[str]) -> None:
         if len(locations) <= _CHECKED_IN_LOOP_MAX:
@@ -160,10 +160,10 @@ class LocalObjects:
             await self.run(locations[0], lambda _: self._check_links(locations))
 
     async def delete(self, location: str) -> None:
-        await self.run(location, _delete)
+        await self.run(location, _delete_file)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        walk = await self.run(prefix, _walk)
+        walk = await self.run(prefix, _walk_folder)
         while True:
             batch = await self.run(prefix, lambda _: tuple(islice(walk, _OBJECTS_PER_BATCH)))
             for info in batch:
@@ -194,7 +194,7 @@ class LocalObjects:
             try:
                 return work(place)
             except OSError as error:
-                raise _explain(error, location) from error
+                raise _explain_error(error, location) from error
 
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -232,7 +232,7 @@ class LocalObjects:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                raise _explain(error, at, is_folder=True) from error
+                raise _explain_error(error, at, is_folder=True) from error
 
     def _check_names(self, folder: str, names: Iterable[str]) -> None:
         place = self._find_place(parse_location(folder))
@@ -250,7 +250,7 @@ class LocalObjects:
         try:
             temporary, descriptor = _open_new(folder, temporary_name)
             try:
-                _write(descriptor, data, place.umask, durable=durable)
+                _write_file(descriptor, data, place.umask, durable=durable)
                 try:
                     os.link(temporary, place.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
                 except FileExistsError:
@@ -293,7 +293,7 @@ class DurableFolders:
         key = (place.root.path, place.below)
         with contextlib.suppress(FileNotFoundError):
             folder = place.root.open_folder(place.below)
-            if self._known.get(key) == _identify(folder):
+            if self._known.get(key) == _identify_folder(folder):
                 return folder
             os.close(folder)
         if not os.path.isdir(place.root.real_path):
@@ -315,7 +315,7 @@ class DurableFolders:
         with self._lock:
             while len(self._known) >= self._known_max:
                 self._known.pop(next(iter(self._known)))
-            self._known[key] = _identify(opened)
+            self._known[key] = _identify_folder(opened)
         return opened
 
 
@@ -340,7 +340,7 @@ def _make_folder(name: str, umask: int | None, parent: int | None = None) -> Non
         os.close(descriptor)
 
 
-def _identify(folder: int) -> tuple[int, int]:
+def _identify_folder(folder: int) -> tuple[int, int]:
     status = os.fstat(folder)
     return status.st_dev, status.st_ino
 
@@ -351,7 +351,7 @@ def _check_local(location: Location) -> Location:
     return location
 
 
-def _explain(error: OSError, location: str, *, is_folder: bool = False) -> Exception:
+def _explain_error(error: OSError, location: str, *, is_folder: bool = False) -> Exception:
     reason = error.strerror or str(error)
     if isinstance(error, SymbolicLinkError) and (is_folder or not error.is_last):
         return BadRequest(
@@ -371,7 +371,7 @@ def _explain(error: OSError, location: str, *, is_folder: bool = False) -> Excep
     return StorageError(f"The file system refused {location!r}: {reason}")
 
 
-def _read(place: LocalPlace, location: str, limit_bytes: int | None) -> bytes:
+def _read_file(place: LocalPlace, location: str, limit_bytes: int | None) -> bytes:
     with open(place.root.open_file(place.below), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if limit_bytes is not None and size > limit_bytes:
@@ -397,7 +397,7 @@ def _open_new(folder: int, name: str) -> tuple[str, int]:
         name += "-"
 
 
-def _write(descriptor: int, data: bytes, umask: int | None, *, durable: bool) -> None:
+def _write_file(descriptor: int, data: bytes, umask: int | None, *, durable: bool) -> None:
     """Write the data, and sync them if `durable` is set. The function always closes the descriptor."""
     try:
         if umask is not None:
@@ -419,7 +419,7 @@ def _sync_folder(name: str, parent: int | None = None) -> None:
         os.close(descriptor)
 
 
-def _delete(place: LocalPlace) -> None:
+def _delete_file(place: LocalPlace) -> None:
     with (
         contextlib.suppress(FileNotFoundError, NotADirectoryError),
         place.root.open_parent_folder(place.below) as (folder, name),
@@ -446,7 +446,7 @@ def drop_checksums(folder: int, name: str) -> None:
             os.unlink(checksums, dir_fd=folder)
 
 
-def _walk(place: LocalPlace) -> Iterator[ObjectInfo]:
+def _walk_folder(place: LocalPlace) -> Iterator[ObjectInfo]:
     """Yield all files below a folder without following links.
 
     Raises:

@@ -49,7 +49,7 @@ class S3Objects(CloudObjects[S3Store]):
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
         placed = [(upload, self._open(upload.location)[1]) for upload in uploads]
-        return await s3_uploads.abort(placed, self._settings)
+        return await s3_uploads.abort_s3_uploads(placed, self._settings)
 
     async def _put_if_absent(self, store: S3Store, at: Location, data: bytes, attributes: dict[str, str]) -> None:
         if at.bucket not in self._unconditional:

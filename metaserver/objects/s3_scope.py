@@ -99,7 +99,7 @@ def parse_address(uri: str, settings: Settings) -> tuple[SplitResult, Address]:
         raise BadRequest("uri has a fragment or user information; send the plain address")
     _check_plus(parts.path + parts.query)
     bucket, raw_key = _split_bucket(parts, settings)
-    return parts, Address(bucket, _decode(raw_key), _parse_query(parts.query))
+    return parts, Address(bucket, _decode_escapes(raw_key), _parse_query(parts.query))
 
 
 def parse_target(target: str) -> Address:
@@ -116,7 +116,7 @@ def parse_target(target: str) -> Address:
     bucket, _, raw_key = path[1:].partition("/")
     if "%" in bucket:
         raise BadRequest("The bucket in the path has percent escapes; bucket names never need them")
-    return Address(bucket, _decode(raw_key), _parse_query(query))
+    return Address(bucket, _decode_escapes(raw_key), _parse_query(query))
 
 
 def _check_encoded(uri: str) -> None:
@@ -174,7 +174,7 @@ def _make_endpoint_error(parts: SplitResult, settings: Settings) -> Forbidden:
     )
 
 
-def _decode(raw: str) -> str:
+def _decode_escapes(raw: str) -> str:
     try:
         return unquote(raw, errors="strict")
     except UnicodeDecodeError:
@@ -185,10 +185,10 @@ def _parse_query(raw: str) -> dict[str, str]:
     query: dict[str, str] = {}
     for pair in raw.split("&") if raw else ():
         name, _, value = pair.partition("=")
-        name = _decode(name)
+        name = _decode_escapes(name)
         if name in query or ";" in pair:
             raise BadRequest(f"uri has the query {name!r} twice, or ';' in it; S3 servers interpret this differently")
-        query[name] = _decode(value)
+        query[name] = _decode_escapes(value)
     return query
 
 
@@ -284,7 +284,7 @@ def _check_headers(method: str, headers: dict[str, str], table: Location) -> Non
     if source is not None:
         if method != "PUT" or "+" in source or "?" in source:
             raise Forbidden("A copy is allowed only with PUT; its source must not have a version or a '+' (write %2B)")
-        bucket, _, key = _decode(source).removeprefix("/").partition("/")
+        bucket, _, key = _decode_escapes(source).removeprefix("/").partition("/")
         _check_key(bucket, key, table, "x-amz-copy-source")
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import RetryLater
-from seamark.formats.runtime.lazy_module import LazyModule, load
+from seamark.formats.runtime.lazy_module import LazyModule, load_modules
 from seamark.formats.storage.locations import Location
 from seamark.formats.storage.storages import STORAGES
 from seamark.metaserver.objects.clouds.aws_sts import assume_role
@@ -30,10 +30,10 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.s3 import S3Objects
 from seamark.metaserver.objects.storage import ClientAccess, ServerStorage
 from seamark.metaserver.objects.vending import (
-    access_mechanism,
     build_storage_config,
+    build_store_address,
+    choose_access_mechanism,
     get_gateway_address,
-    store_address,
 )
 from seamark.metaserver.settings.settings import Settings
 
@@ -108,8 +108,8 @@ class S3Storage(ServerStorage):
         refresh_path: str,
         may_write: Callable[[], bool] | None,
     ) -> ClientAccess:
-        address = store_address(settings)
-        if access_mechanism(settings, delegation) is None:
+        address = build_store_address(settings)
+        if choose_access_mechanism(settings, delegation) is None:
             return address, []
         role = settings.s3_sts_endpoint, settings.s3_sts_role, settings.s3_sts_external_id
         return await lend_keys(
@@ -129,7 +129,7 @@ class S3Storage(ServerStorage):
         return (
             # Use the mechanism instead of the header, which a client could change in each request. Each stamp would
             # then need its own compressed answer.
-            access_mechanism(settings, delegation) or "",
+            choose_access_mechanism(settings, delegation) or "",
             settings.s3_client_access,
             get_gateway_address(settings),
             settings.s3_endpoint,
@@ -145,13 +145,18 @@ class S3Storage(ServerStorage):
     async def sign(
         self, request: dict[str, Any], table: Location, settings: Settings, *, writable: bool, now_ms: int
     ) -> tuple[dict[str, Any], str]:
-        await load(signing)
+        await load_modules(signing)
         work = partial(
-            signing.sign, request, table_location=str(table), writable=writable, settings=settings, now_ms=now_ms
+            signing.sign_s3_request,
+            request,
+            table_location=str(table),
+            writable=writable,
+            settings=settings,
+            now_ms=now_ms,
         )
         # Use a thread, because the function may request credentials of AWS's chain over HTTP.
         signed = work() if settings.s3_access_key_id else await asyncio.to_thread(work)
-        return signed, signing.cache_control(request)
+        return signed, signing.choose_cache_control(request)
 
     def make_job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
         # With the objects gateway, jobs get keys for one table from the catalog, like all clients. If a folder or
@@ -160,7 +165,7 @@ class S3Storage(ServerStorage):
         return partial(build_key_properties, settings) if is_lent else None
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
-        address = store_address(settings)
+        address = build_store_address(settings)
         # The gateway accepts only keys for a table, so a job cannot check the warehouse.
         if settings.s3_client_access == "gateway":
             return {"endpoint": address.get("s3.endpoint", "")}

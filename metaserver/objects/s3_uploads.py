@@ -43,7 +43,7 @@ async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Up
         RetryLater: The store does not answer now.
         StorageError: The store refuses the request.
     """
-    with closing(await asyncio.to_thread(_open, settings)) as client:
+    with closing(await asyncio.to_thread(_open_client, settings)) as client:
         marker: dict[str, str] = {}
         while True:
             prefix = f"{folder.path}/" if folder.path else ""
@@ -60,7 +60,7 @@ async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Up
             marker = following
 
 
-async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) -> int:
+async def abort_s3_uploads(uploads: Sequence[tuple[Upload, Location]], settings: Settings) -> int:
     """Abort the uploads, and return the number of uploads that no longer exist.
 
     The function logs failures. After a failure that may be temporary, it does not try the other uploads, because each
@@ -69,7 +69,7 @@ async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) 
 
     def run() -> int:
         aborted_count = 0
-        with closing(_open(settings)) as client:
+        with closing(_open_client(settings)) as client:
             for upload, at in uploads:
                 options = {"Bucket": at.bucket, "Key": at.path, "UploadId": upload.id}
                 try:
@@ -85,7 +85,7 @@ async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) 
     return await asyncio.to_thread(run)
 
 
-def _open(settings: Settings) -> Any:
+def _open_client(settings: Settings) -> Any:
     explicit_keys = {}
     if settings.s3_access_key_id:  # Otherwise, the client gets keys from AWS's chain, and refreshes them.
         keys = load_server_keys(settings)

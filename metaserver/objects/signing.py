@@ -54,7 +54,7 @@ _SIGNED_BESIDES_AMZ = frozenset(("host", "content-type", "content-md5"))
 _COMPUTED = frozenset(("authorization", "x-amz-date", "x-amz-content-sha256", "x-amz-security-token"))
 
 
-def sign(
+def sign_s3_request(
     request: dict[str, Any], *, table_location: str, writable: bool, settings: Settings, now_ms: int
 ) -> dict[str, Any]:
     """Return the RemoteSignResult for a decoded RemoteSignRequest.
@@ -67,7 +67,7 @@ def sign(
         StorageError: The server has no keys.
     """
     table = _parse_signable_location(table_location, settings)
-    method, uri, header_lists, body = _decode(request, settings)
+    method, uri, header_lists, body = _decode_request(request, settings)
     if method in WRITE_METHODS and not writable:
         raise Forbidden(f"{method} needs write access to this table")
     parts, address = parse_address(uri, settings)
@@ -81,7 +81,7 @@ def sign(
     return {"uri": uri, "headers": {**unsigned, **{name: [value] for name, value in signed.items()}}}
 
 
-def cache_control(request: dict[str, Any]) -> str:
+def choose_cache_control(request: dict[str, Any]) -> str:
     """Return the `Cache-Control` header of the answer.
 
     Clients may cache signatures of reads for a short time, but never signatures of writes.
@@ -100,7 +100,7 @@ def _parse_signable_location(table_location: str, settings: Settings) -> Locatio
     return table
 
 
-def _decode(request: dict[str, Any], settings: Settings) -> tuple[str, str, dict[str, list[str]], str | None]:
+def _decode_request(request: dict[str, Any], settings: Settings) -> tuple[str, str, dict[str, list[str]], str | None]:
     for name in ("region", "uri", "method"):
         if not isinstance(request.get(name), str):
             raise BadRequest(f"A sign request needs {name!r} as a string")

@@ -53,8 +53,8 @@ def build_storage_config(
 
     The arguments are the same as in `ServerStorage.grant_client_access`.
     """
-    config = store_address(settings)
-    mechanism = access_mechanism(settings, delegation)
+    config = build_store_address(settings)
+    mechanism = choose_access_mechanism(settings, delegation)
     if mechanism == SIGNING:
         return {**config, **_describe_signing(sign_path)}, []
     if mechanism == VENDED:
@@ -71,7 +71,7 @@ def build_storage_config(
     return config, []
 
 
-def access_mechanism(settings: Settings, delegation: str | None) -> str | None:
+def choose_access_mechanism(settings: Settings, delegation: str | None) -> str | None:
     """Return the mechanism by which a client with this `X-Iceberg-Access-Delegation` header gets access.
 
     Returns:
@@ -95,7 +95,7 @@ def get_gateway_address(settings: Settings) -> str:
     )
 
 
-def store_address(settings: Settings) -> dict[str, str]:
+def build_store_address(settings: Settings) -> dict[str, str]:
     """Return the address of the store for clients, as properties of a FileIO."""
     endpoint = get_gateway_address(settings) if settings.s3_client_access == "gateway" else settings.s3_endpoint
     path_style = (settings.s3_path_style or settings.s3_client_access == "gateway") and bool(endpoint)

@@ -95,7 +95,9 @@ class PeerObjects(ForwardingObjects):
             return await self._stored.read(checked, limit_bytes=limit_bytes)
         if owner == self._membership.address:
             return await self._read_own(checked, limit_bytes)
-        return await self._flights.run((checked, limit_bytes), lambda: self._read_from(owner, checked, limit_bytes))
+        return await self._flights.run(
+            (checked, limit_bytes), lambda: self._read_from_owner(owner, checked, limit_bytes)
+        )
 
     def _choose_owner(self, ranked: list[str]) -> str | None:
         """Return the owner, or its substitute while the owner fails, or None if both fail."""
@@ -124,7 +126,7 @@ class PeerObjects(ForwardingObjects):
             raise TooLarge(f"{location!r} has {len(file.content)} bytes, but at most {limit_bytes} are read")
         return bytes(file.content)
 
-    async def _read_from(self, owner: str, location: str, limit_bytes: int | None) -> bytes:
+    async def _read_from_owner(self, owner: str, location: str, limit_bytes: int | None) -> bytes:
         """Read a file from its owner, with a hedged read."""
         began_s = self._clock.monotonic()
         pending = self._client.request_file(owner, location, limit_bytes)

@@ -17,7 +17,7 @@ RESTART_S = 5.0
 _log = structlog.get_logger("seamark.server")
 
 
-def report(log: Callable[..., object], event: str, **fields: Any) -> None:
+def log_safely(log: Callable[..., object], event: str, **fields: Any) -> None:
     """Call `log`, and ignore its errors.
 
     Loops that must continue use this function, because logging can fail, for example on a full disk.
@@ -38,9 +38,9 @@ async def run_in_background(name: str, work: Callable[[], Awaitable[None]]) -> A
             try:
                 await work()
             except SeamarkError as error:
-                report(_log.warning, "background work failed", work=name, error=error.message)
+                log_safely(_log.warning, "background work failed", work=name, error=error.message)
             except Exception:  # noqa: BLE001  a bug must not stop housekeeping permanently
-                report(_log.exception, "background work failed unexpectedly", work=name)
+                log_safely(_log.exception, "background work failed unexpectedly", work=name)
             await asyncio.sleep(RESTART_S)
 
     async with _run_task(name, forever()):
@@ -58,7 +58,7 @@ async def run_once(name: str, work: Callable[[], Awaitable[None]]) -> AsyncItera
         try:
             await work()
         except Exception:  # noqa: BLE001  the server does not depend on it
-            report(_log.exception, "background work failed unexpectedly", work=name)
+            log_safely(_log.exception, "background work failed unexpectedly", work=name)
 
     async with _run_task(name, once()):
         yield

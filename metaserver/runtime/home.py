@@ -32,7 +32,7 @@ PRIVATE_UMASK = 0o077
 _GROUP_AND_OTHERS_MODE = 0o077
 LOCK_NAME = "server.lock"
 SERVER_FILE_NAME = "server.json"
-_OWN_FOLDERS = frozenset(("cache", "metrics", "logs"))
+_SERVER_FOLDERS = frozenset(("cache", "metrics", "logs"))
 """The folders of the home that contain only files of the server."""
 _SECRET_SUFFIXES = (".db", ".db-wal", ".db-shm", ".db-journal", ".key", ".json", ".lock")
 """The suffixes of names directly in the home that must not be symbolic links."""
@@ -72,7 +72,7 @@ def make_private(settings: Settings) -> list[Path]:
         if os.path.lexists(settings.home):
             _check_home(settings.home)
             used = _is_used(settings.home)
-            repaired += _tighten(settings.home)
+            repaired += _tighten_path(settings.home)
             repaired += _tighten_contents(settings.home)
             if not used:
                 repaired.clear()  # The server has never run with this new folder, so it contained no data.
@@ -82,7 +82,7 @@ def make_private(settings: Settings) -> list[Path]:
                 repaired += _tighten_file(database.with_name(database.name + suffix))
         for folder in (settings.plan_disk_folder, settings.index_disk_folder):
             if folder and Path(folder).is_dir():
-                repaired += _tighten(Path(folder))
+                repaired += _tighten_path(Path(folder))
     except OSError as error:
         raise ConfigError(f"Cannot make {error.filename or settings.home} private: {error.strerror}") from None
     return repaired
@@ -109,13 +109,15 @@ def _check_home(home: Path) -> None:
 def _check_owner(path: Path, status: os.stat_result) -> None:
     if status.st_uid != os.geteuid():
         raise ConfigError(
-            f"{path} belongs to {_account(status.st_uid)}, but this process runs as {_account(os.geteuid())}. The "
-            "owner could read and replace the server's data there. Run the server as the owner, or change the owner "
+            f"{path} belongs to {_describe_account(status.st_uid)}, but this process runs as "
+            f"{_describe_account(os.geteuid())}. The "
+            "owner could read and replace the server's data there. Run the "
+            f"server as the owner, or change the owner "
             "with chown"
         )
 
 
-def _account(uid: int) -> str:
+def _describe_account(uid: int) -> str:
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
@@ -123,7 +125,7 @@ def _account(uid: int) -> str:
 
 
 def _is_used(home: Path) -> bool:
-    return any(name.endswith(_SECRET_SUFFIXES) or name in _OWN_FOLDERS for name in os.listdir(home))
+    return any(name.endswith(_SECRET_SUFFIXES) or name in _SERVER_FOLDERS for name in os.listdir(home))
 
 
 def _tighten_contents(home: Path) -> list[Path]:
@@ -140,20 +142,20 @@ def _tighten_contents(home: Path) -> list[Path]:
             if name.endswith(_SECRET_SUFFIXES) or status.st_uid not in (0, os.geteuid()):
                 raise ConfigError(f"{path} is a symbolic link; remove it, and move the file to which it refers here")
             continue
-        if name in _OWN_FOLDERS and stat.S_ISDIR(status.st_mode):
+        if name in _SERVER_FOLDERS and stat.S_ISDIR(status.st_mode):
             repaired += _tighten_tree(path)
         else:
             if stat.S_ISREG(status.st_mode):
                 _check_owner(path, status)
-            repaired += _tighten(path)
+            repaired += _tighten_path(path)
     return repaired
 
 
 def _tighten_tree(folder: Path) -> list[Path]:
-    repaired = _tighten(folder)
+    repaired = _tighten_path(folder)
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            repaired += _tighten(Path(parent, name))
+            repaired += _tighten_path(Path(parent, name))
     return repaired
 
 
@@ -165,10 +167,10 @@ def _tighten_file(path: Path) -> list[Path]:
     if stat.S_ISLNK(status.st_mode):
         raise ConfigError(f"The database file {path} is a symbolic link; use {os.path.realpath(path)} itself")
     _check_owner(path, status)
-    return _tighten(path)
+    return _tighten_path(path)
 
 
-def _tighten(path: Path) -> list[Path]:
+def _tighten_path(path: Path) -> list[Path]:
     """Remove all permissions of group and others. Return the path in a list if it had any of them, otherwise an empty
     list.
     """

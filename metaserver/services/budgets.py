@@ -52,7 +52,7 @@ def parse_windows(text: str) -> tuple[Window, ...] | None:
     return tuple(windows)
 
 
-def wait_s(windows: str, now_ms: int) -> float:
+def compute_budget_wait_s(windows: str, now_ms: int) -> float:
     """Return the seconds until the next time window begins.
 
     The result is 0 if a window is open, or if no window is valid.
@@ -69,7 +69,7 @@ def wait_s(windows: str, now_ms: int) -> float:
     return min(waits)
 
 
-def with_budget(job: Job, properties: Mapping[str, str]) -> Job:
+def apply_budget(job: Job, properties: Mapping[str, str]) -> Job:
     """Return the job with the window and the priority from the table's properties.
 
     Invalid values are ignored.

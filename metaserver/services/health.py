@@ -25,11 +25,11 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.services.services import INDEXING
 from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, find_expired
-from seamark.metaserver.planner.lookup.lookup import lookup
+from seamark.metaserver.planner.lookup.lookup import find_files_by_prefix
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.services.budgets import WINDOW, wait_s
-from seamark.metaserver.services.launching.launchers import AUTO, why_ignored
+from seamark.metaserver.services.budgets import WINDOW, compute_budget_wait_s
+from seamark.metaserver.services.launching.launchers import AUTO, explain_ignored_launcher
 from seamark.metaserver.services.launching.launchers import PROPERTY as LAUNCHER
 from seamark.metaserver.services.proposer import Problem, TableHealth, TableState
 from seamark.metaserver.services.proposers import make_proposers
@@ -103,7 +103,7 @@ def measure_health(
         *_find_replacement_problems(metadata),
     )
     # Problems of indexes are not included, because indexes are built at any time.
-    after_s = wait_s(metadata.properties.get(WINDOW, ""), now_ms)
+    after_s = compute_budget_wait_s(metadata.properties.get(WINDOW, ""), now_ms)
     timed = (msgspec.structs.replace(problem, after_s=after_s if problem.enabled else 0.0) for problem in problems)
     return msgspec.structs.replace(health, problems=tuple(timed))
 
@@ -137,7 +137,7 @@ def find_service_problems(
 
 def _measure_files(view: TableView, target_bytes: int, small_bytes_max: float) -> _Sizes:
     """Count the files of a table, its small files, and the files that would remain after compaction."""
-    files = lookup(view)
+    files = find_files_by_prefix(view)
     records, bytes_of = files.read_longs("record_count").clip(0), files.read_longs("file_size_in_bytes").clip(0)
     grouped = group_by_partition(files)
     small = bytes_of < small_bytes_max
@@ -157,7 +157,7 @@ def _measure_files(view: TableView, target_bytes: int, small_bytes_max: float) -
 def _find_launcher_problems(metadata: TableMetadata, settings: Settings) -> Iterator[Problem]:
     """Yield a problem if the launcher in the table's properties cannot be used."""
     launcher_name = metadata.properties.get(LAUNCHER, AUTO)
-    reason = why_ignored(launcher_name, settings.services_launchers)
+    reason = explain_ignored_launcher(launcher_name, settings.services_launchers)
     if reason is None:
         return
     yield Problem(

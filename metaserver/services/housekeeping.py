@@ -14,10 +14,10 @@ from seamark.metaserver.catalog.ownership.claims import create_remaining_claims
 from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.history.history import QueryHistory
 from seamark.metaserver.index.files.cleaning import Cleaner
-from seamark.metaserver.runtime.background import report
+from seamark.metaserver.runtime.background import log_safely
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.lease import Lease, LeaseLost
-from seamark.metaserver.store.passed_time import Gap, look_at_clock
+from seamark.metaserver.store.passed_time import Gap, read_passed_time
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
@@ -47,7 +47,7 @@ class Housekeeping:
         self._tasks: dict[str, Callable[[], Awaitable[int]]] = {
             "clock_jumps": self._look_at_clock,
             "archived": timeline.archive,
-            "pruned": self._prune,
+            "pruned": self._delete_expired_records,
             "column_reads_pruned": catalog.column_usage.prune,
             "query_history_pruned": history.prune,
             "claims_filled": lambda: create_remaining_claims(catalog.context),
@@ -81,9 +81,9 @@ class Housekeeping:
             try:
                 counts[name] = await work()
             except SeamarkError as error:
-                report(_log.warning, "housekeeping failed", part=name, error=error.message)
+                log_safely(_log.warning, "housekeeping failed", part=name, error=error.message)
             except Exception:  # noqa: BLE001  what one table causes must not keep the others from being cleaned
-                report(_log.exception, "housekeeping failed unexpectedly", part=name)
+                log_safely(_log.exception, "housekeeping failed unexpectedly", part=name)
         if any(counts.values()):
             _log.info("housekeeping", **counts)
         return counts
@@ -93,7 +93,7 @@ class Housekeeping:
 
         The comparison is part of each round, so that the time between two comparisons is short.
         """
-        gaps = (await look_at_clock(self._store, self._clock)).gaps
+        gaps = (await read_passed_time(self._store, self._clock)).gaps
         fresh = len(set(gaps).difference(gaps if self._gaps is None else self._gaps))
         self._gaps = gaps
         if fresh:
@@ -104,9 +104,9 @@ class Housekeeping:
             )
         return fresh
 
-    async def _prune(self) -> int:
+    async def _delete_expired_records(self) -> int:
         """Delete expired records in batches, and return their number."""
-        passed_time, settings = await look_at_clock(self._store, self._clock), self._settings
+        passed_time, settings = await read_passed_time(self._store, self._clock), self._settings
         idempotency_ms = settings.idempotency_ttl_s * 1000
         total = 0
         while True:

@@ -94,7 +94,7 @@ class JobQueue:
         """Return the number of jobs that wait in each namespace."""
         return Counter(entry.job.namespace for entry in self._waiting.values())
 
-    def list_next(self, limit: int) -> list[QueuedJob]:
+    def list_next_jobs(self, limit: int) -> list[QueuedJob]:
         """Return the next jobs: first the due jobs by priority and age, then the other jobs by due time.
 
         The real order may be different, because it alternates between tenants.
@@ -141,25 +141,25 @@ class JobQueue:
         if waiting is not None:
             is_same = (waiting.job.priority, waiting.job.tenant, waiting.due_s) == (job.priority, job.tenant, due_s)
             if waiting.job.tenant != job.tenant:
-                self._count(waiting.job, -1)
-                self._count(job, 1)
+                self._count_waiting(waiting.job, -1)
+                self._count_waiting(job, 1)
             waiting.job, waiting.due_s = job, due_s
             if not is_same:
-                self._push(waiting)
+                self._push_item(waiting)
             return True
         if self._counts[job.tenant] >= _WAITING_JOBS_PER_FREE_PLACE * (self._limit - len(self._waiting)):
             return False
         self._orders += 1
         self._waiting[key] = entry = _Entry(job, due_s, self._orders, self._now())
-        self._count(job, 1)
-        self._push(entry)
+        self._count_waiting(job, 1)
+        self._push_item(entry)
         return True
 
     def discard(self, key: Key) -> None:
         """Remove a waiting job, and the planned repetition of a running job."""
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
-            self._count(waiting.job, -1)
+            self._count_waiting(waiting.job, -1)
         self._repeated.pop(key, None)
 
     async def take(self) -> Job:
@@ -169,10 +169,10 @@ class JobQueue:
         """
         while True:
             now = self._now()
-            job = self._choose(now)
+            job = self._pop_due_job(now)
             if job is not None:
                 del self._waiting[job.key]
-                self._count(job, -1)
+                self._count_waiting(job, -1)
                 self._running[job.key] = now
                 self._served_s[job.tenant] += _STARTED_S
                 return job
@@ -219,29 +219,29 @@ class JobQueue:
         assert self._heaped == len(self._delayed) + sum(map(len, self._ready.values()))
         assert not self._running.keys() & self._waiting.keys()
 
-    def _count(self, job: Job, change: int) -> None:
+    def _count_waiting(self, job: Job, change: int) -> None:
         self._counts[job.tenant] += change
         if not self._counts[job.tenant]:
             del self._counts[job.tenant]
 
-    def _push(self, entry: _Entry) -> None:
+    def _push_item(self, entry: _Entry) -> None:
         """Add an entry to the delayed jobs."""
         self._items += 1
         entry.item = self._items
         heappush(self._delayed, (entry.due_s, entry.item, entry.job.key))
         self._heaped += 1
         if self._heaped > 2 * len(self._waiting) + _STALE_MIN:
-            self._rebuild()
+            self._rebuild_heaps()
         self._changed.set()
 
-    def _rebuild(self) -> None:
+    def _rebuild_heaps(self) -> None:
         """Drop stale items of the heap. Each change of a waiting job leaves a stale item."""
         self._ready.clear()
         self._delayed = [(entry.due_s, entry.item, key) for key, entry in self._waiting.items()]
         heapify(self._delayed)
         self._heaped = len(self._delayed)
 
-    def _choose(self, now: float) -> Job | None:
+    def _pop_due_job(self, now: float) -> Job | None:
         """Remove the next due job from the heaps, and return it, or None if no job is due."""
         while self._delayed and self._delayed[0][0] <= now:
             _, item, key = heappop(self._delayed)

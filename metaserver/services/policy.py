@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.near_names import find_near_names
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.services.service import Requirement, ServiceProperty
 from seamark.formats.services.services import SERVICES
@@ -19,7 +19,7 @@ from seamark.metaserver.settings.settings import Settings
 _NAME_SHOWN_CHARACTERS = 200
 
 
-def _is_one_of(name: str, choices: tuple[str, ...]) -> Requirement:
+def _require_one_of(name: str, choices: tuple[str, ...]) -> Requirement:
     return lambda properties: None if properties[name] in choices else f"one of {', '.join(choices)}"
 
 
@@ -29,8 +29,8 @@ def _is_window(properties: Mapping[str, str]) -> str | None:
 
 
 _SCHEDULING = (
-    ServiceProperty(launchers.PROPERTY, launchers.AUTO, _is_one_of(launchers.PROPERTY, launchers.CHOICES)),
-    ServiceProperty(budgets.PRIORITY, budgets.NORMAL, _is_one_of(budgets.PRIORITY, tuple(budgets.PRIORITIES))),
+    ServiceProperty(launchers.PROPERTY, launchers.AUTO, _require_one_of(launchers.PROPERTY, launchers.CHOICES)),
+    ServiceProperty(budgets.PRIORITY, budgets.NORMAL, _require_one_of(budgets.PRIORITY, tuple(budgets.PRIORITIES))),
     ServiceProperty(budgets.WINDOW, "", _is_window, "any time"),
 )
 """The properties that control the jobs of all services."""
@@ -56,7 +56,7 @@ def find_similar_properties(name: str) -> str:
 
     The most similar name is first.
     """
-    return " or ".join(near_names(name, PROPERTIES, maximum=2))
+    return " or ".join(find_near_names(name, PROPERTIES, maximum=2))
 
 
 def check_policy(properties: Mapping[str, str]) -> str | None:
@@ -127,7 +127,9 @@ def build_policy(metadata: TableMetadata, inherited: Policies, settings: Setting
     def explain(policy: PolicyProperty) -> PolicyProperty:
         if policy.name != launchers.PROPERTY:
             return policy
-        return msgspec.structs.replace(policy, ignored=launchers.why_ignored(policy.value, settings.services_launchers))
+        return msgspec.structs.replace(
+            policy, ignored=launchers.explain_ignored_launcher(policy.value, settings.services_launchers)
+        )
 
     return TablePolicy(
         settings.services_workers > 0, tuple(explain(find(declared)) for declared in PROPERTIES.values())

@@ -150,6 +150,6 @@ class RewriteProposer(JobProposer):
         return metadata.format_version > 1 and super().is_on(metadata)
 
 
-def rewrite_pause_s(files: int) -> float:
+def compute_rewrite_pause_s(files: int) -> float:
     """Return the minimum time between two rewrites of a table by a service. Each rewrite plans the whole table."""
     return max(_REWRITE_PAUSE_MIN_S, files / _FILES_PLANNED_PER_S)

@@ -53,7 +53,7 @@ from seamark.formats.services.services import (
 from seamark.metaserver.catalog.purge import is_collectable
 from seamark.metaserver.commit.expiration.orphan_files import read_minimum_age_ms
 from seamark.metaserver.commit.expiration.policy import ExpirationPolicy
-from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
+from seamark.metaserver.planner.lookup.lookup import RequestedColumn, find_files_by_prefix
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.services.job import Job
@@ -65,7 +65,7 @@ from seamark.metaserver.services.proposer import (
     Problem,
     RewriteProposer,
     TableState,
-    rewrite_pause_s,
+    compute_rewrite_pause_s,
 )
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry
@@ -119,7 +119,7 @@ class Compaction(RewriteProposer):
             if files < min_files or is_large:
                 return None
         size_bytes, launcher = sum_bytes_since(metadata, COMPACTED_BY), read_launcher(properties)
-        return self.make_job(entry, rewrite_pause_s(files), size_bytes=size_bytes, launcher=launcher)
+        return self.make_job(entry, compute_rewrite_pause_s(files), size_bytes=size_bytes, launcher=launcher)
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield a problem for small files, and one for deleted rows.
@@ -160,7 +160,7 @@ class TableClustering(RewriteProposer):
             return None
         size_bytes, launcher = sum_bytes_since(metadata, CLUSTERED_BY), read_launcher(metadata.properties)
         return self.make_job(
-            entry, rewrite_pause_s(_count_data_files(snapshot)), size_bytes=size_bytes, launcher=launcher
+            entry, compute_rewrite_pause_s(_count_data_files(snapshot)), size_bytes=size_bytes, launcher=launcher
         )
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
@@ -179,7 +179,7 @@ class TableClustering(RewriteProposer):
             return
         if layout is None:
             return
-        paths = lookup(state.view).read_texts("file_path").list_values()
+        paths = find_files_by_prefix(state.view).read_texts("file_path").list_values()
         layers = Counter(parse_layer((path or b"").decode()) for path in paths)
         files, unclustered = layers.total(), layers.pop(None, 0)
         if unclustered < max(2, parse_count(state.metadata.properties, MIN_FILES, MIN_FILES_DEFAULT)):
@@ -289,7 +289,7 @@ def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule)
     Raises:
         BadRequest: The rule names a column that the table does not have.
     """
-    files, schema = lookup(view), metadata.current_schema
+    files, schema = find_files_by_prefix(view), metadata.current_schema
     expression = bind(parse_expression(rule.where), schema, (), case_sensitive=True)
     grouped = group_by_partition(files)
     residuals: dict[int, Residuals] = {}
@@ -405,7 +405,7 @@ class TableStatistics(JobProposer):
             return None
         if not find_known_statistics(metadata, snapshot).is_stale(metadata, policy):
             return None
-        return self.make_job(entry, rewrite_pause_s(_count_data_files(snapshot)))
+        return self.make_job(entry, compute_rewrite_pause_s(_count_data_files(snapshot)))
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield a problem if the statistics of a table are stale.
@@ -459,7 +459,7 @@ class ManifestRewriting(RewriteProposer):
         min_files = min(4, max(2, parse_count(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT)))
         if summary.get(name) == value or files < min_files:
             return None
-        return self.make_job(entry, self._PAUSE_S, idle_pause_s=min(self._PAUSE_S, rewrite_pause_s(files)))
+        return self.make_job(entry, self._PAUSE_S, idle_pause_s=min(self._PAUSE_S, compute_rewrite_pause_s(files)))
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield a problem if there are many manifests with few files each."""
@@ -486,12 +486,12 @@ class BucketSplitting(RewriteProposer):
         snapshot = metadata.current_snapshot
         if snapshot is None or not self.is_on(metadata) or not list_coarser_specs(metadata):
             return None
-        return self.make_job(entry, rewrite_pause_s(_count_data_files(snapshot)))
+        return self.make_job(entry, compute_rewrite_pause_s(_count_data_files(snapshot)))
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield a problem if files were written with fewer buckets."""
         coarse = list_coarser_specs(state.metadata)
-        files = lookup(state.view)
+        files = find_files_by_prefix(state.view)
         specs = files.repeat_by_segment([segment.block.spec_id for segment in files.segments])
         shared = int(np.isin(specs, list(coarse)).sum()) if coarse else 0
         if shared:

@@ -126,7 +126,7 @@ class RunningJobs:
         return iter(self._jobs.values())
 
     @contextmanager
-    def track(self, job: Job, launcher: str, started_ms: int) -> Iterator[Report]:
+    def track_job(self, job: Job, launcher: str, started_ms: int) -> Iterator[Report]:
         """While the context is active, list the job as running.
 
         Yields:
@@ -154,7 +154,7 @@ class RunningJobs:
                 now_ms + round(entry.due_in_s * 1000),
                 entry.failures,
             )
-            for entry in queue.list_next(WAITING_JOBS_LISTED_MAX)
+            for entry in queue.list_next_jobs(WAITING_JOBS_LISTED_MAX)
         ]
         namespaces = queue.count_waiting_by_namespace()
         namespaces.subtract(job.namespace for job in waiting)
@@ -186,7 +186,7 @@ async def load_jobs(store: PointerStore, now_ms: int) -> JobsState:
         return JobsState(is_held=True)
 
 
-def state_of_services(jobs: JobsState, status: ServicesStatus) -> ServicesState:
+def compute_services_state(jobs: JobsState, status: ServicesStatus) -> ServicesState:
     """Return the state of the table services of all replicas.
 
     Args:

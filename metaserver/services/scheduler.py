@@ -22,9 +22,9 @@ from seamark.formats.runtime.errors import SeamarkError
 from seamark.formats.services.services import SERVICES, list_steering_prefixes
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.standing_rights import StandingRights
-from seamark.metaserver.runtime.background import report
+from seamark.metaserver.runtime.background import log_safely
 from seamark.metaserver.runtime.gathering import gather
-from seamark.metaserver.services.budgets import wait_s, with_budget
+from seamark.metaserver.services.budgets import apply_budget, compute_budget_wait_s
 from seamark.metaserver.services.job import Job, JobFailed, JobRunner
 from seamark.metaserver.services.job_queue import JobQueue
 from seamark.metaserver.services.launching.access_probe import NO_ANSWER, PROBE_S
@@ -118,7 +118,7 @@ class Scheduler:
             try:
                 await self._lease.hold(encode_state(JobsState()))
                 try:
-                    if await self._is_able():
+                    if await self._can_run_jobs():
                         await self._run_as_leader()
                 finally:
                     await self._lease.release()
@@ -136,7 +136,7 @@ class Scheduler:
     def _blocked_s(self) -> float:
         return self._lease.lasts_s * 2 / 3
 
-    async def _is_able(self) -> bool:
+    async def _can_run_jobs(self) -> bool:
         """Return whether jobs of this replica can reach the server and the storage.
 
         If they cannot, the replica keeps the lease for a while, so that other replicas can read the reason, and then
@@ -172,7 +172,7 @@ class Scheduler:
         except TimeoutError:
             return NO_ANSWER
         except Exception as error:  # noqa: BLE001  no replica may stop to try
-            report(_log.exception, "the check of table services failed unexpectedly")
+            log_safely(_log.exception, "the check of table services failed unexpectedly")
             return f"the check failed unexpectedly: {error}"
         return ""
 
@@ -192,8 +192,8 @@ class Scheduler:
                 if job is None:
                     queue.discard((proposer.name, entry.uuid))
                     continue
-                job = with_budget(job, metadata.properties)
-                if not queue.put(job, delay_s=wait_s(job.window, self._clock.now_ms())):
+                job = apply_budget(job, metadata.properties)
+                if not queue.put(job, delay_s=compute_budget_wait_s(job.window, self._clock.now_ms())):
                     refused += 1
                     recheck_after_s = 0.0
             self._observer.set_queued_jobs(len(queue))
@@ -203,7 +203,7 @@ class Scheduler:
             nonlocal refused
             while True:
                 refused = 0
-                tables = await self._watch.sweep(look)
+                tables = await self._watch.examine_all(look)
                 _log.debug("tables examined", tables=tables, jobs=len(queue))
                 if refused:
                     _log.warning("jobs wait for a place in the queue", jobs=refused, limit=self._queue_limit)
@@ -211,11 +211,15 @@ class Scheduler:
 
         # Read the position before the first sweep, so that no change during the sweep is missed.
         since = await self._timeline.head()
-        work: list[Callable[[], Any]] = [lambda: self._renew(queue), lambda: self._watch.follow(look, since), sweep]
+        work: list[Callable[[], Any]] = [
+            lambda: self._renew_lease(queue),
+            lambda: self._watch.follow(look, since),
+            sweep,
+        ]
         work += [lambda launcher=launcher: self._run_jobs(queue, launcher) for launcher in self._launchers]  # type: ignore[misc]
         await gather(work)
 
-    async def _renew(self, queue: JobQueue) -> None:
+    async def _renew_lease(self, queue: JobQueue) -> None:
         """Renew the lease, and write the state of the jobs into it, until the lease is lost."""
         try:
             while True:
@@ -260,13 +264,13 @@ class Scheduler:
                 except (SeamarkError, LeaseLost):
                     raise
                 except Exception:  # noqa: BLE001  what a table's writer causes must not end the jobs of other tables
-                    report(_log.exception, "a job failed unexpectedly", service=job.service, table=job.table)
+                    log_safely(_log.exception, "a job failed unexpectedly", service=job.service, table=job.table)
                     queue.fail(job)
                 self._observer.set_queued_jobs(len(queue))
         finally:
             await launcher.close()
 
-    async def _why_forbidden(self, job: Job) -> str | None:
+    async def _explain_forbidden_job(self, job: Job) -> str | None:
         """Return the reason why the principals that set the job's policy may not run the job, or None if they may.
 
         The job has a token of the server, but a principal may have lost the right to change the table.
@@ -299,7 +303,7 @@ class Scheduler:
             queue.discard(job.key)
             queue.finish(job, failed=False)
             return
-        forbidden = await self._why_forbidden(job)
+        forbidden = await self._explain_forbidden_job(job)
         # Do not await before the job starts, so that no other job of the table can start meanwhile.
         if _rewrites_files(job.service) and any(
             other.uuid == job.uuid and _rewrites_files(other.service) for other in self._running
@@ -308,7 +312,7 @@ class Scheduler:
             queue.put(job, delay_s=_RETRY_S)
             return
         # The time window of the job may have closed while the job waited.
-        if (closed_s := wait_s(job.window, self._clock.now_ms())) > 0:
+        if (closed_s := compute_budget_wait_s(job.window, self._clock.now_ms())) > 0:
             queue.finish(job, failed=False)
             queue.put(job, delay_s=closed_s)
             return
@@ -320,7 +324,7 @@ class Scheduler:
         try:
             if forbidden is not None:
                 raise JobFailed(forbidden)
-            with self._running.track(job, launcher_name, began_ms) as progress:
+            with self._running.track_job(job, launcher_name, began_ms) as progress:
                 totals = await launcher.run(msgspec.structs.replace(job, fence=self._lease.fence), progress)
         except JobFailed as failed:
             error = str(failed)

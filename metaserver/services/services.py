@@ -16,7 +16,7 @@ from seamark.metaserver.objects.storages import list_storages, make_job_keys
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.runtime.extensions import Extensions
 from seamark.metaserver.services.job import JOB_S_MAX, Launcher
-from seamark.metaserver.services.launching.access_probe import access_probe
+from seamark.metaserver.services.launching.access_probe import make_access_probe
 from seamark.metaserver.services.launching.launchers import (
     CLUSTER,
     LOCAL,
@@ -122,7 +122,7 @@ async def open_scheduler(
         clock,
         observer,
         queue_limit=settings.services_queue_jobs,
-        probe=partial(access_probe, settings, clock),
+        probe=partial(make_access_probe, settings, clock),
         status=status,
         rights=StandingRights(store, clock, settings, authorizer),
     )

@@ -20,7 +20,7 @@ _MEMORY_ALERT_FRACTION = 0.5
 _DISK_ALERT_FRACTION = 0.95
 
 
-def stream_problems(
+def find_stream_problems(
     table_uuid: str,
     metadata: TableMetadata,
     streams: Streams,

@@ -18,7 +18,7 @@ from seamark.metaserver.catalog.policies import (
     load_policies,
     with_policies,
 )
-from seamark.metaserver.runtime.background import report
+from seamark.metaserver.runtime.background import log_safely
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.instants import INDEXING, MAINTENANCE
@@ -81,9 +81,9 @@ class TableWatch:
                 for namespace, name in changed:
                     entry = await self._store.load_entry(EntryKind.TABLE, namespace, name)
                     if entry is not None:
-                        await self._examine(entry, await load_policies(self._store, namespace), examine)
+                        await self._examine_table(entry, await load_policies(self._store, namespace), examine)
 
-    async def sweep(self, examine: Examine, *, pause: bool = True) -> int:
+    async def examine_all(self, examine: Examine, *, pause: bool = True) -> int:
         """Examine all tables that have changed or are due, and return the number of examined tables.
 
         By default, pauses limit the time for which the sweep keeps the event loop busy.
@@ -97,7 +97,7 @@ class TableWatch:
                 state = hash((entry.uuid, entry.namespace, entry.name, entry.metadata_location, inherited))
                 due_s = due_before.get(state, 0.0)
                 if due_s <= began_s:
-                    due_s = began_s + await self._examine(entry, policies, examine)
+                    due_s = began_s + await self._examine_table(entry, policies, examine)
                     examined += 1
                 if len(self._due_by_state) < _KNOWN_MAX:
                     self._due_by_state[state] = due_s
@@ -118,7 +118,7 @@ class TableWatch:
             metadata = await self._load(entry.metadata_location)
             return entry, with_policies(metadata, await load_policies(self._store, namespace))
         except SeamarkError as error:
-            report(_log.warning, "table not examined", namespace=namespace, table=name, reason=error.message)
+            log_safely(_log.warning, "table not examined", namespace=namespace, table=name, reason=error.message)
             return None
 
     async def list_setters(self, entry: Entry) -> dict[str, str]:
@@ -132,15 +132,15 @@ class TableWatch:
         except SeamarkError:
             return {}
 
-    async def _examine(self, entry: Entry, policies: Policies, examine: Examine) -> float:
+    async def _examine_table(self, entry: Entry, policies: Policies, examine: Examine) -> float:
         """Examine a table with its policies, and return the result of `examine`, or 0 after an error."""
         table = {"namespace": entry.namespace, "table": entry.name}
         try:
             return examine(entry, with_policies(await self._load(entry.metadata_location), policies))
         except SeamarkError as error:
-            report(_log.warning, "table not examined", **table, reason=error.message)
+            log_safely(_log.warning, "table not examined", **table, reason=error.message)
         except Exception:  # noqa: BLE001  an error of one table must not end the services of other tables
-            report(_log.exception, "table not examined", **table)
+            log_safely(_log.exception, "table not examined", **table)
         return 0.0
 
     async def _list_pages(self) -> AsyncIterator[tuple[list[Entry], Policies]]:

@@ -29,7 +29,7 @@ _UMASK = re.compile(r"(?:0?[0-7]{3})?")
 _TYPES: dict[str, Any] = typing.get_type_hints(Settings)
 
 
-def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path | None = None) -> Settings:
+def resolve_settings(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path | None = None) -> Settings:
     """Return the settings. A flag has precedence over a variable, a variable over the TOML file, and the file over a
     default.
 
@@ -45,15 +45,15 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path 
         config = Path(environment[CONFIG_VARIABLE])
     values: dict[str, Any] = {}
     for name, value in (_read_toml(config) if config is not None else {}).items():
-        values[name] = convert(name, value, f"key {name!r} of {config}")
+        values[name] = convert_setting(name, value, f"key {name!r} of {config}")
     for name in FIELDS:
         variable = make_variable_name(name)
         if variable in environment:
-            values[name] = convert(name, environment[variable], f"the variable {variable}")
+            values[name] = convert_setting(name, environment[variable], f"the variable {variable}")
         if flags.get(name) is not None:
-            values[name] = convert(name, flags[name], f"the flag {make_flag_name(name)}")
+            values[name] = convert_setting(name, flags[name], f"the flag {make_flag_name(name)}")
     settings = Settings(**values)
-    check(settings)
+    check_consistency(settings)
     return settings
 
 
@@ -67,7 +67,7 @@ def find_exposed_secrets(environment: Mapping[str, str], config: Path | None = N
     return (config, names) if names and config.stat().st_mode & stat.S_IROTH else None
 
 
-def check(settings: Settings) -> None:
+def check_consistency(settings: Settings) -> None:
     """Check that settings which depend on each other do not contradict each other.
 
     Raises:
@@ -193,7 +193,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     return table
 
 
-def convert(name: str, value: Any, source: str) -> Any:
+def convert_setting(name: str, value: Any, source: str) -> Any:
     """Convert `value` to the type of the setting `name`.
 
     Raises:
@@ -285,7 +285,7 @@ def _parse_truth(value: Any, refuse: Refuse) -> bool:
     raise refuse("true or false")
 
 
-def _list(value: Any, refuse: Refuse) -> tuple[str, ...]:
+def _parse_list(value: Any, refuse: Refuse) -> tuple[str, ...]:
     """Return a TOML array or repeated flag unchanged, and a text split at its commas."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
@@ -300,5 +300,5 @@ _CONVERTERS: dict[Any, Callable[[Any, Refuse], Any]] = {
     int: _parse_whole,
     float: _parse_number,
     bool: _parse_truth,
-    tuple[str, ...]: _list,
+    tuple[str, ...]: _parse_list,
 }

@@ -37,7 +37,7 @@ Gap = tuple[int, int]
 """The start and the end of a gap in the passed time, in milliseconds since the epoch."""
 
 
-class _Look(msgspec.Struct, frozen=True):
+class _ClockReading(msgspec.Struct, frozen=True):
     """The last recorded reading of the clock, and the gaps before it, the oldest first."""
 
     since_ms: int
@@ -78,14 +78,14 @@ class PassedTime(msgspec.Struct, frozen=True):
         return until_ms - left_ms
 
 
-async def look_at_clock(store: PointerStore, clock: Clock) -> PassedTime:
+async def read_passed_time(store: PointerStore, clock: Clock) -> PassedTime:
     """Read the clock, and return the passed time until now.
 
     The reading is recorded in the database, at most once a minute unless the clock has jumped.
     """
     text = await store.load_cursor(_CURSOR)
-    last = None if text is None else convert_json(text, _Look)
-    look = _add_look(last, clock.now_ms(), clock.monotonic(), clock.machine)
+    last = None if text is None else convert_json(text, _ClockReading)
+    look = _add_reading(last, clock.now_ms(), clock.monotonic(), clock.machine)
     is_news = last is None or look.gaps != last.gaps or not 0 <= look.now_ms - last.now_ms < _SAVED_EVERY_MS
     if is_news:
         with suppress(CommitConflict):  # Another replica has recorded a reading at the same time.
@@ -95,9 +95,9 @@ async def look_at_clock(store: PointerStore, clock: Clock) -> PassedTime:
     return PassedTime(look.now_ms, look.since_ms, look.gaps)
 
 
-def _add_look(last: _Look | None, now_ms: int, monotonic_s: float, machine: str) -> _Look:
+def _add_reading(last: _ClockReading | None, now_ms: int, monotonic_s: float, machine: str) -> _ClockReading:
     if last is None:
-        return _Look(now_ms, now_ms, monotonic_s, machine)
+        return _ClockReading(now_ms, now_ms, monotonic_s, machine)
     gaps, is_first_merged = last.gaps, last.is_first_merged
     if is_first_merged and now_ms < gaps[0][1]:
         gaps = ((gaps[0][0] - gaps[0][1] + now_ms, now_ms),)  # Combined gaps may end later than now, so move them.
@@ -118,4 +118,4 @@ def _add_look(last: _Look | None, now_ms: int, monotonic_s: float, machine: str)
         # Combine the first two gaps into one gap with their total length. The time between them counts as before.
         (start, end), (next_start, next_end) = gaps[:2]
         gaps, is_first_merged = ((start + next_start - end, next_end), *gaps[2:]), True
-    return _Look(min(last.since_ms, now_ms), now_ms, monotonic_s, machine, gaps, is_first_merged)
+    return _ClockReading(min(last.since_ms, now_ms), now_ms, monotonic_s, machine, gaps, is_first_merged)

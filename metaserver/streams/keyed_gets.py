@@ -76,7 +76,7 @@ class KeyedGets:
         await share.acquire()
         running = self._threads.submit(copy_context().run, work)
         # Release the share only when the work ends, because a cancelled request still uses its thread.
-        running.add_done_callback(partial(_release, asyncio.get_running_loop(), share))
+        running.add_done_callback(partial(_release_share, asyncio.get_running_loop(), share))
         return KeyedRowsAnswer(*await asyncio.wrap_future(running))
 
     def close(self) -> None:
@@ -84,6 +84,6 @@ class KeyedGets:
         self._threads.shutdown(wait=False)
 
 
-def _release(loop: asyncio.AbstractEventLoop, share: asyncio.Semaphore, _: object) -> None:
+def _release_share(loop: asyncio.AbstractEventLoop, share: asyncio.Semaphore, _: object) -> None:
     with suppress(RuntimeError):  # The loop may be closed, because the server has stopped.
         loop.call_soon_threadsafe(share.release)

@@ -240,7 +240,7 @@ def choose_next_step(
     _check_log(position, table)
     position = msgspec.structs.replace(position, log=table.log)
     if position.is_scan and position.snapshot_id is not None:
-        return _scan(position.snapshot_id, position, table)
+        return _make_scan_files(position.snapshot_id, position, table)
     position = msgspec.structs.replace(position, is_scan=False)
     ranges: dict[int, tuple[int, int]] = {}
     next_position = position  # This is the position after `ranges`.
@@ -282,7 +282,7 @@ def _check_log(position: ReadPosition, table: ReadableTable) -> None:
         )
 
 
-def _scan(snapshot_id: int, position: ReadPosition, table: ReadableTable) -> Files:
+def _make_scan_files(snapshot_id: int, position: ReadPosition, table: ReadableTable) -> Files:
     if table.metadata.snapshot(snapshot_id) is None:
         raise OffsetOutOfRange(
             f"Snapshot {snapshot_id}, whose rows were being read, has expired; begin again at earliest"

@@ -20,7 +20,7 @@ import structlog
 from seamark.cache.single_flight import SingleFlight
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import (
     BadRequest,
     CommitConflict,
@@ -43,11 +43,11 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.settings.fleet import READ, refuse_change
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream, RecordRemovalFlush, TakeRemovalFlush
-from seamark.metaserver.store.sql.changes import watch
+from seamark.metaserver.store.sql.changes import open_commit_counter
 from seamark.metaserver.streams.appends import ProducerKey, TableRows, TopicProducer
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
-from seamark.metaserver.streams.incoming.body_room import BodyRoom
+from seamark.metaserver.streams.incoming.body_room import BodyReservations
 from seamark.metaserver.streams.incoming.current_tables import CurrentTables
 from seamark.metaserver.streams.incoming.joined_appends import JoinedAppends
 from seamark.metaserver.streams.keyed_gets import KeyedGets
@@ -148,7 +148,9 @@ class Streams:
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
         self._flushes: dict[str, _FlushState] = {}
         self._accepted_keys = AcceptedKeys()
-        self._current = CurrentTables(self.stream_tables.load, watch(catalog.context.settings.make_database_url()))
+        self._current = CurrentTables(
+            self.stream_tables.load, open_commit_counter(catalog.context.settings.make_database_url())
+        )
         self.snapshots = NamedSnapshots(
             objects,
             Manifests.of(objects, catalog.context.settings),
@@ -170,7 +172,7 @@ class Streams:
         self.joined_appends = JoinedAppends(self.append, appends_max=logs.groups_max)
         self.pauses = Pauses()
         self.counts = StreamCounts()
-        self.body_room = BodyRoom(
+        self.body_room = BodyReservations(
             catalog.context.settings, clock, self._tables, self._check_memory, self.pauses, self.counts
         )
         self.topic_counts = TopicCounts()
@@ -246,7 +248,7 @@ class Streams:
         for loaded, rows in appends:
             assert loaded.entry is not None
             table = await self._open(loaded.entry, loaded.metadata)
-            self.pauses.check(table.uuid, loaded.metadata, show(loaded.entry.namespace, loaded.entry.name))
+            self.pauses.check(table.uuid, loaded.metadata, format_path(loaded.entry.namespace, loaded.entry.name))
             if isinstance(rows, Batch):
                 batches[table] = {self._choose_shard(table, named): rows}
             elif read_shard_count(loaded) == table.shards:
@@ -257,7 +259,7 @@ class Streams:
         for (table, _), append, metadata in zip(batches.items(), appends, current, strict=True):
             entry = append.loaded.entry
             assert entry is not None
-            self.pauses.check(table.uuid, metadata, show(entry.namespace, entry.name))
+            self.pauses.check(table.uuid, metadata, format_path(entry.namespace, entry.name))
             self._check_memory(table, append.size_bytes)
             await self._check_key(append.loaded)
         acknowledged = await append_to_tables(batches, named)

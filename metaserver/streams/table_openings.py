@@ -24,7 +24,7 @@ from seamark.metaserver.streams.log_opening import LogSource
 from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.stream_table import StreamTable
 
-_LOOK_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 """The interval between two checks for waiting rows, if other processes append to the log, or after a failure."""
 _LOOK_ALONE_S = 60.0
 """The interval between two checks if no other process appends to the log. A check may find a restored table."""
@@ -96,7 +96,7 @@ class TableOpenings:
             if is_due:
                 await self._remove_purged()
                 looked_s = self._clock.monotonic()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
 
     async def look(self) -> None:
         """Start opening tables with waiting rows of an earlier process or of another process."""

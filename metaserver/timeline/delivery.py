@@ -111,7 +111,7 @@ class Deliverer:
         """Deliver events until this replica loses the lease or the store fails, and then pause."""
         try:
             await self._lease.hold()
-            await self._deliver_from(await self._store.load_cursor(self._target.name))
+            await self._deliver_after_position(await self._store.load_cursor(self._target.name))
         except LeaseLost:
             self._report_lag(0.0)
             await asyncio.sleep(self._draw_jitter_s(LEASE_S / 3))
@@ -119,7 +119,7 @@ class Deliverer:
             _log.warning("events wait for the store", target=self._target.place, error=error.message)
             await asyncio.sleep(self._draw_jitter_s(5.0))
 
-    async def _deliver_from(self, position: str | None) -> None:
+    async def _deliver_after_position(self, position: str | None) -> None:
         """Deliver the events after a position, and save the position after each batch, without an end."""
         while True:
             batch = await self._timeline.read(InstantFilter(since=position), INSTANTS_PER_BATCH)

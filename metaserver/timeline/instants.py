@@ -40,7 +40,7 @@ def check_move(current: InstantState, new: InstantState) -> None:
         raise BadRequest(f"An instant in state {current.value} cannot become {new.value}; it may become {allowed}")
 
 
-def move(instant: Instant, state: InstantState, now_ms: int) -> Instant:
+def advance_instant(instant: Instant, state: InstantState, now_ms: int) -> Instant:
     """Return the instant in its next state. A final state also sets the time of completion.
 
     Raises:
@@ -61,7 +61,7 @@ def check_invariants(instant: Instant) -> None:
     assert instant.completed_ms is None or instant.completed_ms >= 0, instant
 
 
-def matches(where: InstantFilter, instant: Instant) -> bool:
+def matches_filter(where: InstantFilter, instant: Instant) -> bool:
     """Return whether an instant satisfies the conditions of the store's query.
 
     `since` is ignored, because only the store can compare it.

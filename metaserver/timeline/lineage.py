@@ -23,7 +23,7 @@ from seamark.metaserver.timeline.instants import INDEXING, MAINTENANCE, is_finis
 PRODUCER = "https://github.com/seamark/seamark"
 SCHEMA_URL = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
 _FACETS_URL = "https://openlineage.io/spec/facets/"
-_VERSIONS = {
+_FACET_VERSIONS = {
     "CatalogDatasetFacet": "1-1-0",
     "ColumnLineageDatasetFacet": "1-2-0",
     "DatasetVersionDatasetFacet": "1-0-1",
@@ -76,13 +76,13 @@ def _make_event(
     is_rewrite = instant.action == MAINTENANCE
     output: dict[str, Any] = dataset
     if is_rewrite and metadata is not None:
-        lineage = _facet("ColumnLineageDatasetFacet", fields=_map_columns(dataset, metadata))
+        lineage = _make_facet("ColumnLineageDatasetFacet", fields=_map_columns(dataset, metadata))
         output = {**dataset, "facets": {**dataset["facets"], "columnLineage": lineage}}
     run_facets: dict[str, Any] = {}
     if event_type == "FAIL":
         message = str(instant.summary.get("error") or "the job was rolled back")
-        run_facets["errorMessage"] = _facet("ErrorMessageRunFacet", message=message, programmingLanguage="PYTHON")
-    job_type = _facet(
+        run_facets["errorMessage"] = _make_facet("ErrorMessageRunFacet", message=message, programmingLanguage="PYTHON")
+    job_type = _make_facet(
         "JobTypeJobFacet", processingType="BATCH", integration="SEAMARK", jobType=_JOB_TYPES[instant.action]
     )
     return {
@@ -115,18 +115,18 @@ def _make_dataset(instant: Instant, metadata: TableMetadata | None, catalog: Cat
     """Return the dataset of the instant's table, with its schema if the metadata can be read."""
     name = ".".join((*instant.namespace, instant.name))
     facets: dict[str, Any] = {
-        "catalog": _facet(
+        "catalog": _make_facet(
             "CatalogDatasetFacet", framework="iceberg", type="rest", name="seamark", warehouseUri=catalog.warehouse
         )
     }
     if metadata is None:
         return {"namespace": catalog.warehouse, "name": name, "facets": facets}
     symlink = {"namespace": catalog.warehouse, "name": name, "type": "TABLE"}
-    facets["symlinks"] = _facet("SymlinksDatasetFacet", identifiers=[symlink])
-    facets["schema"] = _facet("SchemaDatasetFacet", fields=_list_fields(metadata.current_schema.fields))
+    facets["symlinks"] = _make_facet("SymlinksDatasetFacet", identifiers=[symlink])
+    facets["schema"] = _make_facet("SchemaDatasetFacet", fields=_list_fields(metadata.current_schema.fields))
     snapshot_id = instant.snapshot_id or metadata.current_snapshot_id
     if snapshot_id is not None:
-        facets["version"] = _facet("DatasetVersionDatasetFacet", datasetVersion=str(snapshot_id))
+        facets["version"] = _make_facet("DatasetVersionDatasetFacet", datasetVersion=str(snapshot_id))
     namespace, path = name_location(metadata.location)
     return {"namespace": namespace, "name": path, "facets": facets}
 
@@ -179,6 +179,6 @@ def _map_columns(dataset: dict[str, Any], metadata: TableMetadata) -> dict[str, 
     return {field.name: {"inputFields": [{**source, "field": field.name}]} for field in metadata.current_schema.fields}
 
 
-def _facet(kind: str, **values: Any) -> dict[str, Any]:
-    url = f"{_FACETS_URL}{_VERSIONS[kind]}/{kind}.json#/$defs/{kind}"
+def _make_facet(kind: str, **values: Any) -> dict[str, Any]:
+    url = f"{_FACETS_URL}{_FACET_VERSIONS[kind]}/{kind}.json#/$defs/{kind}"
     return {"_producer": PRODUCER, "_schemaURL": url, **values}

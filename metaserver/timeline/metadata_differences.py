@@ -74,22 +74,22 @@ def _list_identity_updates(before: Document, new: Document, uuid: str) -> Iterat
         yield {"action": "set-location", "location": new["location"]}
 
 
-def _index(document: Document, items: str, key: str) -> dict[Any, Document]:
+def _index_items(document: Document, items: str, key: str) -> dict[Any, Document]:
     return {item.get(key, 0): item for item in document.get(items) or ()}
 
 
 def _list_additions(
     before: Document, new: Document, items: str, key: str, make: Callable[[Document], Update]
 ) -> Iterator[Update]:
-    earlier = _index(before, items, key)
-    for item_id, item in _index(new, items, key).items():
+    earlier = _index_items(before, items, key)
+    for item_id, item in _index_items(new, items, key).items():
         if item_id not in earlier:
             yield make(item)
 
 
 def _list_removed(before: Document, new: Document, items: str, key: str) -> list[Any]:
-    later = _index(new, items, key)
-    return [item_id for item_id in _index(before, items, key) if item_id not in later]
+    later = _index_items(new, items, key)
+    return [item_id for item_id in _index_items(before, items, key) if item_id not in later]
 
 
 def _remove_all(before: Document, new: Document, items: str, key: str, action: str, field: str) -> Iterator[Update]:
@@ -130,7 +130,7 @@ def _list_snapshot_updates(before: Document, new: Document) -> Iterator[Update]:
 
 
 def _list_statistics_updates(before: Document, new: Document, items: str) -> Iterator[Update]:
-    earlier, later = _index(before, items, "snapshot-id"), _index(new, items, "snapshot-id")
+    earlier, later = _index_items(before, items, "snapshot-id"), _index_items(new, items, "snapshot-id")
     for snapshot_id, statistics in later.items():
         if earlier.get(snapshot_id) != statistics:
             yield {"action": f"set-{items}", items: statistics}

@@ -18,11 +18,11 @@ import structlog
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import RetryLater, SeamarkError
-from seamark.metaserver.runtime.background import report
+from seamark.metaserver.runtime.background import log_safely
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Instant
 from seamark.metaserver.store.port import InstantFilter, PointerStore
-from seamark.metaserver.timeline.instants import matches
+from seamark.metaserver.timeline.instants import matches_filter
 
 _INSTANTS_PER_BATCH = 500
 _ARCHIVED_INSTANTS_PER_BATCH = 1000
@@ -192,25 +192,25 @@ class Timeline:
                     self._head = await self.head()
                     started = True
                 else:
-                    await self._look()
+                    await self._read_new_instants()
             except SeamarkError as error:
                 # The store is unavailable. Watchers keep waiting, and their next request receives the error.
-                report(_log.warning, "the timeline cannot be read", error=error.message)
+                log_safely(_log.warning, "the timeline cannot be read", error=error.message)
             except Exception:  # noqa: BLE001  only the poller wakes the watchers
-                report(_log.exception, "the timeline cannot be read")
+                log_safely(_log.exception, "the timeline cannot be read")
             self._ready.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_s()):
                     await self._news.wait()
 
-    async def _look(self) -> None:
+    async def _read_new_instants(self) -> None:
         """Read the new instants, and wake the watchers whose filter they match."""
         while True:
             batch = await self._store.list_instants(
                 InstantFilter(since=self._head, archived=False), _INSTANTS_PER_BATCH
             )
             for watcher in self._watchers:
-                if not watcher.woken.is_set() and any(matches(watcher.where, instant) for instant in batch):
+                if not watcher.woken.is_set() and any(matches_filter(watcher.where, instant) for instant in batch):
                     watcher.woken.set()
             if batch:
                 self._head = batch[-1].position

@@ -26,7 +26,7 @@ from seamark.metaserver.access.protectors import KeyProtector, WrongKey, find_ke
 from seamark.metaserver.objects.storages import SERVER_STORAGES
 from seamark.metaserver.runtime.home import find_sqlite_file, is_in_home
 from seamark.metaserver.settings.settings import FIELDS, Settings
-from seamark.metaserver.settings.sources import check, convert
+from seamark.metaserver.settings.sources import check_consistency, convert_setting
 from seamark.metaserver.store.model import StoredWarehouse
 
 NAME_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"
@@ -136,7 +136,7 @@ def check_settings(values: Mapping[str, Any], allowed_names: tuple[str, ...], se
                 f"A warehouse cannot have the setting {name[:80]!r} here; use one of {', '.join(allowed_names)}"
             )
         try:
-            converted[name] = convert(name, value, "the request")
+            converted[name] = convert_setting(name, value, "the request")
         except ConfigError as error:
             raise BadRequest(error.message) from None
         if "http" in FIELDS[name].metadata["schemes"]:
@@ -263,7 +263,7 @@ def check_definition(settings: Settings, own_settings: Mapping[str, Any], creden
             "credentials of the warehouse, or use signing"
         )
     try:
-        check(make_settings(settings, _UNSAVED, own_settings, credentials))
+        check_consistency(make_settings(settings, _UNSAVED, own_settings, credentials))
     except ConfigError as error:
         raise BadRequest(error.message) from None
 

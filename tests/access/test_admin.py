@@ -13,7 +13,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer, Api
-from tests.api.plans.planned import append, build_data_file
+from tests.api.plans.planned import append_files, build_data_file
 from tests.server.rig import RunningServer, build_settings, run_server
 
 
@@ -198,7 +198,7 @@ async def test_cached_view_counts_for_the_principal_that_first_requests_it(admin
     """The planner evicts views of a principal with more than half of its budget."""
     root, bob = AdminUserApi(admin_server, "root"), AdminUserApi(admin_server, "bob")
     await root.table()
-    await append(root, "t", [build_data_file("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)
+    await append_files(root, "t", [build_data_file("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)
     for item in (bob, root):
         assert (await item("POST", "/v1/namespaces/db/tables/t/plan", {})).status == 200
     [view] = admin_server.server.components.planner._views._views.values()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime.errors import BadRequest, Forbidden
-from seamark.metaserver.access.authorizer import RULES, GrantAuthorizer, Scope, changes, decide
+from seamark.metaserver.access.authorizer import RULES, GrantAuthorizer, Scope, allows_operation, is_audited_change
 from seamark.metaserver.access.principal import (
     ANONYMOUS,
     Principal,
@@ -94,9 +94,9 @@ def test_grants_of_the_three_roles_allow_the_operations_of_each_role(
     else:
         role, is_wide = LEAST_ROLES[operation]
         expected = (role, () if is_wide else namespace) in model
-    assert decide(user_grants, operation, Securable(namespace)) is expected
+    assert allows_operation(user_grants, operation, Securable(namespace)) is expected
     for kind in ("table", "view", "function") if namespace else ():
-        assert decide(user_grants, operation, Securable(namespace, kind, "x")) is expected
+        assert allows_operation(user_grants, operation, Securable(namespace, kind, "x")) is expected
 
 
 async def test_refusal_is_an_error_exactly_if_the_operation_is_not_allowed() -> None:
@@ -115,7 +115,7 @@ def test_namespace_is_visible_exactly_if_a_grant_is_on_its_path(
 ) -> None:
     model = list_rights(user_grants)
     expected = any(("reader", path) in model and path[: len(namespace)] == namespace for path in PATHS)
-    assert decisions.sees(user_grants, namespace) is expected
+    assert decisions.can_list_namespace(user_grants, namespace) is expected
 
 
 @given(grants, st.sampled_from(PATHS))
@@ -125,15 +125,15 @@ def test_visible_children_equal_the_children_that_pass_a_separate_check(
     for parent in (namespace, namespace[:-1], ()):
         names = decisions.list_visible_children(user_grants, parent)
         for name in {"a", "b", "c", "no-grant", *(path[len(parent)] for path in PATHS if len(path) > len(parent))}:
-            assert decisions.sees(user_grants, (*parent, name)) is (names is None or name in names)
+            assert decisions.can_list_namespace(user_grants, (*parent, name)) is (names is None or name in names)
 
 
 @given(grants, grants, st.sampled_from(sorted(RULES)), st.sampled_from(PATHS))
 def test_more_grants_never_allow_less(
     user_grants: list[Grant], extra_grants: list[Grant], operation: str, namespace: NamespacePath
 ) -> None:
-    if decide(user_grants, operation, Securable(namespace)):
-        assert decide((*user_grants, *extra_grants), operation, Securable(namespace))
+    if allows_operation(user_grants, operation, Securable(namespace)):
+        assert allows_operation((*user_grants, *extra_grants), operation, Securable(namespace))
 
 
 def test_every_route_that_needs_a_login_has_a_rule() -> None:
@@ -149,14 +149,14 @@ async def test_operation_without_a_rule_requires_a_catalog_admin() -> None:
     principal = Principal("p", (Grant("p", "admin", ("a",)), Grant("p", "writer")))
     with pytest.raises(Forbidden):
         await AUTHORIZER.require(principal, "newThing", Securable(("a",)))
-    assert changes("newThing")
+    assert is_audited_change("newThing")
 
 
 def test_changing_operations_are_distinguished_from_reads() -> None:
     for operation in ("createTable", "updateTable", "dropTable", "purgeDropped", "createToken", "addGrant", "undrop"):
-        assert changes(operation), operation
+        assert is_audited_change(operation), operation
     for operation in ("loadTable", "listTables", "getConfig", "metrics", "signRequest", "listTokens", "listAudit"):
-        assert not changes(operation), operation
+        assert not is_audited_change(operation), operation
 
 
 async def test_refusal_names_the_principal_the_right_the_object_and_the_command_that_grants_it() -> None:

@@ -12,15 +12,15 @@ import pytest
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access import worker_tokens
-from seamark.metaserver.access.authorizer import RULES, GrantAuthorizer, decide
+from seamark.metaserver.access.authorizer import RULES, GrantAuthorizer, allows_operation
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.access.rights.decisions import (
     Securable,
+    can_list_namespace,
     holds_everywhere,
     list_namespaces_with,
     list_visible_children,
     narrow_read_grants,
-    sees,
     select_read_grants,
 )
 from seamark.metaserver.access.rights.privileges import CREATE, ROLE_BITS, WRITE
@@ -214,7 +214,7 @@ def test_each_cell_of_principals_objects_and_operations_equals_the_model() -> No
                 continue
             if operation in SEEN_OPERATIONS and securable == SERVER:
                 continue
-            assert decide(grants, operation, securable) is model.may(operation, securable), (
+            assert allows_operation(grants, operation, securable) is model.may(operation, securable), (
                 rights,
                 operation,
                 securable,
@@ -232,7 +232,7 @@ def test_listings_have_the_namespaces_that_the_model_sees() -> None:
             path = securable.namespace
             if securable.name or not path:
                 continue
-            assert sees(grants, path) is model.sees(path), (rights, path)
+            assert can_list_namespace(grants, path) is model.sees(path), (rights, path)
             names = list_visible_children(grants, path[:-1])
             assert (names is None or path[-1] in names) >= model.sees(path), (rights, path)
 
@@ -271,7 +271,9 @@ def test_token_of_a_statement_reads_what_its_caller_may_read_and_nothing_else() 
         assert len(reduced) <= len(grants)
         for securable in OBJECTS:
             if securable != SERVER:
-                assert decide(reduced, "readRows", securable) is decide(grants, "readRows", securable), (
+                assert allows_operation(reduced, "readRows", securable) is allows_operation(
+                    grants, "readRows", securable
+                ), (
                     rights,
                     reduced,
                 )
@@ -286,7 +288,8 @@ def test_each_narrowing_of_a_statements_grants_removes_rights_in_one_namespace_o
             lost_namespaces = []
             for securable in OBJECTS:
                 was_allowed, is_allowed = (
-                    decide(grants_of_statement, "readRows", securable) for grants_of_statement in (grants, narrowed)
+                    allows_operation(grants_of_statement, "readRows", securable)
+                    for grants_of_statement in (grants, narrowed)
                 )
                 assert was_allowed or not is_allowed, (rights, narrowed, securable)
                 lost_namespaces += [securable.namespace[:1]] if was_allowed and not is_allowed else []
@@ -372,7 +375,7 @@ def test_denials_in_one_namespace_do_not_prevent_statements_on_other_namespaces(
         (Securable(("raw",), "table", "t"), True),
         (Securable(("shop",), "table", "t"), True),
     ):
-        assert decide(principal.grants, "readRows", securable) is is_allowed, securable
+        assert allows_operation(principal.grants, "readRows", securable) is is_allowed, securable
 
 
 def test_statement_keeps_the_groups_of_its_caller_if_a_policy_server_needs_them() -> None:
@@ -396,8 +399,8 @@ def test_statement_does_not_load_a_table_that_its_caller_may_not_read() -> None:
         caller = Principal("p", (Grant("p", "reader", ("a",)), Grant("p", denied, *table, deny=True)))
         principal, _ = tokens.verify_token(tokens.issue(caller, 60))
         for operation in ("loadTable", "planTableScan", "loadCredentials"):
-            assert not decide(principal.grants, operation, table)
-            assert decide(principal.grants, operation, neighbor)
+            assert not allows_operation(principal.grants, operation, table)
+            assert allows_operation(principal.grants, operation, neighbor)
 
 
 @pytest.mark.parametrize("operation", ["updateTable", "dropTable", "addGrant", "createTable"])

@@ -128,12 +128,12 @@ class Api:
         return answer.json
 
 
-def set_properties(**values: str) -> dict[str, Any]:
+def build_property_commit(**values: str) -> dict[str, Any]:
     """Return a commit that sets properties. It has no requirement, so it always succeeds."""
     return {"requirements": [], "updates": [{"action": "set-properties", "updates": values}]}
 
 
-def append(snapshot_id: int, parent: int | None = None, sequence: int = 1) -> dict[str, Any]:
+def build_append(snapshot_id: int, parent: int | None = None, sequence: int = 1) -> dict[str, Any]:
     """Return a commit that adds a snapshot to main."""
     snapshot = {
         "snapshot-id": snapshot_id,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.client import Api
-from tests.api.plans.planned import append, build_ten_id_files
+from tests.api.plans.planned import append_files, build_ten_id_files
 from tests.server.rig import run_server
 
 
@@ -22,5 +22,5 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
 async def api_with_files(api: Api) -> Api:
     """Return the API of a server where `db.t` has 30 files in 3 manifests."""
     await api.table()
-    await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
+    await append_files(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
     return api

@@ -14,10 +14,10 @@ from seamark.formats.protocol.wire import decode_as
 from seamark.metaserver.commit.change_requests.change_body import ChangeBody
 from seamark.metaserver.store.model import IndexFileState
 from tests.api.client import Api, create_key
-from tests.api.indexes.indexed import build_index_file, define, load_index, write
+from tests.api.indexes.indexed import build_index_file, define_index, load_index, write_index_file
 from tests.api.rest.test_permissions import House, house
 from tests.commits.lake import BY_PART, CommitTable, Row
-from tests.commits.reader import check, find_snapshot, list_live_files, read_manifests, read_snapshot_rows
+from tests.commits.reader import check_snapshots, find_snapshot, list_live_files, read_manifests, read_snapshot_rows
 from tests.connector.lake import open_catalog
 from tests.planner.lakes.lake import DataFile
 from tests.server.rig import run_server
@@ -82,7 +82,7 @@ async def read_by_specification(lake: CommitTable, branch: str = "main") -> list
     """Return the rows that a reader of the specification sees, and check that the snapshot is valid."""
     metadata = await lake.read_metadata()
     snapshot_id = metadata["refs"][branch]["snapshot-id"]
-    check(metadata, snapshot_id)
+    check_snapshots(metadata, snapshot_id)
     return read_snapshot_rows(find_snapshot(metadata, snapshot_id))
 
 
@@ -229,7 +229,7 @@ async def test_small_manifests_are_merged(api: Api) -> None:
         for number in range(9):
             await lake.append([(number, 0, "a")])
             metadata = await lake.read_metadata()
-            check(metadata)
+            check_snapshots(metadata)
         manifests = len({live_file.snapshot_id for live_file in list_live_files(find_snapshot(metadata))})
         assert manifests == 9, "a merged manifest keeps the snapshot that added each file"
         listing = find_snapshot(metadata)
@@ -250,7 +250,7 @@ async def test_live_file_is_not_added_twice(api: Api) -> None:
 async def _build_index_registration(api: Api, lake: CommitTable, data: dict[str, Any], **other: Any) -> dict[str, Any]:
     """Return the registration of an index file of the index `i` for one data file, in the table's index folder."""
     metadata = await lake.read_metadata()
-    definition = (await define(api))["definition-id"]
+    definition = (await define_index(api))["definition-id"]
     build = {
         "definition-id": definition,
         "kind": "bloom",
@@ -260,7 +260,7 @@ async def _build_index_registration(api: Api, lake: CommitTable, data: dict[str,
     }
     path, count, size = data["file-path"], data["record-count"], data["file-size-in-bytes"]
     file = DataFile(path, 0, "PARQUET", 0, (), count, size, {})
-    return write(build, f"{count}.puffin", build_index_file(build, [file], **other))
+    return write_index_file(build, f"{count}.puffin", build_index_file(build, [file], **other))
 
 
 async def test_error_names_an_invalid_file_by_its_number(api: Api) -> None:
@@ -386,7 +386,7 @@ async def test_many_files_are_split_into_several_manifests(api: Api) -> None:
     files = [{**data, "file-path": f"{data['file-path']}-{number}"} for number in range(2000)]
     answer = await lake.commit({"add": files})
     metadata = await lake.read_metadata()
-    check(metadata)
+    check_snapshots(metadata)
     snapshot = find_snapshot(metadata)
     assert snapshot is not None
     sizes = [manifest["manifest_length"] for manifest in read_manifests(snapshot)]
@@ -395,7 +395,7 @@ async def test_many_files_are_split_into_several_manifests(api: Api) -> None:
     removals = [{"file-path": file["file-path"]} for file in files[::2]]
     second_answer = await lake.commit({"remove": removals, "read-snapshot-id": answer["snapshot-id"]})
     assert second_answer["summary"]["total-data-files"] == "1000"
-    check(await lake.read_metadata())
+    check_snapshots(await lake.read_metadata())
 
 
 async def _evolve(api: Api, lake: CommitTable, *fields: dict[str, Any]) -> int:
@@ -428,7 +428,7 @@ async def test_writers_of_other_buckets_continue_while_buckets_are_doubled(api: 
         answer = await lake.send({"add": add, "scope": scope, "read-snapshot-id": base["snapshot-id"]})
         assert answer.status == status, (value, answer.raw)
     metadata = await lake.read_metadata()
-    check(metadata)
+    check_snapshots(metadata)
     half = await lake.send(
         {"add": [_set_partition(lake.write_data_file([(3, 0, "d")]), doubled, 3)], "replace": {"partitions": "written"}}
     )
@@ -438,7 +438,7 @@ async def test_writers_of_other_buckets_continue_while_buckets_are_doubled(api: 
         {"add": [_set_partition(lake.write_data_file([(9, 0, "e")]), 0, 4)], "replace": {"partitions": "written"}}
     )
     assert all_changes["summary"]["deleted-data-files"] == "2", "bucket 4 of 8 contains buckets 4 and 12 of 16"
-    check(await lake.read_metadata())
+    check_snapshots(await lake.read_metadata())
 
 
 async def test_table_upgraded_to_version_3_gets_row_ids(api: Api) -> None:

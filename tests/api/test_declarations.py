@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.client import SCHEMA, Api, set_properties
+from tests.api.client import SCHEMA, Api, build_property_commit
 
 POLICY = "/api/v1/tables/db/t/policy"
 
@@ -74,7 +74,9 @@ async def test_invalid_namespace_is_refused_and_not_created(path: str, body: Any
 async def test_put_replaces_the_policy_of_a_table_and_keeps_other_properties(api: Api) -> None:
     await api.table()
     await api(
-        "POST", "/v1/namespaces/db/tables/t", set_properties(**{"owner": "ann", "write.parquet.row-group-limit": "9"})
+        "POST",
+        "/v1/namespaces/db/tables/t",
+        build_property_commit(**{"owner": "ann", "write.parquet.row-group-limit": "9"}),
     )
     first_policy = {"seamark.compaction.enabled": "true", "seamark.services.priority": "high"}
     answer = await api("PUT", POLICY, {"properties": first_policy})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.client import SCHEMA, Api, append, set_properties
+from tests.api.client import SCHEMA, Api, build_append, build_property_commit
 from tests.server.rig import run_server
 
 TABLE = "/v1/namespaces/db/tables/t"
@@ -18,7 +18,7 @@ async def test_create_load_and_commit_return_the_same_etag_for_the_same_state(ap
     created_table = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
     answer = await api("GET", TABLE)
     assert created_table.headers["ETag"] == answer.headers["ETag"]
-    committed = await api("POST", TABLE, set_properties(x="1"))
+    committed = await api("POST", TABLE, build_property_commit(x="1"))
     assert committed.headers["ETag"] != answer.headers["ETag"]
     assert committed.headers["ETag"] == (await api("GET", TABLE)).headers["ETag"]
 
@@ -29,7 +29,7 @@ async def test_answer_that_the_client_has_is_not_sent_again(api: Api) -> None:
     for value in (etag, etag.removeprefix("W/"), f'"other", {etag}', "*"):
         answer = await api("GET", TABLE, headers={"If-None-Match": value})
         assert (answer.status, answer.raw, answer.headers["ETag"]) == (304, b"", etag)
-    await api("POST", TABLE, set_properties(x="1"))
+    await api("POST", TABLE, build_property_commit(x="1"))
     assert (await api("GET", TABLE, headers={"If-None-Match": etag})).status == 200
 
 
@@ -45,7 +45,7 @@ async def test_etags_differ_between_all_snapshots_and_refs(api: Api) -> None:
 async def test_refs_mode_omits_the_snapshots_without_a_reference(api: Api) -> None:
     await api.table()
     for number in range(1, 4):
-        assert (await api("POST", TABLE, append(number, number - 1 or None, number))).status == 200
+        assert (await api("POST", TABLE, build_append(number, number - 1 or None, number))).status == 200
     metadata = (await api("GET", f"{TABLE}?snapshots=all")).json["metadata"]
     refs = (await api("GET", f"{TABLE}?snapshots=refs")).json["metadata"]
     assert [snapshot["snapshot-id"] for snapshot in metadata["snapshots"]] == [1, 2, 3]

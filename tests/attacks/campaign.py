@@ -33,7 +33,7 @@ class AttackCampaign:
     """The hints that the attacker has received, by kind."""
     name_count: int = 0
 
-    def hand_out(self, kinds: tuple[str, ...] | None = None) -> None:
+    def give_hints(self, kinds: tuple[str, ...] | None = None) -> None:
         """Give the attacker some kinds of hints. In one of four campaigns, give none."""
         if kinds is None:
             share = self.rng.choice((0.0, 0.3, 0.7, 1.0))

@@ -111,7 +111,7 @@ async def commit_snapshot(c: AttackCampaign, name: str, manifest_list: str, numb
     return await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", body)
 
 
-async def harvest(c: AttackCampaign, name: str) -> None:
+async def request_everything(c: AttackCampaign, name: str) -> None:
     """Request everything that the server returns about one of the attacker's tables."""
     table_name, principal = f"{OURS}/{name}", c.rng.choice(("mallory", "riley"))
     await c.ask(principal, "GET", f"{NAMES}/tables/{name}")
@@ -168,7 +168,7 @@ async def create_own_table(c: AttackCampaign, prefix: str) -> tuple[str, str]:
 async def commit_foreign_manifest_list(c: AttackCampaign) -> None:
     name, _ = await create_own_table(c, "foreign_list")
     await commit_snapshot(c, name, c.choose_hint("manifest list", f"{c.world.warehouse}/no/snap.avro"))
-    await harvest(c, name)
+    await request_everything(c, name)
 
 
 async def commit_foreign_manifest(c: AttackCampaign) -> None:
@@ -179,7 +179,7 @@ async def commit_foreign_manifest(c: AttackCampaign) -> None:
     except Exception:  # noqa: BLE001  it does not exist, on whichever storage
         size = 4000
     await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [list_entry(place, size)]))
-    await harvest(c, name)
+    await request_everything(c, name)
 
 
 async def commit_foreign_data_file(c: AttackCampaign) -> None:
@@ -192,7 +192,7 @@ async def commit_foreign_data_file(c: AttackCampaign) -> None:
         size = 4000
     manifest = write_manifest(c, f"{location}/metadata/m0.avro", [build_data_file(place, 1, 10**18, size)])
     snapshot = await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [manifest]))
-    await harvest(c, name)
+    await request_everything(c, name)
     fact, where = await create_own_table(c, "fact")
     manifest = write_manifest(
         c, f"{where}/metadata/m0.avro", [write_own_parquet(c, f"{where}/data/0.parquet", [1, 2, 3])]
@@ -221,7 +221,7 @@ async def commit_foreign_delete_files(c: AttackCampaign) -> None:
         write_manifest(c, f"{location}/metadata/m1.avro", [delete], content=1),
     ]
     await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", manifests))
-    await harvest(c, name)
+    await request_everything(c, name)
 
 
 async def commit_natively(c: AttackCampaign) -> None:
@@ -246,7 +246,7 @@ async def commit_natively(c: AttackCampaign) -> None:
     if c.rng.random() < 0.3:
         body["index-files"] = [{"location": c.choose_hint("data file", f"{location}/x"), "size-in-bytes": 2000}]
     await c.ask("mallory", "POST", f"{OURS}/{name}/commit", body)
-    await harvest(c, name)
+    await request_everything(c, name)
 
 
 async def commit_foreign_statistics(c: AttackCampaign) -> None:
@@ -263,9 +263,9 @@ async def commit_foreign_statistics(c: AttackCampaign) -> None:
         statistics_update |= {"file-footer-size-in-bytes": 100, "blob-metadata": []}
     update = {"action": f"set-{property_name}", property_name: statistics_update}
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
-    await harvest(c, name)
+    await request_everything(c, name)
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
-    await purge(c)
+    await purge_dropped_tables(c)
 
 
 async def claim_foreign_location(c: AttackCampaign) -> None:
@@ -295,9 +295,9 @@ async def claim_foreign_location(c: AttackCampaign) -> None:
         await c.ask("mallory", "POST", f"/v1/namespaces/{EVIL}%1F{name}/tables", {"name": "inner", "schema": SCHEMA})
     await check_claim(c, name)
     await sign_everything(c, name)
-    await harvest(c, name)
+    await request_everything(c, name)
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
-    await purge(c)
+    await purge_dropped_tables(c)
 
 
 async def check_claim(c: AttackCampaign, name: str) -> None:
@@ -312,7 +312,7 @@ async def check_claim(c: AttackCampaign, name: str) -> None:
             c.report(f"the attacker's table at {own_prefix} overlaps the victim's table at {foreign_prefix}")
 
 
-async def purge(c: AttackCampaign) -> None:
+async def purge_dropped_tables(c: AttackCampaign) -> None:
     """Purge as the admin of the attacker's namespace, who does not have to wait for the retention."""
     dropped = await c.ask("morgan", "GET", f"/api/v1/dropped?namespace={EVIL}")
     for item in dropped.json.get("dropped", []) if dropped.status == 200 else []:
@@ -320,7 +320,7 @@ async def purge(c: AttackCampaign) -> None:
             await c.ask("morgan", "DELETE", f"/api/v1/dropped/{item['id']}")
 
 
-async def take_names(c: AttackCampaign) -> None:
+async def use_foreign_ids(c: AttackCampaign) -> None:
     """Use ids that belong to the victim: of dropped tables, builds, staged tables and records."""
     for principal in ("mallory", "morgan", "riley"):
         dropped = c.choose_hint("dropped")
@@ -361,9 +361,9 @@ async def use_moved_name(c: AttackCampaign) -> None:
     await sign_everything(c, name)
     uuid = {"action": "assign-uuid", "uuid": c.choose_hint("moved uuid", "0")}
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [uuid]})
-    await harvest(c, name)
+    await request_everything(c, name)
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
-    await purge(c)
+    await purge_dropped_tables(c)
 
 
 async def check_stolen_tokens(c: AttackCampaign) -> None:
@@ -387,7 +387,7 @@ async def check_stolen_tokens(c: AttackCampaign) -> None:
             c.report(f"the attacker's table sends {key} = {value} to a reader's client")
 
 
-async def borrow_owner(c: AttackCampaign) -> None:
+async def create_view_with_foreign_owner(c: AttackCampaign) -> None:
     """Create a view that would run with another user's rights."""
     name = c.create_name("owned")
     key = c.rng.choice(("trino.run-as-owner", "trino.run-as-owner", "Trino.Run-As-Owner"))
@@ -418,7 +418,7 @@ async def undrop_elsewhere(c: AttackCampaign) -> None:
         await c.ask("mallory", "POST", f"/api/v1/dropped/{rows[-1]['id']}/undrop", target)
 
 
-async def swap_manifests(c: AttackCampaign) -> None:
+async def overwrite_manifests(c: AttackCampaign) -> None:
     """Commit the attacker's own manifests, and overwrite them before they are read."""
     name, location = await create_own_table(c, "swapped")
     manifest = write_manifest(
@@ -431,12 +431,12 @@ async def swap_manifests(c: AttackCampaign) -> None:
         write_manifest(c, manifest.path, [build_data_file(foreign, 1, 10**18)])
     else:
         write_list(c, place, [list_entry(c.choose_hint("manifest", f"{c.world.warehouse}/no/m0.avro"), 4000)])
-    await harvest(c, name)
+    await request_everything(c, name)
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
-    await purge(c)
+    await purge_dropped_tables(c)
 
 
-async def swap_metadata(c: AttackCampaign) -> None:
+async def overwrite_metadata(c: AttackCampaign) -> None:
     """Overwrite the table's own metadata file, which a server without a cached file then reads."""
     name, location = await create_own_table(c, "swapped_metadata")
     answer = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
@@ -471,12 +471,12 @@ async def swap_metadata(c: AttackCampaign) -> None:
     c.world.server.components.catalog.documents.cache.clear()
     c.steps.append(f"writes over {place}: {json.dumps(forged_metadata)[:1500]}")
     await sign_everything(c, name)
-    await harvest(c, name)
+    await request_everything(c, name)
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
-    await purge(c)
+    await purge_dropped_tables(c)
 
 
-async def swap_view(c: AttackCampaign) -> None:
+async def overwrite_view(c: AttackCampaign) -> None:
     """Overwrite the view's metadata file: another owner, UUID or location, or another text for an owned view."""
     name = c.create_name("swapped_view")
     view = {"name": name, "schema": SCHEMA, "view-version": {**VIEW_VERSION, "default-namespace": [EVIL]}}
@@ -530,9 +530,9 @@ async def take_uuid_of_nameless_table(c: AttackCampaign) -> None:
     path = f"{NAMES}/tables/{name}_old"
     await c.ask("mallory", "POST", path, {"requirements": [], "updates": [uuid]})
     await commit_snapshot(c, f"{name}_old", c.choose_hint("manifest list", f"{c.world.warehouse}/no/snap.avro"))
-    await harvest(c, f"{name}_old")
+    await request_everything(c, f"{name}_old")
     await c.ask("mallory", "DELETE", f"{path}?purgeRequested=true")
-    await purge(c)
+    await purge_dropped_tables(c)
 
 
 CRAFTED = (
@@ -546,12 +546,12 @@ CRAFTED = (
     ),
     *(
         claim_foreign_location,
-        take_names,
+        use_foreign_ids,
         use_moved_name,
         check_stolen_tokens,
-        borrow_owner,
+        create_view_with_foreign_owner,
         sign_own,
         undrop_elsewhere,
     ),
-    *(swap_manifests, swap_metadata, swap_view, take_uuid_of_nameless_table),
+    *(overwrite_manifests, overwrite_metadata, overwrite_view, take_uuid_of_nameless_table),
 )

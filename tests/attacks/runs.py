@@ -17,7 +17,7 @@ from tests.attacks.world import NAMES, SCHEMA, open_world
 from tests.services.s3 import S3
 
 
-async def run(
+async def run_campaign(
     home: Path,
     seed: int,
     *,
@@ -35,7 +35,7 @@ async def run(
     rng = random.Random(seed)
     async with open_world(home, rng, s3, with_gateway=with_gateway) as world:
         c = AttackCampaign(world, rng, seed)
-        c.hand_out(hints)
+        c.give_hints(hints)
         if with_gateway:
             await fill_cache(world)
         fingerprint = await world.compute_fingerprint()
@@ -51,7 +51,7 @@ async def run(
                     await routes.attack_route(c, *item)
             else:
                 await item(c)
-        await compare(c, fingerprint)
+        await check_victims_data(c, fingerprint)
     return c
 
 
@@ -61,7 +61,7 @@ async def _create_attackers_objects(c: AttackCampaign) -> None:
     await c.ask("mallory", "POST", f"{NAMES}/views", view)
 
 
-async def compare(c: AttackCampaign, fingerprint_before: dict[str, str]) -> None:
+async def check_victims_data(c: AttackCampaign, fingerprint_before: dict[str, str]) -> None:
     """Check that the victim's data is unchanged byte for byte, and that no file was added, even for a moment."""
     c.findings += [f"the server created or deleted the victim's {place}" for place in c.world.list_touched_of_victim()]
     fingerprint_after = await c.world.compute_fingerprint()

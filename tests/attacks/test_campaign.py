@@ -16,16 +16,16 @@ import pytest
 from seamark.metaserver.gateway import gateway
 from tests.attacks.campaign import AttackCampaign
 from tests.attacks.crafted import create_table
-from tests.attacks.runs import compare, run
+from tests.attacks.runs import check_victims_data, run_campaign
 from tests.attacks.through_gateway import fill_cache, reach_through_gateway
 from tests.attacks.world import KINDS, open_world
-from tests.seeds import examples, first_seed, quick
+from tests.seeds import examples, first_seed, mark_fast
 from tests.services.s3 import S3
 
 
-@pytest.mark.parametrize("hints", quick([KINDS, ()], 1), ids=["all handles known", "nothing known"])
+@pytest.mark.parametrize("hints", mark_fast([KINDS, ()], 1), ids=["all handles known", "nothing known"])
 async def test_short_campaign_finds_no_leak(tmp_path: Path, hints: tuple[str, ...]) -> None:
-    c = await run(tmp_path / "home", 1, requests=0, hints=hints)
+    c = await run_campaign(tmp_path / "home", 1, requests=0, hints=hints)
     assert not c.findings, c.format_verdict()
 
 
@@ -33,7 +33,7 @@ async def test_short_campaign_finds_no_leak(tmp_path: Path, hints: tuple[str, ..
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(8))
 async def test_campaigns_over_local_files_find_no_leak(tmp_path: Path, number: int) -> None:
-    c = await run(tmp_path / "home", first_seed() + number, requests=300)
+    c = await run_campaign(tmp_path / "home", first_seed() + number, requests=300)
     assert not c.findings, c.format_verdict()
 
 
@@ -41,7 +41,9 @@ async def test_campaigns_over_local_files_find_no_leak(tmp_path: Path, number: i
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(4))
 async def test_campaigns_over_s3_find_no_leak(tmp_path: Path, s3: S3, number: int) -> None:
-    c = await run(tmp_path / "home", first_seed() + 100 + number, requests=300, s3=s3, with_gateway=number % 2 == 1)
+    c = await run_campaign(
+        tmp_path / "home", first_seed() + 100 + number, requests=300, s3=s3, with_gateway=number % 2 == 1
+    )
     assert not c.findings, c.format_verdict()
 
 
@@ -50,14 +52,14 @@ async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path:
     rng = random.Random(first_seed())
     async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:
         c = AttackCampaign(world, rng, 1)
-        c.hand_out(KINDS)
+        c.give_hints(KINDS)
         await fill_cache(world)
         fingerprint_before = await world.compute_fingerprint()
         world.touched.clear()
         await create_table(c, "own")
         for _ in range(examples(25, 6)):
             await reach_through_gateway(c, "own")
-        await compare(c, fingerprint_before)
+        await check_victims_data(c, fingerprint_before)
     assert not c.findings, c.format_verdict()
 
 
@@ -67,7 +69,7 @@ async def test_campaign_detects_a_gateway_without_rights(tmp_path: Path, s3: S3)
     with patch.object(gateway, "check_request", lambda *arguments: None):
         async with open_world(tmp_path / "home", rng, s3, with_gateway=True) as world:
             c = AttackCampaign(world, rng, 1)
-            c.hand_out(KINDS)
+            c.give_hints(KINDS)
             await fill_cache(world)
             await create_table(c, "own")
             for _ in range(12):

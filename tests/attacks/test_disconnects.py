@@ -15,7 +15,7 @@ import pytest
 from seamark.metaserver import server as server_module
 from seamark.metaserver.api.http.slots import WorkerLimits
 from tests.api.client import SCHEMA, Api
-from tests.api.plans.planned import append, build_ten_id_files
+from tests.api.plans.planned import append_files, build_ten_id_files
 from tests.server.rig import RunningServer, run_server
 from tests.server.test_bodies import build_head, encode_chunk, make_tokens
 from tests.server.test_connections import RawConnection
@@ -111,7 +111,7 @@ async def test_resources_of_clients_that_disconnect_at_any_point_are_released(
 
         for name in ("t", "mine"):
             assert (await ask_as_root("POST", NAMES, {"name": name, "schema": SCHEMA})).status == 200
-        await append(ask_as_root, "t", build_ten_id_files(300), snapshot_id=1, manifests=3)  # type: ignore[arg-type]
+        await append_files(ask_as_root, "t", build_ten_id_files(300), snapshot_id=1, manifests=3)  # type: ignore[arg-type]
         await run_in_groups(lambda seed: send_and_disconnect(server, secrets, seed), range(32), 8)
         (bounds,) = limits
         await until(lambda: bounds.is_idle and server.components.metrics.requests.answering == 0)

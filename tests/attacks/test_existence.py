@@ -79,7 +79,7 @@ async def _list_differences(world: AttackWorld, seeds: range) -> list[str]:
     """Return a line for each request whose answer tells an existing object of the victim from an absent one."""
     fakes, results = _Fakes(random.Random(1)), []
     c = AttackCampaign(world, random.Random(1), 1)
-    c.hand_out(KINDS)
+    c.give_hints(KINDS)
     for operation, method, template in routes.list_routes():
         if operation in routes.HARMLESS:
             continue

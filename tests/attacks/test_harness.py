@@ -12,8 +12,8 @@ import pytest
 
 from tests.attacks import crafted, routes
 from tests.attacks.campaign import AttackCampaign
-from tests.attacks.crafted import harvest
-from tests.attacks.runs import compare
+from tests.attacks.crafted import request_everything
+from tests.attacks.runs import check_victims_data
 from tests.attacks.world import AttackWorld, open_world
 
 
@@ -29,7 +29,7 @@ def test_each_published_route_is_attacked_or_listed_as_harmless() -> None:
 async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(2)) as world:
         c = AttackCampaign(world, random.Random(2), 2)
-        c.hand_out(())
+        c.give_hints(())
         for route in routes.list_routes():
             if route[0] not in routes.HARMLESS:
                 await routes.attack_route(c, *route)
@@ -44,7 +44,7 @@ async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatc
     """The leaks are a name, a value and a wrong status."""
     async with open_world(tmp_path, random.Random(3)) as world:
         c = AttackCampaign(world, random.Random(3), 3)
-        c.hand_out(())
+        c.give_hints(())
         await c.ask("mallory", "GET", "/v1/config")
         assert not c.findings
         real = AttackWorld.ask
@@ -68,7 +68,7 @@ async def test_writer_who_may_read_the_other_namespace_is_detected(tmp_path: Pat
         grant = {"principal": "mallory", "role": "reader", "namespace": [world.victim]}
         await world.ask_successfully("root", "PUT", "/api/v1/grants", grant)
         c = AttackCampaign(world, rng, 4)
-        c.hand_out(("namespace", "table"))
+        c.give_hints(("namespace", "table"))
         for table in world.hints["table"]:
             await c.ask("mallory", "GET", f"/api/v1/tables/{world.victim}/{table}/stats/id")
             await c.ask("mallory", "GET", f"/v1/namespaces/{world.victim}/tables/{table}")
@@ -82,11 +82,11 @@ async def test_changed_bytes_are_detected(tmp_path: Path) -> None:
         c = AttackCampaign(world, rng, 5)
         fingerprint_before = await world.compute_fingerprint()
         world.touched.clear()
-        await compare(c, fingerprint_before)
+        await check_victims_data(c, fingerprint_before)
         assert not c.findings
         Path(world.hints["data file"][0].removeprefix("file://")).unlink()
         world.write(f"{world.hints['location'][0]}/data/planted", b"x")
-        await compare(c, fingerprint_before)
+        await check_victims_data(c, fingerprint_before)
         assert sorted(finding.rpartition(" ")[2] for finding in c.findings) == ["gone", "new"]
 
 
@@ -99,7 +99,7 @@ async def test_file_that_the_server_writes_and_deletes_at_once_is_detected(tmp_p
         place = f"{world.hints['location'][0]}/metadata/planted"
         await world.server.components.objects.create(place, b"x")
         await world.server.components.objects.delete(place)
-        await compare(c, fingerprint_before)
+        await check_victims_data(c, fingerprint_before)
         assert c.findings == [f"the server created or deleted the victim's {place}"] * 2
 
 
@@ -108,14 +108,14 @@ async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: 
     rng = random.Random(6)
     async with open_world(tmp_path, rng) as world:
         c = AttackCampaign(world, rng, 6)
-        c.hand_out(())
+        c.give_hints(())
         name, location = await crafted.create_own_table(c, "honest")
         data = crafted.write_own_parquet(c, f"{location}/data/0.parquet", [1, 2, 3])
         manifest = crafted.write_manifest(c, f"{location}/metadata/m0.avro", [data])
         path = crafted.write_list(c, f"{location}/metadata/snap.avro", [manifest])
         assert (await crafted.commit_snapshot(c, name, path)).status < 300
         count = len(c.steps)
-        await harvest(c, name)
+        await request_everything(c, name)
         statuses = [step.rpartition(" ")[2] for step in c.steps[count:]]
         steps = [step for step in c.steps[count:] if not step.endswith(("200", "204"))]
         assert len(statuses) >= 15

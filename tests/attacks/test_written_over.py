@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.client import VIEW_VERSION, Answer, set_properties
+from tests.api.client import VIEW_VERSION, Answer, build_property_commit
 from tests.attacks.crafted import OURS
 from tests.attacks.world import EVIL, NAMES, SCHEMA, AttackWorld, open_world
 
@@ -29,11 +29,11 @@ _FILE = {
     "record-count": 3,
 }
 OVERWRITES: dict[str, tuple[str, str, Any]] = {
-    "a commit": ("POST", f"{NAMES}/tables/t", set_properties(x="1")),
+    "a commit": ("POST", f"{NAMES}/tables/t", build_property_commit(x="1")),
     "a transaction": (
         "POST",
         "/v1/transactions/commit",
-        {"table-changes": [{"identifier": {"namespace": [EVIL], "name": "t"}, **set_properties(x="1")}]},
+        {"table-changes": [{"identifier": {"namespace": [EVIL], "name": "t"}, **build_property_commit(x="1")}]},
     ),
     "a native commit": ("POST", f"{OURS}/t/commit", {"add": [_FILE]}),
     "an index": ("PUT", f"{OURS}/t/indexes/j", {"kind": "bloom", "columns": ["data"]}),
@@ -127,7 +127,7 @@ async def test_each_request_succeeds_with_unchanged_metadata(tmp_path: Path, way
 async def test_overwritten_metadata_is_not_served(tmp_path: Path, codec: str) -> None:
     async with open_world(tmp_path, random.Random(12)) as world:
         await _create_attackers_table(world)
-        properties = set_properties(**{"write.metadata.compression-codec": codec})
+        properties = build_property_commit(**{"write.metadata.compression-codec": codec})
         loaded_table = await world.ask_successfully("mallory", "POST", f"{NAMES}/tables/t", properties)
         location = loaded_table["metadata-location"]
         whole_file = world.read(location)

@@ -28,7 +28,7 @@ OPERATIONS = (
 OF_BUCKETS = ("list", "delete", "copy")
 
 
-async def read_keys(world: AttackWorld, principal: str, path: str) -> dict[str, str]:
+async def read_credentials(world: AttackWorld, principal: str, path: str) -> dict[str, str]:
     """Return the credentials in the config of a table, or an empty dict without access."""
     answer = await world.ask(principal, "GET", path, headers=VENDING_HEADER)
     return answer.json.get("config", {}) if answer.status == 200 else {}
@@ -38,16 +38,16 @@ async def fill_cache(world: AttackWorld) -> None:
     """Read all objects of the victim through the gateway."""
     for name in world.hints["table"]:
         path = f"/v1/namespaces/{world.victim}/tables/{name}"
-        keys = await read_keys(world, "viola", path)
+        keys = await read_credentials(world, "viola", path)
         location = (await world.ask_successfully("viola", "GET", path))["metadata"]["location"]
         for place in world.read_files():
             if place.startswith(location + "/"):
                 for _ in range(2):
-                    status, _, _ = await send(world, keys, "GET", "/" + quote(place.removeprefix("s3://")))
+                    status, _, _ = await send_signed(world, keys, "GET", "/" + quote(place.removeprefix("s3://")))
                     assert status == 200, place
 
 
-async def send(
+async def send_signed(
     world: AttackWorld,
     keys: dict[str, str],
     method: str,
@@ -124,7 +124,9 @@ async def reach_through_gateway(c: AttackCampaign, name: str) -> None:
             method, query, data = "PUT", rng.choice(("", "partNumber=1&uploadId=1")), None
             target = f"/{world.bucket}/{own_location}/data/copied"
             headers = {"x-amz-copy-source": f"/{world.bucket}/{quote(place)}"}
-        status, body, response_headers = await send(world, _forge_keys(c, keys), method, target, query, data, **headers)
+        status, body, response_headers = await send_signed(
+            world, _forge_keys(c, keys), method, target, query, data, **headers
+        )
         c.steps.append(
             f"{principal or 'stranger'} through the gateway: {method} {target}?{query} {headers} -> {status}"
         )

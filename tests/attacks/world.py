@@ -31,7 +31,7 @@ from seamark.metaserver.store.open import open_store
 from tests.api.client import VIEW_VERSION, Answer, Api, build_function_document, create_key
 from tests.attacks.oracle import Secrets
 from tests.server.rig import RunningServer, run_server
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.services.s3 import S3
 
 EVIL = "evil"
@@ -226,7 +226,7 @@ async def open_world(
         }
     touched: list[str] = []
     if with_gateway:
-        settings |= {"s3_client_access": "gateway", "gateway_port": free_port()}
+        settings |= {"s3_client_access": "gateway", "gateway_port": choose_free_port()}
     with _record_locations(S3Objects if s3 else LocalObjects, touched):
         async with run_server(home, **settings) as server, AsyncExitStack() as stack:
             world = AttackWorld(server, Api(server), secrets, tokens, warehouse, s3, bucket, victim, touched=touched)
@@ -280,8 +280,8 @@ class _Planting:
         for name in [*self.hints["table"], *self.hints["dropped name"]]:
             await self._plant_handles(name)
         await self._create_other_objects(self.hints["table"][0])
-        await self._create_dropped()
-        await self._create_others()
+        await self._create_dropped_table()
+        await self._create_view_function_and_token()
 
     async def _create_moved_table(self) -> None:
         """Create a table as the attacker and move it into the victim's namespace."""
@@ -403,13 +403,13 @@ class _Planting:
         await world.ask_successfully("rita", "POST", f"{standard}/metrics", report)
         self.plant_hint("metadata file", (await world.ask_successfully("root", "GET", standard))["metadata-location"])
 
-    async def _create_dropped(self) -> None:
+    async def _create_dropped_table(self) -> None:
         world, name = self.world, self.hints["dropped name"][0]
         await world.ask_successfully("viola", "DELETE", f"/v1/namespaces/{world.victim}/tables/{name}")
         answer = await world.ask_successfully("viola", "GET", f"/api/v1/dropped?namespace={world.victim}")
         self.plant_hint("dropped", answer["dropped"][0]["id"])
 
-    async def _create_others(self) -> None:
+    async def _create_view_function_and_token(self) -> None:
         """Create a view, a function and an access token."""
         world = self.world
         names = f"/v1/namespaces/{world.victim}"

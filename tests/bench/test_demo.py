@@ -20,10 +20,10 @@ from rich.console import Console
 from bench import connect
 from bench.demo.options import DemoFailed, Options, provide_home
 from bench.demo.queries import COLUMNS, CUBED, Comparison, DemoMeasurement, DemoQuery
-from bench.demo.screen import show
+from bench.demo.screen import print_result
 from bench.ssb.queries import QUERIES
 from seamark.commands.demo.demo import DemoLookup, DemoResult
-from seamark.commands.demo.demo import show as show_lookup
+from seamark.commands.demo.demo import show_demo_result as show_lookup
 from seamark.connector.client.engines import build_catalog_conf
 from tests.services.java import SHORT_LIVED
 from tests.services.process import REPO, is_http_ok
@@ -80,7 +80,7 @@ def _render_screens(width: int, scale: float) -> str:
         for column in COLUMNS:
             files = 0 if column == CUBED else int(400 * scale)
             query.answers[column].append(DemoMeasurement(files, int(106_400_000 * scale), 0.97 * scale))
-    show([Comparison("Spark", queries), Comparison("Trino", queries)], 0.5, console)
+    print_result([Comparison("Spark", queries), Comparison("Trino", queries)], 0.5, console)
     rows = pa.table({"id": range(9)})
     show_lookup(DemoResult(2000, 9, DemoLookup(2000, 1.551, rows), DemoLookup(9, 0.025, rows), 1.1), console)
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]

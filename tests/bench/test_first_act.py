@@ -70,25 +70,25 @@ def test_demo_ends_with_its_server(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_wrong_answer_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = demo.write
+    write = demo.write_events
 
     def write_less(catalog: RestCatalog, events: pa.Table) -> None:
         write(catalog, events.slice(0, len(events) // 2))
 
-    monkeypatch.setattr(demo, "write", write_less)
+    monkeypatch.setattr(demo, "write_events", write_less)
     with (
         Seamark(tmp_path / "home", env={"SEAMARK_SERVICES_WORKERS": "1"}) as server,
         pytest.raises(click.ClickException, match=r"returned \d+ rows"),
     ):
-        demo.measure(server.base_url, 4, Progress(disable=True))
+        demo.measure_lookups(server.base_url, 4, Progress(disable=True))
 
 
 def test_row_that_pyiceberg_does_not_return_fails_the_demo() -> None:
     rows = pa.table({"id": [2, 0, 1]})
-    streaming._check(rows, 3)
+    streaming._check_ids(rows, 3)
     for wrong_rows in (rows.slice(1), pa.table({"id": [0, 1, 1, 2]}), pa.table({"id": [0, 1, 3]})):
         with pytest.raises(click.ClickException, match="but 3 were posted"):
-            streaming._check(wrong_rows, 3)
+            streaming._check_ids(wrong_rows, 3)
 
 
 @pytest.mark.parametrize("files", ["0", "-1", "20001", "many"])

@@ -11,7 +11,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from bench.ssb.generate import TABLES, compute_dimension_rows, generate, get_table_path
+from bench.ssb.generate import TABLES, compute_dimension_rows, generate_ssb, get_table_path
 from bench.ssb.queries import QUERIES, Oracle
 
 pytestmark = pytest.mark.slow  # Only benches use these rows.
@@ -22,7 +22,7 @@ REGIONS = {"AFRICA", "AMERICA", "ASIA", "EUROPE", "MIDDLE EAST"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return generate(tmp_path_factory.mktemp("ssb"), SCALE)
+    return generate_ssb(tmp_path_factory.mktemp("ssb"), SCALE)
 
 
 class Data:
@@ -67,7 +67,7 @@ def test_number_of_parts_grows_with_the_logarithm_of_scales_above_one() -> None:
 @pytest.mark.parametrize("scale", [0, -1, 0.0001, 5000])
 def test_impossible_scale_is_rejected_by_name(scale: float, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="out of range"):
-        generate(tmp_path, scale)
+        generate_ssb(tmp_path, scale)
 
 
 def test_every_key_of_the_fact_table_has_a_dimension_row(data: Data) -> None:
@@ -196,11 +196,11 @@ def test_facts_are_ordered_by_date(data: Data) -> None:
 
 @pytest.mark.slow
 def test_same_scale_gives_the_same_data_and_is_generated_once(folder: Path, tmp_path: Path) -> None:
-    generate_result = generate(tmp_path, SCALE)
+    generate_result = generate_ssb(tmp_path, SCALE)
     for table in TABLES:
         assert get_table_path(generate_result, table).read_bytes() == get_table_path(folder, table).read_bytes()
     steps: list[str] = []
-    assert generate(tmp_path, SCALE, lambda step, *_: steps.append(step)) == generate_result
+    assert generate_ssb(tmp_path, SCALE, lambda step, *_: steps.append(step)) == generate_result
     assert steps == []
 
 
@@ -211,7 +211,7 @@ def test_interrupted_generation_leaves_no_partial_folder(tmp_path: Path) -> None
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        generate(tmp_path, 0.001, interrupt)
+        generate_ssb(tmp_path, 0.001, interrupt)
     assert list(tmp_path.iterdir()) == []
 
 

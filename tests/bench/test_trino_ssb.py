@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.report import OURS
-from bench.ssb.generate import generate, get_table_path
+from bench.ssb.generate import generate_ssb, get_table_path
 from bench.ssb.queries import QUERIES
 from bench.trino.asking import TrinoAnswer, _parse_duration_ms
 from bench.trino.lake import LAYOUTS
@@ -31,7 +31,7 @@ class Files:
 
 @pytest.mark.slow
 def test_bound_is_the_number_of_files_with_a_row_of_the_answer(tmp_path: Path) -> None:
-    data = generate(tmp_path / "ssb", 0.002)
+    data = generate_ssb(tmp_path / "ssb", 0.002)
     facts = pq.read_table(get_table_path(data, "lineorder"))
     paths = []
     for number in range(0, facts.num_rows, 500):

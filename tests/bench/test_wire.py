@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure import Worker, drive, repeat, run_alternately
+from bench.measure import Worker, drive_workers, repeat_request, run_alternately
 from bench.targets import BenchTarget
 from bench.wire import Connection, LoadError, Request, Response, build_request
 
@@ -102,10 +102,10 @@ def build_target(port: int, name: str = "it") -> BenchTarget:
 
 async def test_rate_includes_only_counted_answers_and_failures_are_named() -> None:
     async with run_server(b"HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n") as port:
-        tolerant = repeat(build_request("GET", "/", tolerated=(409,)), 3)
-        strict = repeat(build_request("GET", "/", label="load"), 2)
-        lenient = repeat(build_request("GET", "/", counted=(409,)), 4)
-        sample = await drive(build_target(port), [tolerant, strict, lenient])
+        tolerant = repeat_request(build_request("GET", "/", tolerated=(409,)), 3)
+        strict = repeat_request(build_request("GET", "/", label="load"), 2)
+        lenient = repeat_request(build_request("GET", "/", counted=(409,)), 4)
+        sample = await drive_workers(build_target(port), [tolerant, strict, lenient])
     assert sample.statuses == {409: 9}
     assert len(sample.latencies_ms) == 4
     assert sample.rate == pytest.approx(4 / sample.elapsed_s)
@@ -121,7 +121,7 @@ async def test_worker_receives_the_answers_and_stops_at_the_deadline() -> None:
             bodies.append((yield build_request("GET", "/")).body)
 
     async with run_server(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") as port:
-        sample = await drive(build_target(port), [request_once()], seconds=0.05)
+        sample = await drive_workers(build_target(port), [request_once()], seconds=0.05)
     assert set(bodies) == {b"ok"}
     assert len(sample.latencies_ms) == len(bodies)
     assert sample.elapsed_s >= 0.05
@@ -135,7 +135,7 @@ async def test_servers_are_measured_in_alternating_order() -> None:
 
         async def drive_one_request(target: BenchTarget) -> object:
             order.append(target.name)
-            return await drive(target, [repeat(build_request("GET", "/"), 1)])
+            return await drive_workers(target, [repeat_request(build_request("GET", "/"), 1)])
 
         run: Callable[..., object] = drive_one_request
         samples = await run_alternately(targets, 3, run)  # type: ignore[arg-type]

@@ -80,17 +80,17 @@ def describe_outcome(path: str) -> str:
 def change_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
     """Return the file with changed column chunks in its footer."""
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    footer, _ = thrift.read(data, begin)
+    footer, _ = thrift.read_structure(data, begin)
     for group in footer[4][1][1]:
         for chunk in group[1][1][1]:
             change(chunk)
-    encoded = thrift.write(footer)
+    encoded = thrift.write_structure(footer)
     return data[:begin] + encoded + len(encoded).to_bytes(4, "little") + MAGIC
 
 
 def repeat_field(encoded: bytes, number: int, kind: int, value: object) -> bytes:
     """Return the encoded structure with one field repeated at its end."""
-    repeated_field = thrift.write({1: (I64, number)})[1:-1] + thrift.write({1: (kind, value)})[1:-1]
+    repeated_field = thrift.write_structure({1: (I64, number)})[1:-1] + thrift.write_structure({1: (kind, value)})[1:-1]
     return encoded[:-1] + bytes([kind]) + repeated_field + b"\0"
 
 
@@ -133,7 +133,7 @@ def test_footer_with_two_lists_of_row_groups_is_rejected() -> None:
     """pyarrow reads the last list, whose memory would not be limited if we checked the first."""
     data = encode_rows(compression="none")
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    footer = repeat_field(data[begin:-8], 4, *thrift.read(data, begin)[0][4])
+    footer = repeat_field(data[begin:-8], 4, *thrift.read_structure(data, begin)[0][4])
     with pytest.raises(Unreadable, match="a field of the footer is repeated"):
         read_all_ways(data[:begin] + footer + len(footer).to_bytes(4, "little") + MAGIC)
 
@@ -141,25 +141,25 @@ def test_footer_with_two_lists_of_row_groups_is_rejected() -> None:
 def test_page_with_two_sizes_is_rejected() -> None:
     """pyarrow skips the size with the other Thrift type."""
     data = encode_rows(compression="none", use_dictionary=False)
-    page, end = thrift.read(data, 4)
+    page, end = thrift.read_structure(data, 4)
     with pytest.raises(ValueError, match="the field 2 is repeated"):
-        read_page_sizes(repeat_field(thrift.write(page), 2, I64, 1) + data[end:], ROWS)
+        read_page_sizes(repeat_field(thrift.write_structure(page), 2, I64, 1) + data[end:], ROWS)
 
 
 def test_page_whose_number_of_values_exceeds_32_bits_is_rejected() -> None:
     """pyarrow uses only the low 32 bits and reads the following pages, whose memory would not be limited."""
     data = encode_rows(compression="none", use_dictionary=False)
-    page, end = thrift.read(data, 4)
+    page, end = thrift.read_structure(data, 4)
     fields = page[5][1]
     fields[1] = I32, fields[1][1] + (1 << 32)
     with pytest.raises(ValueError, match="states 4294967596 values"):
-        read_page_sizes(thrift.write(page) + data[end:], ROWS)
+        read_page_sizes(thrift.write_structure(page) + data[end:], ROWS)
 
 
 def test_field_whose_id_exceeds_16_bits_is_rejected() -> None:
     """pyarrow uses only the low 16 bits of the field id."""
     with pytest.raises(ValueError, match="exceeds 16 bits"):
-        thrift.read(repeat_field(thrift.write({1: (I32, 5)}), (1 << 16) + 1, I32, 6))
+        thrift.read_structure(repeat_field(thrift.write_structure({1: (I32, 5)}), (1 << 16) + 1, I32, 6))
 
 
 def change_item_type(fields: Fields, number: int, kind: int) -> None:
@@ -198,10 +198,10 @@ def test_list_with_a_wrong_item_type_is_rejected(name: str) -> None:
     """pyarrow ignores the stated item type, and would read the following fields as items."""
     data = encode_rows()
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    footer, _ = thrift.read(data, begin)
+    footer, _ = thrift.read_structure(data, begin)
     FOOTER_CHANGES[name](footer)
     with pytest.raises(ValueError, match=r"items of another type|does not contain structures"):
-        read_footer(thrift.write(sort_fields(footer)))
+        read_footer(thrift.write_structure(sort_fields(footer)))
 
 
 def sort_fields(value: Any) -> Any:

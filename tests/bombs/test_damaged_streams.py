@@ -10,7 +10,7 @@ import pytest
 
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.keys.hashing import hash_halves
-from seamark.formats.index.keys.terms import resolve
+from seamark.formats.index.keys.terms import resolve_term
 from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.planner.rows.lookup_keys import build_keys, extract_term_arrays
 from seamark.metaserver.streams.incoming.arrow_body import read_stream
@@ -19,7 +19,7 @@ from tests.bombs.peak import measure_peak
 ROWS = 60
 KINDS = {"n": "long", "s": "string", "x": "fixed[4]"}
 TERMS = [
-    resolve(name, Schema(tuple(Field(at, name, False, kind) for at, (name, kind) in enumerate(KINDS.items(), 1))))
+    resolve_term(name, Schema(tuple(Field(at, name, False, kind) for at, (name, kind) in enumerate(KINDS.items(), 1))))
     for name in KINDS
 ]
 

@@ -192,9 +192,9 @@ def write_footer(path: Path, change: Callable[[thrift.Fields], None]) -> Path:
     pq.write_table(pa.table([pa.array([1])], schema=pa.schema([field])), out)
     data = out.getvalue()
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    footer, _ = thrift.read(data, begin)
+    footer, _ = thrift.read_structure(data, begin)
     change(footer)
-    footer_bytes = thrift.write(footer)
+    footer_bytes = thrift.write_structure(footer)
     assert len(footer_bytes) < FOOTER_LIMIT_BYTES
     path.write_bytes(data[:begin] + footer_bytes + len(footer_bytes).to_bytes(4, "little") + b"PAR1")
     return path

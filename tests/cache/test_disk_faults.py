@@ -20,7 +20,7 @@ from seamark.cache.disk import DiskTier
 from tests.cache.payloads import make_payload
 from tests.cache.test_disk import get_path, measure_disk_bytes
 from tests.faults.rigs.disk import mount_small_disk
-from tests.seeds import quick
+from tests.seeds import mark_fast
 
 BUDGET_BYTES = 8 << 20
 SIZES = {"small": 500, "read": 40_000, "mapped": 300_000, "large": 2_000_000}
@@ -114,7 +114,7 @@ def test_two_swapped_files_are_two_misses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("live", [True, False], ids=["while it is open", "between two runs"])
-@pytest.mark.parametrize("seed", quick(range(300), 3))
+@pytest.mark.parametrize("seed", mark_fast(range(300), 3))
 def test_changed_or_deleted_cache_files_never_cause_a_wrong_value(tmp_path: Path, seed: int, live: bool) -> None:
     source = random.Random(f"{seed} {live}")
     tier = DiskTier(tmp_path, BUDGET_BYTES, mapped_max=0)

@@ -16,7 +16,7 @@ from seamark.cache.disk import DiskTier
 from tests.cache.payloads import make_payload
 from tests.cache.test_disk import measure_disk_bytes
 from tests.cache.worker import BUDGET_BYTES, KEYS, choose_size
-from tests.seeds import quick
+from tests.seeds import mark_fast
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -47,7 +47,7 @@ def test_concurrent_processes_see_only_complete_values_within_one_budget(tmp_pat
     tier.close()
 
 
-@pytest.mark.parametrize("seed", quick(range(20), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(20), 1))
 def test_process_killed_during_a_put_leaves_no_incomplete_value_and_no_file(tmp_path: Path, seed: int) -> None:
     source = random.Random(seed)
     survivor = DiskTier(tmp_path, BUDGET_BYTES)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from seamark.cache.envelope import HEADER_BYTES, Damaged, compute_key_digest, seal, unseal
-from tests.seeds import quick
+from tests.seeds import mark_fast
 
 
 def seal_payload(key: str, payload: bytes) -> bytes:
@@ -59,7 +59,7 @@ def test_error_for_a_future_layout_names_the_layout(monkeypatch: pytest.MonkeyPa
         unseal(compute_key_digest("k"), memoryview(later_payload))
 
 
-@pytest.mark.parametrize("seed", quick(range(20), 3))
+@pytest.mark.parametrize("seed", mark_fast(range(20), 3))
 def test_random_overwrites_cuts_and_shifts_are_rejected(seed: int) -> None:
     source = random.Random(seed)
     good = seal_payload("k", source.randbytes(3_000))

@@ -8,7 +8,7 @@ from collections import OrderedDict
 import pytest
 
 from seamark.cache.memory import ENTRY_OVERHEAD_BYTES, MemoryCache, SharedCache
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 
 
 def test_least_recently_used_value_is_evicted_first() -> None:
@@ -64,7 +64,7 @@ def test_negative_sizes_are_rejected() -> None:
         cache.put("a", 1, -1)
 
 
-@pytest.mark.parametrize("seed", quick(range(20), 3))
+@pytest.mark.parametrize("seed", mark_fast(range(20), 3))
 def test_random_operations_agree_with_a_model(seed: int) -> None:
     source = random.Random(seed)
     budget = source.choice([0, 300, 5_000, 50_000])
@@ -109,7 +109,7 @@ def test_holder_of_a_shared_cache_evicts_its_own_entries_if_its_share_is_full() 
     cache.check_invariants()
 
 
-@pytest.mark.parametrize("round_number", quick(range(20), 3))
+@pytest.mark.parametrize("round_number", mark_fast(range(20), 3))
 def test_shared_cache_keeps_the_most_recently_used_entries(round_number: int) -> None:
     """The model is a list of (key, value, size, holder) for each holder and for the cache, the least recently used
     first.

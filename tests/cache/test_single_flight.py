@@ -9,7 +9,7 @@ import random
 import pytest
 
 from seamark.cache.single_flight import SingleFlight
-from tests.seeds import quick
+from tests.seeds import mark_fast
 
 
 class HeldSource:
@@ -119,7 +119,7 @@ async def test_failure_without_waiters_causes_no_warning() -> None:
     assert complaints == []
 
 
-@pytest.mark.parametrize("seed", quick(range(10), 2))
+@pytest.mark.parametrize("seed", mark_fast(range(10), 2))
 async def test_every_remaining_waiter_gets_its_value_under_random_cancellations(seed: int) -> None:
     source = random.Random(seed)
     flights: SingleFlight[int, int] = SingleFlight()

@@ -13,11 +13,11 @@ DB = ("db",)
 REBASE = {"seamark.commit.rebase": "append"}
 
 
-async def create(rig: CatalogRig, version: int = 2, **properties: str) -> None:
+async def create_rebasing_table(rig: CatalogRig, version: int = 2, **properties: str) -> None:
     await rig.table(properties={"format-version": str(version), **REBASE, **properties})
 
 
-async def load(rig: CatalogRig) -> Row:
+async def load_metadata(rig: CatalogRig) -> Row:
     entry = await rig.catalog.tables.load_entry(DB, "t")
     row: Row = json.loads(await rig.objects.read(entry.metadata_location))
     return row
@@ -27,13 +27,13 @@ async def commit_table(rig: CatalogRig, commit: Commit) -> LoadedTable:
     return await rig.commits.commit_table(CALLER, DB, "t", *commit)
 
 
-async def append(rig: CatalogRig, files: dict[str, int], **knobs: Any) -> EngineAppender:
+async def append_files(rig: CatalogRig, files: dict[str, int], **knobs: Any) -> EngineAppender:
     """Commit an append of these files to the current table, and return the appender. `knobs` are its options."""
-    client = EngineAppender(await load(rig), **knobs)
+    client = EngineAppender(await load_metadata(rig), **knobs)
     await commit_table(rig, client.commit(files))
     return client
 
 
-def find_head(metadata: Row, branch: str = "main") -> Row:
+def find_head_snapshot(metadata: Row, branch: str = "main") -> Row:
     snapshot_id = metadata["refs"][branch]["snapshot-id"]
     return next(snapshot for snapshot in metadata["snapshots"] if snapshot["snapshot-id"] == snapshot_id)

@@ -200,7 +200,9 @@ async def open_rig(
             )
 
 
-def append(snapshot_id: int, parent: int | None, sequence: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def build_append(
+    snapshot_id: int, parent: int | None, sequence: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return requirements and updates of an append, as Java sends them."""
     snapshot = {
         "snapshot-id": snapshot_id,

@@ -33,7 +33,7 @@ from seamark.metaserver.commit.publication import CommitEvent
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.operations import AdvanceProducer
 from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter
-from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, append, open_racing_rigs, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, CatalogRig, build_append, open_racing_rigs, open_rig
 from tests.support.wrapper_capture import WrapperCapture
 
 DB = ("db",)
@@ -46,7 +46,7 @@ def build_property_update(**values: str) -> list[dict[str, Any]]:
 async def test_commit_moves_the_pointer_and_adds_an_instant(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        requirements, updates = append(7, None, 1)
+        requirements, updates = build_append(7, None, 1)
         table = await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
         entry = await rig.store.load_entry(EntryKind.TABLE, DB, "t")
         assert entry is not None
@@ -65,9 +65,9 @@ async def test_commit_moves_the_pointer_and_adds_an_instant(tmp_path: Path) -> N
 async def test_repeated_commit_gets_the_first_answer(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        first_answer = await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
-        await rig.commits.commit_table(CALLER, DB, "t", *append(8, 7, 2))
-        table = await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
+        first_answer = await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, None, 1))
+        await rig.commits.commit_table(CALLER, DB, "t", *build_append(8, 7, 2))
+        table = await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, None, 1))
         assert table.entry is not None
         assert first_answer.entry is not None
         assert table.entry.metadata_location == first_answer.entry.metadata_location
@@ -75,7 +75,7 @@ async def test_repeated_commit_gets_the_first_answer(tmp_path: Path) -> None:
 
 
 def _require_uuid(uuid: str, snapshot_id: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    requirements, updates = append(snapshot_id, None, 1)
+    requirements, updates = build_append(snapshot_id, None, 1)
     return [*requirements, {"type": "assert-table-uuid", "uuid": uuid}], updates
 
 
@@ -107,7 +107,7 @@ async def test_repeated_transaction_gets_the_first_answer_but_a_changed_transact
         changes = []
         for number, name in enumerate(("a", "b"), 1):
             await rig.table(name)
-            requirements, updates = append(number, None, 1)
+            requirements, updates = build_append(number, None, 1)
             changes.append(TableChange(namespace=DB, name=name, requirements=requirements, updates=updates))
         await rig.commits.commit_transaction(CALLER, changes)
         entries = [await rig.catalog.tables.load_entry(DB, name) for name in ("a", "b")]
@@ -122,10 +122,10 @@ async def test_repeated_transaction_gets_the_first_answer_but_a_changed_transact
 async def test_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
+        await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, None, 1))
         files_before = await rig.list_files()
         with pytest.raises(CommitConflict, match="branch main"):
-            await rig.commits.commit_table(CALLER, DB, "t", *append(9, None, 1))
+            await rig.commits.commit_table(CALLER, DB, "t", *build_append(9, None, 1))
         assert await rig.list_files() == files_before
 
 
@@ -152,11 +152,11 @@ async def test_lost_swap_whose_requirement_no_longer_holds_is_a_conflict(tmp_pat
         await rig.table()
 
         async def intrude() -> None:
-            await other_rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
+            await other_rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
 
         racing_store.intruder = intrude
         with pytest.raises(CommitConflict):
-            await rig.commits.commit_table(CALLER, DB, "t", *append(2, None, 1))
+            await rig.commits.commit_table(CALLER, DB, "t", *build_append(2, None, 1))
         assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
 
 
@@ -240,7 +240,7 @@ async def test_staged_table_is_created_by_its_first_commit(tmp_path: Path) -> No
             {"action": "set-location", "location": staged.metadata.location},
         ]
         requirements = [{"type": "assert-create"}]
-        updates = [*create, *append(5, None, 1)[1]]
+        updates = [*create, *build_append(5, None, 1)[1]]
         table = await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
         assert table.metadata.table_uuid == staged.metadata.table_uuid
         assert table.metadata.metadata_log == ()
@@ -318,7 +318,7 @@ async def test_copied_table_never_deletes_the_metadata_files_of_its_source(tmp_p
 async def test_compressed_metadata_is_written_and_read(tmp_path: Path) -> None:
     async with open_rig(tmp_path / "a") as rig:
         await rig.table(properties={"write.metadata.compression-codec": "gzip"})
-        table = await rig.commits.commit_table(CALLER, DB, "t", *append(7, None, 1))
+        table = await rig.commits.commit_table(CALLER, DB, "t", *build_append(7, None, 1))
         assert table.entry is not None
         assert table.entry.metadata_location.endswith(".gz.metadata.json")
     async with open_rig(tmp_path / "a") as rig:
@@ -352,7 +352,7 @@ async def publish_appends(
     updates, happenings = [], []
     parent, last = loaded_table.metadata.current_snapshot_id, loaded_table.metadata.last_sequence_number
     for number, snapshot_id in enumerate(snapshots):
-        added_change = append(snapshot_id, parent, last + 1 + number)[1]
+        added_change = build_append(snapshot_id, parent, last + 1 + number)[1]
         updates += added_change
         happenings.append(CommitEvent(WRITERS[number % 2], 5, snapshot_id, added_change[0]["snapshot"]["summary"]))
         parent = snapshot_id

@@ -13,9 +13,9 @@ from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict, NotFound, RetryLater, StorageError
 from seamark.metaserver.catalog.values import TableIdentifier
 from seamark.metaserver.store.model import InstantState
-from seamark.metaserver.store.passed_time import look_at_clock
+from seamark.metaserver.store.passed_time import read_passed_time
 from seamark.metaserver.store.port import InstantFilter
-from tests.catalog.rig import CALLER, CatalogRig, append, open_rig
+from tests.catalog.rig import CALLER, CatalogRig, build_append, open_rig
 from tests.support.wrapper_capture import WrapperCapture
 
 DB = ("db",)
@@ -51,7 +51,7 @@ async def _create_filled_table(rig: CatalogRig, name: str, foreign: str | None =
         manifest, _encode_avro(_MANIFEST, [{"data_file": {"file_path": path}} for path in named_data])
     )
     await rig.objects.create(text, _encode_avro(_LIST, [{"manifest_path": manifest}]))
-    requirements, updates = append(1, None, 1)
+    requirements, updates = build_append(1, None, 1)
     updates[0]["snapshot"]["manifest-list"] = text
     await rig.commits.commit_table(CALLER, DB, name, requirements, updates)
     return {location for location in await rig.list_files() if location.startswith(base)}
@@ -227,7 +227,7 @@ async def test_broken_manifest_does_not_delay_other_purges(tmp_path: Path, kind:
         await rig.table("t")
         text = f"{(await rig.catalog.tables.load(DB, 't')).metadata.location}/metadata/snap-1.avro"
         await rig.objects.create(text, broken)
-        requirements, updates = append(1, None, 1)
+        requirements, updates = build_append(1, None, 1)
         updates[0]["snapshot"]["manifest-list"] = text
         await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
         await _create_filled_table(rig, "u")
@@ -317,7 +317,7 @@ async def test_clock_jump_ends_no_retention(tmp_path: Path, jump_ms: int) -> Non
     clock = SimulatedClock(seed=1)
     async with open_rig(tmp_path, clock=clock, drop_retention_s=3600) as rig:
         files = await _create_filled_table(rig, "t")
-        await look_at_clock(rig.store, clock)  # Housekeeping calls this each minute.
+        await read_passed_time(rig.store, clock)  # Housekeeping calls this each minute.
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         clock.jump(jump_ms)
         assert await rig.catalog.dropped.purge_expired() == 0

@@ -21,8 +21,8 @@ from seamark.formats.runtime.errors import (
     StorageError,
 )
 from seamark.metaserver.store.model import EntryKind
-from tests.catalog.rig import CALLER, CatalogRig, FailingObjects, FailingStore, RandomFaults, append, open_rig
-from tests.seeds import quick
+from tests.catalog.rig import CALLER, CatalogRig, FailingObjects, FailingStore, RandomFaults, build_append, open_rig
+from tests.seeds import mark_fast
 
 DB = ("db",)
 
@@ -35,7 +35,7 @@ async def _append_rounds(rig: CatalogRig, number: int, rounds: int, outcomes: di
             metadata = (await rig.catalog.tables.load(DB, "t")).metadata
         except RetryLater:
             continue
-        change = append(snapshot_id, metadata.current_snapshot_id, metadata.last_sequence_number + 1)
+        change = build_append(snapshot_id, metadata.current_snapshot_id, metadata.last_sequence_number + 1)
         try:
             await rig.commits.commit_table(CALLER, DB, "t", *change)
         except CommitConflict:
@@ -88,7 +88,7 @@ def _check_history(metadata: Any, outcomes: dict[int, str]) -> None:
             assert snapshot_id not in history, f"refused commit {snapshot_id} is in the history"
 
 
-@pytest.mark.parametrize("seed", quick(range(6), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(6), 1))
 async def test_no_acknowledged_commit_is_lost_and_no_rejected_one_is_applied(tmp_path: Path, seed: int) -> None:
     outcomes = await _run_campaign(tmp_path, seed, rate=0.1, writers=4, rounds=8)
     assert "acknowledged" in outcomes.values(), f"seed {seed} has no acknowledged commit, so it tests nothing"
@@ -112,7 +112,7 @@ async def test_client_that_repeats_until_it_gets_an_answer_commits_exactly_once(
         faults.rate = 0.25
         parent = None
         for sequence in range(1, 8):
-            change = append(sequence, parent, sequence)
+            change = build_append(sequence, parent, sequence)
             for _ in range(200):
                 try:
                     await rig.commits.commit_table(CALLER, DB, "t", *change)
@@ -150,7 +150,7 @@ async def test_commit_without_any_answer_keeps_its_file_and_reports_unknown(tmp_
     async with open_rig(tmp_path / "a", wrap_store=SilencedStore) as rig:
         await rig.table()
         with pytest.raises(CommitUnknown):
-            await rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
+            await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
         await rig.publisher.close()
         metadata = (await rig.catalog.tables.load(DB, "t")).metadata
         assert metadata.current_snapshot_id == 1, "the store had committed, so the file must exist"

@@ -19,7 +19,14 @@ from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.engine_commits import commit_manifests, engine_commits
 from seamark.metaserver.objects.port import ObjectStore
 from tests.catalog.appender import EngineAppender, Row, _read_rows, read_list, read_snapshot
-from tests.catalog.appends import DB, append, commit_table, create, find_head, load
+from tests.catalog.appends import (
+    DB,
+    append_files,
+    commit_table,
+    create_rebasing_table,
+    find_head_snapshot,
+    load_metadata,
+)
 from tests.catalog.rig import CatalogRig, open_rig
 from tests.seeds import first_seed
 from tests.waits import until
@@ -97,7 +104,11 @@ def index_metrics_by_name(fields: Row) -> dict[str, dict[int, Any]]:
 
 async def read_metrics(rig: CatalogRig) -> dict[str, dict[str, dict[int, Any]]]:
     """Return the metrics of each live file by its path."""
-    rows = [row for listing in read_list(find_head(await load(rig))) for row in _read_rows(listing["manifest_path"])]
+    rows = [
+        row
+        for listing in read_list(find_head_snapshot(await load_metadata(rig)))
+        for row in _read_rows(listing["manifest_path"])
+    ]
     return {
         row["data_file"]["file_path"]: index_metrics_by_name(row["data_file"]) for row in rows if row["status"] != 2
     }
@@ -106,14 +117,14 @@ async def read_metrics(rig: CatalogRig) -> dict[str, dict[str, dict[int, Any]]]:
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_unusable_metrics_are_corrected(tmp_path: Path, version: int) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig, version)
+        await create_rebasing_table(rig, version)
         for number, (wrong_metrics, corrected) in enumerate(WRONG_METRICS):
             path = f"file:///data/{number}.parquet"
-            client = await append(rig, {path: 3}, file=wrong_metrics)
+            client = await append_files(rig, {path: 3}, file=wrong_metrics)
             assert (await read_metrics(rig))[path] == index_metrics_by_name(corrected), number
-            manifests = [row["manifest_path"] for row in read_list(find_head(await load(rig)))]
+            manifests = [row["manifest_path"] for row in read_list(find_head_snapshot(await load_metadata(rig)))]
             assert client.manifests[0] not in manifests
-            snapshot = read_snapshot(find_head(await load(rig)))
+            snapshot = read_snapshot(find_head_snapshot(await load_metadata(rig)))
             assert len(snapshot) == number + 1
             file = snapshot[path]
             assert (file.snapshot_id, file.sequence_number) == (client.snapshot_id, client.sequence)
@@ -124,9 +135,9 @@ async def test_unusable_metrics_are_corrected(tmp_path: Path, version: int) -> N
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_commit_with_correct_metrics_stays_as_the_engine_wrote_it(tmp_path: Path, version: int) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig, version)
-        client = await append(rig, {"file:///data/a": 3}, file=RIGHT_METRICS)
-        snapshot = find_head(await load(rig))
+        await create_rebasing_table(rig, version)
+        client = await append_files(rig, {"file:///data/a": 3}, file=RIGHT_METRICS)
+        snapshot = find_head_snapshot(await load_metadata(rig))
         assert snapshot["manifest-list"] == client.manifest_list
         assert [row["manifest_path"] for row in read_list(snapshot)] == client.manifests
 
@@ -150,9 +161,9 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
         monkeypatch.setattr(engine_commits, "_PRELOADING_COMMITS_MAX", 0)
     caller = Caller(principal_name="ann", request_id="r", confined_to=confined_to)
     async with open_rig(tmp_path, wrap_objects=CountedReads) as rig:
-        await create(rig, 3)
-        await append(rig, {f"{(await load(rig))['location']}/data/a": 1})
-        client = EngineAppender(await load(rig), file=RIGHT_METRICS)
+        await create_rebasing_table(rig, 3)
+        await append_files(rig, {f"{(await load_metadata(rig))['location']}/data/a": 1})
+        client = EngineAppender(await load_metadata(rig), file=RIGHT_METRICS)
         commit_of_engine = client.commit({f"{client.metadata['location']}/data/b": 3})
         locations = [client.manifest_list, *client.manifests]
         objects = rig.catalog.context.objects
@@ -182,8 +193,8 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
 
 async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig, 2)
-        client = EngineAppender(await load(rig), file=WRONG_METRICS[0][0])
+        await create_rebasing_table(rig, 2)
+        client = EngineAppender(await load_metadata(rig), file=WRONG_METRICS[0][0])
         request = client.commit({"file:///data/a": 3})
         first_answer = await commit_table(rig, request)
         second_commit = await commit_table(rig, request)
@@ -192,7 +203,7 @@ async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path
             == second_commit.metadata.current_snapshot_id
             == client.snapshot_id
         )
-        assert len((await load(rig))["snapshots"]) == 1
+        assert len((await load_metadata(rig))["snapshots"]) == 1
 
 
 async def test_metrics_of_overtaken_and_merged_appends_are_corrected(tmp_path: Path) -> None:
@@ -200,15 +211,17 @@ async def test_metrics_of_overtaken_and_merged_appends_are_corrected(tmp_path: P
     rng = random.Random(f"metrics {first_seed()}")
     for version in (2, 3):
         async with open_rig(tmp_path / str(version)) as rig:
-            await create(rig, version)
-            await append(rig, {"file:///data/first": 1}, file=RIGHT_METRICS)
+            await create_rebasing_table(rig, version)
+            await append_files(rig, {"file:///data/first": 1}, file=RIGHT_METRICS)
             paths = {"file:///data/first"}
             for step in range(12):
                 # The appender writes files that it merges without metrics.
                 (wrong_metrics, corrected), merge = rng.choice(WRONG_METRICS), rng.choice((0, 1, 2))
-                late_appender = EngineAppender(await load(rig), file=wrong_metrics, merge=merge)
+                late_appender = EngineAppender(await load_metadata(rig), file=wrong_metrics, merge=merge)
                 if rng.random() < 0.5:
-                    await append(rig, {f"file:///data/{step}-other": 1}, file=RIGHT_METRICS, merge=rng.choice((0, 1)))
+                    await append_files(
+                        rig, {f"file:///data/{step}-other": 1}, file=RIGHT_METRICS, merge=rng.choice((0, 1))
+                    )
                     paths.add(f"file:///data/{step}-other")
                 await commit_table(rig, late_appender.commit({f"file:///data/{step}": 2}))
                 paths.add(f"file:///data/{step}")
@@ -217,12 +230,12 @@ async def test_metrics_of_overtaken_and_merged_appends_are_corrected(tmp_path: P
                 assert metrics[f"file:///data/{step}"] == index_metrics_by_name(corrected), (
                     f"seed {first_seed()}, {version}, {step}"
                 )
-                read_snapshot(find_head(await load(rig)))
+                read_snapshot(find_head_snapshot(await load_metadata(rig)))
 
 
 async def test_commit_with_an_unreadable_manifest_is_not_changed(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig, 2)
-        client = EngineAppender(await load(rig), file=WRONG_METRICS[0][0], listed={"manifest_length": 7})
+        await create_rebasing_table(rig, 2)
+        client = EngineAppender(await load_metadata(rig), file=WRONG_METRICS[0][0], listed={"manifest_length": 7})
         await commit_table(rig, client.commit({"file:///data/a": 3}))
-        assert find_head(await load(rig))["manifest-list"] == client.manifest_list
+        assert find_head_snapshot(await load_metadata(rig))["manifest-list"] == client.manifest_list

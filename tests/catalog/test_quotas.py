@@ -9,7 +9,7 @@ import pytest
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.catalog.plans.plan_shares import PLAN_BYTES_MIN, PlanShares
 from seamark.metaserver.catalog.quotas import Quota
-from tests.seeds import quick
+from tests.seeds import mark_fast
 
 
 def test_holders_without_later_requests_are_forgotten() -> None:
@@ -22,7 +22,7 @@ def test_holders_without_later_requests_are_forgotten() -> None:
     assert quota.has_room("oidc:4999", 5_060.5, 10)
 
 
-@pytest.mark.parametrize("seed", quick(range(20), 3))
+@pytest.mark.parametrize("seed", mark_fast(range(20), 3))
 def test_quota_counts_amounts_that_are_neither_expired_nor_released(seed: int) -> None:
     rng, quota, now, charges = random.Random(seed), Quota(10**6), 0.0, list[tuple[float, int]]()
     for _ in range(300):

@@ -22,7 +22,7 @@ from tests.catalog.appender import (
     _write,
     read_list,
 )
-from tests.catalog.appends import append, commit_table, find_head, load
+from tests.catalog.appends import append_files, commit_table, find_head_snapshot, load_metadata
 from tests.catalog.rig import CatalogRig, open_rig
 
 
@@ -55,7 +55,7 @@ async def commit_delete_files(
     client.manifest_list = f"{client.folder}/snap-{client.snapshot_id}-client.avro"
     _write(client.manifest_list, _list_schema(3), rows, {"snapshot-id": str(client.snapshot_id)})
     await commit_table(rig, client._request({}, [], 0, is_append=False))
-    (listed_row,) = (row for row in read_list(find_head(await load(rig))) if row["content"] == 1)
+    (listed_row,) = (row for row in read_list(find_head_snapshot(await load_metadata(rig))) if row["content"] == 1)
     assert listed_row["sequence_number"] == client.sequence
     rows_read = _read_rows(listed_row["manifest_path"])
     numbers = [client.sequence if item["sequence_number"] is None else item["sequence_number"] for item in rows_read]
@@ -75,14 +75,14 @@ async def test_sequence_numbers_chosen_by_the_engine_are_kept(tmp_path: Path) ->
     """With the snapshot's own number, a rewritten equality delete file would delete later rows."""
     async with open_rig(tmp_path) as rig:
         await rig.table(properties={"format-version": "3"})
-        await append(rig, {"a": 1, "b": 1})
-        first_appender = EngineAppender(await load(rig))
+        await append_files(rig, {"a": 1, "b": 1})
+        first_appender = EngineAppender(await load_metadata(rig))
         puffin, equality = (f"{first_appender.metadata['location']}/data/{name}" for name in ("p.puffin", "eq.parquet"))
         a, b = build_vector(puffin, "a", 4), build_vector(puffin, "b", 44)
         await commit_delete_files(
             rig, first_appender, [build_entry(first_appender.snapshot_id, ADDED, None, item) for item in (a, b)]
         )
-        second_appender = EngineAppender(await load(rig))
+        second_appender = EngineAppender(await load_metadata(rig))
         rewritten = {"content": 2, "file_path": equality, "file_format": "PARQUET", "equality_ids": [1]}
         entries = [
             build_entry(second_appender.snapshot_id, DELETED, first_appender.sequence, a),
@@ -108,14 +108,14 @@ async def test_marks_over_the_memory_limit_are_counted_before_they_are_read(
     monkeypatch.setattr(manifest_corrections, "_MEMORY_BYTES", 5 * manifests._ENTRY_BYTES)
     async with open_rig(tmp_path) as rig:
         await rig.table(properties={"format-version": "3"})
-        await append(rig, {"a": 1, "b": 1})
-        first_appender = EngineAppender(await load(rig))
+        await append_files(rig, {"a": 1, "b": 1})
+        first_appender = EngineAppender(await load_metadata(rig))
         puffin = f"{first_appender.metadata['location']}/data/p.puffin"
         vectors = [build_vector(puffin, "a", offset) for offset in range(4, 244, 40)]
         await commit_delete_files(
             rig, first_appender, [build_entry(first_appender.snapshot_id, ADDED, None, vector) for vector in vectors]
         )
-        second_appender = EngineAppender(await load(rig))
+        second_appender = EngineAppender(await load_metadata(rig))
         marks = [
             build_entry(second_appender.snapshot_id, DELETED, first_appender.sequence, vector) for vector in vectors[1:]
         ]

@@ -18,7 +18,7 @@ import pyarrow as pa
 from seamark.metaserver.commit.changes.commit_result import CommitResult
 from seamark.metaserver.commit.changes.group_commit import Commits
 from tests.api.client import Answer, Api
-from tests.api.rest.stored import PATH_ID, POSITION_ID, encode_vector, write
+from tests.api.rest.stored import PATH_ID, POSITION_ID, encode_vector, write_parquet
 from tests.waits import until
 
 FIELDS = ((1, "id", pa.int64(), "long"), (2, "part", pa.int32(), "int"), (3, "value", pa.string(), "string"))
@@ -117,7 +117,7 @@ class CommitTable:
         """Write a Parquet file of rows of one partition, and return its entry of a commit request."""
         path = path or self._create_path(".parquet")
         columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
-        write(
+        write_parquet(
             path,
             {number: (name, pa.array(columns[at], kind)) for at, (number, name, kind, _) in enumerate(FIELDS)},
         )
@@ -144,7 +144,7 @@ class CommitTable:
         path = self._create_path("-deletes.parquet")
         spots = {PATH_ID: ("file_path", pa.array([data_path for data_path, _ in listed_positions], pa.string()))}
         spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed_positions], pa.int64()))}
-        write(path, spots)
+        write_parquet(path, spots)
         low, high = listed_positions[0][0].encode().hex(), listed_positions[-1][0].encode().hex()
         return {
             "content": "position-deletes",
@@ -188,7 +188,7 @@ class CommitTable:
     def write_equality_deletes(self, ids: Sequence[int], part: int | None = None) -> dict[str, Any]:
         """Return an equality delete file for the rows with these ids."""
         path = self._create_path("-equality.parquet")
-        write(path, {1: ("id", pa.array(list(ids), pa.int64()))})
+        write_parquet(path, {1: ("id", pa.array(list(ids), pa.int64()))})
         return {
             "content": "equality-deletes",
             "file-path": f"file://{path}",

@@ -143,7 +143,7 @@ def _find_deleted(delete: PlannedFile, file: PlannedFile, file_rows: list[Row], 
     return {at for at, row in enumerate(file_rows) if row[0] in keys}
 
 
-def check(metadata: dict[str, Any], snapshot_id: int | None = None) -> None:
+def check_snapshots(metadata: dict[str, Any], snapshot_id: int | None = None) -> None:
     """Check the invariants of every snapshot that the server made."""
     snapshot = find_snapshot(metadata, snapshot_id)
     assert snapshot is not None

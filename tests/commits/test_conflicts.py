@@ -10,7 +10,7 @@ import pytest
 
 from tests.api.client import Api
 from tests.commits.model import ConcurrentChanges
-from tests.commits.reader import check, find_snapshot, read_snapshot_rows
+from tests.commits.reader import check_snapshots, find_snapshot, read_snapshot_rows
 from tests.seeds import first_seed
 from tests.server.rig import run_server
 
@@ -26,7 +26,7 @@ async def _commit_pair(api: Api, seed: int, name: str, outcomes: Counter[str]) -
     assert first_answer.status == 200, (label, first_answer.raw)
     second_answer = await case.lake.send(bodies[1])
     metadata = await case.lake.read_metadata()
-    check(metadata)
+    check_snapshots(metadata)
     counts = Counter(read_snapshot_rows(find_snapshot(metadata)))
     if second_answer.status == 200:
         assert counts in case.list_allowed_results(), (label, counts, case.list_allowed_results())

@@ -20,7 +20,7 @@ from seamark.connector.client.errors import ServerFailed, Unreachable
 from seamark.metaserver.store.operations import AdvanceProducer
 from tests.api.client import Api
 from tests.commits.lake import SCHEMA, CommitTable
-from tests.commits.reader import check, find_snapshot, read_snapshot_rows
+from tests.commits.reader import check_snapshots, find_snapshot, read_snapshot_rows
 from tests.faults.rigs.http import HttpClient
 from tests.faults.rigs.lossy_proxy import FATES, choose_fates, run_lossy_proxy
 from tests.faults.rigs.mortal import MortalServer
@@ -46,7 +46,7 @@ def make_numbered_change(lake: CommitTable, sequence: int, producer: str = "p") 
 
 async def read_rows(lake: CommitTable) -> list[Any]:
     metadata = await lake.read_metadata()
-    check(metadata)
+    check_snapshots(metadata)
     return read_snapshot_rows(find_snapshot(metadata))
 
 
@@ -145,7 +145,7 @@ def _open_lake(base_url: str, name: str) -> CommitTable:
 
 def _read_ids(base_url: str, name: str) -> list[int]:
     _, loaded_table = HttpClient(base_url).call("GET", f"/v1/namespaces/db/tables/{name}")
-    check(loaded_table["metadata"])
+    check_snapshots(loaded_table["metadata"])
     return sorted(row[0] for row in read_snapshot_rows(find_snapshot(loaded_table["metadata"])))
 
 

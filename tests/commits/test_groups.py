@@ -17,14 +17,14 @@ from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.api.commits import commits
 from seamark.metaserver.commit.change_requests.change import Change
 from seamark.metaserver.commit.changes import change_application, group_commit
-from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot, produce
+from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot, produce_snapshot
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.store.model import EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import Api, create_key
 from tests.commits.lake import CommitTable
-from tests.commits.reader import check, find_snapshot, read_manifests, read_snapshot_rows
+from tests.commits.reader import check_snapshots, find_snapshot, read_manifests, read_snapshot_rows
 from tests.server.rig import run_server
 from tests.waits import until
 
@@ -51,7 +51,7 @@ async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Pa
             for item in result
         ]
         metadata = await lake.read_metadata()
-        check(metadata)
+        check_snapshots(metadata)
         expected = sorted(writer * 100 + turn for writer in range(WRITERS) for turn in range(TURNS))
         assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == expected
         assert _read_counter(api, "seamark_commit_changes_total") == WRITERS * TURNS
@@ -77,7 +77,7 @@ async def test_racing_replicas_lose_no_append(tmp_path: Path, postgres_url: str)
         )
         await asyncio.gather(*(append_repeatedly((lake, other_table)[n % 2], n) for n in range(8)))
         metadata = await lake.read_metadata()
-        check(metadata)
+        check_snapshots(metadata)
         expected = sorted(writer * 100 + turn for writer in range(8) for turn in range(TURNS))
         assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == expected
 
@@ -132,7 +132,7 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
         assert lost_races > 2
         assert stock.status == 200
         metadata = await lake.read_metadata()
-        check(metadata)
+        check_snapshots(metadata)
         assert metadata["properties"][name] == "yes"
         assert {0, 1, 2} <= {row[0] for row in read_snapshot_rows(find_snapshot(metadata))}
 
@@ -171,7 +171,7 @@ async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
         await lake.append([(2, 0, "c")])
         assert late_results
         metadata = await lake.read_metadata()
-        check(metadata)
+        check_snapshots(metadata)
         assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == [0, 2]
 
 
@@ -190,7 +190,7 @@ async def test_rejected_change_does_not_block_other_changes(tmp_path: Path) -> N
         assert sum(answer.status == 200 for answer in answers[:3]) <= 1
         assert all(answer.error[1] == "CommitFailedException" for answer in answers[:3] if answer.status != 200)
         metadata = await lake.read_metadata()
-        check(metadata)
+        check_snapshots(metadata)
         assert {row[0] for row in read_snapshot_rows(find_snapshot(metadata))} >= {1, 2}
 
 
@@ -200,11 +200,11 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
     async def fail_overwrites(writer: SnapshotWriter, change: Change, *args: Any, **kwargs: Any) -> ProducedSnapshot:
         if change.operation == "overwrite":
             raise OverflowError("a bug")
-        return await produce(writer, change, *args, **kwargs)
+        return await produce_snapshot(writer, change, *args, **kwargs)
 
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
-        monkeypatch.setattr(change_application, "produce", fail_overwrites)
+        monkeypatch.setattr(change_application, "produce_snapshot", fail_overwrites)
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first change is a group by itself. All changes that arrive while it waits form a second group.
             bodies = [{"add": [lake.write_data_file([(n, 0, "a")])]} for n in range(4)]
@@ -216,7 +216,7 @@ async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_
         answers = await asyncio.gather(*tasks)
         assert [answer.status for answer in answers] == [200, 200, 500, 200]
         metadata = await lake.read_metadata()
-        check(metadata)
+        check_snapshots(metadata)
         head = find_snapshot(metadata)
         assert head is not None
         assert sorted(row[0] for row in read_snapshot_rows(head)) == [0, 1, 3]
@@ -289,7 +289,7 @@ async def test_two_changes_with_one_idempotency_key_in_a_group_get_the_same_answ
         assert (first.json["duplicate"], twin.json["duplicate"]) == (False, False)
         assert other_body.error[:2] == (422, "UnprocessableEntityException")
         metadata = await lake.read_metadata()
-        check(metadata)
+        check_snapshots(metadata)
         assert sorted(row[0] for row in read_snapshot_rows(find_snapshot(metadata))) == [1, 2, 4]
 
 
@@ -311,7 +311,7 @@ async def test_unused_files_of_a_group_are_deleted_and_used_files_stay(tmp_path:
         metadata = await lake.read_metadata()
         manifest_lists = {snapshot["manifest-list"] for snapshot in metadata["snapshots"]}
         for snapshot in metadata["snapshots"]:
-            check(metadata, snapshot["snapshot-id"])
+            check_snapshots(metadata, snapshot["snapshot-id"])
     avro = {path.as_uri() for path in (lake.folder / "metadata").glob("snap-*.avro")}
     assert avro == manifest_lists
 

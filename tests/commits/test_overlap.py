@@ -19,10 +19,10 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.metadata.sort_order import UNSORTED
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.iceberg.types.transforms import apply
+from seamark.formats.iceberg.types.transforms import compute_transform
 from seamark.metaserver.commit.conflicts import overlap
 from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
-from seamark.metaserver.commit.conflicts.overwrite import negate
+from seamark.metaserver.commit.conflicts.overwrite import negate_bound_expression
 from tests.seeds import first_seed
 
 KINDS = {1: "long", 2: "string", 3: "date", 4: "double", 5: "int"}
@@ -66,7 +66,8 @@ def _draw_spec(rng: random.Random, spec_id: int) -> PartitionSpec:
 
 def _compute_partition(spec: PartitionSpec, row: dict[int, Any]) -> tuple[Any, ...]:
     return tuple(
-        apply(field.transform, KINDS[field.source_id or 0], row[field.source_id or 0]) for field in spec.fields
+        compute_transform(field.transform, KINDS[field.source_id or 0], row[field.source_id or 0])
+        for field in spec.fields
     )
 
 
@@ -318,7 +319,7 @@ def test_residual_excludes_no_row_that_the_filter_matches() -> None:
     for _ in range(400):
         json = _draw_filter(rng)
         bound = bind(parse_expression(json), table.current_schema, table.schemas, case_sensitive=True)
-        negation = negate(bound, table)
+        negation = negate_bound_expression(bound, table)
         for value in (None, math.nan, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
             assert _matches(bound, value) or _matches(negation, value), (seed, json, value)
             ordinary = value is not None and not math.isnan(value)

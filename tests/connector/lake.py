@@ -22,14 +22,14 @@ def open_catalog(url: str) -> Iterator[RestCatalog]:
             yield catalog
 
 
-def create(url: str, name: str = "db.t") -> None:
+def create_lake_table(url: str, name: str = "db.t") -> None:
     """Create an empty table, and its namespace if it is missing."""
     with open_catalog(url) as catalog:
         catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
         catalog.create_table(name, schema=SCHEMA)
 
 
-def append(url: str, name: str, parts: Sequence[Sequence[int]]) -> None:
+def append_parts(url: str, name: str, parts: Sequence[Sequence[int]]) -> None:
     """Append one data file for each part, whose ids are the numbers in the part.
 
     All files span the same range of all columns, as far as possible.
@@ -44,6 +44,6 @@ def build_columns(ids: Sequence[int]) -> dict[str, list[Any]]:
     return {"id": list(ids), "country": [f"c{id_ % 7}" for id_ in ids], "discount": [id_ % 11 for id_ in ids]}
 
 
-def spread(parts: int, rows_each: int = 20) -> list[list[int]]:
+def spread_ids(parts: int, rows_each: int = 20) -> list[list[int]]:
     """Return the ids of `parts` parts; each part spans the range of all ids."""
     return [[part + parts * number for number in range(rows_each)] for part in range(parts)]

@@ -27,7 +27,7 @@ from seamark.connector.client.errors import (
 from seamark.connector.client.names import hide_credentials, split_name
 from seamark.connector.client.values import At, parse_timestamp
 from seamark.connector.sql.session import SqlSession
-from tests.api.plans.planned import append, build_data_file
+from tests.api.plans.planned import append_files, build_data_file
 from tests.connector.server_thread import ServerThread
 from tests.planner.lakes.history import write_random_lake
 
@@ -41,7 +41,7 @@ def build_files_of_ten(count: int, first: int = 0) -> list[Any]:
 def client(server: ServerThread) -> Iterator[SeamarkClient]:
     """Yield a client of a server that has `db.t` with 7 files in 2 manifests."""
     server.run(server.api.table())
-    server.run(append(server.api, "t", build_files_of_ten(7), snapshot_id=1, manifests=2))
+    server.run(append_files(server.api, "t", build_files_of_ten(7), snapshot_id=1, manifests=2))
     new_client = SeamarkClient(server.url)
     yield new_client
     new_client.close()
@@ -61,7 +61,7 @@ def test_files_statistics_and_partitions_are_returned_as_tables(client: SeamarkC
 def test_pages_of_a_listing_are_from_one_snapshot(server: ServerThread, client: SeamarkClient) -> None:
     pages = client.iter_files("db.t", page_files=3)
     first = next(pages)
-    server.run(append(server.api, "t", build_files_of_ten(2, 100), snapshot_id=2, parent=1))
+    server.run(append_files(server.api, "t", build_files_of_ten(2, 100), snapshot_id=2, parent=1))
     remaining_values = [page.column("file_path").to_pylist() for page in pages]
     assert [first.num_rows, *(len(page) for page in remaining_values)] == [3, 3, 1]
     all_paths = [*first.column("file_path").to_pylist(), *(path for page in remaining_values for path in page)]

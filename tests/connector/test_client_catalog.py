@@ -10,7 +10,7 @@ import pytest
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import NoSuchResource
 from seamark.formats.iceberg.metadata.table_json import decode_table
-from tests.connector.lake import SCHEMA, append, create, open_catalog
+from tests.connector.lake import SCHEMA, append_parts, create_lake_table, open_catalog
 from tests.connector.server_thread import ServerThread
 
 
@@ -39,8 +39,8 @@ def test_table_is_loaded_below_the_servers_prefix_with_vended_credentials(tmp_pa
     server = ServerThread(tmp_path, warehouse=tmp_path.as_uri(), prefix="main")
     server.start()
     try:
-        create(server.url)
-        append(server.url, "db.t", [[1, 2], [3]])
+        create_lake_table(server.url)
+        append_parts(server.url, "db.t", [[1, 2], [3]])
         client = SeamarkClient(server.url)
         loaded_table = client.load_table("db.t")
         metadata = decode_table(loaded_table.metadata, loaded_table.location)

@@ -11,7 +11,7 @@ import pytest
 
 from seamark.commands.catalog.expression_text import format_expression
 from seamark.commands.explain import suggest_improvements
-from tests.api.plans.planned import append, build_data_file
+from tests.api.plans.planned import append_files, build_data_file
 from tests.connector.server_thread import ServerThread
 from tests.support.commands import invoke_seamark
 
@@ -25,7 +25,7 @@ def url(server: ServerThread) -> str:
     """Return the URL of a server that has `db.t`."""
     server.run(server.api.table())
     files = [build_data_file(f"file:///t/[{n}].parquet", 10 * n, 10 * n + 9) for n in range(4)]
-    server.run(append(server.api, "t", files, snapshot_id=1))
+    server.run(append_files(server.api, "t", files, snapshot_id=1))
     return server.url
 
 
@@ -74,7 +74,7 @@ def test_explain_reports_a_column_without_bounds(server: ServerThread) -> None:
     files = [build_data_file(f"file:///t/{n}.parquet", n, n) for n in range(4)]
     for file in files:
         del file.metrics[2]
-    server.run(append(server.api, "t", files, snapshot_id=1))
+    server.run(append_files(server.api, "t", files, snapshot_id=1))
     _, text = run_explain("db.t", "data = 'x'", "--url", server.url)
     assert "data did not prune: no file has bounds of data" in text
     assert "Sorted by" not in text

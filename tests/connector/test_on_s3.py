@@ -34,9 +34,9 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.test_file_merges import ARROW, BY_PART, SCHEMA
 from tests.connector.parquet import encrypted
-from tests.connector.write.test_upserts import BY_ID, MODES, build_rows, create, read_rows
+from tests.connector.write.test_upserts import BY_ID, MODES, build_rows, create_upsert_table, read_rows
 from tests.faults.rigs.mortal_statement import run_killed_at
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 
@@ -88,7 +88,7 @@ def lake(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Lake]:
 def test_rows_in_s3_are_written_changed_and_read(lake: S3Lake, mode: str, version: int) -> None:
     table = f"t{version}{mode[:1]}"
     client, name = lake.client, f"db.{table}"
-    create(client, table, version=version, properties=BY_ID)
+    create_upsert_table(client, table, version=version, properties=BY_ID)
     append(client, name, build_rows((1, "de", 1), (2, "fr", 1), (3, None, 1), (4, "it", 1)))
     report = upsert(client, name, build_rows((2, "es", 2), (9, "at", 2)), keys=["id"], mode=mode)
     assert (report.inserted, report.updated) == (1, 1)
@@ -106,7 +106,7 @@ def test_rows_in_s3_are_written_changed_and_read(lake: S3Lake, mode: str, versio
 
 @pytest.mark.slow
 def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: S3Lake) -> None:
-    create(lake.client, "stock", version=2, properties={"seamark.commit.rebase": "append"})
+    create_upsert_table(lake.client, "stock", version=2, properties={"seamark.commit.rebase": "append"})
     append(lake.client, "db.stock", build_rows((0, "de", 0)))
     with lake.open_catalog() as catalog:
         handles = [catalog.load_table("db.stock") for _ in range(3)]
@@ -128,7 +128,7 @@ def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: S3L
 def test_unfinished_uploads_of_killed_writers_are_aborted(lake: S3Lake) -> None:
     """Only old uploads of the table's files are aborted, and the table stays unchanged."""
     for name in ("uploads", "neighbour"):
-        create(lake.client, name, version=2)
+        create_upsert_table(lake.client, name, version=2)
         append(lake.client, f"db.{name}", build_rows((1, "de", 1)))
     folder, other = (
         lake.client.load_table(f"db.{name}").location.removeprefix(f"s3://{lake.bucket}/")
@@ -224,7 +224,7 @@ def encrypt_all(lake: S3Lake, configuration: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_encrypted", quick([True, False], 1))
+@pytest.mark.parametrize("is_encrypted", mark_fast([True, False], 1))
 def test_statements_merge_files_and_drop_columns_in_s3(
     lake: S3Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_encrypted: bool
 ) -> None:

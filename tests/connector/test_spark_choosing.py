@@ -24,7 +24,7 @@ from seamark.connector.spark.reader_choice import (
     estimate_remaining_rows,
 )
 from seamark.connector.write.appends import append
-from tests.connector.write.test_upserts import create
+from tests.connector.write.test_upserts import create_upsert_table
 from tests.seeds import first_seed
 
 FIELDS = [
@@ -40,7 +40,7 @@ def test_row_counts_from_pages_and_indexes_equal_the_row_counts_of_the_files(
     monkeypatch.setattr(choosing, "PAGE_ROWS", 100)
     seed = first_seed()
     source = random.Random(seed)
-    create(client, fields=FIELDS)
+    create_upsert_table(client, fields=FIELDS)
     files = [[source.randrange(300) for _ in range(source.randrange(200, 1500))] for _ in range(4)]
     for number, keys in enumerate(files):
         ids = [number + 4 * place for place in range(len(keys))]

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from seamark.connector.spark.query.conditions import SparkColumn
 from seamark.connector.spark.statements.collected_rows import find_ordinals
-from seamark.connector.spark.statements.key_values import fitting_rows
+from seamark.connector.spark.statements.key_values import select_fitting_rows
 from seamark.connector.spark.statements.row_changes import match_rows
 from seamark.connector.write.latest_rows import find_latest_rows
 from seamark.formats.iceberg.types.schema import Field, Schema
@@ -43,7 +43,7 @@ def test_row_has_the_ordinal_of_the_target_row_with_its_key() -> None:
         values = pa.table(
             {"a": pa.array([a for a, _ in rows], pa.int64()), "b": pa.array([b for _, b in rows], pa.string())}
         )
-        fitting = fitting_rows(values, columns).combine_chunks()
+        fitting = select_fitting_rows(values, columns).combine_chunks()
         keys = find_latest_rows(fitting.to_batches(), schema, ["b", "a"]).keys
         paths_before = list(zip(*(column.to_pylist() for column in reversed(keys.columns)), strict=True))
         usable = {row for row in rows if None not in row and -(1 << 31) <= row[0] < 1 << 31}  # type: ignore[operator]

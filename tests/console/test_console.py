@@ -14,7 +14,6 @@ from seamark.commands.terminal import show_size
 from tests.console.browser import RecordedPage, open_browser, open_page
 from tests.console.world import (
     SCHEMA,
-    ask,
     build_content_file,
     commit_change,
     create_table,
@@ -22,6 +21,7 @@ from tests.console.world import (
     make_large,
     make_many,
     make_orders,
+    send_request,
 )
 from tests.server.rig import RunningServer, run_server
 from tests.warehouses.world import run_server_with_warehouses
@@ -154,10 +154,10 @@ async def test_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> N
     secrets = await create_tokens(tmp_path)
     admin, reader = secrets["admin"], secrets["rita"]
     async with run_server(tmp_path, auth="token") as server, open_browser() as browser:
-        await ask(server, "POST", "/v1/namespaces", {"namespace": ["secret"]}, admin)
+        await send_request(server, "POST", "/v1/namespaces", {"namespace": ["secret"]}, admin)
         for namespace in ("db", "secret"):
             body = {"name": f"t_{namespace}", "schema": SCHEMA}
-            await ask(server, "POST", f"/v1/namespaces/{namespace}/tables", body, admin)
+            await send_request(server, "POST", f"/v1/namespaces/{namespace}/tables", body, admin)
 
         async with open_page(browser, server.url) as recorded_page:
             await recorded_page.page.goto(f"{server.url}/#/tables")
@@ -179,7 +179,7 @@ async def test_user_signs_in_and_sees_what_its_grants_allow(tmp_path: Path) -> N
             await recorded_page.open("#/table/db/t_db/advisor")
             await recorded_page.page.get_by_role("button", name="Apply: Cluster by id").click()
             await wait_for_text(recorded_page, "rita may not applyAdvice in db")
-            await ask(server, "DELETE", "/api/v1/tokens/rita", token=admin)
+            await send_request(server, "DELETE", "/api/v1/tokens/rita", token=admin)
             await recorded_page.page.get_by_role("link", name="Indexes").click()
             await recorded_page.page.get_by_label(
                 "Token"
@@ -201,10 +201,10 @@ async def test_names_and_texts_of_other_users_are_shown_as_text(tmp_path: Path) 
         open_browser() as browser,
         open_page(browser, server.url) as recorded_page,
     ):
-        await ask(server, "POST", "/v1/namespaces", {"namespace": [markup], "properties": {}})
+        await send_request(server, "POST", "/v1/namespaces", {"namespace": [markup], "properties": {}})
         schema = {"type": "struct", "fields": [{"id": 1, "name": markup, "type": "long", "required": False}]}
         body = {"name": markup, "schema": schema, "properties": {markup: f"</code>{markup}"}}
-        await ask(server, "POST", f"/v1/namespaces/{quote(markup, safe='')}/tables", body)
+        await send_request(server, "POST", f"/v1/namespaces/{quote(markup, safe='')}/tables", body)
         await server.record(name=markup, summary={"operation": markup, "javascript:alert(1)": markup})
         place = f"#/table/{quote(markup, safe='')}/{quote(markup, safe='')}"
         predicate = quote(f"`{markup}` = 1 OR {markup}", safe="")

@@ -13,11 +13,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from seamark.formats.iceberg.types.values import decode_json, encode
+from seamark.formats.iceberg.types.values import decode_json, encode_single_value
 from seamark.formats.index.packing import Form
 from seamark.metaserver.planner.lookup.layout import read_layouts
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn
-from tests.console.world import IDS, ask, build_content_file, commit_change, create_table
+from tests.console.world import IDS, build_content_file, commit_change, create_table, send_request
 from tests.seeds import first_seed
 from tests.server.rig import RunningServer, run_server
 
@@ -122,11 +122,11 @@ def check_layout(
     if expected.values:
         kind = {"id": "long", "customer_id": "long", "country": "string", "amount": "double", "day": "date"}[column]
         edges = [answer["marks"][0]["value"], answer["marks"][-1]["value"]]
-        decoded_values = [encode(kind, decode_json(kind, value)) for value in edges]
+        decoded_values = [encode_single_value(kind, decode_json(kind, value)) for value in edges]
         plain = [
             value.decode() if isinstance(value, bytes) else value for value in (expected.values[0], expected.values[-1])
         ]
-        assert decoded_values == [encode(kind, value) for value in plain]
+        assert decoded_values == [encode_single_value(kind, value) for value in plain]
     for number, layout in enumerate(answer["snapshots"]):
         ranges = expected.snapshots[number]
         assert (layout["files"], layout["bounded-files"]) == (files[number], len(ranges))
@@ -171,7 +171,7 @@ def check_sizes(layout: dict[str, Any], files: list[dict[str, Any]]) -> None:
 async def check_table(server: RunningServer, name: str, rng: random.Random) -> None:
     """Create a table with two commits, and check the layout of each column at both snapshots."""
     location = await create_table(server, name)
-    empty = (await ask(server, "GET", f"/api/v1/tables/db/{name}/layout/id"))["snapshots"][0]
+    empty = (await send_request(server, "GET", f"/api/v1/tables/db/{name}/layout/id"))["snapshots"][0]
     assert (empty["snapshot-id"], empty["files"], empty["depth-mean"], empty["bars"]) == (None, 0, None, [])
     first_files, first_bounds = draw_files(location, rng.randrange(1, 40), rng)
     second_files, second_bounds = draw_files(location, rng.randrange(1, 40), rng)
@@ -187,7 +187,7 @@ async def check_table(server: RunningServer, name: str, rng: random.Random) -> N
         query = f"bars={bars}&points={points}&scale={'rank' if by_rank else 'value'}"
         if has_comparison:
             query += f"&snapshot-id={ids[1]}&compare-to={ids[0]}"
-        answer = await ask(server, "GET", f"/api/v1/tables/db/{name}/layout/{column}?{query}")
+        answer = await send_request(server, "GET", f"/api/v1/tables/db/{name}/layout/{column}?{query}")
         expected = ExpectedLayout(column, ranges if has_comparison else ranges[:1], by_rank)
         files = [len(later_bounds), len(earlier)]
         check_layout(answer, column, expected, files, bars, points)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
-from tests.connector.lake import append, create, spread
+from tests.connector.lake import append_parts, create_lake_table, spread_ids
 from tests.console.browser import RecordedPage, open_browser, open_page
 from tests.console.test_console import check_no_errors_and_hosts, wait_for_text
 from tests.server.rig import run_server
@@ -32,8 +32,8 @@ async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -
         open_browser() as browser,
         open_page(browser, server.url) as recorded_page,
     ):
-        await asyncio.to_thread(create, server.url)
-        await asyncio.to_thread(append, server.url, "db.t", spread(3))
+        await asyncio.to_thread(create_lake_table, server.url)
+        await asyncio.to_thread(append_parts, server.url, "db.t", spread_ids(3))
         markup = "<img src=x onerror=alert(1)>"
         await recorded_page.open("#/sql?sql=SELECT+1")
         page = recorded_page.page

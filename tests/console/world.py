@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from seamark.formats.iceberg.types.values import encode, encode_json
+from seamark.formats.iceberg.types.values import encode_json, encode_single_value
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Entry, EntryKind, Grant
@@ -44,7 +44,7 @@ def build_content_file(
     keys = [IDS[name] for name in bounds]
 
     def build_side(number: int) -> dict[str, Any]:
-        values = [encode(kinds[name], pair[number]).hex().upper() for name, pair in bounds.items()]
+        values = [encode_single_value(kinds[name], pair[number]).hex().upper() for name, pair in bounds.items()]
         return {"keys": keys, "values": values}
 
     return {
@@ -73,7 +73,9 @@ async def create_tokens(home: Path) -> dict[str, str]:
         }
 
 
-async def ask(server: RunningServer, method: str, path: str, body: Any = None, token: str | None = None) -> Any:
+async def send_request(
+    server: RunningServer, method: str, path: str, body: Any = None, token: str | None = None
+) -> Any:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with server.http.request(method, server.url + path, json=body, headers=headers) as answer:
         text = await answer.text()
@@ -91,13 +93,13 @@ async def create_table(server: RunningServer, name: str, *, partitioned: bool = 
         "properties": properties,
         **({"partition-spec": BY_DAY} if partitioned else {}),
     }
-    answer = await ask(server, "POST", "/v1/namespaces/db/tables", body | options)
+    answer = await send_request(server, "POST", "/v1/namespaces/db/tables", body | options)
     return str(answer["metadata"]["location"])
 
 
 async def commit_change(server: RunningServer, name: str, add: Sequence[dict[str, Any]], **options: Any) -> int:
     """Commit a change, and return the id of its snapshot."""
-    answer = await ask(server, "POST", f"/api/v1/tables/db/{name}/commit", {"add": list(add), **options})
+    answer = await send_request(server, "POST", f"/api/v1/tables/db/{name}/commit", {"add": list(add), **options})
     return int(answer["snapshot-id"])
 
 
@@ -165,7 +167,7 @@ async def make_orders(server: RunningServer, seed: int = 1) -> tuple[int, int]:
         operation="replace",
         **{"read-snapshot-id": snapshot_before},
     )
-    await ask(
+    await send_request(
         server, "PUT", "/api/v1/tables/db/orders/indexes/by_customer", {"kind": "bloom", "columns": ["customer_id"]}
     )
     return snapshot_before, snapshot_after
@@ -173,7 +175,7 @@ async def make_orders(server: RunningServer, seed: int = 1) -> tuple[int, int]:
 
 async def set_ref(server: RunningServer, table: str, name: str, kind: str, snapshot_id: int) -> None:
     update = {"action": "set-snapshot-ref", "ref-name": name, "type": kind, "snapshot-id": snapshot_id}
-    await ask(server, "POST", f"/v1/namespaces/db/tables/{table}", {"requirements": [], "updates": [update]})
+    await send_request(server, "POST", f"/v1/namespaces/db/tables/{table}", {"requirements": [], "updates": [update]})
 
 
 async def make_large(server: RunningServer, files: int, seed: int = 2) -> None:

@@ -49,7 +49,7 @@ def open_shop(folder: Path, trino_lake: TrinoLake) -> Iterator[Shop]:
     The table has twenty files with the same range of ids, and an index that finds the file of an id.
     """
     seamark, coordinator = trino_lake.seamark, trino_lake.trino
-    fill(seamark)
+    create_orders(seamark)
     database = f"sqlite:///{seamark.home / 'seamark.db'}"
     with (
         Seamark(folder / "planner", warehouse=seamark.warehouse, database=database) as planner,
@@ -62,7 +62,7 @@ def open_shop(folder: Path, trino_lake: TrinoLake) -> Iterator[Shop]:
         yield Shop(seamark, planner, coordinator, proxy)
 
 
-def fill(seamark: Seamark) -> None:
+def create_orders(seamark: Seamark) -> None:
     catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
     catalog.create_namespace("shop")
     schema = pa.schema([("id", pa.int64()), ("country", pa.string()), ("note", pa.string())])
@@ -82,7 +82,7 @@ def fill(seamark: Seamark) -> None:
         assert completed.returncode == 0, completed.stderr
 
 
-def connect(port: int, **options: Any) -> Any:
+def connect_to_trino(port: int, **options: Any) -> Any:
     arguments = {
         "host": "127.0.0.1",
         "user": "tests",
@@ -95,7 +95,7 @@ def connect(port: int, **options: Any) -> Any:
 
 
 def query_rows(port: int, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
-    connection = connect(port, **options)
+    connection = connect_to_trino(port, **options)
     try:
         rows: list[list[Any]] = connection.cursor().execute(sql, parameters).fetchall()
         return rows
@@ -110,7 +110,7 @@ def run_both_ways(shop: Shop, sql: str, parameters: Any = None, **options: Any) 
     return direct
 
 
-def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
+def post_statement(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
     """Send a statement, and return its outcome in the proxy's header and the first page of the answer."""
     request_headers = {"X-Trino-User": "tests", "X-Trino-Catalog": "seamark", "X-Trino-Schema": "shop", **headers}
     request = urllib.request.Request(
@@ -127,7 +127,7 @@ def await_final_outcome(shop: Shop, sql: str, **headers: str) -> str:
     """
 
     def read_outcome_if_final() -> str:
-        answer = post(shop.proxy.port, sql, **headers)[0].partition("; ms=")[0]
+        answer = post_statement(shop.proxy.port, sql, **headers)[0].partition("; ms=")[0]
         return "" if answer == "planned" or "recently" in answer else answer
 
     return str(wait_for_result(read_outcome_if_final))
@@ -157,7 +157,7 @@ def explain_with_plan_tables(shop: Shop, sql: str, **options: Any) -> str:
 
 
 def count_splits(port: int, sql: str) -> int:
-    connection = connect(port)
+    connection = connect_to_trino(port)
     try:
         cursor = connection.cursor()
         cursor.execute(sql).fetchall()

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy
 
 from seamark.commands.installation.java import find_java_25_home
-from tests.deploy.shop import Shop, post, query_rows, run_both_ways
+from tests.deploy.shop import Shop, post_statement, query_rows, run_both_ways
 from tests.services.java import SHORT_LIVED
 from tests.services.needs import NEEDS_TRINO
 from tests.services.process import ServiceFailed
@@ -190,7 +190,7 @@ def test_proxy_connects_to_https_coordinators_with_a_trusted_certificate(
         tmp_path, "--trino", build_https_url(trino_lake), "--budget-ms", "30000", *flags, seamark=shop.planner.base_url
     ) as proxy:
         assert query_rows(proxy.port, ONE_ROW_QUERY) == [[4711, "n4711"]]
-        plan_header, first = post(proxy.port, ONE_ROW_QUERY)
+        plan_header, first = post_statement(proxy.port, ONE_ROW_QUERY)
         assert plan_header.startswith("rewritten; scans=1")
         assert first["nextUri"].startswith(proxy.url)
 
@@ -200,7 +200,7 @@ def test_proxy_sends_nothing_to_a_coordinator_with_an_untrusted_certificate(
 ) -> None:
     with run_trino_proxy(tmp_path, "--trino", build_https_url(trino_lake), seamark=shop.planner.base_url) as proxy:
         with pytest.raises(urllib.error.HTTPError) as error:
-            post(proxy.port, ONE_ROW_QUERY)
+            post_statement(proxy.port, ONE_ROW_QUERY)
         assert error.value.code == 502
         assert b"certificate" in error.value.read().lower()
 

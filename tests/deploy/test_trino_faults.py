@@ -16,7 +16,7 @@ import pytest
 import trino.exceptions
 from pyiceberg.catalog import load_catalog
 
-from tests.deploy.shop import connect, post, query_rows, run_until_cancelled, wait_for_result
+from tests.deploy.shop import connect_to_trino, post_statement, query_rows, run_until_cancelled, wait_for_result
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.trino import Trino, trino_server
@@ -95,7 +95,7 @@ def fetch_rows(port: int, sql: str, meanwhile: Callable[[], None], **options: An
     Returns:
         The number of rows, or Trino's error.
     """
-    connection = connect(port, **options)
+    connection = connect_to_trino(port, **options)
     try:
         cursor = connection.cursor()
         cursor.execute(sql)
@@ -122,7 +122,7 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
         lake.planner.kill9()
 
     assert fetch_rows(lake.proxy.port, MANY_ROWS, do_nothing) == 900_000
-    plan_header, first = post(lake.proxy.port, MANY_ROWS)
+    plan_header, first = post_statement(lake.proxy.port, MANY_ROWS)
     assert plan_header.startswith("rewritten")
     # Otherwise the statement runs until Trino abandons its client, and the next test cannot wait so long for a slot.
     with urllib.request.urlopen(urllib.request.Request(first["nextUri"], method="DELETE"), timeout=60):
@@ -154,7 +154,7 @@ def test_catalog_outage_after_the_plan_gives_trinos_own_error(lake: BreakableSer
 
 
 def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: BreakableServers) -> None:
-    blockers = [connect(lake.trino.port) for _ in range(RUNNING_MAX)]
+    blockers = [connect_to_trino(lake.trino.port) for _ in range(RUNNING_MAX)]
     cursors = [blocker.cursor() for blocker in blockers]
     with ThreadPoolExecutor(RUNNING_MAX + 1) as threads:
         running_queries = [threads.submit(run_until_cancelled, cursor, LONG_QUERY) for cursor in cursors]

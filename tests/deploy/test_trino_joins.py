@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
-from tests.deploy.shop import Shop, post, query_rows, run_both_ways
+from tests.deploy.shop import Shop, post_statement, query_rows, run_both_ways
 from tests.services.needs import NEEDS_TRINO
 
 pytestmark = NEEDS_TRINO
@@ -62,7 +62,7 @@ def create_table(catalog: Catalog, name: str, rows: dict[str, list[Any]]) -> Non
 
 
 def read_outcome(star: Shop, sql: str) -> str:
-    return post(star.proxy.port, sql, **SESSION)[0].partition("; ms=")[0]
+    return post_statement(star.proxy.port, sql, **SESSION)[0].partition("; ms=")[0]
 
 
 def check_same(star: Shop, sql: str) -> list[list[Any]]:

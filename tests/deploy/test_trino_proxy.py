@@ -19,10 +19,10 @@ from tests.deploy.shop import (
     FILES,
     ROWS,
     Shop,
-    connect,
+    connect_to_trino,
     count_splits,
     explain_with_plan_tables,
-    post,
+    post_statement,
     query_rows,
     run_both_ways,
     run_until_cancelled,
@@ -39,7 +39,7 @@ pytestmark = NEEDS_TRINO
 
 def test_rows_are_equal_and_pages_have_addresses_of_the_proxy(shop: Shop) -> None:
     assert run_both_ways(shop, "SELECT 1") == [[1]]
-    plan_header, first = post(shop.proxy.port, "SELECT 1")
+    plan_header, first = post_statement(shop.proxy.port, "SELECT 1")
     assert plan_header == "unchanged; the statement has no condition that can prune files"
     assert first["nextUri"].startswith(f"{shop.proxy.url}/v1/statement/")
     assert first["infoUri"].startswith(f"{shop.proxy.url}/ui")
@@ -57,7 +57,7 @@ def test_large_results_are_complete(shop: Shop) -> None:
 
 def test_client_that_cancels_ends_its_statement(shop: Shop) -> None:
     numbers = ", ".join(f"UNNEST(sequence(1, 10000)) t{number} (x{number})" for number in range(4))
-    connection = connect(shop.proxy.port)
+    connection = connect_to_trino(shop.proxy.port)
     cursor = connection.cursor()
     thread = threading.Thread(target=run_until_cancelled, args=(cursor, f"SELECT count(*) FROM {numbers}"))
     thread.start()
@@ -87,7 +87,7 @@ def test_parameters_are_bound_and_used_in_plans(shop: Shop, legacy: bool) -> Non
 
 @pytest.mark.slow
 def test_session_belongs_to_the_client(shop: Shop) -> None:
-    connection = connect(shop.proxy.port, schema=None, session_properties={"query_max_run_time": "7m"})
+    connection = connect_to_trino(shop.proxy.port, schema=None, session_properties={"query_max_run_time": "7m"})
     cursor = connection.cursor()
     rows = cursor.execute("SHOW SESSION LIKE 'query_max_run_time'").fetchall()
     assert rows[0][1] == "7m"
@@ -102,7 +102,7 @@ def test_session_belongs_to_the_client(shop: Shop) -> None:
 
 def test_transactions_pass_unchanged(shop: Shop) -> None:
     level = trino.dbapi.IsolationLevel.READ_COMMITTED  # type: ignore[attr-defined]
-    connection = connect(shop.proxy.port, isolation_level=level)
+    connection = connect_to_trino(shop.proxy.port, isolation_level=level)
     count_before = shop.proxy.count_statements("rewritten")
     assert connection.cursor().execute("SELECT note FROM orders WHERE id = 42").fetchall() == [["n42"]]
     connection.commit()
@@ -116,7 +116,7 @@ def test_transactions_pass_unchanged(shop: Shop) -> None:
 def test_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
     sql = "SELECT id, country, note FROM orders WHERE id = 4711"
     assert run_both_ways(shop, sql) == [[4711, "DE", "n4711"]]
-    plan_header, _ = post(shop.proxy.port, sql)
+    plan_header, _ = post_statement(shop.proxy.port, sql)
     assert plan_header.startswith(f"rewritten; scans=1; files=1/{FILES}; shop.orders=1/{FILES}; ms=")
     assert count_splits(shop.trino.port, sql) >= FILES
     assert count_splits(shop.proxy.port, sql) <= 3
@@ -171,7 +171,7 @@ def test_commit_is_visible_to_the_next_statement_and_time_travel_is_stable(shop:
     for number, snapshot in enumerate(snapshots):
         sql = f"SELECT count(*) FROM fresh FOR VERSION AS OF {snapshot} WHERE id = 4711"
         assert run_both_ways(shop, sql) == [[number + 1]]
-        assert post(port, f"{sql} AND id > 4000")[0].startswith("rewritten")
+        assert post_statement(port, f"{sql} AND id > 4000")[0].startswith("rewritten")
     query_rows(port, "ALTER TABLE fresh RENAME COLUMN note TO id2")
     assert run_both_ways(shop, "SELECT id2 FROM fresh WHERE id = 3 AND id2 = 'm'") == [["m"]]
     query_rows(port, "DROP TABLE fresh")
@@ -193,7 +193,7 @@ def test_time_travel_uses_the_column_names_of_its_time(shop: Shop) -> None:
     for where, then_or_now in (("a = 2", f" FOR VERSION AS OF {old_snapshots}"), ("a = 98", ""), ("b = 2", "")):
         sql = f"SELECT a, b FROM past{then_or_now} WHERE {where} ORDER BY a"
         assert run_both_ways(shop, sql) != []
-        assert post(port, sql)[0].startswith("planned" if then_or_now else "rewritten"), sql
+        assert post_statement(port, sql)[0].startswith("planned" if then_or_now else "rewritten"), sql
     query_rows(port, "DROP TABLE past")
 
 
@@ -215,7 +215,7 @@ def test_branch_and_tag_are_read_at_their_snapshots(shop: Shop) -> None:
     }
     for sql in statements.values():
         assert run_both_ways(shop, sql) == [["old"]]
-        assert post(port, sql)[0].startswith("rewritten"), sql
+        assert post_statement(port, sql)[0].startswith("rewritten"), sql
     table.refresh()
     latest_snapshot = table.current_snapshot()
     assert latest_snapshot is not None
@@ -232,7 +232,7 @@ def test_branch_and_tag_are_read_at_their_snapshots(shop: Shop) -> None:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("headers", [{"X-Seamark": "off"}, {"X-Trino-Client-Tags": "a,seamark-off"}])
 def test_client_can_disable_rewriting(shop: Shop, headers: dict[str, str]) -> None:
-    plan_header, _ = post(shop.proxy.port, "SELECT * FROM orders WHERE id = 1", **headers)
+    plan_header, _ = post_statement(shop.proxy.port, "SELECT * FROM orders WHERE id = 1", **headers)
     assert plan_header.startswith("unchanged; ")
 
 
@@ -256,7 +256,7 @@ def test_several_coordinators_have_separate_paths(shop: Shop, tmp_path: Path) ->
     urls = (shop.trino.base_url, shop.trino.base_url.replace("127.0.0.1", "localhost"))
     flags = [word for url in urls for word in ("--trino", url)]
     with run_trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as proxy:
-        firsts = [post(proxy.port, "SELECT 1")[1]["nextUri"] for _ in range(2)]
+        firsts = [post_statement(proxy.port, "SELECT 1")[1]["nextUri"] for _ in range(2)]
         prefixes = {uri.removeprefix(proxy.url).partition("/v1/")[0] for uri in firsts}
         assert len(prefixes) == 2
         assert all(prefix.startswith("/seamark/c/") for prefix in prefixes)
@@ -295,7 +295,7 @@ def test_plan_that_is_gone_when_trino_reads_it_does_not_fail_the_statement(shop:
         with run_trino_proxy(
             tmp_path, "--trino", shop.trino.base_url, seamark=f"http://127.0.0.1:{server.server_port}"
         ) as proxy:
-            plan_header, _ = post(proxy.port, "SELECT note FROM orders WHERE id = 5")
+            plan_header, _ = post_statement(proxy.port, "SELECT note FROM orders WHERE id = 5")
             assert plan_header.startswith("original; ")
             assert query_rows(proxy.port, "SELECT note FROM orders WHERE id = 5") == [["n5"]]
     finally:
@@ -316,7 +316,9 @@ def test_statements_run_despite_faults_of_the_planning_server(shop: Shop, tmp_pa
         try:
             for _ in range(8):
                 assert query_rows(proxy.port, sql) == [["n5"]]
-            wait_for_result(lambda: post(proxy.port, sql)[0].startswith("unchanged; Seamark has failed recently"))
+            wait_for_result(
+                lambda: post_statement(proxy.port, sql)[0].startswith("unchanged; Seamark has failed recently")
+            )
         finally:
             os.kill(planner.pid, signal.SIGCONT)
         planner.kill9()
@@ -325,7 +327,7 @@ def test_statements_run_despite_faults_of_the_planning_server(shop: Shop, tmp_pa
                 assert query_rows(proxy.port, sql) == [["n5"]]
         finally:
             planner.start()
-        wait_for_result(lambda: post(proxy.port, sql)[0].startswith("rewritten"))
+        wait_for_result(lambda: post_statement(proxy.port, sql)[0].startswith("rewritten"))
 
 
 def test_proxy_finishes_running_requests_when_it_is_ended(shop: Shop, tmp_path: Path) -> None:

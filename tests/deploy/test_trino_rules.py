@@ -19,7 +19,7 @@ import pytest
 import trino.exceptions
 from pyiceberg.catalog import load_catalog
 
-from tests.deploy.shop import post, query_rows, wait_for_result
+from tests.deploy.shop import post_statement, query_rows, wait_for_result
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.trino import PLANS, Trino
@@ -111,7 +111,7 @@ def read_outcome(rig: RulesRig, sql: str, user: str) -> str:
     """Return the outcome in the proxy's header."""
 
     def read_outcome_if_final() -> str:
-        outcome = post(rig.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "ruled"})[0]
+        outcome = post_statement(rig.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "ruled"})[0]
         return "" if "recently" in outcome else outcome.partition("; ms=")[0]
 
     return str(wait_for_result(read_outcome_if_final))
@@ -253,7 +253,9 @@ def post_json(rig: RulesRig, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 def test_plans_are_shown_only_to_their_catalog_and_disappear_soon(rig: RulesRig) -> None:
     wait_for_result(lambda: len(list_snapshot_ids(rig)) == FILES)
-    post(rig.proxy.port, "SELECT id FROM orders WHERE id = 77", **{"X-Trino-User": "anna", "X-Trino-Schema": "ruled"})
+    post_statement(
+        rig.proxy.port, "SELECT id FROM orders WHERE id = 77", **{"X-Trino-User": "anna", "X-Trino-Schema": "ruled"}
+    )
     assert len(list_snapshot_ids(rig)) == FILES + 1
     assert len(list_snapshot_ids(rig, None)) == len(list_snapshot_ids(rig, "another")) == FILES
     wait_for_result(lambda: len(list_snapshot_ids(rig)) == FILES)

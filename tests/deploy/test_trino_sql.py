@@ -202,7 +202,8 @@ def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made
         open_session(hand_made_tables, TRINO) as trino_session,
     ):
         for text in (
-            re.sub(r"\bdb\b", HAND_MADE, statement) for statement in (*hand_made.STATEMENTS, *hand_made.OF_TRINO)
+            re.sub(r"\bdb\b", HAND_MADE, statement)
+            for statement in (*hand_made.STATEMENTS, *hand_made.TRINO_STATEMENTS)
         ):
             try:
                 rows = count_rows(duckdb_session.sql(text))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trino.exceptions
 
-from tests.deploy.shop import Shop, await_final_outcome, post, query_rows, wait_for_result
+from tests.deploy.shop import Shop, await_final_outcome, post_statement, query_rows, wait_for_result
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import run_trino_proxy
 
@@ -106,7 +106,7 @@ def test_row_filter_on_a_view_applies_to_its_plans(guarded_shop: Shop) -> None:
     sql = "SELECT * FROM definer WHERE id IN (4710, 4711, 4713) ORDER BY 1"
     direct, proxied = read_both_answers(guarded_shop, sql, "filip")
     assert direct == proxied == [[4713, "n4713"]]
-    outcome, _ = post(guarded_shop.proxy.port, sql, **{"X-Trino-User": "filip", "X-Trino-Schema": "guarded"})
+    outcome, _ = post_statement(guarded_shop.proxy.port, sql, **{"X-Trino-User": "filip", "X-Trino-Schema": "guarded"})
     assert outcome == "planned"
 
 

@@ -19,7 +19,7 @@ from tests.deploy.shop import (
     await_final_outcome,
     explain_with_plan_tables,
     is_planned,
-    post,
+    post_statement,
     query_rows,
     run_both_ways,
 )
@@ -282,7 +282,7 @@ def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(vie
     change.add_header("Content-Type", "application/json")
     flags = ("--trino", views.trino.base_url, "--budget-ms", "30000", "--hold", "60")
     with run_trino_proxy(tmp_path, *flags, seamark=views.planner.base_url) as proxy, ThreadPoolExecutor(1) as threads:
-        assert post(proxy.port, sql, **SESSION)[0].startswith("rewritten")
+        assert post_statement(proxy.port, sql, **SESSION)[0].startswith("rewritten")
         views.trino.process.send(signal.SIGSTOP)
         try:
             request = threads.submit(query_rows, proxy.port, sql, schema="views")

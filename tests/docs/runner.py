@@ -24,7 +24,7 @@ from _pytest.mark.structures import ParameterSet
 
 from tests.docs.pages import Block, Page, read_all_pages
 from tests.services.forking_command import install_forking_command
-from tests.services.process import ManagedProcess, free_port, is_http_ok
+from tests.services.process import ManagedProcess, choose_free_port, is_http_ok
 
 EXECUTED_PAGES = [page for page in read_all_pages() if any(block.mark for block in page.blocks)]
 CATALOG = "sea"
@@ -60,8 +60,8 @@ class Run:
     spark: Callable[[], Any]
     """Return the Spark session. Only pages that need Spark call this function."""
     running: contextlib.ExitStack
-    port: int = field(default_factory=free_port)
-    gateway_port: int = field(default_factory=free_port)
+    port: int = field(default_factory=choose_free_port)
+    gateway_port: int = field(default_factory=choose_free_port)
     printed: str = ""
     names: dict[str, Any] = field(default_factory=dict)
     catalog: str = ""

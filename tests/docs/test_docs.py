@@ -20,7 +20,7 @@ from seamark.metaserver.access.certificates.rules import read_rules
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.settings.issuers import read_issuers
 from seamark.metaserver.settings.settings import FIELDS, Settings, make_variable_name
-from seamark.metaserver.settings.sources import CONFIG_VARIABLE, load
+from seamark.metaserver.settings.sources import CONFIG_VARIABLE, resolve_settings
 from tests.docs.commands import list_subcommands
 from tests.docs.pages import REPO, Block, Page, read_all_pages
 from tests.docs.runner import EXECUTED_PAGES, check_output, read_spark_conf
@@ -175,7 +175,7 @@ def test_settings_file_in_the_pages_is_accepted(page: Page, block: Block, tmp_pa
     elif block.read_text.startswith("[[rule]]"):
         assert read_rules(Settings(tls_client_rules_file=str(file)))
     else:
-        load({}, {}, file)
+        resolve_settings({}, {}, file)
 
 
 def _list_commands() -> list[tuple[str, list[str]]]:

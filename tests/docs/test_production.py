@@ -27,7 +27,7 @@ from seamark.connector.client.indexes import IndexClient
 from tests.docs.pages import REPO, Block, Page
 from tests.services.authority import Authority
 from tests.services.forking_command import install_forking_command
-from tests.services.process import ManagedProcess, free_port, is_port_open
+from tests.services.process import ManagedProcess, choose_free_port, is_port_open
 from tests.services.s3 import S3
 from tests.waits import block_until
 
@@ -70,7 +70,7 @@ class Production:
 
     def start(self, **further: str) -> str:
         """Start one more server with its own home and port, as on a separate machine, and return its URL."""
-        number, port = len(self.servers), free_port()
+        number, port = len(self.servers), choose_free_port()
         home = self.folder / f"server-{number}"
         server_environment = {"SEAMARK_HOME": str(home), "SEAMARK_PORT": str(port), **further}
         process = ManagedProcess(

@@ -65,9 +65,9 @@ class Queries:
         if kind >= 9:
             return [*shapes, self._draw_time_travel][kind - 9]()
         if kind < 4:
-            return self._select()[0]
+            return self._draw_select()[0]
         if kind == 4:
-            first, columns = self._select(1)
+            first, columns = self._draw_select(1)
             word = rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT", "EXCEPT ALL"])
             return f"SELECT * FROM ({first} {word} {first}) u WHERE {self._draw_condition(columns, 'u')}"
         if kind == 5:
@@ -80,7 +80,7 @@ class Queries:
             where = self._draw_condition({name: TABLES[table][name] for name in columns}, "u")
             return f"SELECT * FROM ({parts[0]} {word} {parts[1]}) u WHERE {where}"
         if kind == 6:
-            inner, columns = self._select(1)
+            inner, columns = self._draw_select(1)
             a, b = rng.sample(list(columns), 1)[0], rng.sample(list(columns), 1)[0]
             condition = f"a.{a} = b.{a}" if rng.random() < 0.7 or columns[a] != columns[b] else f"a.{a} = b.{b}"
             word = rng.choice(["JOIN", "LEFT JOIN", "LEFT SEMI JOIN"])
@@ -88,7 +88,7 @@ class Queries:
                 f"WITH w AS ({inner}) SELECT a.* FROM w a {word} w b ON {condition} AND "
                 f"{self._draw_condition(columns, 'b')} WHERE {self._draw_condition(columns, 'a')}"
             )
-        return self._group_query() if kind == 7 else self._draw_filtered_aggregate_query()
+        return self._draw_grouped_query() if kind == 7 else self._draw_filtered_aggregate_query()
 
     def _create_alias(self) -> str:
         self._aliases += 1
@@ -100,7 +100,7 @@ class Queries:
         The subquery returns aggregates, groups or first rows, from rows that equal the outer row in a column.
         """
         rng = self._rng
-        inner, columns = self._select(1)
+        inner, columns = self._draw_select(1)
         pairs = [
             (column, other, other_column)
             for (first, second), (left, right) in JOINS.items()
@@ -180,7 +180,7 @@ class Queries:
 
     def _draw_set_operation(self) -> str:
         rng = self._rng
-        inner, columns = self._select(1)
+        inner, columns = self._draw_select(1)
         a, b = list(columns)[:2]
         sets = rng.choice(
             [
@@ -199,7 +199,7 @@ class Queries:
         Some of the queries are the input of a join.
         """
         rng = self._rng
-        inner, columns = self._select(1)
+        inner, columns = self._draw_select(1)
         keys = rng.sample(list(columns), rng.choice([1, 1, 2]))
         order = ", ".join(f"{name} {rng.choice(['', 'DESC', 'NULLS LAST'])}" for name in columns)
         windows = f"row_number() OVER (PARTITION BY {', '.join(keys)} ORDER BY {order}) AS rn"
@@ -263,9 +263,9 @@ class Queries:
             )
         return f"{text} WHERE {self._draw_table_condition('sales', 'p')}"
 
-    def _group_query(self) -> str:
+    def _draw_grouped_query(self) -> str:
         rng = self._rng
-        inner, columns = self._select(1)
+        inner, columns = self._draw_select(1)
         key = rng.choice(list(columns))
         having = rng.choice(["count(*) > 1", self._draw_condition({key: columns[key]}, "g"), "true"])
         group = rng.choice([f"GROUP BY g.{key}", f"GROUP BY ROLLUP (g.{key})"])
@@ -289,7 +289,7 @@ class Queries:
         condition = f" WHERE {self._draw_table_condition(table, alias)}" if rng.random() < 0.3 else ""
         return f"SELECT {sample} FROM {self._draw_source(table, 1)} {alias}{condition}"
 
-    def _select(self, depth: int = 0) -> tuple[str, dict[str, str]]:
+    def _draw_select(self, depth: int = 0) -> tuple[str, dict[str, str]]:
         """Return a query and the types of its columns."""
         rng = self._rng
         table = rng.choice(["sales", "sales", "sales", "items", "stores"])

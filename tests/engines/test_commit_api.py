@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.commits.lake import BY_PART, CommitTable
-from tests.commits.reader import check, find_snapshot
+from tests.commits.reader import check_snapshots, find_snapshot
 from tests.commits.reader import read_snapshot_rows as read_rows
 from tests.connector.server_thread import ServerThread
 from tests.engines.conftest import collect_rows
@@ -64,7 +64,7 @@ def test_spark_reads_and_changes_snapshots_of_the_server(
     lake = table.lake
     files = [lake.write_data_file([(n * 10 + at, n % 2, f"r{n}{at}") for at in range(4)]) for n in range(4)]
     head = [table.commit(add=[file]) for file in files][-1]
-    check(table.run(lake.read_metadata()))
+    check_snapshots(table.run(lake.read_metadata()))
     if version == 3:
         deletes = lake.write_vectors({files[0]["file-path"]: {0, 2}, files[2]["file-path"]: {1}}, 0)
     else:
@@ -87,7 +87,7 @@ def test_spark_reads_and_changes_snapshots_of_the_server(
     head_id = metadata["current-snapshot-id"]
     remove = [{"file-path": files[3]["file-path"]}]
     table.commit(remove=remove, add=[lake.write_data_file([(30, 1, "rewritten")])], **{"read-snapshot-id": head_id})
-    check(table.run(lake.read_metadata()))
+    check_snapshots(table.run(lake.read_metadata()))
     rows = table.agree()
     assert {row for row in rows if row[0] is not None and row[0] >= 30} == {(30, 1, "rewritten"), (100, 0, "by spark")}
     if version == 3:

@@ -356,8 +356,8 @@ def test_vended_credentials_give_access_to_files_in_s3(s3: S3, tmp_path: Path, m
         monkeypatch.delenv(name, raising=False)
     env = {**s3.build_seamark_env(), "SEAMARK_S3_CLIENT_ACCESS": "static"}
     with Seamark(tmp_path / "s3", warehouse=f"s3://{s3.create_bucket()}/warehouse", env=env) as server:
-        lake.create(server.base_url)
-        lake.append(server.base_url, "db.t", lake.spread(3))
+        lake.create_lake_table(server.base_url)
+        lake.append_parts(server.base_url, "db.t", lake.spread_ids(3))
         client = IndexClient(server.base_url)
         client.put_index("db.t", "i", kind="record", columns=["id"])
         report = build(client, "db.t", "i", InProcessWorkers())

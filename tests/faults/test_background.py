@@ -79,7 +79,7 @@ async def test_watchers_are_woken_after_a_failed_read_of_the_timeline(
         open_timeline(settings, store, CLOCK) as timeline,
     ):
         await store.transact([CreateNamespace(path=("db",), properties={})])
-        failures, read_timeline = 0, timeline._look
+        failures, read_timeline = 0, timeline._read_new_instants
 
         async def fail_three_times() -> None:
             nonlocal failures
@@ -88,7 +88,7 @@ async def test_watchers_are_woken_after_a_failed_read_of_the_timeline(
                 raise ValueError("a bug")
             await read_timeline()
 
-        monkeypatch.setattr(timeline, "_look", fail_three_times)
+        monkeypatch.setattr(timeline, "_read_new_instants", fail_three_times)
         watching = asyncio.create_task(timeline.watch(InstantFilter(), 10, 60))
         await until(lambda: failures > 2)
         instant = build_instant(CLOCK)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from tests.catalog.rig import SCHEMA, append
+from tests.catalog.rig import SCHEMA, build_append
 from tests.faults.rigs.dying_server import STEPS
 from tests.faults.rigs.http import HttpClient, create_key
 from tests.faults.rigs.mortal import MortalServer
@@ -88,7 +88,7 @@ def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> No
             changes = []
             for name in names:
                 assert client.create_table(name)[0] == 200
-                requirements, updates = append(7, None, 1)
+                requirements, updates = build_append(7, None, 1)
                 identifier = {"namespace": ["db"], "name": name}
                 changes.append({"identifier": identifier, "requirements": requirements, "updates": updates})
             request = ("POST", "/v1/transactions/commit", {"table-changes": changes}, {"Idempotency-Key": create_key()})

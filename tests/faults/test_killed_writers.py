@@ -20,8 +20,8 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.read.scans import scan
 from seamark.formats.protocol.wire import SEQUENCE_KEY
-from tests.connector.write.test_upserts import create
-from tests.faults.rigs.mortal_writer import Model, apply
+from tests.connector.write.test_upserts import create_upsert_table
+from tests.faults.rigs.mortal_writer import Model, apply_batch
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 
@@ -48,7 +48,7 @@ def run_campaign(home: Path, *, kills: int, batches: int, seed: int, version: in
     with Seamark(home) as server, closing(IndexClient(server.base_url)) as client:
         client._request("POST", "/v1/namespaces", {}, b'{"namespace": ["db"]}')
         properties = {"seamark.index.ids": "record(id)"} if is_indexed else {}
-        create(client, version=version, spec=[("bucket[4]", 1)], properties=properties, fields=FIELDS)
+        create_upsert_table(client, version=version, spec=[("bucket[4]", 1)], properties=properties, fields=FIELDS)
         notes.write_text("0")
         argv = [sys.executable, "-m", "tests.faults.rigs.mortal_writer", server.base_url, "db.t", str(notes), str(seed)]
         kill_count = 0
@@ -85,11 +85,11 @@ def check_whole_batches(client: IndexClient, seed: int, batches: int, message: s
         last_sequence = int(snapshot["summary"][SEQUENCE_KEY])
         assert last_sequence >= number, f"{message}: sequence {last_sequence} was committed twice"
         while number <= last_sequence:  # A batch without changes has no snapshot.
-            apply(model, seed, number)
+            apply_batch(model, seed, number)
             number += 1
         assert actual_rows == list_model_rows(model), f"{message}: after batch {last_sequence}"
     while number < batches:
-        apply(model, seed, number)
+        apply_batch(model, seed, number)
         number += 1
     assert read_rows_at(client, At()) == list_model_rows(model), message
 

@@ -17,7 +17,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from tests.catalog.rig import SCHEMA, append
+from tests.catalog.rig import SCHEMA, build_append
 from tests.faults.rigs.http import HttpClient
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
@@ -65,7 +65,7 @@ class RandomClient:
         metadata = body["metadata"]
         head = metadata.get("current-snapshot-id")
         self._next_snapshot += 1
-        requirements, updates = append(
+        requirements, updates = build_append(
             self._next_snapshot, None if head in (None, -1) else head, metadata["last-sequence-number"] + 1
         )
         updates[0]["snapshot"]["manifest-list"] = _write_snapshot(metadata["location"], self._next_snapshot)

@@ -10,7 +10,7 @@ import pytest
 from seamark.formats.runtime.errors import CommitUnknown, NotFound, RetryLater, SeamarkError, StorageError
 from seamark.metaserver.store.model import EntryKind, InstantState
 from seamark.metaserver.store.operations import RecordInstant, SwapPointer
-from tests.catalog.rig import CALLER, append, open_rig
+from tests.catalog.rig import CALLER, build_append, open_rig
 
 DB = ("db",)
 
@@ -61,7 +61,7 @@ async def test_failed_check_of_a_lost_commit_keeps_its_file(
         await rig.table()
         losing_stores[0].error, losing_stores[0].in_tombstone = error, in_tombstone
         with pytest.raises(CommitUnknown):
-            await rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
+            await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
         losing_stores[0].error = None
         await rig.publisher.close()
         entry = await rig.store.load_entry(EntryKind.TABLE, DB, "t")
@@ -76,11 +76,11 @@ _KEEP_LITTLE = {"write.metadata.previous-versions-max": "1", "write.metadata.del
 async def test_commit_deletes_no_metadata_file_that_another_name_points_to(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table(properties=_KEEP_LITTLE)
-        await rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
+        await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
         entry = await rig.catalog.tables.load_entry(DB, "t")
         await rig.catalog.tables.register(CALLER, DB, "twin", entry.metadata_location, overwrite=False)
         for sequence in range(2, 6):
-            await rig.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1, sequence))
+            await rig.commits.commit_table(CALLER, DB, "t", *build_append(sequence, sequence - 1, sequence))
         await rig.publisher.close()
         assert (await rig.catalog.tables.load(DB, "twin")).metadata.current_snapshot_id == 1
 
@@ -88,12 +88,12 @@ async def test_commit_deletes_no_metadata_file_that_another_name_points_to(tmp_p
 async def test_commit_deletes_no_metadata_file_that_an_undrop_would_need(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table(properties=_KEEP_LITTLE)
-        await rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
+        await rig.commits.commit_table(CALLER, DB, "t", *build_append(1, None, 1))
         entry = await rig.catalog.tables.load_entry(DB, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
         await rig.catalog.tables.register(CALLER, DB, "t", entry.metadata_location, overwrite=False)
         for sequence in range(2, 6):
-            await rig.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1, sequence))
+            await rig.commits.commit_table(CALLER, DB, "t", *build_append(sequence, sequence - 1, sequence))
         await rig.publisher.close()
         dropped = (await rig.catalog.dropped.list(DB, None, None)).items
         await rig.catalog.dropped.restore(CALLER, dropped[0].id, None, "again")
@@ -105,7 +105,7 @@ async def test_files_removed_from_the_log_are_deleted_once_no_other_name_shares_
         await rig.table(properties=_KEEP_LITTLE)
         first_location = (await rig.catalog.tables.load_entry(DB, "t")).metadata_location
         for sequence in range(1, 5):
-            await rig.commits.commit_table(CALLER, DB, "t", *append(sequence, sequence - 1 or None, sequence))
+            await rig.commits.commit_table(CALLER, DB, "t", *build_append(sequence, sequence - 1 or None, sequence))
         await rig.publisher.close()
         assert first_location not in await rig.list_files()
         with pytest.raises(NotFound):

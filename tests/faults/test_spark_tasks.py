@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from seamark.connector.client.indexes import IndexClient
-from tests.connector.write.test_upserts import create
+from tests.connector.write.test_upserts import create_upsert_table
 from tests.faults.test_killed_writers import FIELDS, check_whole_batches
 from tests.seeds import first_seed
 from tests.services.java import find_java_17
@@ -98,7 +98,7 @@ def run_campaign(home: Path, *, failures: int, seed: int, version: int, is_index
     with Seamark(home / "server") as server, closing(IndexClient(server.base_url)) as client:
         client._request("POST", "/v1/namespaces", {}, b'{"namespace": ["db"]}')
         properties = {"seamark.index.ids": "record(id)"} if is_indexed else {}
-        create(client, version=version, spec=[("bucket[4]", 1)], properties=properties, fields=FIELDS)
+        create_upsert_table(client, version=version, spec=[("bucket[4]", 1)], properties=properties, fields=FIELDS)
         notes.write_text("0")
         argv = [sys.executable, "-m", "tests.faults.rigs.spark_job", server.base_url, "db.t", str(notes), str(seed)]
         with (home / "job.log").open("wb") as log:

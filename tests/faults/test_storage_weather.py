@@ -19,7 +19,7 @@ import pytest
 from tests.faults.rigs.http import HttpClient, create_key
 from tests.faults.rigs.writers import run_writers, wait_for_commits
 from tests.objects.s3_proxy import Misbehaviour, run_misbehaving_proxy
-from tests.services.process import free_port, is_http_ok
+from tests.services.process import choose_free_port, is_http_ok
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 from tests.waits import until
@@ -30,7 +30,7 @@ TIMEOUT_S = 2
 @asynccontextmanager
 async def _start_behind_proxy(s3: S3, home: Path) -> AsyncIterator[tuple[Seamark, Misbehaviour]]:
     """Start a server that reaches the store through the proxy. It gives up after TIMEOUT_S, and tries once more."""
-    port = free_port()
+    port = choose_free_port()
     env = {**s3.build_seamark_env(), "SEAMARK_S3_ENDPOINT": f"http://127.0.0.1:{port}"}
     env |= {"SEAMARK_STORAGE_TIMEOUT_S": str(TIMEOUT_S), "SEAMARK_STORAGE_RETRIES": "1"}
     async with run_misbehaving_proxy(s3.endpoint, port) as misbehaviour:

@@ -22,7 +22,7 @@ from obstore.store import S3Store
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.gateway.sigv4 import RequestTarget, sign_headers
 from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 
@@ -173,7 +173,7 @@ def read_keys(loaded_table: dict[str, Any]) -> Keys:
 
 @contextmanager
 def open_rig(folder: Path, s3: S3 | None, **env: str) -> Iterator[GatewayRig]:
-    port = free_port()
+    port = choose_free_port()
     settings = {"SEAMARK_GATEWAY_PORT": str(port), "SEAMARK_S3_CLIENT_ACCESS": "gateway"}
     if s3 is None:
         root, bucket = folder / "objects", "lake"

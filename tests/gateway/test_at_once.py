@@ -33,7 +33,7 @@ from seamark.metaserver.gateway.connection import GatewayConnection
 from seamark.metaserver.server import serve_gateway
 from tests.gateway.rig import SCHEMA, GatewayRig, Keys, read_keys
 from tests.server.rig import run_server
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.services.s3 import S3
 
 _numbers = itertools.count()
@@ -160,7 +160,7 @@ async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_close
     settings: dict[str, Any] = {
         "warehouse": f"s3://{s3.create_bucket()}/wh",
         "s3_client_access": "gateway",
-        "gateway_port": free_port(),
+        "gateway_port": choose_free_port(),
         "idle_timeout_s": 1.0,
         "s3_endpoint": s3.endpoint,
         "s3_region": s3.region,

@@ -18,7 +18,7 @@ from tests.gateway.rig import SCHEMA, GatewayRig, open_rig, read_keys
 from tests.server.rig import run_server
 from tests.server.test_processes import wait_until
 from tests.services.authority import Authority
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.services.s3 import S3
 
 
@@ -96,7 +96,7 @@ async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
     settings: dict[str, Any] = {
         "warehouse": f"s3://{s3.create_bucket()}/wh",
         "s3_client_access": "gateway",
-        "gateway_port": free_port(),
+        "gateway_port": choose_free_port(),
         "tls_cert": str(trusted.certificate),
         "tls_key": str(trusted.key),
         "s3_endpoint": s3.endpoint,

@@ -34,9 +34,9 @@ from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.objects.clouds.backed import Backing, check_roots
 from seamark.metaserver.objects.s3_scope import Address
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.settings.sources import load
+from seamark.metaserver.settings.sources import resolve_settings
 from tests.gateway.rig import GatewayRig
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.services.seamark import Seamark
 
 PART_BYTES = 5 << 20
@@ -44,7 +44,7 @@ PART_BYTES = 5 << 20
 
 @contextmanager
 def open_cloud_rig(folder: Path, bucket: str, settings: dict[str, str]) -> Iterator[GatewayRig]:
-    port = free_port()
+    port = choose_free_port()
     settings = {"gateway_port": str(port), "s3_client_access": "gateway", **settings}
     env = {f"SEAMARK_{name.upper()}": value for name, value in settings.items()}
     with Seamark(folder / "home", warehouse=f"s3://{bucket}/wh", env=env) as seamark:
@@ -267,7 +267,7 @@ def test_backend_of_s3_locations_is_checked() -> None:
             Backing(Settings(s3_backend=backend))
     for further in ({"s3_endpoint": "http://store"}, {"s3_client_access": "signing"}, {"s3_folder": "/srv"}):
         with pytest.raises(ConfigError, match="s3_backend"):
-            load({"s3_backend": "gs://", **further}, {})
+            resolve_settings({"s3_backend": "gs://", **further}, {})
     for root in ("s3://bucket", "s3://bucket/.seamark-uploads"):
         with pytest.raises(ConfigError, match="a warehouse is a folder of a bucket"):
             check_roots([parse_location(root)])

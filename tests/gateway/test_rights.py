@@ -23,7 +23,7 @@ from seamark.metaserver.store.model import Grant as RoleGrant
 from seamark.metaserver.store.open import open_store
 from tests.gateway.rig import SCHEMA, Keys, read_keys
 from tests.server.rig import OffsetClock, build_settings, run_server
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 
 
 async def _read_tokens(home: Path) -> dict[str, str]:
@@ -77,7 +77,7 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
         "warehouse": "s3://lake/wh",
         "s3_folder": str(tmp_path / "objects"),
         "s3_client_access": "gateway",
-        "gateway_port": free_port(),
+        "gateway_port": choose_free_port(),
         "gateway_keys_s": 60,
     }
     async with run_server(home, clock=clock, **settings) as server, serve_gateway(server.components):
@@ -134,7 +134,7 @@ async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: 
         "warehouse": "s3://lake/wh",
         "s3_folder": str(tmp_path / "objects"),
         "s3_client_access": "gateway",
-        "gateway_port": free_port(),
+        "gateway_port": choose_free_port(),
         "rights_recheck_s": 0.05,
     }
     async with run_server(home, **settings) as server, serve_gateway(server.components):
@@ -186,7 +186,7 @@ async def _run_without_polling(tmp_path: Path) -> AsyncIterator[Callable[..., Aw
         "warehouse": "s3://lake/wh",
         "s3_folder": str(tmp_path / "objects"),
         "s3_client_access": "gateway",
-        "gateway_port": free_port(),
+        "gateway_port": choose_free_port(),
         "rights_recheck_s": 60.0,
         "watch_poll_s": 60.0,
     }
@@ -266,7 +266,7 @@ async def test_credentials_contain_the_pinned_property_of_their_table(tmp_path: 
         "warehouse": "s3://lake/wh",
         "s3_folder": str(tmp_path / "objects"),
         "s3_client_access": "gateway",
-        "gateway_port": free_port(),
+        "gateway_port": choose_free_port(),
     }
     async with run_server(tmp_path / "home", **settings) as server:
         http, tables = server.http, f"{server.url}/v1/namespaces/db/tables"

@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 
 from seamark.metaserver.gateway.sigv4 import SignatureClaim, derive_signing_key
 from tests.gateway.rig import GatewayRig, Keys, open_rig
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.services.s3 import S3, run_s3
 from tests.waits import block_until
 
@@ -210,7 +210,7 @@ class _CuttingProxy:
     """A TCP proxy before a store. It closes each connection after a number of bytes of answers."""
 
     def __init__(self, s3: S3) -> None:
-        self.port = free_port()
+        self.port = choose_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.cut_after = 1 << 40
         self.dies = False

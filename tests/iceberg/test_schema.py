@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from seamark.formats.iceberg.types.reading import read
+from seamark.formats.iceberg.types.reading import convert_json_value
 from seamark.formats.iceberg.types.schema import Schema, normalize_schema
-from seamark.formats.iceberg.types.transforms import accepts, canonicalize_transform
+from seamark.formats.iceberg.types.transforms import accepts_type, canonicalize_transform
 from seamark.formats.iceberg.types.types import canonicalize_primitive
 from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import build_field, build_schema
 
 
 def parse_schema(*fields: dict[str, Any], **extra_fields: Any) -> Schema:
-    return read(build_schema(*fields, **extra_fields), Schema, "schema")
+    return convert_json_value(build_schema(*fields, **extra_fields), Schema, "schema")
 
 
 def build_struct(*fields: dict[str, Any]) -> dict[str, Any]:
@@ -176,11 +176,11 @@ def test_transforms_are_written_in_one_form_and_check_their_source_type() -> Non
     assert canonicalize_transform("Bucket[016]") == "bucket[16]"
     assert canonicalize_transform("DAY") == "day"
     assert canonicalize_transform("Zorder[x]") == "Zorder[x]"
-    assert accepts("hour", "timestamp_ns")
-    assert not accepts("hour", "date")
-    assert accepts("bucket[4]", "decimal(9, 2)")
-    assert not accepts("bucket[4]", "double")
-    assert not accepts("identity", "geography(OGC:CRS84, karney)")
-    assert accepts("zorder", "double")
+    assert accepts_type("hour", "timestamp_ns")
+    assert not accepts_type("hour", "date")
+    assert accepts_type("bucket[4]", "decimal(9, 2)")
+    assert not accepts_type("bucket[4]", "double")
+    assert not accepts_type("identity", "geography(OGC:CRS84, karney)")
+    assert accepts_type("zorder", "double")
     with pytest.raises(BadRequest):
         canonicalize_transform("truncate[99999999999]")

@@ -28,7 +28,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from seamark.formats.iceberg.types.transforms import apply, compute_result_type, start_of_month
+from seamark.formats.iceberg.types.transforms import compute_result_type, compute_transform, find_start_of_month
 from seamark.formats.runtime.errors import BadRequest
 from tests.seeds import examples
 
@@ -76,7 +76,7 @@ TRUNCATED_KINDS = ["int", "long", "decimal(38, 5)", "string", "binary"]
 
 @pytest.mark.parametrize(("kind", "value", "hashed"), HASHES)
 def test_bucket_hashes_equal_those_in_the_specification(kind: str, value: object, hashed: int) -> None:
-    assert apply(f"bucket[{BUCKETS_MAX}]", kind, value) == (hashed & 0x7FFFFFFF) % BUCKETS_MAX  # type: ignore[arg-type]
+    assert compute_transform(f"bucket[{BUCKETS_MAX}]", kind, value) == (hashed & 0x7FFFFFFF) % BUCKETS_MAX  # type: ignore[arg-type]
 
 
 @given(st.sampled_from(sorted(PYICEBERG_TYPES)), st.integers(1, BUCKETS_MAX), st.data())
@@ -90,7 +90,7 @@ def test_buckets_equal_those_of_pyiceberg(kind: str, buckets: int, data: st.Data
     elif kind.startswith("decimal"):
         shaped = Decimal(f"{value}e-5")
     expected = parse_transform(f"bucket[{buckets}]").transform(iceberg_types)(shaped)
-    assert apply(f"bucket[{buckets}]", kind, value) == expected
+    assert compute_transform(f"bucket[{buckets}]", kind, value) == expected
 
 
 @given(st.sampled_from(TRUNCATED_KINDS), st.integers(1, 1000), st.data())
@@ -104,22 +104,22 @@ def test_truncation_equals_that_of_pyiceberg_unless_it_overflows(kind: str, widt
     expected: Any = parse_transform(f"truncate[{width}]").transform(iceberg_types)(
         Decimal(f"{value}e-5") if decimal else value
     )
-    assert apply(f"truncate[{width}]", kind, value) == (int(expected.scaleb(5)) if decimal else expected)
+    assert compute_transform(f"truncate[{width}]", kind, value) == (int(expected.scaleb(5)) if decimal else expected)
 
 
 def test_numbers_are_truncated_downwards() -> None:
-    assert apply("truncate[10]", "int", -1) == -10
-    assert apply("truncate[50]", "decimal(9, 2)", 1065) == 1050
-    assert apply("truncate[10]", "long", 9) == 0
+    assert compute_transform("truncate[10]", "int", -1) == -10
+    assert compute_transform("truncate[50]", "decimal(9, 2)", 1065) == 1050
+    assert compute_transform("truncate[10]", "long", 9) == 0
 
 
 def test_truncation_below_the_smallest_integer_wraps_as_in_java() -> None:
-    assert apply("truncate[10]", "int", -(2**31)) == 2147483646
+    assert compute_transform("truncate[10]", "int", -(2**31)) == 2147483646
 
 
 def test_strings_are_truncated_by_code_points_and_binaries_by_bytes() -> None:
-    assert apply("truncate[2]", "string", "\U0001f9ca\U0001f3d4!") == "\U0001f9ca\U0001f3d4"
-    assert apply("truncate[2]", "binary", b"\xf0\x9f\xa7") == b"\xf0\x9f"
+    assert compute_transform("truncate[2]", "string", "\U0001f9ca\U0001f3d4!") == "\U0001f9ca\U0001f3d4"
+    assert compute_transform("truncate[2]", "binary", b"\xf0\x9f\xa7") == b"\xf0\x9f"
 
 
 @given(st.dates(), st.integers(0, 86_399_999_999_999))
@@ -136,30 +136,30 @@ def test_time_transforms_follow_the_calendar_before_and_after_1970(day: date, na
     for kind, value in values.items():
         for transform, result in expected.items():
             if (kind, transform) != ("date", "hour"):
-                assert apply(transform, kind, value) == result, (transform, kind)
+                assert compute_transform(transform, kind, value) == result, (transform, kind)
 
 
 @given(st.integers(-(10**9), 10**9))
 def test_month_begins_on_its_first_day_in_any_year(month: int) -> None:
-    first = start_of_month(month)
-    assert apply("month", "date", first) == month
-    assert apply("month", "date", first - 1) == month - 1
+    first = find_start_of_month(month)
+    assert compute_transform("month", "date", first) == month
+    assert compute_transform("month", "date", first - 1) == month - 1
 
 
 def test_calendar_continues_after_the_year_9999() -> None:
     days_after = date(9999, 12, 31) - date(1970, 1, 1) + timedelta(days=1)
-    assert apply("year", "date", days_after.days) == 10000 - 1970
-    assert apply("year", "timestamp", 2**63 - 1) == 294247 - 1970
+    assert compute_transform("year", "date", days_after.days) == 10000 - 1970
+    assert compute_transform("year", "timestamp", 2**63 - 1) == 294247 - 1970
 
 
 def test_hour_outside_the_int_range_wraps_as_in_java() -> None:
-    assert apply("hour", "timestamp", 2**63 - 1) == (2**63 - 1) // 3_600_000_000 - 2**32
+    assert compute_transform("hour", "timestamp", 2**63 - 1) == (2**63 - 1) // 3_600_000_000 - 2**32
 
 
 def test_null_transforms_to_null_and_void_returns_null() -> None:
     for transform in ("identity", "bucket[4]", "truncate[2]", "void", "day"):
-        assert apply(transform, "date" if transform == "day" else "string", None) is None
-    assert apply("void", "string", "x") is None
+        assert compute_transform(transform, "date" if transform == "day" else "string", None) is None
+    assert compute_transform("void", "string", "x") is None
 
 
 @pytest.mark.parametrize(
@@ -185,4 +185,4 @@ def test_result_types_equal_those_of_java(transform: str, kind: str, result: str
 )
 def test_transform_that_cannot_be_computed_is_rejected_by_name(transform: str, kind: str) -> None:
     with pytest.raises(BadRequest, match=f"transform {transform.split('[')[0]}.*{kind}"):
-        apply(transform, kind, 1)
+        compute_transform(transform, kind, 1)

@@ -33,7 +33,13 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from seamark.formats.iceberg.types.values import Value, decode, decode_json, encode, encode_json
+from seamark.formats.iceberg.types.values import (
+    Value,
+    decode_json,
+    decode_single_value,
+    encode_json,
+    encode_single_value,
+)
 
 INTS = st.integers(-(2**31), 2**31 - 1)
 LONGS = st.integers(-(2**63), 2**63 - 1)
@@ -82,9 +88,9 @@ def to_pyiceberg(kind: str, value: Value) -> Any:
 @given(values)
 def test_bytes_of_values_equal_the_bytes_that_pyiceberg_writes_and_reads(case: tuple[str, Value]) -> None:
     kind, value = case
-    data = encode(kind, value)
+    data = encode_single_value(kind, value)
     assert data == conversions.to_bytes(KINDS[kind][0], to_pyiceberg(kind, value))
-    assert are_same(decode(kind, data), value)
+    assert are_same(decode_single_value(kind, data), value)
 
 
 @given(values)
@@ -150,16 +156,16 @@ def test_days_of_any_year_follow_the_calendar(days: int) -> None:
 
 
 def test_bounds_from_before_a_promotion_are_read_by_their_length() -> None:
-    assert decode("long", struct.pack("<i", -7)) == -7
-    assert decode("double", struct.pack("<f", 0.5)) == 0.5
-    assert decode("timestamp", struct.pack("<i", -1)) == -86_400_000_000
-    assert decode("timestamp_ns", struct.pack("<i", 1)) == 86_400_000_000_000
-    assert decode("decimal(38, 2)", b"\x80") == -128
-    assert decode("decimal(38, 2)", b"\x00\x00\x80") == 128
+    assert decode_single_value("long", struct.pack("<i", -7)) == -7
+    assert decode_single_value("double", struct.pack("<f", 0.5)) == 0.5
+    assert decode_single_value("timestamp", struct.pack("<i", -1)) == -86_400_000_000
+    assert decode_single_value("timestamp_ns", struct.pack("<i", 1)) == 86_400_000_000_000
+    assert decode_single_value("decimal(38, 2)", b"\x80") == -128
+    assert decode_single_value("decimal(38, 2)", b"\x00\x00\x80") == 128
 
 
 def test_bounds_of_fixed_columns_may_be_truncated() -> None:
-    assert decode("fixed[20]", b"abc") == b"abc"
+    assert decode_single_value("fixed[20]", b"abc") == b"abc"
 
 
 @pytest.mark.parametrize(
@@ -188,16 +194,16 @@ def test_bounds_of_fixed_columns_may_be_truncated() -> None:
 )
 def test_bytes_that_no_writer_makes_are_rejected(kind: str, data: bytes) -> None:
     with pytest.raises(ValueError, match=r"value of type|range of type|codec can't decode"):
-        decode(kind, data)
+        decode_single_value(kind, data)
 
 
 @given(st.sampled_from([*sorted(KINDS), "variant", "list"]), st.binary(max_size=20))
 def test_any_bytes_are_read_as_a_value_or_rejected(kind: str, data: bytes) -> None:
     try:
-        value = decode(kind, data)
+        value = decode_single_value(kind, data)
     except ValueError:
         return
-    assert are_same(decode(kind, encode(kind, value)), value)
+    assert are_same(decode_single_value(kind, encode_single_value(kind, value)), value)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +212,7 @@ def test_any_bytes_are_read_as_a_value_or_rejected(kind: str, data: bytes) -> No
 )
 def test_value_of_a_different_type_is_not_written(kind: str, value: Value) -> None:
     with pytest.raises(ValueError, match="cannot be written"):
-        encode(kind, value)
+        encode_single_value(kind, value)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ async def test_superseded_and_quarantined_files_are_deleted_after_their_retentio
             await table.add(name, definition)
         registry = server.components.registry
         await registry.replace(table.entry.uuid, definition, add=[], remove=[table.make_location("old")])
-        await registry.quarantine(table.entry.uuid, table.make_location("broken"), "flipped")
+        await registry.quarantine_file(table.entry.uuid, table.make_location("broken"), "flipped")
         await asyncio.sleep(0.01)
         assert await clean_index_files(server) == 2
         assert await table.read_states() == {"live": "live"}

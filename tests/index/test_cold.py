@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seamark.formats.index.index_file import FilesTable, assemble, open_index_file
+from seamark.formats.index.index_file import FilesTable, assemble_index_file, open_index_file
 from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.hashing import hash_keys
 from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys
@@ -27,13 +27,13 @@ from seamark.metaserver.index.files import remote as cold
 from seamark.metaserver.index.files.remote import RemoteIndexFile, open_remote
 from seamark.metaserver.store.model import RegisteredIndexFile
 from tests.index.kinds.columns import KINDS, Kind, draw_column, draw_predicate, get_kind
-from tests.seeds import quick
+from tests.seeds import mark_fast
 
 LOCATION = "file:///t/index.puffin"
 BUILD: dict[str, Any] = {
-    "bloom": lambda keys: bloom.build(keys, 0.01),
-    "bitmap": bitmap.build,
-    "record": lambda keys: record.build([keys]),
+    "bloom": lambda keys: bloom.build_filter(keys, 0.01),
+    "bitmap": bitmap.build_bitmap,
+    "record": lambda keys: record.build_records([keys]),
 }
 
 
@@ -56,7 +56,9 @@ def build_index_file(kind: str, columns: Sequence[Keys]) -> bytes:
     paths = [f"file:///t/{number}" for number in range(len(columns))]
     ids = np.arange(2 * len(columns), dtype=np.uint64).reshape(-1, 2)
     files = FilesTable.of(ids, np.array(records, np.uint64), np.ones(len(columns), np.uint64), paths)
-    parts = assemble("d", kind, files, map(memoryview, OPENED[kind].encode(blobs)), table_uuid="u", field_ids=(1,))
+    parts = assemble_index_file(
+        "d", kind, files, map(memoryview, OPENED[kind].encode(blobs)), table_uuid="u", field_ids=(1,)
+    )
     return b"".join(parts)
 
 
@@ -98,7 +100,7 @@ def first_read_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("index", BUILD)
-@pytest.mark.parametrize("seed", quick(range(8), 2))
+@pytest.mark.parametrize("seed", mark_fast(range(8), 2))
 async def test_answers_from_range_reads_equal_answers_from_the_whole_file(
     index: str, seed: int, small_index_layout: None, first_read_size: None
 ) -> None:

@@ -66,8 +66,8 @@ async def decode_until_asked(decoders: Decoders) -> None:
 
 @pytest.mark.slow
 async def test_processes_make_the_same_blocks_and_end_when_they_are_idle(decoders: Decoders) -> None:
-    with decoders.expecting(1000):
-        with decoders.expecting(1_000_000):
+    with decoders.expect_manifests(1000):
+        with decoders.expect_manifests(1_000_000):
             await decode_until_asked(decoders)
         assert 1 <= len(list_helpers()) <= THREADS
         await decode_until_asked(decoders)
@@ -77,12 +77,12 @@ async def test_processes_make_the_same_blocks_and_end_when_they_are_idle(decoder
             await asyncio.sleep(0.01)
     assert bytes(await decoders.decode(*MANIFESTS[0])) == BLOCKS[0]
     assert decoders.by_processes == by_processes
-    with decoders.expecting(1000):  # New processes start after the idle processes have ended.
+    with decoders.expect_manifests(1000):  # New processes start after the idle processes have ended.
         await decode_until_asked(decoders)
 
 
 async def test_no_process_is_started_for_few_manifests(decoders: Decoders) -> None:
-    with decoders.expecting(999):
+    with decoders.expect_manifests(999):
         await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
         assert list_helpers() == []
 
@@ -90,7 +90,7 @@ async def test_no_process_is_started_for_few_manifests(decoders: Decoders) -> No
 async def test_no_process_is_started_on_one_core() -> None:
     with ThreadPoolExecutor(1) as executor:
         serial_decoders = Decoders(executor, 1, processes_min_bytes=0)
-        with serial_decoders.expecting(1 << 40):
+        with serial_decoders.expect_manifests(1 << 40):
             assert bytes(await serial_decoders.decode(*MANIFESTS[0])) == BLOCKS[0]
             assert list_helpers() == []
 
@@ -100,7 +100,7 @@ async def test_broken_manifest_has_the_same_error_and_ends_no_process(decoders: 
     data, location = MANIFESTS[0]
     with pytest.raises(Corrupt) as first_error:
         decode_block_memory(data[:-9], location)
-    with decoders.expecting(1000):
+    with decoders.expect_manifests(1000):
         await decode_until_asked(decoders)
         pids_before = {helper.pid for helper in list_helpers()}
         for _ in range(20):
@@ -113,7 +113,7 @@ async def test_broken_manifest_has_the_same_error_and_ends_no_process(decoders: 
 
 async def test_every_block_is_right_when_a_process_is_killed(decoders: Decoders) -> None:
     source = random.Random(17)
-    with decoders.expecting(1000):
+    with decoders.expect_manifests(1000):
         for _ in range(6):
             await decode_until_asked(decoders)
             decoding_tasks = asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS * 4))
@@ -126,7 +126,7 @@ async def test_threads_decode_when_no_process_can_be_started(
     decoders: Decoders, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
-    with decoders.expecting(1000):
+    with decoders.expect_manifests(1000):
         for _ in range(3):
             results = await asyncio.gather(*(decoders.decode(*item) for item in MANIFESTS))
             assert [bytes(result) for result in results] == BLOCKS
@@ -141,5 +141,5 @@ async def test_process_with_nonsensical_answers_is_abandoned(
     script.write_text("#!/bin/sh\nhead -c 9 /dev/zero\nexec cat\n")  # The process answers requests with nonsense.
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
-    with decoders.expecting(1000):
+    with decoders.expect_manifests(1000):
         await decode_until_asked(decoders)

@@ -15,7 +15,7 @@ from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.definitions import (
     DEFINITIONS_MAX,
     IndexDefinition,
-    define,
+    define_index,
     list_bucket_definitions,
     parse_definition,
     read_definitions,
@@ -49,7 +49,7 @@ def build_table(
     )
 
 
-def define_index(text: str, **fields: Any) -> IndexDefinition:
+def parse_index(text: str, **fields: Any) -> IndexDefinition:
     definitions = read_definitions(build_table({"seamark.index.n": text}, **fields))
     assert not definitions.problems
     return definitions.by_name["n"]
@@ -57,15 +57,15 @@ def define_index(text: str, **fields: Any) -> IndexDefinition:
 
 def test_definition_is_equal_after_writing_and_reading_its_property() -> None:
     for definition in (
-        define("n", "bitmap", ["name"], FIRST_SCHEMA),
-        define("n", "bloom", ["lower(name)"], FIRST_SCHEMA, parameters={"fpp": 0.001}, state="paused"),
-        define("n", "record", ["id", "truncate[3](name)"], FIRST_SCHEMA),
+        define_index("n", "bitmap", ["name"], FIRST_SCHEMA),
+        define_index("n", "bloom", ["lower(name)"], FIRST_SCHEMA, parameters={"fpp": 0.001}, state="paused"),
+        define_index("n", "record", ["id", "truncate[3](name)"], FIRST_SCHEMA),
     ):
         assert define_index(definition.property_text) == definition
-        assert define_index(definition.text) == define(
+        assert define_index(definition.text) == define_index(
             "n", definition.kind, [t.text for t in definition.terms], FIRST_SCHEMA, parameters=definition.parameters
         )
-    assert json.loads(define("n", "bloom", ["id"], FIRST_SCHEMA, state="paused").property_text) == {
+    assert json.loads(define_index("n", "bloom", ["id"], FIRST_SCHEMA, state="paused").property_text) == {
         "kind": "bloom",
         "columns": ["id"],
         "field-ids": [1],
@@ -77,15 +77,15 @@ def test_definition_is_equal_after_writing_and_reading_its_property() -> None:
 @pytest.mark.parametrize(
     ("text", "same"),
     [
-        ("bitmap(id)", define("n", "bitmap", ["id"], FIRST_SCHEMA)),
-        (" Bloom ( id ,fpp = 0.001 ) ", define("n", "bloom", ["id"], FIRST_SCHEMA, parameters={"fpp": 0.001})),
+        ("bitmap(id)", define_index("n", "bitmap", ["id"], FIRST_SCHEMA)),
+        (" Bloom ( id ,fpp = 0.001 ) ", define_index("n", "bloom", ["id"], FIRST_SCHEMA, parameters={"fpp": 0.001})),
         (
             "bloom(lower(name), FPP=1e-3)",
-            define("n", "bloom", ["lower(name)"], FIRST_SCHEMA, parameters={"fpp": 0.001}),
+            define_index("n", "bloom", ["lower(name)"], FIRST_SCHEMA, parameters={"fpp": 0.001}),
         ),
-        ("record(id, bucket[4](name))", define("n", "record", ["id", "bucket[4](name)"], FIRST_SCHEMA)),
-        ("bitmap(id, state=paused)", define("n", "bitmap", ["id"], FIRST_SCHEMA, state="paused")),
-        ('{"kind":"bitmap","columns":["id"]}', define("n", "bitmap", ["id"], FIRST_SCHEMA)),
+        ("record(id, bucket[4](name))", define_index("n", "record", ["id", "bucket[4](name)"], FIRST_SCHEMA)),
+        ("bitmap(id, state=paused)", define_index("n", "bitmap", ["id"], FIRST_SCHEMA, state="paused")),
+        ('{"kind":"bitmap","columns":["id"]}', define_index("n", "bitmap", ["id"], FIRST_SCHEMA)),
     ],
 )
 def test_definitions_in_the_forms_of_users_are_read(text: str, same: IndexDefinition) -> None:
@@ -143,7 +143,7 @@ def test_name_that_the_api_cannot_address_is_a_problem() -> None:
     definitions = read_definitions(build_table({"seamark.index.": "bitmap(id)", "seamark.index.a/b": "bitmap(id)"}))
     assert set(definitions.problems) == {"", "a/b"}
     with pytest.raises(BadRequest, match="the table's partition spec defines"):
-        define("bucket:id", "bitmap", ["id"], FIRST_SCHEMA)
+        define_index("bucket:id", "bitmap", ["id"], FIRST_SCHEMA)
 
 
 def test_definitions_beyond_the_limit_of_a_table_are_not_read() -> None:
@@ -155,7 +155,7 @@ def test_definitions_beyond_the_limit_of_a_table_are_not_read() -> None:
 
 
 def test_definition_follows_a_renamed_column() -> None:
-    definition = define("n", "bitmap", ["id"], FIRST_SCHEMA)
+    definition = define_index("n", "bitmap", ["id"], FIRST_SCHEMA)
     renamed_definition = define_index(definition.property_text, schemas=(FIRST_SCHEMA, RENAMED_SCHEMA))
     assert renamed_definition.id == definition.id
     assert (renamed_definition.terms[0].column_id, renamed_definition.terms[0].name) == (1, "key")
@@ -170,19 +170,20 @@ def test_definition_by_a_user_finds_a_column_by_its_former_name() -> None:
 
 
 def test_definition_id_depends_on_the_indexed_content_and_not_on_name_or_state() -> None:
-    first = define("a", "bloom", ["id"], FIRST_SCHEMA, parameters={"fpp": 0.01})
-    renamed_definition = define("b", "bloom", ["key"], RENAMED_SCHEMA, state="paused")
+    first = define_index("a", "bloom", ["id"], FIRST_SCHEMA, parameters={"fpp": 0.01})
+    renamed_definition = define_index("b", "bloom", ["key"], RENAMED_SCHEMA, state="paused")
     other_definitions = [
-        define("a", "bloom", ["id"], FIRST_SCHEMA, parameters={"fpp": 0.02}),
-        define("a", "bitmap", ["id"], FIRST_SCHEMA),
-        define("a", "bloom", ["bucket[4](id)"], FIRST_SCHEMA),
-        define("a", "bloom", ["name"], FIRST_SCHEMA),
+        define_index("a", "bloom", ["id"], FIRST_SCHEMA, parameters={"fpp": 0.02}),
+        define_index("a", "bitmap", ["id"], FIRST_SCHEMA),
+        define_index("a", "bloom", ["bucket[4](id)"], FIRST_SCHEMA),
+        define_index("a", "bloom", ["name"], FIRST_SCHEMA),
     ]
     term = '{"field-id":1,"transform":"identity","keys":"long"}'
     assert first.id == renamed_definition.id == '{"kind":"bloom","terms":[' + term + '],"fpp":0.01}'
     assert len({first.id, *(other.id for other in other_definitions)}) == 5
     assert (
-        define("r", "record", ["id", "name"], FIRST_SCHEMA).id != define("r", "record", ["name", "id"], FIRST_SCHEMA).id
+        define_index("r", "record", ["id", "name"], FIRST_SCHEMA).id
+        != define_index("r", "record", ["name", "id"], FIRST_SCHEMA).id
     )
 
 
@@ -199,7 +200,8 @@ def test_definition_id_depends_on_the_indexed_content_and_not_on_name_or_state()
 )
 def test_index_is_kept_after_a_promotion_that_does_not_change_its_keys(kind: str, promoted: str, same: bool) -> None:
     old_definition, new_definition = (
-        define("i", "bitmap", ["c"], Schema((Field(1, "c", False, item),), schema_id=0)) for item in (kind, promoted)
+        define_index("i", "bitmap", ["c"], Schema((Field(1, "c", False, item),), schema_id=0))
+        for item in (kind, promoted)
     )
     assert (old_definition.id == new_definition.id) == same
 
@@ -215,14 +217,14 @@ def test_index_on_a_function_is_dropped_when_the_functions_type_changes(
     transform: str, kind: str, promoted: str
 ) -> None:
     old_definition, new_definition = (
-        define("i", "bitmap", [f"{transform}(c)"], Schema((Field(1, "c", False, item),), schema_id=0))
+        define_index("i", "bitmap", [f"{transform}(c)"], Schema((Field(1, "c", False, item),), schema_id=0))
         for item in (kind, promoted)
     )
     assert old_definition.id != new_definition.id
 
 
 def test_definition_can_be_read_from_its_id() -> None:
-    definition = define("n", "bloom", ["lower(name)"], FIRST_SCHEMA, parameters={"fpp": 0.25})
+    definition = define_index("n", "bloom", ["lower(name)"], FIRST_SCHEMA, parameters={"fpp": 0.25})
     assert parse_definition(definition.id, FIRST_SCHEMA, name="n") == definition
     for broken in ("{", "[]", "{}", '{"kind":"bloom","terms":[{"field-id":1}]}', " " + definition.id, '{"terms":[3]}'):
         with pytest.raises(BadRequest):

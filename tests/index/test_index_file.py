@@ -19,7 +19,7 @@ from pyiceberg.table.puffin import PuffinFile
 from seamark.formats.iceberg.files.puffin import Blob, read_footer, read_footer_size, write_puffin
 from seamark.formats.index.index_file import (
     FilesTable,
-    assemble,
+    assemble_index_file,
     open_index_file,
     read_files,
     read_header,
@@ -42,7 +42,7 @@ def build_files_table(files: int, seed: int = 1) -> FilesTable:
 
 
 def write_index_file(files: FilesTable) -> bytes:
-    return b"".join(assemble(DEFINITION, "record", files, BLOB, table_uuid=UUID, field_ids=[3, 7], level=2))
+    return b"".join(assemble_index_file(DEFINITION, "record", files, BLOB, table_uuid=UUID, field_ids=[3, 7], level=2))
 
 
 def list_contents(table: FilesTable) -> tuple[object, ...]:
@@ -72,7 +72,7 @@ def test_assembled_file_can_be_opened(files: int) -> None:
 @pytest.mark.parametrize(("kind", "alignment"), [("bloom", 64), ("bitmap", 64), ("record", 4096)])
 def test_blob_of_a_kind_is_aligned_for_mapping(kind: str, alignment: int) -> None:
     for files in range(5):
-        parts = assemble(DEFINITION, kind, build_files_table(files), BLOB, table_uuid=UUID, field_ids=[3])
+        parts = assemble_index_file(DEFINITION, kind, build_files_table(files), BLOB, table_uuid=UUID, field_ids=[3])
         assert open_index_file(b"".join(parts), "a").header.offset % alignment == 0
 
 
@@ -127,7 +127,9 @@ def test_file_table_with_columns_of_different_lengths_is_rejected() -> None:
 
 @pytest.mark.parametrize("files", [0, 3])
 def test_damage_at_any_byte_outside_the_kinds_blob_is_detected(files: int) -> None:
-    parts = assemble(DEFINITION, "bloom", build_files_table(files), BLOB, table_uuid=UUID, field_ids=[3, 7], level=2)
+    parts = assemble_index_file(
+        DEFINITION, "bloom", build_files_table(files), BLOB, table_uuid=UUID, field_ids=[3, 7], level=2
+    )
     raw = b"".join(parts)
     expected, actual_header = read_everything(raw), open_index_file(raw, "a.puffin").header
     for offset in range(len(raw)):

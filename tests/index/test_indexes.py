@@ -16,8 +16,8 @@ import pytest
 from isal import isal_zlib
 
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.definitions import define
-from seamark.formats.index.index_file import FilesTable, assemble, open_index_file
+from seamark.formats.index.definitions import define_index
+from seamark.formats.index.index_file import FilesTable, assemble_index_file, open_index_file
 from seamark.formats.index.keys.hashing import compute_file_ids
 from seamark.formats.index.kinds.cube import CUBE
 from seamark.formats.runtime.clock import SimulatedClock
@@ -168,7 +168,7 @@ async def test_file_of_an_unknown_version_is_ignored_and_stays_registered(rig: I
 
 def write_cube(table_uuid: str, files: int) -> bytes:
     schema = Schema((Field(1, "id", True, "long"),), schema_id=0)
-    definition = define("c", "cube", ["id"], schema, measures=["count(*)"])
+    definition = define_index("c", "cube", ["id"], schema, measures=["count(*)"])
     groups = CUBE.build_aggregates(
         definition.terms, definition.measures, {1: pa.chunked_array([[1, 2, 2]])}, definition.parameters
     )
@@ -176,7 +176,7 @@ def write_cube(table_uuid: str, files: int) -> bytes:
     paths = [f"file:///{number}.parquet" for number in range(files)]
     table = FilesTable.of(compute_file_ids(paths, counts, counts), counts, counts, paths)
     blob = CUBE.encode([groups] * files)
-    parts = assemble(definition.id, "cube", table, blob, table_uuid=table_uuid, field_ids=[1], level=0)
+    parts = assemble_index_file(definition.id, "cube", table, blob, table_uuid=table_uuid, field_ids=[1], level=0)
     return b"".join(map(bytes, parts))
 
 

@@ -98,7 +98,7 @@ async def test_change_is_visible_to_readers_of_the_later_entry(store: CountingSt
     assert (list_names(files_before.list_live("d")), list_names(files_before.list_live("e"))) == (["a", "b"], ["c"])
     assert set(files_before.definitions) == {"d", "e"}
     await registry.replace(UUID, "d", add=[make_file("m", created_ms=8)], remove=["file:///w/a"])
-    await registry.quarantine(UUID, "file:///w/b", "crc")
+    await registry.quarantine_file(UUID, "file:///w/b", "crc")
     files_after = await other_registry.load_files(await load_entry(store))
     assert files_after.version > files_before.version
     assert list_names(files_after.list_live("d")) == ["m"]
@@ -140,7 +140,7 @@ async def test_only_one_of_two_merges_of_the_same_files_succeeds(store: Counting
 
 async def test_unregistered_file_cannot_be_quarantined(registry: Registry) -> None:
     with pytest.raises(NotFound, match="not registered"):
-        await registry.quarantine(UUID, "file:///w/none", "?")
+        await registry.quarantine_file(UUID, "file:///w/none", "?")
 
 
 async def test_forgotten_table_starts_empty_when_it_is_registered_again(

@@ -16,7 +16,7 @@ from seamark.formats.iceberg.types.values import Value
 from seamark.formats.index.kernels import _scan
 from seamark.formats.index.packing import NONE, Form, Packed, encode_key, get_form
 from tests.index.kinds.test_packing import VALUES, pack_bounds
-from tests.seeds import examples, first_seed, quick
+from tests.seeds import examples, first_seed, mark_fast
 
 OPS = {0: lambda a, b: a <= b, 1: lambda a, b: a < b, 2: lambda a, b: a >= b, 3: lambda a, b: a > b}
 Blocks = list[list[Value | None]]
@@ -170,7 +170,7 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
     assert rows_before == expected
 
 
-@pytest.mark.parametrize("round_number", quick(range(40), 5))
+@pytest.mark.parametrize("round_number", mark_fast(range(40), 5))
 def test_comparison_with_a_sketch_keeps_matching_values(round_number: int) -> None:
     rng = np.random.default_rng(first_seed() * 1000 + round_number)
     dtype = (np.uint32, np.uint64)[round_number % 2]

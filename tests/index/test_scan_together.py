@@ -13,7 +13,7 @@ import pytest
 
 from seamark.formats.index.kernels import _scan
 from tests.index.test_scan import OPS, select_rows
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 
 SHAPES = ("spread", "near", "equal", "outlier", "infinite", "absent", "zeros", "tiny", "huge")
 
@@ -95,7 +95,7 @@ def build_sketch(codes: np.ndarray[Any, Any]) -> tuple[int, int, object]:
     return get_address(sketch), shift, sketch
 
 
-@pytest.mark.parametrize("round_number", quick(range(60), 8))
+@pytest.mark.parametrize("round_number", mark_fast(range(60), 8))
 def test_combined_comparisons_keep_the_rows_that_each_comparison_keeps(round_number: int) -> None:
     rng = np.random.default_rng(first_seed() * 1000 + round_number)
     sizes = rng.integers(0, int(rng.choice([70, 300, 3000])), int(rng.integers(1, 6))).tolist()

@@ -33,7 +33,7 @@ def run_helm(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(helm), *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
-def render(helm: Path, case: str) -> str:
+def render_case(helm: Path, case: str) -> str:
     """Return the manifests of a values file, with a first comment that has the digest of the chart.
 
     Raises:
@@ -66,7 +66,7 @@ def find_manifest(case: str, kind: str, name: str = "seamark") -> dict[str, Any]
 def main() -> None:
     """Render the manifests of all values files."""
     for case in CASES:
-        (RENDERED_FOLDER / f"{case}.yaml").write_text(render(Path(sys.argv[1]), case))
+        (RENDERED_FOLDER / f"{case}.yaml").write_text(render_case(Path(sys.argv[1]), case))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from seamark.commands import reference
 from seamark.commands.main import cli
 from seamark.connector.trino.protocol.coordinators import PROXY_PATH
 from seamark.metaserver.settings.settings import FIELDS
-from seamark.metaserver.settings.sources import load
+from seamark.metaserver.settings.sources import resolve_settings
 from tests.docs.commands import list_subcommands
 from tests.kubernetes.chart import CASES, CHART, RENDERED_FOLDER, compute_chart_digest, find_manifest, read_manifests
 from tests.server.rig import run_server
@@ -103,7 +103,7 @@ def test_schema_of_the_values_has_the_settings_of_the_server() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_server_accepts_its_settings_file_and_variables(case: str, tmp_path: Path) -> None:
     environment = read_environment(read_server_container(case))
-    settings = load({}, environment, write_settings(case, tmp_path))
+    settings = resolve_settings({}, environment, write_settings(case, tmp_path))
     assert str(settings.home) == "/var/lib/seamark/home"
     assert settings.auth == "token"
     unknown = {name for name in environment if name.startswith("SEAMARK_")} - {
@@ -118,7 +118,7 @@ def test_server_accepts_its_settings_file_and_variables(case: str, tmp_path: Pat
 
 
 def test_manifests_of_a_fleet_have_the_settings_of_its_values(tmp_path: Path) -> None:
-    settings = load({}, read_environment(read_server_container("fleet")), write_settings("fleet", tmp_path))
+    settings = resolve_settings({}, read_environment(read_server_container("fleet")), write_settings("fleet", tmp_path))
     values = yaml.safe_load((CHART / "ci" / "fleet.yaml").read_text())
     for name, value in values["settings"].items():
         setting = getattr(settings, name)

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.kubernetes.chart import CASES, CHART, RENDERED_FOLDER, read_manifests, render, run_helm
+from tests.kubernetes.chart import CASES, CHART, RENDERED_FOLDER, read_manifests, render_case, run_helm
 from tests.services.process import CACHE
 
 HELM = CACHE / "bin" / "helm"
@@ -32,7 +32,7 @@ def test_helm_finds_no_fault_in_the_chart(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_committed_manifests_equal_the_manifests_that_helm_renders(case: str) -> None:
-    assert (RENDERED_FOLDER / f"{case}.yaml").read_text() == render(HELM, case)
+    assert (RENDERED_FOLDER / f"{case}.yaml").read_text() == render_case(HELM, case)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from tests.log.contract import LIMIT_BYTES
 from tests.peers.fault_proxy import FaultProxy, run_fault_proxy
 from tests.seeds import first_seed
 from tests.services.kafka import Kafka, run_kafka_broker
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.services.seamark import Seamark
 
 SHARDS = (Shard("table-1", 0), Shard("table-1", 1), Shard("table-2", 0))
@@ -46,7 +46,7 @@ Rows = list[tuple[str, int, bytes]]
 @contextmanager
 def open_proxied_kafka(folder: Path) -> Iterator[tuple[Kafka, FaultProxy]]:
     """Start a broker that its clients reach only through a proxy."""
-    port = free_port()
+    port = choose_free_port()
     with (
         run_fault_proxy("127.0.0.1", port) as proxy,
         run_kafka_broker(folder, port=port, advertised=proxy.address) as kafka,

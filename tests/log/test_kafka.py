@@ -35,7 +35,7 @@ from tests.log.contract import (
     read_texts,
 )
 from tests.services.kafka import Kafka
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 
 
 class TestKafkaLog(StreamLogContract, DurableLogContract):
@@ -310,7 +310,7 @@ async def test_properties_that_the_client_does_not_know_are_reported() -> None:
 
 async def test_a_cluster_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_TIMEOUT_S", 0.2)
-    address = KafkaAddress(servers=f"127.0.0.1:{free_port()}", prefix="none")
+    address = KafkaAddress(servers=f"127.0.0.1:{choose_free_port()}", prefix="none")
     with pytest.raises(LogUnavailable, match="retry later"):
         async with open_kafka_log(address, SystemClock(), KafkaLimits()):
             pass

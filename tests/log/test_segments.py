@@ -40,7 +40,7 @@ from tests.log.contract import (
 )
 from tests.log.disk import DirectRunner, SimulatedDisk, copy_disk
 from tests.log.written_rows import LIMITS, SHARDS, AcknowledgedAppend, check_rows
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 
 REPO = Path(__file__).parents[2]
 SMALL_SEGMENTS = SegmentLimits(segment_bytes=1024)
@@ -65,7 +65,7 @@ class TestSmallSegments(TestSegmentLog):
         return partial(open_segment_log, tmp_path / "log", SystemClock(), SMALL_SEGMENTS)
 
 
-@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 20), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 20), 1))
 async def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     acknowledged_appends: list[AcknowledgedAppend] = []

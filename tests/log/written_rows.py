@@ -41,7 +41,7 @@ def build_rows(producer: str, sequence: int) -> dict[Shard, Batch]:
     }
 
 
-async def write(log: StreamLog, name: str, acknowledged_appends) -> None:
+async def append_until_cancelled(log: StreamLog, name: str, acknowledged_appends) -> None:
     """Append until the task is cancelled, and sometimes repeat an append."""
     state = await log.fence(name)
     rng = random.Random(f"{name} {state.epoch}")
@@ -95,7 +95,9 @@ async def main(folder: str) -> None:
         sys.stdout.buffer.flush()
 
     async with open_segment_log(Path(folder), SystemClock(), LIMITS) as log:
-        await asyncio.gather(*(write(log, f"p{number}", print_acknowledgement) for number in range(WRITERS)))
+        await asyncio.gather(
+            *(append_until_cancelled(log, f"p{number}", print_acknowledgement) for number in range(WRITERS))
+        )
 
 
 if __name__ == "__main__":

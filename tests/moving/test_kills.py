@@ -17,7 +17,7 @@ from seamark.connector.moving.rest_catalog import RestSource
 from seamark.connector.moving.seamark_warehouse import SeamarkDestination
 from tests.moving.random_names import fill_with_odd_names, list_catalog
 from tests.moving.test_import import run_import
-from tests.seeds import examples, first_seed, quick
+from tests.seeds import examples, first_seed, mark_fast
 from tests.services.command import SEAMARK
 from tests.services.fork_server import fork
 from tests.waits import block_until
@@ -37,7 +37,7 @@ def test_interrupted_import_continues_with_the_remaining_entries(origin: IndexCl
     assert list_catalog(target) == list_catalog(origin)
 
 
-@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 5), 0))
+@pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 5), 0))
 def test_killed_import_of_a_random_catalog_continues(
     seed: int, origin: IndexClient, target: IndexClient, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from seamark.formats.runtime.errors import BadRequest, ConfigError
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.settings.sources import check
+from seamark.metaserver.settings.sources import check_consistency
 from tests.objects.contract import ObjectStoreContract
 
 
@@ -56,4 +56,4 @@ async def test_bucket_is_a_folder_and_links_out_of_the_folder_are_rejected(
 )
 def test_contradictory_settings_are_rejected(settings: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
-        check(Settings(**settings))  # type: ignore[arg-type]
+        check_consistency(Settings(**settings))  # type: ignore[arg-type]

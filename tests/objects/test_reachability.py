@@ -16,7 +16,7 @@ from seamark.metaserver.objects import reachability
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.settings.settings import Settings
-from tests.services.process import free_port, is_http_ok
+from tests.services.process import choose_free_port, is_http_ok
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 from tests.waits import until
@@ -60,7 +60,7 @@ async def test_one_line_names_the_endpoint_the_error_and_the_fix(
     s3: S3, s3_bucket: str, tmp_path: Path, change: dict[str, str], error: str, fix: str
 ) -> None:
     if "s3_endpoint" in change:
-        change = {"s3_endpoint": f"http://127.0.0.1:{free_port()}"}
+        change = {"s3_endpoint": f"http://127.0.0.1:{choose_free_port()}"}
     settings = replace(build_settings(s3, tmp_path, s3_bucket), **change)  # type: ignore[arg-type]
     (event,) = await read_start_log(settings)
     assert event["log_level"] == "warning"
@@ -99,7 +99,7 @@ class UnreadyServer(Seamark):
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_server_with_an_unreachable_store_starts_and_logs_one_line(tmp_path: Path, workers: str) -> None:
-    dead = f"http://127.0.0.1:{free_port()}"
+    dead = f"http://127.0.0.1:{choose_free_port()}"
     env = {"SEAMARK_S3_ACCESS_KEY_ID": "a", "SEAMARK_S3_SECRET_ACCESS_KEY": "b", "SEAMARK_STORAGE_RETRIES": "0"}
     flags = ("--s3-endpoint", dead, "--workers", workers)
     with UnreadyServer(tmp_path, warehouse="s3://lake/warehouse", env=env, flags=flags) as server:

@@ -21,7 +21,7 @@ from seamark.metaserver.objects.s3 import WRITE_ID, get_bucket_endpoint
 from seamark.metaserver.settings.settings import Settings
 from tests.objects.contract import ObjectStoreContract
 from tests.objects.s3_proxy import Misbehaviour, run_misbehaving_proxy
-from tests.services.process import ManagedProcess, free_port, is_http_ok
+from tests.services.process import ManagedProcess, choose_free_port, is_http_ok
 from tests.services.s3 import CONFIG, S3, find_versitygw, read_env_file
 
 
@@ -59,7 +59,7 @@ def virtual_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
         pytest.skip("virtual hosts need versitygw: run `make services`")
     folder = tmp_path_factory.mktemp("virtual-s3")
     (folder / "objects").mkdir()
-    settings, port = read_env_file(CONFIG), free_port()
+    settings, port = read_env_file(CONFIG), choose_free_port()
     env = {**settings, "VGW_PORT": f"127.0.0.1:{port}", "VGW_VIRTUAL_DOMAIN": f"localhost:{port}"}
     process = ManagedProcess([binary, "posix", str(folder / "objects")], log=folder / "log", env=env, cwd=folder)
     with process:
@@ -99,7 +99,7 @@ class TestVirtualHostContract(ObjectStoreContract):
 async def open_through_proxy(
     s3: S3, bucket: str, **changes: Any
 ) -> AsyncIterator[tuple[ObjectStore, Misbehaviour, str]]:
-    port = free_port()
+    port = choose_free_port()
     settings = build_settings(s3, bucket, s3_endpoint=f"http://127.0.0.1:{port}", **changes)
     async with run_misbehaving_proxy(s3.endpoint, port) as mode, open_objects(settings, SystemClock()) as objects:
         yield objects, mode, f"s3://{bucket}/warehouse"
@@ -197,7 +197,7 @@ async def test_missing_bucket_and_wrong_keys_are_named_in_the_error(s3: S3, s3_b
 
 
 async def test_unavailable_server_is_a_retryable_error(s3: S3, s3_bucket: str) -> None:
-    settings = build_settings(s3, s3_bucket, s3_endpoint=f"http://127.0.0.1:{free_port()}")
+    settings = build_settings(s3, s3_bucket, s3_endpoint=f"http://127.0.0.1:{choose_free_port()}")
     async with open_objects(settings, SystemClock()) as objects:
         location = f"s3://{s3_bucket}/warehouse/x"
         for call in (
@@ -274,7 +274,7 @@ async def test_refused_listing_of_uploads_is_an_error_with_the_reason(s3: S3, s3
 def make_settings_without_store() -> Settings:
     return Settings(
         warehouse="s3://bucket/warehouse",
-        s3_endpoint=f"http://127.0.0.1:{free_port()}",
+        s3_endpoint=f"http://127.0.0.1:{choose_free_port()}",
         s3_access_key_id="access",
         s3_secret_access_key="secret",
         storage_timeout_s=5.0,

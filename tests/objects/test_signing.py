@@ -19,7 +19,7 @@ from yarl import URL
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import BadRequest, Forbidden, StorageError
 from seamark.metaserver.objects import credentials
-from seamark.metaserver.objects.signing import cache_control, sign
+from seamark.metaserver.objects.signing import choose_cache_control, sign_s3_request
 from seamark.metaserver.settings.settings import Settings
 from tests.services.s3 import S3
 
@@ -49,7 +49,7 @@ def build_sign_request(
 
 
 def sign_request(request: dict[str, Any], *, settings: Settings = LOCAL, writable: bool = True) -> dict[str, Any]:
-    return sign(request, table_location=TABLE, writable=writable, settings=settings, now_ms=NOW_MS)
+    return sign_s3_request(request, table_location=TABLE, writable=writable, settings=settings, now_ms=NOW_MS)
 
 
 def build_delete_body(*keys: str) -> str:
@@ -80,7 +80,7 @@ class SigningClient:
     def sign(self, method: str, uri: str, headers: Mapping[str, str] | None = None, **fields: Any) -> dict[str, Any]:
         request = build_sign_request(method, uri, headers, **fields)
         now_ms = SystemClock().now_ms()
-        return sign(request, table_location=self.table, writable=True, settings=self.settings, now_ms=now_ms)
+        return sign_s3_request(request, table_location=self.table, writable=True, settings=self.settings, now_ms=now_ms)
 
     async def send(
         self, method: str, answer: dict[str, Any], body: bytes = b"", extra: Mapping[str, str] | None = None
@@ -207,7 +207,7 @@ def test_answer_has_the_headers_of_the_request_and_of_the_signature() -> None:
 
 
 def test_only_signatures_of_reads_may_be_cached() -> None:
-    assert [cache_control(build_sign_request(m, "")) for m in ("GET", "head", "PUT", "POST", "DELETE")] == [
+    assert [choose_cache_control(build_sign_request(m, "")) for m in ("GET", "head", "PUT", "POST", "DELETE")] == [
         *("private", "private"),
         *("no-cache", "no-cache", "no-cache"),
     ]
@@ -445,7 +445,7 @@ def test_delete_inside_the_table_is_signed_with_the_hash_of_its_body(body: str) 
 def test_nothing_is_signed_for_local_tables_or_when_signing_is_disabled() -> None:
     request = build_sign_request("GET", "http://store:9000/lake/wh/t1-abc/x")
     with pytest.raises(BadRequest, match="not on S3"):
-        sign(request, table_location="file:///wh/t", writable=True, settings=LOCAL, now_ms=NOW_MS)
+        sign_s3_request(request, table_location="file:///wh/t", writable=True, settings=LOCAL, now_ms=NOW_MS)
     with pytest.raises(Forbidden, match="s3_client_access"):
         sign_request(request, settings=Settings(s3_endpoint="http://store:9000"))
 

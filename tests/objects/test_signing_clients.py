@@ -21,7 +21,7 @@ from pyiceberg.io.fsspec import S3V4RestSigner
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.formats.storage.locations import parse_location
-from seamark.metaserver.objects.signing import cache_control, sign
+from seamark.metaserver.objects.signing import choose_cache_control, sign_s3_request
 from seamark.metaserver.objects.vending import build_storage_config
 from seamark.metaserver.settings.settings import Settings
 from tests.services.java import SHORT_LIVED, find_java_17
@@ -50,7 +50,7 @@ class Signer:
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.json()
         try:
-            answer = sign(
+            answer = sign_s3_request(
                 body,
                 table_location=self.table,
                 writable=True,
@@ -62,7 +62,7 @@ class Signer:
             wire = {"error": {"message": error.message, "type": error.type, "code": error.code}}
             return web.json_response(wire, status=error.code)
         self.signed.append(body["method"])
-        return web.json_response(answer, headers={"Cache-Control": cache_control(body)})
+        return web.json_response(answer, headers={"Cache-Control": choose_cache_control(body)})
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.objects.storages import compute_access_stamp
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.settings.sources import load
+from seamark.metaserver.settings.sources import resolve_settings
 from tests.connector.server_thread import ServerThread
 from tests.objects.contract import ObjectStoreContract
 from tests.objects.toy_storage import SECRET, register_toy
@@ -144,14 +144,14 @@ def test_location_rules_of_the_toy_apply_to_comparisons_and_settings(folder: Pat
     assert list_spellings("toy://shelf/a") == ["toy://shelf/a", "toy://shelf/a", "toys://shelf/a"]
     assert configures_client("toy.key")
     assert SECRET in compute_access_stamp(Settings(), None)
-    assert load({"warehouse": "toy://shelf/x"}, {}).warehouse == "toy://shelf/x"
+    assert resolve_settings({"warehouse": "toy://shelf/x"}, {}).warehouse == "toy://shelf/x"
 
 
 def test_scheme_without_a_registered_storage_is_rejected() -> None:
     with pytest.raises(BadRequest, match="supports file:// and s3://"):
         parse_location("toy://unknown/a")
     with pytest.raises(ConfigError, match="file:// or s3://"):
-        load({"warehouse": "toy://unknown/a"}, {})
+        resolve_settings({"warehouse": "toy://unknown/a"}, {})
     with pytest.raises(ValueError, match="unsupported storage"):
         Storage().open("toy://unknown/a")
     assert not configures_client("toys.key")

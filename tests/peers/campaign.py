@@ -20,7 +20,7 @@ from tests.peers.networks import Network
 from tests.waits import block_until
 
 TABLES, APPENDS, CLIENTS = 6, 5, 3
-NOTHING_KEPT = {
+WITHOUT_MEMORY_CACHES = {
     "SEAMARK_PLAN_MEMORY_BYTES": "0",
     "SEAMARK_PLAN_DISK_BYTES": "0",
     "SEAMARK_PLAN_ANSWERS_BYTES": "0",
@@ -101,7 +101,7 @@ class PlanReaders:
                 thread.join(90)
 
     @contextmanager
-    def excuse(self, number: int) -> Iterator[None]:
+    def tolerate_failures(self, number: int) -> Iterator[None]:
         self.faults[number] += 1
         try:
             yield
@@ -122,13 +122,13 @@ class FleetFaults:
         self._network = network
 
     def kill(self, number: int) -> None:
-        with self._readers.excuse(number):
+        with self._readers.tolerate_failures(number):
             self._fleet.replicas[number].kill9()
             time.sleep(self._rng.uniform(0, 4))
             self._fleet.replicas[number].start()
 
     def pause(self, number: int) -> None:
-        with self._readers.excuse(number):
+        with self._readers.tolerate_failures(number):
             pid = self._fleet.replicas[number].pid
             os.kill(pid, signal.SIGSTOP)
             time.sleep(self._rng.uniform(0.1, 5))
@@ -155,7 +155,7 @@ class FleetFaults:
     def disconnect(self, number: int) -> None:
         """Disconnect a replica in both directions."""
         assert self._network is not None
-        with self._readers.excuse(number):
+        with self._readers.tolerate_failures(number):
             with self._network.hosts[number].isolate():
                 time.sleep(self._rng.uniform(0.1, 6))
             block_until(lambda: self._readers.is_answering(number))  # TCP sends packets again after growing pauses.
@@ -208,7 +208,7 @@ def run_campaign(readers: PlanReaders, kinds: Sequence[Callable[[int], None]], r
         for number in range(rounds):
             fault = kinds[number] if number < len(kinds) else rng.choice(kinds)
             fault(rng.randrange(len(fleet.replicas)))
-    fleet.meet()
+    fleet.wait_for_replicas()
     assert readers.wrong == []
     assert readers.failed == []
     assert min(readers.answers[number] for number in range(len(fleet.replicas))) > 20

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tests.services.process import free_port, is_port_open
+from tests.services.process import choose_free_port, is_port_open
 from tests.waits import block_until
 
 _REQUEST = re.compile(rb"^(GET|HEAD|PUT|POST|DELETE) (\S+) HTTP/1\.1\r\n")
@@ -29,7 +29,7 @@ class FaultProxy:
         self, host: str, port: int, local_address: str = "127.0.0.1", connect: Callable[[], socket.socket] | None = None
     ) -> None:
         self._upstream, self._own, self._connect = (host, port), local_address, connect
-        self.port = free_port()
+        self.port = choose_free_port()
         self.address = f"{local_address}:{self.port}"
         self.url = f"http://{self.address}"
         self.delay_s: Callable[[], float] = lambda: 0.0
@@ -58,14 +58,14 @@ class FaultProxy:
         assert task is not None
         self._serving.add(task)  # The event loop has only a weak reference to the task.
         try:
-            await self._pass_on(reader, writer)
+            await self._forward_connection(reader, writer)
         except asyncio.CancelledError:  # `reset_connections` has cancelled the task.
             pass
         finally:
             writer.transport.abort()
             self._serving.discard(task)
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Connect to the upstream server, and copy bytes in both directions until one side ends."""
         await self._wait_until_passable()
         try:
@@ -77,14 +77,16 @@ class FaultProxy:
             return
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(reader, back_writer, is_request=True))
-                group.create_task(self._pump(back_reader, writer, is_request=False))
+                group.create_task(self._forward_bytes(reader, back_writer, is_request=True))
+                group.create_task(self._forward_bytes(back_reader, writer, is_request=False))
         except* (OSError, asyncio.IncompleteReadError):
             pass
         finally:
             back_writer.transport.abort()
 
-    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, is_request: bool) -> None:
+    async def _forward_bytes(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, is_request: bool
+    ) -> None:
         while data := await source.read(_PIECE_BYTES):
             if is_request and (match := _REQUEST.match(data)):
                 self.requests[f"{match[1].decode()} {match[2].decode().partition('?')[0]}"] += 1

@@ -20,7 +20,7 @@ from tests.faults.rigs.http import HttpClient
 from tests.peers.fault_proxy import FaultProxy, run_fault_proxy
 from tests.peers.networks import Network
 from tests.services.postgres import Postgres
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 from tests.waits import block_until
@@ -61,7 +61,7 @@ class Fleet:
             path.removeprefix("GET "): count for path, count in self.storage.requests.items() if path.startswith("GET ")
         }
 
-    def meet(self) -> None:
+    def wait_for_replicas(self) -> None:
         """Wait until every replica knows all running replicas."""
         running_count = sum(replica.running() for replica in self.replicas)
         block_until(
@@ -126,7 +126,7 @@ def open_fleet(
             database = database.replace(f"127.0.0.1:{postgres.port}", way.address)
         replicas, links = [], []
         for number in range(count):
-            port, place = free_port(), None if network is None else network.hosts[number]
+            port, place = choose_free_port(), None if network is None else network.hosts[number]
             address = "127.0.0.1" if place is None else place.address
             settings: dict[str, Any] = {
                 **s3.build_seamark_env(),
@@ -140,7 +140,7 @@ def open_fleet(
                 links.append(link)
                 settings |= {"SEAMARK_PEER_ADDRESS": link.address, "SEAMARK_PEER_LISTEN": f"127.0.0.1:{port}"}
             settings |= {**(env or {}), **((first or {}) if number == 0 else {})}
-            own_port, base_url = free_port(), ""
+            own_port, base_url = choose_free_port(), ""
             if place is not None:
                 door = run_fault_proxy("", own_port, connect=partial(place.connect, own_port))
                 base_url = stack.enter_context(door).url
@@ -156,7 +156,7 @@ def open_fleet(
             replicas.append(stack.enter_context(replica))
         fleet = Fleet(replicas, storage, links, s3, database)
         if settings["SEAMARK_PEER_ADDRESS"]:
-            fleet.meet()
+            fleet.wait_for_replicas()
         yield fleet
 
 

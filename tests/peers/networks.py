@@ -68,7 +68,7 @@ class Host:
     @contextmanager
     def isolate(self) -> Iterator[None]:
         """Cut the host off from all other hosts during the block."""
-        with _run_around(f"ip link set {self.cable} down", f"ip link set {self.cable} up"):
+        with run_and_undo(f"ip link set {self.cable} down", f"ip link set {self.cable} up"):
             yield
 
 
@@ -88,12 +88,12 @@ class Network:
         with ExitStack() as stack:
             for host in self.hosts:
                 dev = f"bridge link set dev {host.cable} isolated"
-                stack.enter_context(_run_around(f"{dev} on", f"{dev} off"))
+                stack.enter_context(run_and_undo(f"{dev} on", f"{dev} off"))
             yield
 
 
 @contextmanager
-def _run_around(begin: str, end: str) -> Iterator[None]:
+def run_and_undo(begin: str, end: str) -> Iterator[None]:
     _run_command(begin)
     try:
         yield
@@ -121,13 +121,13 @@ def open_network(count: int) -> Iterator[Network]:
     subnet, mark = f"198.{18 + number // 25_000}.{number // 250 % 256}", f"{number:x}"
     with ExitStack() as stack:
         try:
-            stack.enter_context(_run_around(f"ip link add smb{mark} type bridge", f"ip link del smb{mark}"))
+            stack.enter_context(run_and_undo(f"ip link add smb{mark} type bridge", f"ip link del smb{mark}"))
             _run_command(f"ip addr add {subnet}.1/24 dev smb{mark}")
             _run_command(f"ip link set smb{mark} up")
             hosts = [Host(f"sm{mark}n{n}", f"{subnet}.{n + 2}", f"sm{mark}v{n}") for n in range(count)]
             for host in hosts:
                 inside = f"ip -n {host.name}"
-                stack.enter_context(_run_around(f"ip netns add {host.name}", f"ip netns del {host.name}"))
+                stack.enter_context(run_and_undo(f"ip netns add {host.name}", f"ip netns del {host.name}"))
                 _run_command(f"ip link add {host.cable} type veth peer name eth0 netns {host.name}")
                 _run_command(f"ip link set {host.cable} master smb{mark} up")
                 _run_command(f"{inside} addr add {host.address}/24 dev eth0")

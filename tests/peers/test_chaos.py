@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.rigs.disk import mount_small_disk
-from tests.peers.campaign import NOTHING_KEPT, FleetFaults, PlanReaders, run_campaign, write_tables
+from tests.peers.campaign import WITHOUT_MEMORY_CACHES, FleetFaults, PlanReaders, run_campaign, write_tables
 from tests.peers.fleet import open_fleet
 from tests.peers.networks import open_network
 from tests.seeds import first_seed
@@ -30,7 +30,7 @@ def test_no_fault_of_a_replica_causes_a_wrong_answer_or_a_failed_read_of_another
     first_settings = {"SEAMARK_PEER_DISK_FOLDER": str(tmp_path / "disk" / "files")}
     with (
         mount_small_disk(tmp_path / "disk") as disk,
-        open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first_settings) as fleet,
+        open_fleet(tmp_path, postgres, s3, 3, env=WITHOUT_MEMORY_CACHES, first=first_settings) as fleet,
     ):
         readers = PlanReaders(fleet, write_tables(fleet))
         faults = FleetFaults(readers, rng, disk)
@@ -48,7 +48,7 @@ def test_replicas_that_lose_their_network_cause_no_wrong_answer(tmp_path: Path, 
     with (
         open_network(3) as hosts,
         mount_small_disk(tmp_path / "disk") as disk,
-        open_fleet(tmp_path, postgres, s3, 3, env=NOTHING_KEPT, first=first_settings, network=hosts) as fleet,
+        open_fleet(tmp_path, postgres, s3, 3, env=WITHOUT_MEMORY_CACHES, first=first_settings, network=hosts) as fleet,
     ):
         readers = PlanReaders(fleet, write_tables(fleet))
         faults = FleetFaults(readers, rng, disk, hosts)

@@ -81,7 +81,7 @@ class BalancedLoad:
     _ready: list[str] = field(default_factory=list)
     _stopped: threading.Event = field(default_factory=threading.Event)
 
-    def balance(self) -> None:
+    def check_replicas(self) -> None:
         while not self._stopped.wait(0.05):
             self._ready = [
                 replica.base_url for replica in self.fleet.replicas if is_http_ok(f"{replica.base_url}/readyz")
@@ -114,7 +114,7 @@ class BalancedLoad:
 
     @contextmanager
     def run_clients(self, clients: int) -> Iterator[None]:
-        work = [self.balance, *(partial(self.send, number) for number in range(clients))]
+        work = [self.check_replicas, *(partial(self.send, number) for number in range(clients))]
         threads = [threading.Thread(target=item, daemon=True) for item in work]
         for thread in threads:
             thread.start()
@@ -149,7 +149,7 @@ def test_rolling_restart_under_load_fails_no_request(fleet: Fleet) -> None:
     fleet.write(1)
     load = restart_one_by_one(fleet, rounds=1, clients=2)
     assert load.errors == []
-    fleet.meet()
+    fleet.wait_for_replicas()
 
 
 @pytest.mark.slow

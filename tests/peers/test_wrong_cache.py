@@ -10,7 +10,7 @@ import pytest
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import Corrupt, Forbidden
-from seamark.metaserver.catalog.documents import Documents, name_suffix
+from seamark.metaserver.catalog.documents import Documents, choose_file_suffix
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.plan.planner import open_planner
 from seamark.metaserver.settings.settings import Settings
@@ -48,7 +48,7 @@ async def test_damaged_metadata_files_named_by_their_content_are_read_again(tmp_
     settings = Settings(home=tmp_path / "home", warehouse=tmp_path.as_uri())
     clock = SystemClock()
     content = b'{"some": "document"}'
-    location = f"{tmp_path.as_uri()}/t/metadata/00001-x{name_suffix(content)}"
+    location = f"{tmp_path.as_uri()}/t/metadata/00001-x{choose_file_suffix(content)}"
     async with open_objects(settings, clock) as objects:
         await objects.create(location, content)
         documents = Documents(

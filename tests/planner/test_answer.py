@@ -26,7 +26,7 @@ from seamark.formats.runtime.errors import Corrupt, NotAcceptable
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.answer.answer import FILES_PER_PIECE, ScanTaskWriter, TaskForm
-from seamark.metaserver.planner.answer.content_files import PYICEBERG, STANDARD, choose_dialect
+from seamark.metaserver.planner.answer.content_files import PYICEBERG_DIALECT, STANDARD_DIALECT, choose_dialect
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
@@ -413,10 +413,10 @@ def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
     promoted_plan = build_scan(promoted, [], view=plan.view)
     for _ in range(2):
         for user_agent, dialect, expected in (
-            (plan, STANDARD, "1970-01-02"),
-            (promoted_plan, STANDARD, "1970-01-02T00:00:00"),
-            (plan, PYICEBERG, 1),
-            (promoted_plan, PYICEBERG, 86_400_000_000),
+            (plan, STANDARD_DIALECT, "1970-01-02"),
+            (promoted_plan, STANDARD_DIALECT, "1970-01-02T00:00:00"),
+            (plan, PYICEBERG_DIALECT, 1),
+            (promoted_plan, PYICEBERG_DIALECT, 86_400_000_000),
         ):
             assert parse_answer(user_agent, dialect=dialect)["file-scan-tasks"][0]["data-file"]["partition"] == [
                 expected
@@ -533,12 +533,12 @@ def test_pyiceberg_reads_partition_values_as_from_a_manifest_or_the_plan_is_reje
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate(columns))
     files = [build_data_file("a", (19_000, 5, 6, "x", 1)), build_data_file("b", (19_000, None, 6, "x", 1))]
     plan = build_scan(build_metadata(spec), [build_block(files, 0, spec)])
-    tasks = parse_answer(plan, dialect=PYICEBERG)["file-scan-tasks"]
+    tasks = parse_answer(plan, dialect=PYICEBERG_DIALECT)["file-scan-tasks"]
     assert tasks[0]["data-file"]["partition"] == [19_000, 5, 6, "x", 1]
     assert "partition" not in tasks[1]["data-file"]
     binary = (PartitionField(1000, "p", 10, "identity"),)
     plan = build_scan(build_metadata(binary), [build_block([build_data_file("a", (b"x",))], 0, binary)])
-    assert "partition" not in parse_answer(plan, dialect=PYICEBERG)["file-scan-tasks"][0]["data-file"]
+    assert "partition" not in parse_answer(plan, dialect=PYICEBERG_DIALECT)["file-scan-tasks"][0]["data-file"]
 
 
 def test_pyiceberg_parses_every_answer() -> None:
@@ -555,7 +555,7 @@ def test_pyiceberg_parses_every_answer() -> None:
         "right": {"type": "is-null", "term": "c1"},
     }
     plan = build_scan(build_metadata(spec), [build_block(files, 0, spec)], where=filter_json)
-    answer = parse_answer(plan, stats=[1, 2], dialect=PYICEBERG)
+    answer = parse_answer(plan, stats=[1, 2], dialect=PYICEBERG_DIALECT)
     parsed = ScanTasks.model_validate_json(json.dumps(answer))
     paths = [
         file.path
@@ -567,9 +567,9 @@ def test_pyiceberg_parses_every_answer() -> None:
 
 
 def test_only_pyiceberg_receives_the_pyiceberg_form() -> None:
-    assert choose_dialect("PyIceberg/0.12.0") is PYICEBERG
+    assert choose_dialect("PyIceberg/0.12.0") is PYICEBERG_DIALECT
     for other in ("", "DuckDB/1.5", "a PyIceberg/0.12.0"):
-        assert choose_dialect(other) is STANDARD
+        assert choose_dialect(other) is STANDARD_DIALECT
 
 
 def test_residual_uses_the_partition_fields_in_the_manifests_order() -> None:

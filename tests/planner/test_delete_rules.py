@@ -138,7 +138,7 @@ def test_added_files_inherit_sequence_numbers_which_are_0_in_version_1() -> None
         [build_manifest_file(1, 0, 1)],
         [build_block(deletes)],
     )
-    assert DeleteIndex(view, build_specs(), []).deletes_for_file(0) == (0,)
+    assert DeleteIndex(view, build_specs(), []).find_deletes_for_file(0) == (0,)
 
 
 def test_existing_file_without_a_sequence_number_is_corrupt() -> None:
@@ -345,7 +345,7 @@ def test_bounds_in_a_former_unit_of_time_exclude_no_delete() -> None:
         [build_manifest_file(1, 0, 5)],
         [build_block([build_entry(delete, 2)], schema=timestamps)],
     )
-    assert DeleteIndex(view, build_specs(), []).deletes_for_file(0) == (0,)
+    assert DeleteIndex(view, build_specs(), []).find_deletes_for_file(0) == (0,)
 
 
 @pytest.mark.parametrize("kind", ["timestamp", "timestamp_ns"])

@@ -383,7 +383,7 @@ def check_situation(seed: int) -> int:
     for row, applying in zip(rows, deletes, strict=True):
         data = situation.data[row]
         assert list(applying) == sorted(set(applying)), seed
-        assert applying == index.deletes_for_file(int(names[row])), seed
+        assert applying == index.find_deletes_for_file(int(names[row])), seed
         for number, delete in enumerate(situation.deletes):
             context = f"seed {seed}: delete row {number}, data row {row}"
             scope = situation.is_in_scope(delete, data)

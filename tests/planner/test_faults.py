@@ -22,7 +22,7 @@ from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, Retry
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from tests.api.client import Answer, Api
-from tests.api.plans.planned import append, build_data_file
+from tests.api.plans.planned import append_files, build_data_file
 from tests.faults.rigs.disk import mount_small_disk
 from tests.objects.faults import Fault, FaultyObjects
 from tests.planner.lakes.manifests import Manifest
@@ -36,7 +36,7 @@ from tests.planner.lakes.tables import (
     plan_file_numbers,
     to_path,
 )
-from tests.seeds import quick
+from tests.seeds import mark_fast
 from tests.server.rig import run_server
 from tests.support.wrapper_capture import WrapperCapture
 
@@ -259,7 +259,7 @@ async def test_broken_table_over_http_is_a_server_error_that_names_the_file(tmp_
         api = Api(server)
         location = (await api.table())["metadata"]["location"]
         files = [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(12)]
-        await append(api, "t", files, snapshot_id=1, manifests=2)
+        await append_files(api, "t", files, snapshot_id=1, manifests=2)
         folder = Path(location.removeprefix("file://")) / "metadata"
         whole_plan = await api("POST", f"{T}/plan", {})
         token = whole_plan.json["plan-tasks"][0]
@@ -363,7 +363,7 @@ def damage_file(path: Path, how: Damage, rng: random.Random) -> None:
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("how", quick(DAMAGES, 2))
+@pytest.mark.parametrize("how", mark_fast(DAMAGES, 2))
 async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path, how: Damage) -> None:
     table, manifests = create_filled_table(tmp_path / "t", days=2, per_day=3200)
     all_numbers = list(range(6_400))

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn, FileColumn
-from seamark.metaserver.planner.joins.like_predicates import BoundLike, LikePredicate, match_rows
-from tests.seeds import first_seed, quick
+from seamark.metaserver.planner.joins.like_predicates import BoundLike, LikePredicate, match_rows_by_like
+from tests.seeds import first_seed, mark_fast
 
 LETTERS = "aAbB%_#\\.*[(\n éÉßİK"
 COLUMN = DimensionColumn(1, "string")
@@ -27,7 +27,7 @@ def draw_pattern(rng: random.Random) -> str:
     return "".join(parts)
 
 
-@pytest.mark.parametrize("lake", quick(range(6), 1))
+@pytest.mark.parametrize("lake", mark_fast(range(6), 1))
 def test_like_keeps_matching_rows_and_is_exact_without_case_conversions(lake: int) -> None:
     rng = random.Random(f"{first_seed()}/{lake}")
     texts = [None if rng.random() < 0.1 else draw_text(rng, 6) for _ in range(rng.choice([0, 1, 300]))]
@@ -46,7 +46,7 @@ def test_like_keeps_matching_rows_and_is_exact_without_case_conversions(lake: in
             rows = con.execute(f"SELECT i FROM t WHERE {text} ORDER BY i", [predicate.pattern]).fetchall()
             expected = np.zeros(len(texts), dtype=np.bool_)
             expected[[row for (row,) in rows]] = True
-            matching_rows = match_rows([(BoundLike(COLUMN, predicate),)], {COLUMN: column})
+            matching_rows = match_rows_by_like([(BoundLike(COLUMN, predicate),)], {COLUMN: column})
             assert matching_rows is not None
             sure = np.array(
                 [text is None or (len(text) <= 1000 and (function is None or text.isascii())) for text in texts],
@@ -62,11 +62,11 @@ def test_row_matches_if_each_list_has_a_matching_predicate() -> None:
     column = FileColumn.from_array(pa.chunked_array([pa.array(["ab", "cd", "abcd", None])]), "string")
     likes = {pattern: BoundLike(COLUMN, LikePredicate("c", pattern)) for pattern in ("%b%", "%c%", "_b")}
     columns = {COLUMN: column}
-    assert match_rows([], columns) is None
+    assert match_rows_by_like([], columns) is None
     results = [
-        match_rows([(likes["%b%"], likes["%c%"])], columns),
-        match_rows([(likes["%b%"],), (likes["%c%"],)], columns),
-        match_rows([(likes["_b"],)], columns),
+        match_rows_by_like([(likes["%b%"], likes["%c%"])], columns),
+        match_rows_by_like([(likes["%b%"],), (likes["%c%"],)], columns),
+        match_rows_by_like([(likes["_b"],)], columns),
     ]
     assert [list(map(bool, result)) for result in results if result is not None] == [
         [True, True, True, False],

@@ -17,7 +17,7 @@ from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.delete_files import HashSet
 from seamark.formats.index.keys.hashing import hash_rows
-from seamark.formats.index.keys.terms import resolve
+from seamark.formats.index.keys.terms import resolve_term
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.objects.router import open_objects
@@ -28,7 +28,7 @@ from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.rows.lookup_keys import build_keys, decode_json_keys, extract_term_arrays
 from seamark.metaserver.settings.settings import Settings
 from tests.api.client import Api
-from tests.api.indexes.test_lookups import LOOKUP, ask, decode_found_rows
+from tests.api.indexes.test_lookups import LOOKUP, decode_found_rows, look_up
 from tests.api.rest.stored import StoredTable
 from tests.server.rig import run_server
 
@@ -52,7 +52,7 @@ def to_json_value(value: Any) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_key_from_json_equals_the_key_from_a_column(kind: str) -> None:
     schema = Schema((Field(1, "c", False, kind), Field(2, "d", False, "long")))
-    terms = [resolve("c", schema), resolve("d", schema)]
+    terms = [resolve_term("c", schema), resolve_term("d", schema)]
     rng = random.Random(kind)
     values = [rng.choice([*KINDS[kind], None]) for _ in range(200)]
     other_values = [rng.choice([1, 2, None]) for _ in values]
@@ -71,9 +71,9 @@ def test_key_columns_are_read_once() -> None:
     schema = Schema((Field(1, "c", False, "long"),))
     twice = pa.table([[1], [2]], names=["c", "c"])
     with pytest.raises(BadRequest, match="several columns named c"):
-        extract_term_arrays([resolve("c", schema)], twice)
+        extract_term_arrays([resolve_term("c", schema)], twice)
     with pytest.raises(BadRequest, match="no column c"):
-        extract_term_arrays([resolve("c", schema)], pa.table({"d": [1]}))
+        extract_term_arrays([resolve_term("c", schema)], pa.table({"d": [1]}))
 
 
 def test_hash_lookup_compares_both_halves_of_the_hash() -> None:
@@ -143,10 +143,10 @@ async def stored_table(tmp_path: Path) -> Any:
 
 
 async def test_keys_with_too_many_rows_are_rejected(stored_table: StoredTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len((await ask(stored_table.api, [1, 2], index="keys"))["rows"]) == 80
+    assert len((await look_up(stored_table.api, [1, 2], index="keys"))["rows"]) == 80
     monkeypatch.setattr(locate, "ROWS_MAX", 79)
     assert "more than 79 rows" in (await stored_table.api("POST", LOOKUP, {"keys": [1, 2], "index": "keys"})).error[2]
-    assert len((await ask(stored_table.api, [1], index="keys"))["rows"]) == 40
+    assert len((await look_up(stored_table.api, [1], index="keys"))["rows"]) == 40
 
 
 async def test_key_with_too_many_rows_is_rejected_before_the_rows_are_collected(
@@ -159,7 +159,7 @@ async def test_key_with_too_many_rows_is_rejected_before_the_rows_are_collected(
     answer = await stored_table.api("POST", LOOKUP, {"keys": [7], "index": "keys"})
     assert answer.error[0] == 413
     assert "look up keys with fewer rows" in answer.error[2]
-    assert len((await ask(stored_table.api, [8], index="keys"))["rows"]) == 40
+    assert len((await look_up(stored_table.api, [8], index="keys"))["rows"]) == 40
 
 
 async def test_rows_stay_undecided_when_delete_files_exceed_the_limit(
@@ -168,14 +168,14 @@ async def test_rows_stay_undecided_when_delete_files_exceed_the_limit(
     paths = [file.path for file in stored_table.snapshots[-1].data]
     for path in paths:
         await stored_table.commit(deletes=[stored_table.write_position_deletes([(path, 20)], has_path_bounds=True)])
-    assert len(decode_found_rows(await ask(stored_table.api, [1], index="keys"))) == 38
+    assert len(decode_found_rows(await look_up(stored_table.api, [1], index="keys"))) == 38
     monkeypatch.setattr(delete_files, "FILE_LIMIT_BYTES", 10)
-    new_answer = await ask(stored_table.api, [1], index="keys")
+    new_answer = await look_up(stored_table.api, [1], index="keys")
     assert new_answer["undecided"] == 0, "a delete file that was read before must stay cached"
     position_deletes = stored_table.write_position_deletes([(paths[0], 21)], has_path_bounds=True)
     await stored_table.commit(deletes=[position_deletes])
-    doubtful = await ask(stored_table.api, [1], index="keys")
+    doubtful = await look_up(stored_table.api, [1], index="keys")
     assert {row["file-path"] for row in doubtful["rows"] if row.get("undecided")} == {paths[0]}
     assert doubtful["problems"][0]["file-path"] == position_deletes.path
     monkeypatch.setattr(deleted, "DELETES_LIMIT_BYTES", 0)
-    assert (await ask(stored_table.api, [1], index="keys"))["undecided"] == 40
+    assert (await look_up(stored_table.api, [1], index="keys"))["undecided"] == 40

@@ -27,7 +27,13 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.lookup import _lookup
-from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Strings, find_files_at, lookup
+from seamark.metaserver.planner.lookup.lookup import (
+    FoundFiles,
+    RequestedColumn,
+    Strings,
+    find_files_at,
+    find_files_by_prefix,
+)
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.lookup.prefix import parse_prefix
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
@@ -133,12 +139,12 @@ async def check_prefixes(seed: int, folder: Path, planner: Planner, counts: Coun
             (snapshot.data_files, view),
             (snapshot.delete_files, TableView(view.delete_manifests, view.delete_blocks)),
         ):
-            assert list_paths(lookup(expected_files)) == [file.path for file in files], f"seed {seed}"
+            assert list_paths(find_files_by_prefix(expected_files)) == [file.path for file in files], f"seed {seed}"
             for _ in range(6 if files else 0):
                 expected = draw_prefix(rng, lake, files)
                 text = format_prefix(lake, expected)
                 context = f"seed {seed}, snapshot {snapshot.id}, prefix {text}, {expected}"
-                lookup_result = lookup(expected_files, parse_prefix(text, metadata))
+                lookup_result = find_files_by_prefix(expected_files, parse_prefix(text, metadata))
                 assert list_paths(lookup_result) == find_files_of_partition(lake, expected, files), context
                 assert list_paths(find_files_at(expected_files, lookup_result.list_entry_ids())) == list_paths(
                     lookup_result
@@ -182,7 +188,7 @@ async def check_statistics(seed: int, folder: Path, planner: Planner, outcomes: 
     """Compare the statistics with the blocks row by row; tests/index/ compares blocks with manifests."""
     lake = write_random_lake(seed, folder / str(seed))
     for _, snapshot, view in await build_views(lake, planner):
-        lookup_result = lookup(view)
+        lookup_result = find_files_by_prefix(view)
         files = snapshot.data_files
         assert lookup_result.read_longs("record_count").tolist() == [file.record_count for file in files]
         assert lookup_result.read_longs("file_size_in_bytes").tolist() == [file.size for file in files]
@@ -221,7 +227,7 @@ async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path
             lake = write_random_lake(seed, tmp_path / str(seed))
             rng = random.Random(seed)
             for _, _, view in await build_views(lake, planner):
-                all_results = lookup(view)
+                all_results = find_files_by_prefix(view)
                 picked = np.flatnonzero([rng.random() < 0.6 for _ in range(all_results.files)])
                 files = find_files_at(view, all_results.list_entry_ids()[picked])
                 assert list_paths(files) == [list_paths(all_results)[at] for at in picked]
@@ -238,7 +244,7 @@ async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) 
         for seed in range(200, 200 + examples(40, 3)):
             lake = write_random_lake(seed, tmp_path / str(seed))
             for _, snapshot, view in await build_views(lake, planner):
-                lookup_result = lookup(view)
+                lookup_result = find_files_by_prefix(view)
                 files_by_partition = group_by_partition(lookup_result)
                 records: dict[tuple[object, ...], int] = {}
                 for file in snapshot.data_files:
@@ -303,7 +309,7 @@ def test_date_promoted_to_a_timestamp_is_found_by_its_midnight(
     times = [None if day is None else day * day_us for day in [*days, 19_723]]
     view = build_view(tmp_path, [("date", days), ("timestamp", times), ("timestamp", [19_723 * day_us + 1])])
     text = json.dumps({"p": None if wanted_day is None else wanted_day * day_us})
-    lookup_result = lookup(view, parse_prefix(text, build_metadata_of_one_column(metadata, "timestamp")))
+    lookup_result = find_files_by_prefix(view, parse_prefix(text, build_metadata_of_one_column(metadata, "timestamp")))
     expected = [f"0-{at}" for at, day in enumerate(days) if day == wanted_day]
     expected += [f"1-{at}" for at, day in enumerate([*days, 19_723]) if day == wanted_day]
     assert list_paths(lookup_result) == expected
@@ -331,7 +337,7 @@ def test_promoted_partition_value_equals_the_original_value(
         tmp_path, [(kinds[0], [values[0], other_value, None]), (kinds[1], [None, values[1], other_value])]
     )
     text = json.dumps({"p": render(kinds[1], values[1], "spec")})
-    lookup_result = lookup(view, parse_prefix(text, build_metadata_of_one_column(metadata, kinds[1])))
+    lookup_result = find_files_by_prefix(view, parse_prefix(text, build_metadata_of_one_column(metadata, kinds[1])))
     assert list_paths(lookup_result) == ["0-0", "1-1"]
 
 

@@ -77,7 +77,7 @@ def compute_summary(kind: str, values: Sequence[Any], *, javas: bool, terse: boo
 
 def is_needed(expression: Expression, *fields: FieldSummary) -> bool:
     """Return whether a manifest is needed if only the summaries of these first fields of the spec are known."""
-    return ManifestSummaries([build_manifest(fields)]).find_needed({3: expression}, [SPEC]) == [0]
+    return ManifestSummaries([build_manifest(fields)]).find_needed_manifests({3: expression}, [SPEC]) == [0]
 
 
 PARTITIONS = st.lists(
@@ -163,7 +163,7 @@ def test_missing_bounds_in_the_manifest_list_prune_nothing() -> None:
     never = make_bound("string", Op.EQ, "zzz")
     results = [FieldSummary(False, None, b"a", b"b")]
     listing = [build_manifest(None), build_manifest(()), build_manifest(results, spec_id=4), build_manifest(results)]
-    assert ManifestSummaries(listing).find_needed({3: never}, [SPEC_WITH_ONE_FIELD]) == [0, 1, 2]
+    assert ManifestSummaries(listing).find_needed_manifests({3: never}, [SPEC_WITH_ONE_FIELD]) == [0, 1, 2]
 
 
 @settings(max_examples=examples(150, 8))
@@ -197,10 +197,10 @@ def test_manifests_are_pruned_together_as_each_alone(data: st.DataObject) -> Non
         single_manifests = [
             number
             for number, listed_manifest in enumerate(listed_manifests)
-            if ManifestSummaries([listed_manifest]).find_needed(by_spec, [SPEC, turned])
+            if ManifestSummaries([listed_manifest]).find_needed_manifests(by_spec, [SPEC, turned])
         ]
-        assert together.find_needed(by_spec, [SPEC, turned]) == single_manifests
-        assert together.find_needed(by_spec, [SPEC, turned]) == single_manifests
+        assert together.find_needed_manifests(by_spec, [SPEC, turned]) == single_manifests
+        assert together.find_needed_manifests(by_spec, [SPEC, turned]) == single_manifests
 
 
 def test_partition_field_is_found_by_its_position_in_its_own_spec() -> None:
@@ -212,7 +212,7 @@ def test_partition_field_is_found_by_its_position_in_its_own_spec() -> None:
     for literal, kept_files in (("a", [0]), ("c", [])):
         bound = Bound(Op.EQ, field, "p", "string", "identity", "string", (literal,))
         assert (
-            ManifestSummaries([build_manifest(summaries, spec_id=4)]).find_needed({4: bound}, [SPEC, turned])
+            ManifestSummaries([build_manifest(summaries, spec_id=4)]).find_needed_manifests({4: bound}, [SPEC, turned])
             == kept_files
         )
 
@@ -230,7 +230,7 @@ def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPa
     bounds = [to_bytes("long", value) for value in range(201)]
     listed_manifests = [build_manifest([FieldSummary(False, None, low, high)]) for low, high in pairwise(bounds)]
     query = make_bound("long", Op.IN, *range(1, 1000, 4))
-    needed_manifests = ManifestSummaries(listed_manifests).find_needed({3: query}, [SPEC_WITH_ONE_FIELD])
+    needed_manifests = ManifestSummaries(listed_manifests).find_needed_manifests({3: query}, [SPEC_WITH_ONE_FIELD])
     assert needed_manifests == [low for low in range(200) if low % 4 in (0, 1)]
     assert manifest_count == len(query.values) + 2 * len(listed_manifests)
 
@@ -240,13 +240,13 @@ async def test_long_in_list_is_evaluated_outside_of_the_event_loop(
 ) -> None:
     threads = []
 
-    find_needed = ManifestSummaries.find_needed
+    find_needed = ManifestSummaries.find_needed_manifests
 
     def note_thread(*args: Any) -> list[int]:
         threads.append(threading.current_thread())
         return find_needed(*args)
 
-    monkeypatch.setattr(ManifestSummaries, "find_needed", note_thread)
+    monkeypatch.setattr(ManifestSummaries, "find_needed_manifests", note_thread)
     table = Table(tmp_path / "t")
     table.commit(1, [table.write_manifest(f"m{day}", [day], day=day) for day in range(4)])
     async with open_test_planner(tmp_path) as test_planner:

@@ -10,11 +10,11 @@ import pytest
 
 from seamark.formats.iceberg.expressions.expression import Bound, Op, join_by_and
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.definitions import IndexDefinition, define
+from seamark.formats.index.definitions import IndexDefinition, define_index
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.planner.indexes.coverage import Coverage, compute_view_file_ids
-from seamark.metaserver.planner.indexes.index_predicates import TRANSFORMED_MAX, project
+from seamark.metaserver.planner.indexes.index_predicates import TRANSFORMED_MAX, project_onto_indexes
 from seamark.metaserver.planner.indexes.probe import Probe
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import FileSelection, TableView
@@ -25,7 +25,7 @@ from tests.planner.lakes.tables import Table
 
 def build_index(kind: str, term: str, index_kind: str = "bitmap") -> IndexDefinition:
     """Return an index on the column `c` with the id 1, which has the type `kind` now."""
-    return define("i", index_kind, [term], Schema((Field(1, "c", False, kind),), schema_id=1))
+    return define_index("i", index_kind, [term], Schema((Field(1, "c", False, kind),), schema_id=1))
 
 
 def build_equality(value: Any, kind: str, transform: str = "identity", column_id: int = 1) -> Bound:
@@ -51,7 +51,7 @@ def build_equality(value: Any, kind: str, transform: str = "identity", column_id
 def test_filter_with_an_older_type_uses_an_index_only_for_values_with_equal_keys(
     filter_kind: str, index_kind: str, term: str, serves: bool
 ) -> None:
-    project_result = project(
+    project_result = project_onto_indexes(
         build_equality("A" if filter_kind == "string" else 7, filter_kind), [build_index(index_kind, term)]
     )
     assert (project_result is not None) == serves
@@ -59,19 +59,19 @@ def test_filter_with_an_older_type_uses_an_index_only_for_values_with_equal_keys
 
 def test_composite_key_is_used_only_if_each_part_has_the_filters_type() -> None:
     schema = Schema((Field(1, "c", False, "timestamp"), Field(2, "d", False, "long")), schema_id=1)
-    definition = define("i", "record", ["c", "d"], schema)
+    definition = define_index("i", "record", ["c", "d"], schema)
     of_old, of_new = (
         join_by_and(build_equality(7, kind), build_equality(7, "int", column_id=2)) for kind in ("date", "timestamp")
     )
-    assert project(of_old, [definition]) is None
-    assert project(of_new, [definition]) is not None
+    assert project_onto_indexes(of_old, [definition]) is None
+    assert project_onto_indexes(of_new, [definition]) is not None
 
 
 def test_composite_key_with_many_zeros_is_not_expanded_into_signs() -> None:
     columns = range(1, 23)
     schema = Schema(tuple(Field(number, f"c{number}", False, "double") for number in columns), schema_id=1)
-    definition = define("i", "record", [f"c{number}" for number in columns], schema)
-    projected = project(
+    definition = define_index("i", "record", [f"c{number}" for number in columns], schema)
+    projected = project_onto_indexes(
         join_by_and(*(build_equality(0.0, "double", column_id=number) for number in columns)), [definition]
     )
     assert projected is not None
@@ -103,7 +103,7 @@ async def test_index_files_that_miss_the_time_limit_prune_nothing(tmp_path: Path
                 index for file in await indexed.list_files() if (index := await planning.indexes.open(file)) is not None
             ]
     definition = indexed.definitions["i"]
-    projected = project(Bound(Op.EQ, 1, "id", "long", "identity", "long", (13,)), [definition])
+    projected = project_onto_indexes(Bound(Op.EQ, 1, "id", "long", "identity", "long", (13,)), [definition])
     assert projected is not None
     for query_number in range(7):
         coverage = {definition.id: Coverage(compute_view_file_ids(view), files)}
@@ -117,11 +117,11 @@ async def test_index_files_that_miss_the_time_limit_prune_nothing(tmp_path: Path
 def test_long_list_is_transformed_for_a_limited_number_of_indexes() -> None:
     schema = Schema((Field(1, "id", False, "long"),))
     terms = ["id", *(f"bucket[{n}](id)" for n in range(2, 12))]
-    definitions = [define(f"i{n}", "bitmap", [term], schema) for n, term in enumerate(terms)]
+    definitions = [define_index(f"i{n}", "bitmap", [term], schema) for n, term in enumerate(terms)]
     values = tuple(range(TRANSFORMED_MAX // 4))
-    projected = project(Bound(Op.IN, 1, "id", "long", "identity", "long", values), definitions)
+    projected = project_onto_indexes(Bound(Op.IN, 1, "id", "long", "identity", "long", values), definitions)
     assert projected is not None
     assert [definition.name for definition in projected.definitions] == ["i0", "i1", "i2", "i3", "i4"]
-    few_values = project(Bound(Op.IN, 1, "id", "long", "identity", "long", (1, 2)), definitions)
+    few_values = project_onto_indexes(Bound(Op.IN, 1, "id", "long", "identity", "long", (1, 2)), definitions)
     assert few_values is not None
     assert len(few_values.definitions) == 11

@@ -20,10 +20,16 @@ from seamark.formats.iceberg.expressions.expression import TRUE, collect_predica
 from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
 from seamark.formats.iceberg.expressions.residuals import make_tautology, weaken_residual
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
-from seamark.metaserver.planner.answer.content_files import JAVA, PYICEBERG, STANDARD, ClientDialect, choose_dialect
+from seamark.metaserver.planner.answer.content_files import (
+    JAVA_DIALECT,
+    PYICEBERG_DIALECT,
+    STANDARD_DIALECT,
+    ClientDialect,
+    choose_dialect,
+)
 from tests.planner.lakes.manifests import PartitionField
 from tests.planner.test_answer import build_block, build_data_file, build_metadata, build_scan
-from tests.seeds import quick
+from tests.seeds import mark_fast
 
 BUDGET = 1 << 20
 TABLE = build_metadata((), kinds={1: "long", 2: "string", 13: "double"})
@@ -50,7 +56,7 @@ def draw_expression(rng: random.Random, depth: int = 0) -> Any:
     return document if op.endswith("null") else {**document, "value": draw_values(name, rng, 1)[0]}
 
 
-@pytest.mark.parametrize("seed", quick(range(8), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(8), 1))
 def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(60):
@@ -90,7 +96,7 @@ def build_in_filter(count: int) -> dict[str, Any]:
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
+@pytest.mark.parametrize("dialect", [STANDARD_DIALECT, JAVA_DIALECT, PYICEBERG_DIALECT])
 def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialect) -> None:
     tasks, size = encode_plan(500, build_in_filter(20_000), dialect)
     assert size < BUDGET
@@ -104,7 +110,7 @@ def test_residuals_of_all_files_stay_within_the_byte_limit(dialect: ClientDialec
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
+@pytest.mark.parametrize("dialect", [STANDARD_DIALECT, JAVA_DIALECT, PYICEBERG_DIALECT])
 def test_few_files_or_short_filters_keep_complete_residuals(dialect: ClientDialect) -> None:
     for files, where in ((5, build_in_filter(20_000)), (500, build_in_filter(100))):
         tasks, _ = encode_plan(files, where, dialect)
@@ -112,7 +118,7 @@ def test_few_files_or_short_filters_keep_complete_residuals(dialect: ClientDiale
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dialect", quick([STANDARD, JAVA, PYICEBERG], 1))
+@pytest.mark.parametrize("dialect", mark_fast([STANDARD_DIALECT, JAVA_DIALECT, PYICEBERG_DIALECT], 1))
 def test_long_residuals_that_differ_by_partition_are_bounded_and_not_all_evaluated(dialect: ClientDialect) -> None:
     spec = (PartitionField(1000, "p", 1, "identity"),)
     terms = [{"type": "eq", "term": "c2", "value": f"value {number}"} for number in range(20_000)]
@@ -126,11 +132,11 @@ def test_long_residuals_that_differ_by_partition_are_bounded_and_not_all_evaluat
 
 
 def test_long_value_does_not_lengthen_a_required_residual() -> None:
-    tasks, _ = encode_plan(500, {"type": "gt", "term": "c2", "value": "x" * 100_000}, PYICEBERG)
+    tasks, _ = encode_plan(500, {"type": "gt", "term": "c2", "value": "x" * 100_000}, PYICEBERG_DIALECT)
     assert tasks[0]["residual-filter"] == {"type": "not-null", "term": "c2"}
 
 
-@pytest.mark.parametrize("dialect", quick([STANDARD, JAVA, PYICEBERG], 1))
+@pytest.mark.parametrize("dialect", mark_fast([STANDARD_DIALECT, JAVA_DIALECT, PYICEBERG_DIALECT], 1))
 def test_exact_residuals_are_never_shortened(dialect: ClientDialect) -> None:
     tasks, _ = encode_plan(500, build_in_filter(20_000), dialect, exact=True)
     assert [task["residual-filter"] for task in tasks] == [build_in_filter(20_000)] * 500
@@ -142,15 +148,18 @@ def test_exact_residuals_of_one_answer_stay_within_the_byte_limit(count: int) ->
     table = build_metadata((), kinds={1: "long"})
     plan = build_scan(table, [build_block([build_data_file("f")], 0)], where=build_in_filter(count))
     form = TaskForm(residual_bytes=BUDGET, exact_residuals=True)
-    maximum = ScanTaskWriter(plan, dialect=JAVA, form=form).files_max
+    maximum = ScanTaskWriter(plan, dialect=JAVA_DIALECT, form=form).files_max
     if maximum is not None:
-        _, size = encode_plan(maximum, build_in_filter(count), JAVA, exact=True)
+        _, size = encode_plan(maximum, build_in_filter(count), JAVA_DIALECT, exact=True)
         json_size = len(json.dumps(build_in_filter(count), separators=(",", ":")))
         assert maximum == 1 or maximum * json_size <= BUDGET < (maximum + 1) * json_size
         assert size < max(BUDGET, json_size) + maximum * 1000
     assert (maximum is None) is (count <= 100)
-    assert ScanTaskWriter(plan, dialect=JAVA, form=TaskForm(residual_bytes=BUDGET)).files_max is None
-    assert ScanTaskWriter(plan, dialect=JAVA, form=TaskForm(residuals=False, exact_residuals=True)).files_max is None
+    assert ScanTaskWriter(plan, dialect=JAVA_DIALECT, form=TaskForm(residual_bytes=BUDGET)).files_max is None
+    assert (
+        ScanTaskWriter(plan, dialect=JAVA_DIALECT, form=TaskForm(residuals=False, exact_residuals=True)).files_max
+        is None
+    )
 
 
 def test_unbindable_residual_is_true_for_java_complete_for_pyiceberg_otherwise_omitted() -> None:
@@ -161,13 +170,13 @@ def test_unbindable_residual_is_true_for_java_complete_for_pyiceberg_otherwise_o
     renamed_schema = replace(named_metadata.current_schema, fields=(replace(field, name="other"),))
     plan.metadata = replace(named_metadata, schemas=(renamed_schema,))
     results = {}
-    for dialect in (STANDARD, JAVA, PYICEBERG):
+    for dialect in (STANDARD_DIALECT, JAVA_DIALECT, PYICEBERG_DIALECT):
         [task] = json.loads(b"[" + b"".join(ScanTaskWriter(plan, dialect=dialect).write_tasks(plan.entry_ids)) + b"]")
         results[dialect] = task.get("residual-filter")
-    assert results == {STANDARD: None, JAVA: True, PYICEBERG: build_in_filter(3)}
+    assert results == {STANDARD_DIALECT: None, JAVA_DIALECT: True, PYICEBERG_DIALECT: build_in_filter(3)}
 
 
 def test_iceberg_java_client_is_recognised_by_its_headers() -> None:
-    assert choose_dialect("Apache-HttpClient/5.5 (Java/21.0.1)") == JAVA
-    assert choose_dialect("whatever", "Apache Iceberg 1.12.0 (commit 1)") == JAVA
-    assert choose_dialect("DuckDB/1.5") == STANDARD
+    assert choose_dialect("Apache-HttpClient/5.5 (Java/21.0.1)") == JAVA_DIALECT
+    assert choose_dialect("whatever", "Apache Iceberg 1.12.0 (commit 1)") == JAVA_DIALECT
+    assert choose_dialect("DuckDB/1.5") == STANDARD_DIALECT

@@ -16,7 +16,7 @@ from seamark.metaserver.planner.scan.tokens import (
     VERSION,
     Tokens,
     count_pages,
-    pack,
+    pack_request,
 )
 from tests.access.keyrings import make_fixed_keyring
 
@@ -43,15 +43,18 @@ def test_token_opens_on_any_replica_with_its_content(
     sent_request: PinnedRequest, first: int, end: int, uuid: object
 ) -> None:
     tokens, other_replica = Tokens(make_fixed_keyring()), Tokens(make_fixed_keyring())
-    task = other_replica.open_plan_task(tokens.plan_task(pack(sent_request), first, end, str(uuid)), str(uuid))
+    task = other_replica.open_plan_task(tokens.plan_task(pack_request(sent_request), first, end, str(uuid)), str(uuid))
     assert task is not None
     assert (task.request, task.first_row, task.end_row) == (sent_request, first, end)
-    assert other_replica.open_plan_id(tokens.plan_id(pack(sent_request), str(uuid)), str(uuid)) == sent_request
+    assert other_replica.open_plan_id(tokens.plan_id(pack_request(sent_request), str(uuid)), str(uuid)) == sent_request
 
 
 def test_token_for_a_different_table_purpose_or_server_is_rejected() -> None:
     tokens = Tokens(make_fixed_keyring())
-    task, plan = tokens.plan_task(pack(SAMPLE_REQUEST), 0, 9, "one"), tokens.plan_id(pack(SAMPLE_REQUEST), "one")
+    task, plan = (
+        tokens.plan_task(pack_request(SAMPLE_REQUEST), 0, 9, "one"),
+        tokens.plan_id(pack_request(SAMPLE_REQUEST), "one"),
+    )
     assert tokens.open_plan_task(task, "other") is None
     assert tokens.open_plan_id(plan, "other") is None
     assert tokens.open_plan_id(task, "one") is None
@@ -61,7 +64,7 @@ def test_token_for_a_different_table_purpose_or_server_is_rejected() -> None:
 
 @given(data=st.data())
 def test_token_changed_at_any_byte_is_rejected(data: st.DataObject) -> None:
-    token = Tokens(make_fixed_keyring()).plan_task(pack(SAMPLE_REQUEST), 0, 9, "one")
+    token = Tokens(make_fixed_keyring()).plan_task(pack_request(SAMPLE_REQUEST), 0, 9, "one")
     raw = bytearray(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     changed_token = base64.urlsafe_b64encode(raw).decode().rstrip("=")
@@ -75,7 +78,7 @@ def test_invented_token_is_rejected(token: str) -> None:
 
 
 def test_token_of_a_different_version_is_rejected() -> None:
-    token = Tokens(make_fixed_keyring()).plan_task(pack(SAMPLE_REQUEST), 0, 9, "one")
+    token = Tokens(make_fixed_keyring()).plan_task(pack_request(SAMPLE_REQUEST), 0, 9, "one")
     raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     later_token = base64.urlsafe_b64encode(bytes((VERSION + 1,)) + raw[1:]).decode()
     assert Tokens(make_fixed_keyring()).open_plan_task(later_token, "one") is None

@@ -24,13 +24,13 @@ from seamark.metaserver.access.principal import set_principal
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
 from seamark.metaserver.planner.indexes.coverage import compute_view_file_ids
-from seamark.metaserver.planner.lookup.lookup import lookup
+from seamark.metaserver.planner.lookup.lookup import find_files_by_prefix
 from seamark.metaserver.planner.plan.cached_views import CachedView
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from tests.api.client import Api
-from tests.api.plans.planned import append, build_data_file
+from tests.api.plans.planned import append_files, build_data_file
 from tests.planner.lakes.manifests import Manifest
 from tests.planner.lakes.tables import (
     RecordingObjects,
@@ -414,7 +414,7 @@ async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_p
         slow, fast = Api(first), Api(second)
         await slow.table()
         files = [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(60)]
-        await append(slow, "t", files, snapshot_id=1, manifests=4)
+        await append_files(slow, "t", files, snapshot_id=1, manifests=4)
         for request, other_request in ((slow, fast), (fast, slow)):
             plan = await request("POST", f"{path}/plan", where)
             tokens = plan.json["plan-tasks"]
@@ -452,7 +452,7 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
             stats_before = planner.read_stats()
             scan = await planner.bind_and_plan(metadata, ScanRequest(filter=parse_expression(True)))
             tasks = sum(len(task) for task in ScanTaskWriter(scan).write_tasks(scan.entry_ids))
-            lookup(scan.view)
+            find_files_by_prefix(scan.view)
             compute_view_file_ids(scan.view)
             del scan
             await planner.bind_and_plan(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from seamark.formats.iceberg.metadata.new_table import build_table_metadata
 from seamark.formats.iceberg.metadata.table_json import encode_table
-from seamark.metaserver.catalog.documents import name_suffix
+from seamark.metaserver.catalog.documents import choose_file_suffix
 
 COLUMNS = 20
 TABLES_PER_NAMESPACE = 1000
@@ -36,7 +36,7 @@ def write_tables(warehouse: Path, count: int, *, files: int = 3) -> dict[str, st
         for version in range(files):
             document["last-updated-ms"] = version + 1
             data = json.dumps(document).encode()
-            path = folder / f"{version:05d}-{uuid.UUID(int=version + 1)}{name_suffix(data)}"
+            path = folder / f"{version:05d}-{uuid.UUID(int=version + 1)}{choose_file_suffix(data)}"
             path.write_bytes(data)
             document["metadata-log"] = [
                 *document.get("metadata-log", []),

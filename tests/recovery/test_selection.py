@@ -9,7 +9,7 @@ import pytest
 
 from seamark.metaserver.catalog.recovery.found_files import FoundFile
 from seamark.metaserver.catalog.recovery.naming import FoundName, find_name_of_location
-from seamark.metaserver.catalog.recovery.selection import select
+from seamark.metaserver.catalog.recovery.selection import select_candidates
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.model import EntryKind
 from tests.seeds import examples, first_seed
@@ -44,7 +44,7 @@ def test_selected_locations_never_overlap_and_folders_with_their_own_uuid_are_pr
             location = rng.choice(folders[1:] or [location])
         folders.append(location)
         files.append(make_file(location, table_uuid))
-    selected = [candidate.file for candidate in select(files, WAREHOUSE, {}).candidates]
+    selected = [candidate.file for candidate in select_candidates(files, WAREHOUSE, {}).candidates]
     for file in selected:
         assert not any(do_overlap(file, other_file) for other_file in selected if other_file is not file), (
             file,
@@ -63,8 +63,8 @@ def test_selected_locations_never_overlap_and_folders_with_their_own_uuid_are_pr
 
 def test_chosen_file_is_selected_although_the_rules_exclude_it() -> None:
     first_file, second_file = (make_file("file:///lake/a/t", str(uuid.UUID(int=number))) for number in (1, 2))
-    assert select([first_file, second_file], WAREHOUSE, {}).candidates == ()
-    (candidate,) = select(
+    assert select_candidates([first_file, second_file], WAREHOUSE, {}).candidates == ()
+    (candidate,) = select_candidates(
         [first_file, second_file], WAREHOUSE, {second_file.location: FoundName(("b",), "u")}
     ).candidates
     assert (candidate.file, str(candidate.name)) == (second_file, "b.u")

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.catalog.documents import name_suffix
+from seamark.metaserver.catalog.documents import choose_file_suffix
 from tests.faults.rigs.http import HttpClient
 from tests.recovery.test_recovery import delete_database, run_rebuild
 from tests.services.seamark import Seamark
@@ -52,7 +52,7 @@ class Warehouse:
     def write(self, folder: Path, metadata: Json, number: int, mark: str = "") -> str:
         """Write a metadata file with a valid digest in its name, and return its location."""
         data = json.dumps(metadata).encode()
-        path = folder / f"{number:05d}-{mark or uuid.uuid4()}{name_suffix(data)}"
+        path = folder / f"{number:05d}-{mark or uuid.uuid4()}{choose_file_suffix(data)}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         return f"file://{path}"

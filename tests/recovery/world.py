@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tests.api.client import SCHEMA, VIEW_VERSION, build_function_document
-from tests.catalog.rig import append
+from tests.catalog.rig import build_append
 from tests.faults.rigs.http import HttpClient
 
 SEPARATOR = "\x1f"
@@ -41,7 +41,7 @@ class RandomCatalog:
                     *(self.create_table,) * 5,
                     *(self.commit,) * 8,
                     *(self.create_view, self.replace_view, self.put_function),
-                    *(self.create_namespace, self.rename, self.rename, self.drop, self.drop, self.undrop),
+                    *(self.create_namespace, self.rename, self.rename, self.drop, self.drop, self.undrop_table),
                 )
             )()
 
@@ -97,7 +97,7 @@ class RandomCatalog:
         head = None if head in (None, -1) else head
         if kind == "append":
             snapshot_id = self._rng.randrange(1, 1 << 60)
-            requirements, updates = append(snapshot_id, head, metadata["last-sequence-number"] + 1)
+            requirements, updates = build_append(snapshot_id, head, metadata["last-sequence-number"] + 1)
         elif kind == "branch" and head is not None:
             branch = {
                 "action": "set-snapshot-ref",
@@ -136,7 +136,7 @@ class RandomCatalog:
             rows = self._call_and_check("GET", "/api/v1/dropped")["dropped"]
             self.dropped[uuid] = next(row["id"] for row in rows if row["uuid"] == uuid)
 
-    def undrop(self) -> None:
+    def undrop_table(self) -> None:
         if self.dropped:
             uuid = self._rng.choice(list(self.dropped))
             target = (self._rng.choice(self.namespaces), self._draw_name())

@@ -18,7 +18,13 @@ from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.metaserver.api import app
 from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.api.http.dispatch import PREFIX, add_endpoints
-from seamark.metaserver.server import bind, make_server_url, open_certificate, open_components, serve_requests
+from seamark.metaserver.server import (
+    bind_server_socket,
+    make_server_url,
+    open_certificate,
+    open_components,
+    serve_requests,
+)
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
@@ -107,7 +113,7 @@ async def run_server(home: Path, *, clock: Clock | None = None, **arguments: Any
     """Run a server with these settings and an existing namespace `db`."""
     settings = build_settings(home, **arguments)
     certificate = open_certificate(settings)
-    with closing(bind(settings, shared=False)) as sock:
+    with closing(bind_server_socket(settings, shared=False)) as sock:
         async with (
             open_components(settings, clock or SystemClock(), EXTENSIONS, certificate) as components,
             serve_requests(components, sock),

@@ -168,7 +168,7 @@ async def open_delete_files(folder: Path) -> AsyncIterator[Fill]:
         async def fill_cache() -> object:
             reader = DeleteFiles(objects, 64 * MIB)
             for file in files:
-                await reader._decode_content(file, ())
+                await reader._get_content(file, ())
             return reader
 
         yield fill_cache

@@ -17,7 +17,7 @@ from seamark.commands.main import cli
 from seamark.metaserver.settings.settings import FIELDS, make_flag_name, make_variable_name
 from tests.docs.commands import list_subcommands
 from tests.services.command import SEAMARK, run_seamark
-from tests.services.process import free_port, is_http_ok
+from tests.services.process import choose_free_port, is_http_ok
 from tests.services.seamark import Seamark
 
 
@@ -125,7 +125,7 @@ def test_settings_of_flags_variables_and_files_reach_the_server(
     start_seamark: Callable[..., Seamark], tmp_path: Path
 ) -> None:
     config = tmp_path / "seamark.toml"
-    port = free_port()
+    port = choose_free_port()
     config.write_text("page_limit = 7\nrequests_limit = 7\nlog_level = 'info'\n")
     server = Seamark(
         tmp_path / "s",

@@ -28,7 +28,7 @@ from seamark.commands.installation.engine_files import (
 )
 from seamark.commands.main import cli
 from seamark.connector.client.engines import RUNTIME, build_catalog_conf, format_connection
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.services.seamark import Seamark
 
 URL = "http://127.0.0.1:8181"
@@ -49,7 +49,7 @@ def test_doctor_finds_a_stopped_server_and_says_how_to_start_it(tmp_path: Path) 
         code, actual = run_doctor("--home", str(server.home))
         assert code == 0
         assert actual["server"]["text"] == f"{server.base_url} is ready"
-    code, actual = run_doctor("--url", f"http://127.0.0.1:{free_port()}")
+    code, actual = run_doctor("--url", f"http://127.0.0.1:{choose_free_port()}")
     assert code == 1
     assert "does not answer" in str(actual["server"]["text"])
     assert "seamark serve" in str(actual["server"]["fix"])
@@ -181,7 +181,7 @@ def test_running_spark_is_checked_by_its_web_interface() -> None:
 
 def test_address_or_file_that_is_not_spark_is_reported(tmp_path: Path) -> None:
     for spark, reason in (
-        (f"http://127.0.0.1:{free_port()}", "does not answer"),
+        (f"http://127.0.0.1:{choose_free_port()}", "does not answer"),
         (str(tmp_path / "nosuch.conf"), "No such file"),
     ):
         code, actual = run_doctor("--url", URL, "--spark", spark)
@@ -239,7 +239,7 @@ def test_unreachable_s3_store_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SEAMARK_S3_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("SEAMARK_S3_SECRET_ACCESS_KEY", "b")
     monkeypatch.setenv("SEAMARK_STORAGE_TIMEOUT_S", "1")
-    endpoint = f"http://127.0.0.1:{free_port()}"
+    endpoint = f"http://127.0.0.1:{choose_free_port()}"
     code, actual = run_doctor("--home", str(tmp_path), "--warehouse", "s3://lake/warehouse", "--s3-endpoint", endpoint)
     assert code == 1
     assert "--s3-endpoint" in str(actual["warehouse"]["fix"])

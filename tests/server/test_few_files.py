@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.process import free_port, is_http_ok
+from tests.services.process import choose_free_port, is_http_ok
 
 FILES = 64
 
 
 @pytest.mark.slow
 async def test_server_with_64_open_files_answers_connected_clients_and_logs_a_line(tmp_path: Path) -> None:
-    port = free_port()
+    port = choose_free_port()
     command = [
         str(Path(sys.executable).parent / "seamark"),
         "serve",

@@ -31,9 +31,9 @@ from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, DropEntry
 from tests.api.client import Api
-from tests.api.indexes.test_lookups import ask, create_two_files
+from tests.api.indexes.test_lookups import create_two_files, look_up
 from tests.server.rig import RunningServer, run_server
-from tests.services.process import free_port, is_http_ok
+from tests.services.process import choose_free_port, is_http_ok
 from tests.services.seamark import Seamark
 from tests.waits import until
 
@@ -88,7 +88,7 @@ async def test_metric_reports_the_memory_of_opened_indexes(tmp_path: Path, monke
         api = Api(server)
         table, files = await create_two_files(api)
         await table.index("keys", "record", ["id"], files)
-        assert (await ask(api, [105], index="keys"))["complete"]
+        assert (await look_up(api, [105], index="keys"))["complete"]
         async with asyncio.timeout(60):
             while (await read_metrics(server)).get("seamark_index_memory_bytes{}", 0) == 0:
                 await asyncio.sleep(0.02)
@@ -172,7 +172,7 @@ def test_log_lines_of_requests_contain_no_secret(start_seamark: Callable[..., Se
 
 @pytest.mark.slow
 def test_log_that_cannot_be_written_fails_no_request(tmp_path: Path) -> None:
-    port = free_port()
+    port = choose_free_port()
     argv = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(tmp_path), "--port", str(port)]
     with open("/dev/full", "wb") as full:
         server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=full)

@@ -14,7 +14,7 @@ import requests
 from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.runtime.home import prepare_home
 from seamark.metaserver.settings.settings import Settings
-from tests.seeds import quick
+from tests.seeds import mark_fast
 from tests.services.command import run_seamark
 from tests.services.seamark import Seamark
 
@@ -46,7 +46,7 @@ def make_table(server: Seamark) -> str:
     return str(answer.json()["metadata-location"]).removeprefix("file://")
 
 
-@pytest.mark.parametrize("workers", quick(["2", "1"], 1))
+@pytest.mark.parametrize("workers", mark_fast(["2", "1"], 1))
 def test_new_home_is_private_under_the_most_permissive_umask(
     permissive_umask: None, start_seamark: Start, workers: str
 ) -> None:
@@ -189,7 +189,7 @@ def test_world_readable_configuration_file_with_secrets_causes_a_warning(tmp_pat
 # Tests that only one server may run on a home at a time.
 
 
-@pytest.mark.parametrize("workers", quick(["2", "1"], 1))
+@pytest.mark.parametrize("workers", mark_fast(["2", "1"], 1))
 def test_second_server_on_a_home_is_rejected_and_does_not_change_the_file_of_the_first(
     start_seamark: Start, workers: str
 ) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from seamark.commands import reference
 from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.settings.settings import FIELDS, Settings, make_flag_name, make_variable_name, redact_url
-from seamark.metaserver.settings.sources import load
+from seamark.metaserver.settings.sources import resolve_settings
 
 NUMBERS = ("requests_limit", "page_limit", "commit_retries", "timeline_keep", "drain_timeout_s")
 
@@ -34,7 +34,7 @@ def test_setting_comes_from_flag_variable_file_or_default_in_this_order(
     config = tmp_path_factory.mktemp("config") / "seamark.toml"
     config.write_text(format_toml(file))
     variables = {make_variable_name(name): str(value) for name, value in environment.items()}
-    settings = load({name: str(value) for name, value in flags.items()}, variables, config)
+    settings = resolve_settings({name: str(value) for name, value in flags.items()}, variables, config)
     for name, field in FIELDS.items():
         expected = flags.get(name, environment.get(name, file.get(name, field.default)))
         assert getattr(settings, name) == expected, name
@@ -43,14 +43,14 @@ def test_setting_comes_from_flag_variable_file_or_default_in_this_order(
 def test_configuration_file_can_be_named_by_a_variable(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text('host = "127.0.0.2"\nwebhook_urls = ["http://a/x", "https://b"]\ns3_path_style = false\n')
-    settings = load({}, {"SEAMARK_CONFIG": str(config)})
+    settings = resolve_settings({}, {"SEAMARK_CONFIG": str(config)})
     assert settings.host == "127.0.0.2"
     assert settings.webhook_urls == ("http://a/x", "https://b")
     assert settings.s3_path_style is False
 
 
 def test_list_in_a_variable_is_split_at_commas() -> None:
-    settings = load({}, {"SEAMARK_ALLOWED_LOCATIONS": "file:///a, s3://b/c"})
+    settings = resolve_settings({}, {"SEAMARK_ALLOWED_LOCATIONS": "file:///a, s3://b/c"})
     assert settings.allowed_locations == ("file:///a", "s3://b/c")
 
 
@@ -75,18 +75,18 @@ def test_list_in_a_variable_is_split_at_commas() -> None:
 )
 def test_invalid_value_is_rejected_with_its_name_and_source(name: str, value: str, expected: str) -> None:
     with pytest.raises(ConfigError) as error:
-        load({}, {make_variable_name(name): value})
+        resolve_settings({}, {make_variable_name(name): value})
     assert name in error.value.message
     assert make_variable_name(name) in error.value.message
     assert expected in error.value.message
     with pytest.raises(ConfigError, match=make_flag_name(name)):
-        load({name: value}, {})
+        resolve_settings({name: value}, {})
 
 
 @given(name=st.sampled_from(sorted(FIELDS)), value=st.text() | st.integers() | st.floats() | st.booleans() | st.none())
 def test_any_value_is_accepted_or_rejected_with_a_configuration_error(name: str, value: Any) -> None:
     try:
-        settings = load({name: value}, {})
+        settings = resolve_settings({name: value}, {})
     except ConfigError as error:
         assert name in error.message  # noqa: PT017
     else:
@@ -95,7 +95,7 @@ def test_any_value_is_accepted_or_rejected_with_a_configuration_error(name: str,
 
 def test_error_does_not_repeat_a_secret() -> None:
     with pytest.raises(ConfigError) as error:
-        load({}, {"SEAMARK_DATABASE": "mysql://u:hunter2@h/d"})
+        resolve_settings({}, {"SEAMARK_DATABASE": "mysql://u:hunter2@h/d"})
     assert "hunter2" not in error.value.message
 
 
@@ -103,14 +103,14 @@ def test_unknown_key_of_the_file_is_rejected_with_the_nearest_known_one(tmp_path
     config = tmp_path / "c.toml"
     config.write_text("prot = 1\n")
     with pytest.raises(ConfigError, match=r"c\.toml has an unknown key 'prot'; did you mean 'port'"):
-        load({}, {}, config)
+        resolve_settings({}, {}, config)
 
 
 def test_toml_table_in_the_file_is_rejected(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text("[server]\nport = 1\n")
     with pytest.raises(ConfigError, match=r"c\.toml has a table \[server\], but it can only have keys"):
-        load({}, {}, config)
+        resolve_settings({}, {}, config)
 
 
 @pytest.mark.parametrize(
@@ -126,11 +126,11 @@ def test_toml_table_in_the_file_is_rejected(tmp_path: Path) -> None:
 )
 def test_invalid_warehouse_is_rejected_with_the_intended_url(arguments: str, meant: str | None) -> None:
     with pytest.raises(ConfigError) as error:
-        load({"warehouse": arguments}, {})
+        resolve_settings({"warehouse": arguments}, {})
     hint = "" if meant is None else f"; write {meant}"
     assert error.value.message.endswith(f"file:// or s3:// or gs:// or abfss://; {arguments!r} is not{hint}")
     if meant is not None:
-        assert load({"warehouse": meant}, {}).warehouse == meant
+        assert resolve_settings({"warehouse": meant}, {}).warehouse == meant
 
 
 @pytest.mark.parametrize("content", [b"port = ", b"\xff\xfe", b"[port]\nx = 1\n"])
@@ -138,9 +138,9 @@ def test_broken_file_is_rejected(tmp_path: Path, content: bytes) -> None:
     config = tmp_path / "c.toml"
     config.write_bytes(content)
     with pytest.raises(ConfigError, match=r"c\.toml"):
-        load({}, {}, config)
+        resolve_settings({}, {}, config)
     with pytest.raises(ConfigError, match="missing"):
-        load({}, {}, tmp_path / "missing")
+        resolve_settings({}, {}, tmp_path / "missing")
 
 
 @pytest.mark.parametrize(
@@ -163,12 +163,12 @@ def test_broken_file_is_rejected(tmp_path: Path, content: bytes) -> None:
 )
 def test_contradictory_settings_are_rejected(arguments: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load(arguments, {})
+        resolve_settings(arguments, {})
 
 
 def test_error_explains_the_variable_that_kubernetes_sets_for_a_service() -> None:
     with pytest.raises(ConfigError, match="enableServiceLinks"):
-        load({}, {"SEAMARK_PORT": "tcp://10.0.0.1:8181"})
+        resolve_settings({}, {"SEAMARK_PORT": "tcp://10.0.0.1:8181"})
 
 
 def test_shown_settings_contain_no_secret() -> None:

@@ -14,7 +14,7 @@ from seamark.metaserver.api.http import idempotency
 from seamark.metaserver.api.plans import pending
 from seamark.metaserver.catalog.quotas import Quota
 from tests.api.client import SCHEMA, Api, create_key
-from tests.api.plans.planned import append, build_ten_id_files
+from tests.api.plans.planned import append_files, build_ten_id_files
 from tests.server.rig import OffsetClock, RunningServer, run_server
 from tests.server.test_bodies import make_tokens
 from tests.waits import until
@@ -91,7 +91,7 @@ async def test_one_reader_makes_at_most_half_of_the_plan_tables(tmp_path: Path, 
             await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}, headers=rooted)
         ).status == 200
         server.http.headers.update(rooted)
-        await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
+        await append_files(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         del server.http.headers["Authorization"]
 
         async def make_plan_table(principal: str, number: int) -> bool:
@@ -115,7 +115,7 @@ async def test_withdrawn_plans_do_not_count_for_the_limit_and_rejections_are_cou
         creation = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}, headers=rooted)
         assert creation.status == 200
         server.http.headers.update(rooted)
-        await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
+        await append_files(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         del server.http.headers["Authorization"]
         path, headers = "/api/v1/tables/db/t", {"X-Seamark-Plans": "adapter"}
         headers["Authorization"] = f"Bearer {secrets['rita']}"

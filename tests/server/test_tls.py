@@ -24,7 +24,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
 from tests.services.authority import Authority, encode_key_pem
 from tests.services.command import SEAMARK, run_seamark
-from tests.services.process import ManagedProcess, free_port
+from tests.services.process import ManagedProcess, choose_free_port
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ class TlsServer:
 @pytest.fixture
 def tls_server(request: pytest.FixtureRequest, tmp_path: Path, authority: Authority) -> Iterator[TlsServer]:
     """Run a server with TLS. The parameter is the number of workers."""
-    port, log = free_port(), tmp_path / "log"
+    port, log = choose_free_port(), tmp_path / "log"
     argv = [SEAMARK, "serve", "--home", str(tmp_path / "home"), "--port", str(port), "--workers", request.param]
     argv += ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
     with ManagedProcess(argv, log=log, forked=True) as process:
@@ -192,7 +192,7 @@ def test_proxy_that_would_send_passwords_or_its_token_unencrypted_does_not_start
 
 @pytest.mark.slow
 def test_proxy_that_may_use_plain_http_logs_a_warning(tmp_path: Path) -> None:
-    port = free_port()
+    port = choose_free_port()
     argv = [SEAMARK, "trino-proxy", "--catalog", "lake", "--trino", "http://127.0.0.1:1", "--url", "http://127.0.0.1:1"]
     argv += ["--host", "0.0.0.0", "--port", str(port), "--allow-plain-http", "--home", str(tmp_path)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -14,7 +14,7 @@ from tests.server.rig import run_server
 from tests.server.test_connections import HEALTH, RawConnection
 from tests.server.test_few_files import FILES
 from tests.services.authority import Authority
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.waits import until
 
 SILENT = 30
@@ -77,7 +77,7 @@ async def test_request_sent_with_the_end_of_the_handshake_is_answered(tmp_path: 
 
 async def test_server_with_64_open_files_answers_during_a_flood_without_handshakes(tmp_path: Path) -> None:
     trusted, tls = create_authority(tmp_path)
-    port = free_port()
+    port = choose_free_port()
     command = [str(Path(sys.executable).parent / "seamark"), "serve", "--home", str(tmp_path / "home")]
     command += ["--port", str(port), "--tls-cert", tls["tls_cert"], "--tls-key", tls["tls_key"]]
     limited = ["/bin/sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh", *command]

@@ -47,7 +47,7 @@ _MESSAGE_BYTES = 1 << 20
 _environment: dict[str, str] | None = None
 """The environment of the fork server, or None if `enable` was not called."""
 _server: ForkServer | None = None
-_one_at_a_time = threading.Lock()
+_fork_lock = threading.Lock()
 
 
 class ForkedProcess:
@@ -128,7 +128,7 @@ def fork(
     global _server
     if _environment is None or _list_foreign_variables(env) != _list_foreign_variables(_environment):
         return None
-    with _one_at_a_time:
+    with _fork_lock:
         if _server is None:
             _server = ForkServer(_environment)
             atexit.register(_server.close)
@@ -160,7 +160,7 @@ def _serve(control: socket.socket) -> dict[str, object] | None:
         if woken in ready:
             with suppress(BlockingIOError):
                 os.read(woken, 4096)
-            _reap(children)
+            reap_children(children)
         if control not in ready:
             continue
         message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 3)
@@ -188,7 +188,7 @@ def _serve(control: socket.socket) -> dict[str, object] | None:
         return wish
 
 
-def _reap(children: dict[int, int]) -> None:
+def reap_children(children: dict[int, int]) -> None:
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
@@ -199,7 +199,7 @@ def _reap(children: dict[int, int]) -> None:
         os.close(end_pipe)
 
 
-def _run(argv: list[str], env: dict[str, str], cwd: str, umask: int) -> None:
+def run_program(argv: list[str], env: dict[str, str], cwd: str, umask: int) -> None:
     """Become the requested process: set its environment, folder and umask, and run its module or script."""
     os.umask(umask)
     os.chdir(cwd)
@@ -280,7 +280,7 @@ def main() -> None:
     wish = _serve(socket.socket(fileno=int(sys.argv[1])))
     if wish is not None:
         try:
-            _run(**wish)  # type: ignore[arg-type]
+            run_program(**wish)  # type: ignore[arg-type]
         except SystemExit as ended:
             if isinstance(ended.code, str):
                 raise

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, free_port, is_http_ok
+from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, choose_free_port, is_http_ok
 
 RCK = REPO / "tests" / "rck"
 _LOCAL_FILES = Path(__file__).with_name("LocalFiles.java")
@@ -97,7 +97,7 @@ def run_java_fixture(warehouse: Path, *, log: Path) -> Iterator[str]:
 
     The server requires that namespaces exist.
     """
-    port = free_port()
+    port = choose_free_port()
     base_url = f"http://127.0.0.1:{port}"
     argv = [
         find_java_17(),

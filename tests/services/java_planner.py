@@ -82,7 +82,7 @@ class JavaPlanner:
         stdin, stdout = self._child.stdin, self._child.stdout
         if stdin is None or stdout is None:
             raise ServiceFailed("the JVM was started without pipes")
-        sender = Thread(target=_send, args=(stdin, [request.encode_line() for request in requests]))
+        sender = Thread(target=send_lines, args=(stdin, [request.encode_line() for request in requests]))
         sender.start()
         answers = []
         for _ in requests:
@@ -94,7 +94,7 @@ class JavaPlanner:
         return answers
 
 
-def _send(stdin: IO[bytes], lines: list[bytes]) -> None:
+def send_lines(stdin: IO[bytes], lines: list[bytes]) -> None:
     """Send lines in a separate thread. Writing all lines before reading would block when both pipes are full."""
     for line in lines:
         stdin.write(line)

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from tests.services.java import SHORT_LIVED, find_java_17
-from tests.services.process import CACHE, ManagedProcess, ServiceFailed, free_port
+from tests.services.process import CACHE, ManagedProcess, ServiceFailed, choose_free_port
 
 _CLUSTER_ID = "c2VhbWFyay10ZXN0cy0wMQ"
 _DIRECTORY_ID = "c2VhbWFyay1mb2xkZXItMQ"
@@ -77,7 +77,7 @@ def run_kafka_broker(
     (data / "meta.properties").write_text(
         f"version=1\nnode.id=1\ncluster.id={_CLUSTER_ID}\ndirectory.id={_DIRECTORY_ID}\n"
     )
-    port, controller_port = port or free_port(), free_port()
+    port, controller_port = port or choose_free_port(), choose_free_port()
     settings = {
         "process.roles": "broker,controller",
         "node.id": "1",

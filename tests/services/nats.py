@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.services.process import ManagedProcess, free_port, is_port_open
+from tests.services.process import ManagedProcess, choose_free_port, is_port_open
 
 PROGRAM = Path(sysconfig.get_path("scripts")) / "nats-server"
 
@@ -35,7 +35,7 @@ def run_nats(folder: Path, *arguments: str) -> Iterator[Nats]:
     """Start a server, and yield it. Its files are below `folder`. `arguments` are additional arguments of
     the command.
     """
-    port = free_port()
+    port = choose_free_port()
     argv = [str(PROGRAM), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder / "data"), *arguments]
     server = Nats(ManagedProcess(argv, log=folder / "nats.log", cwd=folder), port)
     server.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from seamark.commands.installation.java import find_java_25_home
 from tests.services.java import SHORT_LIVED
-from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, free_port, is_http_ok
+from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, choose_free_port, is_http_ok
 from tests.services.s3 import S3
 
 _KEYS = "store-keys"
@@ -26,7 +26,7 @@ def run_nessie_server(s3: S3, location: str, *, log: Path) -> Iterator[str]:
     """
     subprocess.run(["make", "-s", "nessie"], cwd=REPO, check=True)
     program = next((CACHE / "nessie").glob("nessie-quarkus-*-runner.jar"))
-    port, management_port = free_port(), free_port()
+    port, management_port = choose_free_port(), choose_free_port()
     options = "nessie.catalog.service.s3.default-options"
     settings = {
         "quarkus.http.host": "127.0.0.1",

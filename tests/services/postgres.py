@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.services.memory import find_folder_in_memory
-from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port
+from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, choose_free_port
 
 CONFIG = DEPLOY / "postgres" / "postgresql.conf"
 USER = "seamark"
@@ -157,7 +157,7 @@ def postgres_server() -> Iterator[Postgres]:
             for path in (root, config, password):
                 shutil.chown(path, "postgres", "postgres")
         _create_cluster(data, password)
-        port = free_port()
+        port = choose_free_port()
         argv = [_find_binary("postgres"), "-D", str(data), "-p", str(port), "-k", str(root), "-h", "127.0.0.1"]
         process = ManagedProcess(
             _run_as_server_user([*argv, "-c", f"config_file={config}"]), log=root / "postgres.log", cwd=root

@@ -45,7 +45,7 @@ _drawn: set[int] = set()
 """Ports that this process has chosen. A test may choose several ports before it uses the first."""
 
 
-def free_port() -> int:
+def choose_free_port() -> int:
     """Return a TCP port of 127.0.0.1 that was free a moment ago, and that no other process of this test run chooses.
 
     This process chooses the port again only after all other ports.
@@ -181,6 +181,6 @@ class ManagedProcess:
 
 
 @atexit.register
-def _end_what_is_left() -> None:
+def end_remaining_processes() -> None:
     for process in list(_living):
         process.send(signal.SIGKILL)

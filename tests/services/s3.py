@@ -21,7 +21,15 @@ import botocore.config
 import botocore.session
 
 from tests.services.java import SHORT_LIVED, find_java_17
-from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port, is_http_ok, is_port_open
+from tests.services.process import (
+    CACHE,
+    DEPLOY,
+    ManagedProcess,
+    ServiceFailed,
+    choose_free_port,
+    is_http_ok,
+    is_port_open,
+)
 
 CONFIG = DEPLOY / "s3" / "versitygw.env"
 
@@ -160,7 +168,7 @@ def run_s3(folder: Path, *, keep_alive: bool = False, has_users: bool = False) -
     """
     root = folder / "objects"
     root.mkdir(parents=True)
-    settings, port, log = read_env_file(CONFIG), free_port(), folder / "s3.log"
+    settings, port, log = read_env_file(CONFIG), choose_free_port(), folder / "s3.log"
     if keep_alive:
         settings["VGW_KEEP_ALIVE"] = "true"
     if has_users:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from tests.services.process import ManagedProcess, free_port, is_http_ok
+from tests.services.process import ManagedProcess, choose_free_port, is_http_ok
 
 SHARED_KEY = base64.b64encode(b"a key that is known to all tests").decode()
 
@@ -43,7 +43,7 @@ class Seamark:
         program: Path | None = None,
     ) -> None:
         self.home = home
-        self.port = port or free_port()
+        self.port = port or choose_free_port()
         self.base_url = base_url or f"http://127.0.0.1:{self.port}"
         self.warehouse = warehouse or f"file://{home / 'warehouse'}"
         home.mkdir(parents=True, exist_ok=True)

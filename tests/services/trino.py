@@ -21,7 +21,7 @@ import trino.dbapi
 
 from seamark.commands.installation.java import find_java_25_home
 from tests.services.java import SHORT_LIVED
-from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port, is_http_ok
+from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, choose_free_port, is_http_ok
 from tests.services.s3 import S3
 
 ETC = DEPLOY / "trino" / "etc"
@@ -169,7 +169,7 @@ def trino_server(
     if home is None:
         raise ServiceFailed("Trino needs a JDK 25: set JAVA25 to its home, or install one below /usr/lib/jvm")
     folder.mkdir(parents=True, exist_ok=True)
-    port, https_port = free_port(), free_port() if certificate else None
+    port, https_port = choose_free_port(), choose_free_port() if certificate else None
     node = {
         **_read_properties(ETC / "node.properties"),
         "node.data-dir": str(folder / "data"),

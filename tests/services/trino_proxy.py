@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.services.process import ManagedProcess, free_port, is_http_ok, is_port_open
+from tests.services.process import ManagedProcess, choose_free_port, is_http_ok, is_port_open
 
 
 @dataclass
@@ -42,7 +42,7 @@ def run_trino_proxy(folder: Path, *flags: str, seamark: str) -> Iterator[TrinoPr
     `flags` are arguments of the command, including the coordinators. `seamark` is the URL of the server.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
+    port = choose_free_port()
     argv = [
         str(Path(sys.executable).parent / "seamark"),
         "trino-proxy",

@@ -106,7 +106,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.relations or self.model.functions)
     @rule(data=st.data(), right_location=st.booleans(), right_uuid=st.booleans(), other_kind=st.booleans())
-    def swap(self, data: st.DataObject, right_location: bool, right_uuid: bool, other_kind: bool) -> None:
+    def swap_pointer(self, data: st.DataObject, right_location: bool, right_uuid: bool, other_kind: bool) -> None:
         entry = self._draw_entry(data)
         swap = operations.SwapPointer(
             data.draw(_kinds) if other_kind else entry.kind,
@@ -149,7 +149,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.transact(operations.ForgetDropped(f"d{number:05}"))
 
     @rule(path=_paths, number=st.integers(1, 30))
-    def two_in_one(self, path: tuple[str, ...], number: int) -> None:
+    def create_and_forget(self, path: tuple[str, ...], number: int) -> None:
         self.transact(operations.CreateNamespace(path, {}), operations.ForgetDropped(f"d{number:05}"))
 
     @precondition(lambda self: self.model.relations or self.model.functions)
@@ -194,7 +194,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.now_ms = self.clock.now_ms()
 
     @invariant()
-    def holds_what_the_model_holds(self) -> None:
+    def check_equal_to_model(self) -> None:
         self.run(self._compare())
 
     async def _compare(self) -> None:

@@ -9,7 +9,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import SaveGrant
 from seamark.metaserver.store.port import PointerStore
-from seamark.metaserver.store.sql.changes import watch
+from seamark.metaserver.store.sql.changes import open_commit_counter
 
 
 async def _commit_grant(store: PointerStore, name: str) -> None:
@@ -19,7 +19,7 @@ async def _commit_grant(store: PointerStore, name: str) -> None:
 async def test_change_number_changes_only_if_a_client_commits(tmp_path: Path) -> None:
     url, clock = f"sqlite:///{tmp_path}/seamark.db", SystemClock()
     async with open_store(url, clock=clock) as first_store, open_store(url, clock=clock) as second_store:
-        changes = watch(url)
+        changes = open_commit_counter(url)
         assert changes is not None
         number = changes.read_number()
         for count, store in enumerate((first_store, second_store, first_store, first_store, second_store)):
@@ -34,4 +34,4 @@ async def test_change_number_changes_only_if_a_client_commits(tmp_path: Path) ->
 
 
 def test_postgres_has_no_change_number() -> None:
-    assert watch("postgresql://user@host/database") is None
+    assert open_commit_counter("postgresql://user@host/database") is None

@@ -11,7 +11,7 @@ from seamark.formats.runtime.errors import ConfigError, RetryLater, SeamarkError
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.sql import postgres as driver
 from tests.services.postgres import PASSWORD, Postgres
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 
 CLOCK = SimulatedClock(seed=1)
 
@@ -60,6 +60,6 @@ async def test_credentials_rejected_by_the_server_are_named_but_not_shown(postgr
 
 async def test_open_waits_for_a_silent_server_only_up_to_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "CONNECT_TIMEOUT_S", 0.3)
-    message = await open_and_catch_error(f"postgresql://ann:hunter2@127.0.0.1:{free_port()}/db", RetryLater)
+    message = await open_and_catch_error(f"postgresql://ann:hunter2@127.0.0.1:{choose_free_port()}/db", RetryLater)
     assert "does not answer" in message
     assert "hunter2" not in message

@@ -217,12 +217,12 @@ def test_migration_of_the_query_history_reads_each_shape_only_a_few_times() -> N
         return 0
 
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        sqlite.drive(connection, migrations.create_schema(15, SQLITE))
+        sqlite.run_steps_in_sqlite(connection, migrations.create_schema(15, SQLITE))
         keys = [(f"uuid {number % 7}", f"fingerprint {number:05}") for number in range(shapes)]
         connection.executemany("INSERT INTO query_shapes VALUES (?, ?, '', '', '')", reversed(keys))
         connection.executemany("INSERT INTO query_counts VALUES (?, ?, 1, 1, 0, 0, 0, 0, 0, 0)", keys)
         connection.set_progress_handler(count_tick, 1000)
-        sqlite.drive(connection, migrations.migrate(SQLITE))
+        sqlite.run_steps_in_sqlite(connection, migrations.apply_migrations(SQLITE))
         numbered = connection.execute("SELECT uuid, fingerprint FROM query_shapes ORDER BY number").fetchall()
         numbers = connection.execute("SELECT min(number), max(number) FROM query_shapes").fetchone()
         assert connection.execute("SELECT count(*) FROM query_sums").fetchone() == (shapes,)

@@ -23,7 +23,7 @@ from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.stream_table import StreamTable
 from seamark.metaserver.streams.table_openings import TableOpenings
 from tests.log.memory import MemoryLog, open_memory_log
-from tests.streams.test_rows_over_http import StreamServer, create, streaming
+from tests.streams.test_rows_over_http import StreamServer, create_stream_table, open_stream_server
 from tests.streams.test_rows_over_http import stream as stream
 from tests.streams.world import UUID, build_batch
 from tests.waits import until
@@ -191,8 +191,8 @@ async def test_the_flush_of_the_first_rows_leaves_later_rows(tmp_path: Path, mon
 
     monkeypatch.setattr(CatalogTables, "commit", commit_later)
     monkeypatch.setattr(StreamTable, "flush", count_flush)
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         await stream.post({"id": 1})
         requested = asyncio.create_task(stream.flush())
         await is_committing.wait()
@@ -216,11 +216,11 @@ async def test_rows_whose_flush_was_not_released_are_released_after_a_restart(
 
     with monkeypatch.context() as patches:
         patches.setattr(SegmentLog, "release", fail)
-        async with streaming(tmp_path) as stream:
-            await create(stream)
+        async with open_stream_server(tmp_path) as stream:
+            await create_stream_table(stream)
             await stream.post({"id": 1})
             assert await stream.flush() == 1
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         await until(lambda: stream.server.components.streams.tables)
         assert await load_released_offset(stream) == 1
 

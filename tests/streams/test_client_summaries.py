@@ -12,13 +12,13 @@ import pytest
 
 from seamark.formats.protocol.wire import FLUSH_KEYS
 from tests.streams.test_read_stream import list_ids, read_batches
-from tests.streams.test_rows_over_http import StreamServer, create, streaming
+from tests.streams.test_rows_over_http import StreamServer, create_stream_table, open_stream_server
 
 
 @pytest.fixture
 async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         await stream.post({"id": 1})
         await stream.flush()
         yield stream

@@ -17,7 +17,7 @@ from seamark.metaserver.streams.stream_table import StreamTable
 from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
 from tests.streams.test_read_stream import list_ids, read_batches
-from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create, streaming
+from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create_stream_table, open_stream_server
 from tests.waits import until
 
 LEASE_S = 1.0
@@ -37,8 +37,10 @@ def make_shared_settings(kafka: Kafka, postgres_url: str, folder: Path) -> dict[
 async def open_fleet(folder: Path, **settings: Any) -> AsyncIterator[list[StreamServer]]:
     """Run two servers with the table `db.t`."""
     async with AsyncExitStack() as stack:
-        streams = [await stack.enter_async_context(streaming(folder / name, **settings)) for name in ("a", "b")]
-        await create(streams[0])
+        streams = [
+            await stack.enter_async_context(open_stream_server(folder / name, **settings)) for name in ("a", "b")
+        ]
+        await create_stream_table(streams[0])
         yield streams
 
 
@@ -201,12 +203,12 @@ async def test_a_table_of_a_server_that_stopped_gets_another_owner(
     kafka: Kafka, postgres_url: str, tmp_path: Path
 ) -> None:
     settings = make_shared_settings(kafka, postgres_url, tmp_path)
-    async with streaming(tmp_path / "a", **settings) as first_server:
-        await create(first_server)
+    async with open_stream_server(tmp_path / "a", **settings) as first_server:
+        await create_stream_table(first_server)
         await first_server.post({"id": 1})
         await first_server.flush()
         await first_server.post({"id": 2})
-    async with streaming(tmp_path / "b", **settings | {"stream_flush_interval_ms": 100}) as second_server:
+    async with open_stream_server(tmp_path / "b", **settings | {"stream_flush_interval_ms": 100}) as second_server:
         uuid = (await second_server.server.components.catalog.tables.load_entry(("db",), "t")).uuid
         tables = second_server.server.components.streams.tables
         await until(lambda: uuid in tables and tables[uuid].flushed == {0: 2})

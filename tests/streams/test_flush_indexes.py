@@ -13,8 +13,8 @@ import pytest
 import seamark
 from seamark.connector.client.client import SeamarkClient
 from seamark.metaserver.streams.keys import KEY
-from tests.seeds import first_seed, quick
-from tests.streams.test_rows_over_http import BY_NAME, StreamServer, create, streaming
+from tests.seeds import first_seed, mark_fast
+from tests.streams.test_rows_over_http import BY_NAME, StreamServer, create_stream_table, open_stream_server
 
 INDEXES = {"r": ("record", ["id"]), "b": ("bloom", ["id"]), "m": ("bitmap", ["name"])}
 
@@ -38,8 +38,8 @@ async def read_coverage(stream: StreamServer) -> dict[str, tuple[int, int]]:
 
 @pytest.fixture
 async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         await create_indexes(stream)
         yield stream
 
@@ -74,13 +74,13 @@ async def test_flush_succeeds_although_its_index_files_fail(
     assert await stream.ids("id = 2") == [2]
 
 
-@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 20), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 20), 1))
 async def test_filters_and_gets_of_random_flushes_equal_a_dictionary_of_the_rows(tmp_path: Path, seed: int) -> None:
     rng = Random(seed)
     expected: dict[int, str] = {}
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         partitions = {"partition_spec": BY_NAME} if rng.random() < 0.5 else {}
-        await create(stream, properties={KEY: "id", "format-version": rng.choice("23")}, **partitions)
+        await create_stream_table(stream, properties={KEY: "id", "format-version": rng.choice("23")}, **partitions)
         await create_indexes(stream)
         client = SeamarkClient(stream.server.url)
         for round_number in range(8):

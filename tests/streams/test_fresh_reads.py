@@ -25,7 +25,7 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.metaserver.streams.keys import KEY
 from tests.api.plans.planned import JAVA
 from tests.seeds import examples, first_seed
-from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create, streaming
+from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create_stream_table, open_stream_server
 
 TABLE = ("db", "t")
 FRESH = {"header.X-Seamark-Fresh": "true"}
@@ -34,8 +34,8 @@ FRESH = {"header.X-Seamark-Fresh": "true"}
 @pytest.fixture
 async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
     """Serve a stream table with one flushed row and two unflushed rows."""
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         await stream.post({"id": 1, "name": "a"})
         await stream.flush()
         await stream.post({"id": 2, "name": "b"}, {"id": 3, "name": "a"})
@@ -256,8 +256,8 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
     rng, number = random.Random(seed), 0
     flushed, waiting_ids, states = set[int](), set[int](), dict[int, set[int]]()
 
-    async with streaming(tmp_path) as stream:
-        await create(stream, properties={"format-version": rng.choice(["2", "3"])})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, properties={"format-version": rng.choice(["2", "3"])})
         url, client = stream.server.url, SeamarkClient(stream.server.url)
 
         def build_rows(numbers: list[int]) -> list[dict[str, Any]]:

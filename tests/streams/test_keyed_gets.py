@@ -43,16 +43,16 @@ from seamark.connector.client.errors import Unavailable
 from seamark.metaserver.streams import keyed_gets
 from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.row_files import GetLimits
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 from tests.streams.test_read_stream import append_batch
-from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create, streaming
+from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create_stream_table, open_stream_server
 from tests.waits import until
 
 
 @pytest.fixture
 async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
-    async with streaming(tmp_path) as stream:
-        await create(stream, properties={KEY: "id", "format-version": "3"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, properties={KEY: "id", "format-version": "3"})
         yield stream
 
 
@@ -136,8 +136,8 @@ async def test_key_with_a_nested_column_is_refused_before_its_values_are_read(
         NestedField(2, "tags", ListType(3, StringType(), element_required=False)),
     )
     monkeypatch.delattr("seamark.metaserver.api.streams.gets.to_batch")
-    async with streaming(tmp_path) as stream:
-        await create(stream, schema)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, schema)
         message = await read_refusal(stream, {"keys": [{"id": 1, "tags": ["a"]}]})
     assert "the column 'tags', but a struct, list or map cannot be in a key" in message
 
@@ -169,7 +169,7 @@ async def test_gets_of_one_principal_cannot_use_all_threads() -> None:
 
 
 async def test_rows_of_an_ordinary_table_are_read_by_key_columns(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         await asyncio.to_thread(stream.catalog.create_table, "db.t", SCHEMA)
         await append_batch(stream, 1, 2, 2)
         assert "the table has no key" in await read_refusal(stream, {"keys": [2]})
@@ -208,8 +208,8 @@ async def test_values_of_all_types_have_the_form_of_appended_rows(tmp_path: Path
     }
     far_row = {"day": "9999-12-31", "x": "NaN", "place": {"town": None, "day": None}, "days": []}
     posted = [{"id": ids[0], **full}, {"id": ids[1]}, {"id": ids[2], **full, "place": None}, {"id": ids[3], **far_row}]
-    async with streaming(tmp_path) as stream:
-        await create(stream, TYPES, properties={KEY: "id"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, TYPES, properties={KEY: "id"})
         status, answer = await stream.send(json.dumps(posted).encode())
         assert status == 200, answer
         expected = [dict.fromkeys([field.name for field in TYPES.fields]) | row for row in posted]
@@ -224,12 +224,12 @@ async def test_values_of_all_types_have_the_form_of_appended_rows(tmp_path: Path
             assert found_rows.num_rows == 2, key
 
 
-@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 40), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 40), 1))
 async def test_gets_of_random_keys_equal_a_dictionary_of_the_rows(tmp_path: Path, seed: int) -> None:
     rng = Random(seed)
     expected: dict[int, str] = {}
-    async with streaming(tmp_path) as stream:
-        await create(stream, properties={KEY: "id", "format-version": rng.choice("23")})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, properties={KEY: "id", "format-version": rng.choice("23")})
         client = SeamarkClient(stream.server.url)
         if rng.random() < 0.6:
             index = {"kind": "record", "columns": ["id"]}

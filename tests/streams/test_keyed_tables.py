@@ -39,7 +39,14 @@ from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.stream_properties import SHARDS
 from tests.seeds import examples, first_seed
 from tests.streams.test_fresh_reads import FRESH
-from tests.streams.test_rows_over_http import ARROW, LINES, StreamServer, create, encode_arrow, streaming
+from tests.streams.test_rows_over_http import (
+    ARROW,
+    LINES,
+    StreamServer,
+    create_stream_table,
+    encode_arrow,
+    open_stream_server,
+)
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
@@ -52,8 +59,8 @@ VERSIONS = ("2", "3")
 
 @pytest.fixture(params=VERSIONS)
 async def stream(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[StreamServer]:
-    async with streaming(tmp_path) as stream:
-        await create(stream, SCHEMA, properties={"format-version": request.param})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, SCHEMA, properties={"format-version": request.param})
         yield stream
 
 
@@ -152,8 +159,8 @@ async def test_append_on_a_fresh_snapshot_with_deletes_adds_only_its_rows(tmp_pa
         {"id": [9], "name": ["z"]},
         pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string(), nullable=False)]),
     )
-    async with streaming(tmp_path) as stream:
-        await create(stream, SCHEMA)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, SCHEMA)
         await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 3, "name": "c"})
         await stream.flush()
         await stream.post({"id": 3, "_op": "delete"})
@@ -223,8 +230,8 @@ async def test_debezium_values_are_converted_by_the_schema_of_the_message(tmp_pa
     ]
     after = {"id": 1, "price": "+yc=", "at": 1_769_860_800_000_001, "day": 20_484, "raw": "AP8="}
     message = {"schema": {"fields": [{"field": "after", "fields": columns}]}, "payload": build_change("c", after=after)}
-    async with streaming(tmp_path) as stream:
-        await create(stream, schema)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, schema)
         await send_changes(stream, message)
         (row,) = await asyncio.to_thread(lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist())
     assert {name: str(value) for name, value in row.items()} == {
@@ -269,8 +276,8 @@ async def test_kinds_of_arrow_rows_are_applied(stream: StreamServer) -> None:
 
 
 async def test_table_without_key_accepts_only_inserts(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream, SCHEMA, properties={KEY: ""})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, SCHEMA, properties={KEY: ""})
         await stream.post({"id": 1, "name": "a", "_op": "insert"}, {"id": 1, "name": "b"})
         assert await stream.ids() == [1, 1]
         for kind in ("update", "delete"):
@@ -280,16 +287,16 @@ async def test_table_without_key_accepts_only_inserts(tmp_path: Path) -> None:
 
 
 async def test_invalid_key_is_refused_with_the_column(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream, SCHEMA, properties={KEY: "id, city"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, SCHEMA, properties={KEY: "id, city"})
         status, text = await stream.send_refused(b'[{"id": 1, "name": "a"}]')
         assert (status, "names the column 'city'" in text) == (400, True)
 
 
 @pytest.mark.slow
 async def test_rows_of_a_key_of_several_columns_stay_in_order_over_shards(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream, SCHEMA, properties={KEY: "town,id", SHARDS: "4"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, SCHEMA, properties={KEY: "town,id", SHARDS: "4"})
         towns = ["x", "y", "z"]
         for round_number in range(3):
             await stream.post(
@@ -312,8 +319,8 @@ async def test_unflushed_rows_keep_their_key_after_schema_changes(tmp_path: Path
         NestedField(2, "name", StringType()),
         identifier_field_ids=[] if key else [1],
     )
-    async with streaming(tmp_path) as stream:
-        await create(stream, narrow, properties={KEY: key} if key else {})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, narrow, properties={KEY: key} if key else {})
         await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"})
         await stream.flush()
         await stream.post({"id": 1, "name": "c"}, {"id": 3, "name": "d"})
@@ -341,8 +348,8 @@ async def test_unflushed_rows_keep_their_key_after_schema_changes(tmp_path: Path
 
 
 async def test_table_that_gets_a_key_replaces_unflushed_rows(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream, SCHEMA, properties={KEY: ""})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, SCHEMA, properties={KEY: ""})
         await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"})
         assert await read_names(stream) == {1: "a", 2: "b"}
 
@@ -376,10 +383,10 @@ async def test_random_changes_equal_a_dictionary(tmp_path: Path, seed: int) -> N
     partition = PartitionSpec(PartitionField(1, 1000, BucketTransform(3), "bucket"))
     spec = {"partition_spec": partition} if rng.random() < 0.5 else {}
     for life in range(3):
-        async with streaming(tmp_path) as stream:
+        async with open_stream_server(tmp_path) as stream:
             client = IndexClient(stream.server.url)
             if not life:
-                await create(stream, SCHEMA, properties=properties, **spec)
+                await create_stream_table(stream, SCHEMA, properties=properties, **spec)
             for _ in range(12):
                 step = rng.choice(("write", "write", "write", "read", "read", "flush", "upsert", "delete", "compact"))
                 if step == "write":

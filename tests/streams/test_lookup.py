@@ -14,13 +14,13 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest, Unreachable
 from seamark.connector.streams import lookup, reader
 from seamark.connector.streams.lookup import LookupFailed
-from tests.streams.test_rows_over_http import create, streaming
+from tests.streams.test_rows_over_http import create_stream_table, open_stream_server
 from tests.waits import until
 
 
 async def test_a_copy_in_memory_follows_rows_appends_and_deletes(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         client = SeamarkClient(stream.server.url)
         await asyncio.to_thread(seamark.append, client, "db.t", pa.table({"id": [1, 2], "name": ["a", "b"]}))
         await stream.post({"id": 3, "name": "c"})
@@ -48,8 +48,8 @@ async def test_copy_is_loaded_after_a_lost_connection_and_several_deletes(
         return reader.iterate(*args, **options)
 
     monkeypatch.setattr(lookup, "iterate", iterate)
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         await stream.post({"id": 1})
         client = SeamarkClient(stream.server.url)
         copy = await asyncio.to_thread(lambda: seamark.lookup_table(client, "db.t", key=["id"], columns=["id"]))
@@ -60,8 +60,8 @@ async def test_copy_is_loaded_after_a_lost_connection_and_several_deletes(
 
 
 async def test_copy_fails_with_too_many_keys_or_without_its_table(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         client = SeamarkClient(stream.server.url)
         await stream.post({"id": 1}, {"id": 2}, {"id": 3})
         with pytest.raises(LookupFailed, match="more than 2 keys"):
@@ -73,8 +73,8 @@ async def test_copy_fails_with_too_many_keys_or_without_its_table(tmp_path: Path
 
 
 async def test_a_lookup_returns_the_rows_of_the_keys(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         client = SeamarkClient(stream.server.url)
         rows = pa.table({"id": [1, 2, 3], "name": ["a", "b", "c"]})
         await asyncio.to_thread(seamark.append, client, "db.t", rows)

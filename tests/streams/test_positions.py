@@ -41,7 +41,7 @@ from seamark.metaserver.streams.positions import (
     parse_position,
     parse_ranges,
 )
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 
 UUID = "00000000-0000-4000-8000-000000000001"
 
@@ -122,7 +122,7 @@ class PositionModel:
         self.starts, self.flushed = dict.fromkeys(self.log, 0), dict.fromkeys(self.log, 0)
         self.log_hash = hash_log(f"log after {len(self.history.by_id)} snapshots, {self.rng.random()}")
 
-    def act(self) -> None:
+    def change_at_random(self) -> None:
         """Make one random change to the table or the log."""
         rng = self.rng
         match rng.choice(("send", "send", "send", "append", "flush", "flush", "compact", "trim", "expire", "rebuild")):
@@ -204,7 +204,7 @@ def start_reader(model: PositionModel) -> TokenReader | None:
     return None
 
 
-@pytest.mark.parametrize("first", quick(range(first_seed(), first_seed() + 4000, 200), 1))
+@pytest.mark.parametrize("first", mark_fast(range(first_seed(), first_seed() + 4000, 200), 1))
 def test_readers_of_random_histories_get_each_row_once(first: int) -> None:
     for seed in range(first, first + 200):
         check_readers(seed)
@@ -221,7 +221,7 @@ def check_readers(seed: int) -> None:
         for reader in readers:
             if not reader.failed and rng.random() < 0.3:
                 reader.read(model, rng.randint(1, 4))
-        model.act()
+        model.change_at_random()
     for reader in readers:
         while not reader.failed and not reader.read(model, 1):
             pass
@@ -240,7 +240,7 @@ def test_most_random_readers_do_not_fail() -> None:
         model = PositionModel(rng, 2, rebuild_chance=0)
         reader = TokenReader(find_earliest_position(UUID, model.table()).encode())
         for _ in range(30):
-            model.act()
+            model.change_at_random()
             reader.read(model, 2)
         outcomes[bool(reader.failed)] += 1
     assert outcomes[False] > 150

@@ -21,7 +21,7 @@ from tests.services.seamark import Seamark
 from tests.streams.test_fleet import make_shared_settings
 from tests.streams.test_fresh_reads import TABLE, read_client_planned_ids, scan_ids
 from tests.streams.test_read_stream import list_ids, read_batches
-from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, create, streaming
+from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, create_stream_table, open_stream_server
 from tests.streams.test_stream_commands import record_calls
 from tests.waits import until
 
@@ -29,8 +29,8 @@ READ = {"role": "read", "writer_urls": ("http://writer:8181",)}
 
 
 async def test_read_server_without_a_log_shows_flushed_rows_and_refuses_changes(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as writer, streaming(tmp_path, **READ) as reader:
-        await create(writer)
+    async with open_stream_server(tmp_path) as writer, open_stream_server(tmp_path, **READ) as reader:
+        await create_stream_table(writer)
         await writer.post({"id": 1, "name": "a"})
         await writer.flush()
         await writer.post({"id": 2, "name": "b"})
@@ -66,9 +66,9 @@ async def test_read_server_returns_waiting_rows_and_never_flushes_them(
     kafka: Kafka, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = make_shared_settings(kafka, postgres_url, tmp_path)
-    async with streaming(tmp_path / "b", stream_flush_interval_ms=100, **settings, **READ) as reader:
-        async with streaming(tmp_path / "a", **settings) as writer:
-            await create(writer)
+    async with open_stream_server(tmp_path / "b", stream_flush_interval_ms=100, **settings, **READ) as reader:
+        async with open_stream_server(tmp_path / "a", **settings) as writer:
+            await create_stream_table(writer)
             await writer.post({"id": 1})
             await writer.flush()
             token = (await writer.post({"id": 2}))["token"]
@@ -85,7 +85,7 @@ async def test_read_server_returns_waiting_rows_and_never_flushes_them(
         assert (table.flushed, table.unflushed_rows) == ({0: 1}, 1)
         assert streams.counts.flushes == streams.counts.failed_flushes == 0
         assert await reader.ids() == [1, 2]
-        async with streaming(tmp_path / "a", stream_flush_interval_ms=100, **settings):
+        async with open_stream_server(tmp_path / "a", stream_flush_interval_ms=100, **settings):
             await until(lambda: table.flushed == {0: 2})
         assert await reader.ids() == [1, 2]
 

@@ -23,8 +23,8 @@ from seamark.connector.read.read_plan import BATCH_ROWS
 from seamark.connector.streams import reader
 from seamark.connector.streams.reader import StreamBatch, StreamReads
 from seamark.metaserver.log.port import Shard
-from tests.seeds import first_seed, quick
-from tests.streams.test_rows_over_http import StreamServer, create, streaming
+from tests.seeds import first_seed, mark_fast
+from tests.streams.test_rows_over_http import StreamServer, create_stream_table, open_stream_server
 
 WAIT_S = 55
 """The time, in seconds, for which a reader waits for rows. It is below the server's limit of 60 s."""
@@ -34,8 +34,8 @@ SOON_S = 40
 
 @pytest.fixture
 async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
-    async with streaming(tmp_path) as stream:
-        await create(stream, properties={"seamark.stream.shards": "2"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, properties={"seamark.stream.shards": "2"})
         yield stream
 
 
@@ -186,14 +186,14 @@ async def test_position_that_is_invalid_or_of_another_table_is_refused(stream: S
     with pytest.raises(InvalidRequest, match="another log"):
         await read_batches(stream, from_=f"1.{uuid}.none.9-9.after")
     await asyncio.to_thread(stream.catalog.drop_table, "db.t")
-    await create(stream)
+    await create_stream_table(stream)
     with pytest.raises(InvalidRequest, match="dropped and created again"):
         await read_batches(stream, from_=position)
 
 
 async def test_rows_that_the_log_has_removed_are_read_from_the_files_of_their_flush(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         await stream.post({"id": 1}, {"id": 2})
         await stream.flush()
         first_snapshot_id = await read_current_snapshot_id(stream)
@@ -211,8 +211,8 @@ async def test_rows_that_the_log_has_removed_are_read_from_the_files_of_their_fl
 
 @pytest.mark.slow
 async def test_read_from_a_position_within_a_file_continues_with_the_next_row(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         count = BATCH_ROWS + 10
         await append_batch(stream, *range(count))
         await append_batch(stream, -1)
@@ -240,7 +240,7 @@ async def test_rows_keep_their_values_after_a_schema_change(stream: StreamServer
     assert batches[0].rows.schema.names == ["id", "title"]
 
 
-@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 40), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 40), 1))
 async def test_readers_of_random_histories_return_the_rows_of_the_model(seed: int, tmp_path: Path) -> None:
     """Readers begin, stop and resume at any position, while writers, flushes, appends and restarts change the table."""
     rng, numbers = Random(seed), itertools.count(1)
@@ -250,9 +250,9 @@ async def test_readers_of_random_histories_return_the_rows_of_the_model(seed: in
     """The position of each reader, the rows that it has read, and the number of rows of the model at its start."""
     is_created = False
     for _ in range(3):  # Each round starts a new server process.
-        async with streaming(home, watch_timeout_s=1) as stream:
+        async with open_stream_server(home, watch_timeout_s=1) as stream:
             if not is_created:
-                await create(stream, properties={"seamark.stream.shards": str(rng.choice((1, 3)))})
+                await create_stream_table(stream, properties={"seamark.stream.shards": str(rng.choice((1, 3)))})
                 is_created = True
             for _ in range(12):
                 fresh = [next(numbers) for _ in range(rng.randint(1, 4))]
@@ -272,7 +272,7 @@ async def test_readers_of_random_histories_return_the_rows_of_the_model(seed: in
                     case "read":
                         readers = [await _read_some(stream, rng, *reader) for reader in readers]
             assert sorted(list_ids(await read_batches(stream))) == sorted(model)
-    async with streaming(home) as stream:
+    async with open_stream_server(home) as stream:
         for position, read_ids, start in readers:
             later_ids = Counter(list_ids(await read_batches(stream, from_=position)))
             assert read_ids + later_ids == Counter(model[start:]), seed

@@ -31,14 +31,14 @@ from seamark.metaserver.streams.stream_table import StreamTable
 from seamark.metaserver.streams.streams import Streams
 from tests.streams import test_keyed_tables
 from tests.streams.test_read_stream import append_batch, list_ids, read_batches
-from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create, streaming
+from tests.streams.test_rows_over_http import SCHEMA, StreamServer, create_stream_table, open_stream_server
 from tests.waits import until
 
 
 @pytest.fixture
 async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         yield stream
 
 
@@ -102,11 +102,11 @@ async def test_first_rows_of_an_ended_server_are_committed_after_its_restart(
 
     with monkeypatch.context() as patch:
         patch.setattr(CatalogTables, "commit", refuse)
-        async with streaming(tmp_path) as stream:
-            await create(stream)
+        async with open_stream_server(tmp_path) as stream:
+            await create_stream_table(stream)
             await stream.post({"id": 1})
             assert await stream.snapshots() == 0
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         await wait_for_snapshots(stream, "t", 1)
         assert await stream.ids() == [1]
 
@@ -148,8 +148,8 @@ async def test_last_rows_of_a_writer_are_flushed_without_further_writes(stream: 
 @pytest.mark.slow
 async def test_idle_shards_delay_neither_flushes_nor_readers(tmp_path: Path) -> None:
     """apache/iceberg#17811: idle tasks stall every commit."""
-    async with streaming(tmp_path) as stream:
-        await create(stream, properties={SHARDS: "8"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, properties={SHARDS: "8"})
         for number in range(3):
             await stream.post({"id": number}, query=f"?producer=p&sequence={number}")
             assert await stream.ids() == list(range(number + 1))
@@ -161,7 +161,7 @@ async def test_idle_shards_delay_neither_flushes_nor_readers(tmp_path: Path) -> 
 
 async def test_first_flush_keeps_existing_rows_of_the_table(tmp_path: Path) -> None:
     """apache/iceberg#13536: the first commit ignores rows that the table already had."""
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         await asyncio.to_thread(stream.catalog.create_table, "db.t", SCHEMA)
         await append_batch(stream, 1, 2)
         table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
@@ -237,7 +237,7 @@ async def test_table_that_opens_slowly_after_a_restart_delays_no_other_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """apache/fluss#1360: after a restart, it takes long until all tables work again."""
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         uuids = {}
         for name in ("t", "u"):
             await create_table(stream, name)
@@ -256,7 +256,7 @@ async def test_table_that_opens_slowly_after_a_restart_delays_no_other_table(
         return await make(streams, entry, metadata)
 
     monkeypatch.setattr(Streams, "_make", make_slowly)
-    async with streaming(tmp_path, stream_flush_interval_ms=100) as stream:
+    async with open_stream_server(tmp_path, stream_flush_interval_ms=100) as stream:
         async with asyncio.timeout(60):
             await waiting.wait()
         await wait_for_snapshots(stream, uuids[max(uuids)], 2)
@@ -271,9 +271,9 @@ async def test_updates_of_the_same_keys_do_not_let_the_table_grow(tmp_path: Path
 
     Flushes and compactions run at the same time, and both succeed.
     """
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         properties = {"format-version": "3", "write.merge.mode": "merge-on-read"}
-        await create(stream, test_keyed_tables.SCHEMA, properties=properties)
+        await create_stream_table(stream, test_keyed_tables.SCHEMA, properties=properties)
         client = SeamarkClient(stream.server.url)
         for number in range(6):
             await stream.post(
@@ -296,8 +296,8 @@ async def test_updates_of_the_same_keys_do_not_let_the_table_grow(tmp_path: Path
 
 async def test_deletion_vectors_that_a_flush_replaces_stay_for_earlier_snapshots(tmp_path: Path) -> None:
     """A flush replaces the deletion vector of a file. The new vector includes the deletes of the old vector."""
-    async with streaming(tmp_path) as stream:
-        await create(stream, test_keyed_tables.SCHEMA, properties={"format-version": "3"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, test_keyed_tables.SCHEMA, properties={"format-version": "3"})
         expected: list[dict[int, str]] = []
         snapshots: list[int] = []
         model: dict[int, str] = {}
@@ -320,9 +320,9 @@ async def test_flush_overtaken_by_a_compaction_is_repeated_on_the_new_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A compaction commits after the flush has searched for replaced rows, and before the flush commits."""
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         properties = {"format-version": "3", "write.merge.mode": "merge-on-read"}
-        await create(stream, test_keyed_tables.SCHEMA, properties=properties)
+        await create_stream_table(stream, test_keyed_tables.SCHEMA, properties=properties)
         for number in range(3):
             await stream.post({"id": number, "name": "a"}, {"id": 9, "name": f"n{number}"})
             await stream.flush()

@@ -34,7 +34,7 @@ from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, TooMan
 from seamark.metaserver.log.segments import SegmentLog
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.streams.catalog_tables import CatalogTables
-from seamark.metaserver.streams.incoming.body_room import BodyRoom
+from seamark.metaserver.streams.incoming.body_room import BodyReservations
 from seamark.metaserver.streams.stream_counts import StreamCounts
 from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.seeds import examples, first_seed
@@ -92,7 +92,7 @@ class StreamServer:
 
 
 @asynccontextmanager
-async def streaming(home: Path, **settings: Any) -> AsyncIterator[StreamServer]:
+async def open_stream_server(home: Path, **settings: Any) -> AsyncIterator[StreamServer]:
     async with run_server(home, **{"stream_flush_interval_ms": NEVER_MS, **settings}) as server:
         catalog = await asyncio.to_thread(
             lambda: RestCatalog("streams", uri=server.url, **{"rest-scan-planning-enabled": "true"})
@@ -102,12 +102,12 @@ async def streaming(home: Path, **settings: Any) -> AsyncIterator[StreamServer]:
 
 @pytest.fixture
 async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         yield stream
 
 
-async def create(stream: StreamServer, schema: Schema = SCHEMA, **options: Any) -> None:
+async def create_stream_table(stream: StreamServer, schema: Schema = SCHEMA, **options: Any) -> None:
     properties = {ENABLED: "true", **options.pop("properties", {})}
     await asyncio.to_thread(stream.catalog.create_table, "db.t", schema, properties=properties, **options)
 
@@ -195,8 +195,8 @@ async def test_read_of_a_snapshot_id_has_no_fresh_rows(stream: StreamServer) -> 
 
 
 async def test_rows_of_a_partitioned_table_are_pruned_by_partition(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream, partition_spec=BY_NAME)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, partition_spec=BY_NAME)
         await stream.post({"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 3, "name": "a"})
         table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
         tasks = await asyncio.to_thread(lambda: list(table.scan(row_filter="name = 'a'").plan_files()))
@@ -288,20 +288,20 @@ async def test_small_body_that_decodes_to_too_many_bytes_is_refused(stream: Stre
 
 
 async def test_table_with_encrypted_files_refuses_rows(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream, properties={"format-version": "3", "encryption.key-id": "k"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, properties={"format-version": "3", "encryption.key-id": "k"})
         status, message = await stream.send_refused(b'[{"id": 1}]')
         assert (status, "encrypted" in message) == (400, True)
 
 
 async def test_table_that_is_not_a_stream_table_refuses_rows(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream, properties={ENABLED: "false"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, properties={ENABLED: "false"})
         status, message = await stream.send_refused(b'[{"id": 1}]')
         assert (status, f"set its property {ENABLED} to true" in message) == (400, True)
         await asyncio.to_thread(stream.catalog.drop_table, "db.t")
         assert (await stream.send_refused(b'[{"id": 1}]'))[0] == 404
-        await create(stream, properties={"format-version": "1"})
+        await create_stream_table(stream, properties={"format-version": "1"})
         assert "needs version 2 or 3" in (await stream.send_refused(b'[{"id": 1}]'))[1]
 
 
@@ -312,8 +312,8 @@ async def test_values_of_all_types_are_kept(tmp_path: Path) -> None:
         NestedField(3, "at", TimestampType()),
         NestedField(4, "raw", BinaryType()),
     )
-    async with streaming(tmp_path) as stream:
-        await create(stream, schema)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, schema)
         await stream.post(
             {"id": "9223372036854775807", "price": "12.30", "at": "2026-01-31T12:00:00.000001", "raw": "00ff"},
             {"id": 1, "price": 5, "at": "2026-01-31 12:00:00"},
@@ -326,12 +326,12 @@ async def test_values_of_all_types_are_kept(tmp_path: Path) -> None:
 
 
 async def test_rows_survive_a_restart_and_are_flushed_once(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         await stream.post({"id": 1})
         await stream.flush()
         await stream.post({"id": 2}, query="?producer=p&sequence=0")
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         assert await stream.ids() == [1, 2]
         assert (await stream.post({"id": 2}, query="?producer=p&sequence=0"))["duplicate"]
         await stream.post({"id": 3})
@@ -345,17 +345,17 @@ async def test_server_flushes_rows_of_an_earlier_process_after_a_full_interval(t
     """The age of the rows is not in memory. With an earlier flush, each restart of a busy server would commit small
     files.
     """
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         await stream.post({"id": 1})
         await stream.flush()
         await stream.post({"id": 2})
         snapshots = await stream.snapshots()
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         await asyncio.sleep(2)
         assert await stream.snapshots() == snapshots
         assert await stream.ids() == [1, 2]
-    async with streaming(tmp_path, stream_flush_interval_ms=100) as stream:
+    async with open_stream_server(tmp_path, stream_flush_interval_ms=100) as stream:
         async with asyncio.timeout(30):
             while await stream.snapshots() == snapshots:
                 await asyncio.sleep(0.02)
@@ -380,8 +380,8 @@ async def test_a_new_column_appears_while_rows_of_the_old_schema_wait(stream: St
 
 
 async def test_rows_are_refused_at_the_limit_of_memory_until_a_flush(tmp_path: Path) -> None:
-    async with streaming(tmp_path, stream_memory_bytes=1 << 20) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path, stream_memory_bytes=1 << 20) as stream:
+        await create_stream_table(stream)
         row = {"id": 1, "name": "x" * 300_000}
         for _ in range(40):
             url = f"{stream.server.url}/api/v1/tables/db/t/rows"
@@ -425,8 +425,8 @@ async def test_large_bodies_wait_for_memory_instead_of_being_refused(
 
 @pytest.mark.slow
 async def test_unflushed_table_cannot_use_the_memory_of_other_tables(tmp_path: Path) -> None:
-    async with streaming(tmp_path, stream_memory_bytes=1 << 20) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path, stream_memory_bytes=1 << 20) as stream:
+        await create_stream_table(stream)
         await asyncio.to_thread(
             stream.catalog.create_table, "db.other", SCHEMA, properties={ENABLED: "true", "format-version": "2"}
         )
@@ -454,8 +454,8 @@ async def test_large_bodies_are_refused_by_their_decoded_size_during_pauses_and_
     """
     room = "seamark.metaserver.streams.incoming.body_room"
     monkeypatch.setattr(f"{room}.WAIT_S", PATIENCE_S)
-    async with streaming(tmp_path, stream_memory_bytes=1 << 20, bodies_memory_bytes=4 << 20) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path, stream_memory_bytes=1 << 20, bodies_memory_bytes=4 << 20) as stream:
+        await create_stream_table(stream)
         await stream.post({"id": 0})
         streams = stream.server.components.streams
         (table,) = streams.tables.values()
@@ -491,7 +491,7 @@ async def test_large_bodies_of_one_principal_cannot_use_all_places(
     (table,) = streams.tables.values()
     await until(lambda: table.size_bytes == 0)
     loaded = await components.catalog.tables.load(("db",), "t")
-    room = BodyRoom(
+    room = BodyReservations(
         Settings(auth="token"), components.clock, streams.tables, streams._check_memory, streams.pauses, StreamCounts()
     )
 
@@ -585,16 +585,18 @@ async def test_readers_get_each_row_once_during_random_writes_flushes_and_restar
 
     schema = Schema(*SCHEMA.fields[:2])
     for restart in range(2):
-        async with streaming(tmp_path) as stream:
+        async with open_stream_server(tmp_path) as stream:
             if not restart:
                 shards = {"seamark.stream.shards": str(rng.choice([1, 3]))}
-                await create(stream, schema, partition_spec=rng.choice([BY_NAME, PartitionSpec()]), properties=shards)
+                await create_stream_table(
+                    stream, schema, partition_spec=rng.choice([BY_NAME, PartitionSpec()]), properties=shards
+                )
             for _ in range(2):
                 await asyncio.gather(
                     write(stream, "p"), write(stream, "q"), append(stream), read(stream), read(stream), flush(stream)
                 )
             assert await stream.ids() == sorted(acknowledged_numbers)
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         assert await stream.ids() == sorted(acknowledged_numbers)
         await stream.flush()
         assert await stream.ids() == sorted(acknowledged_numbers)
@@ -602,8 +604,8 @@ async def test_readers_get_each_row_once_during_random_writes_flushes_and_restar
 
 @pytest.mark.slow
 async def test_fresh_files_are_deleted_after_their_retention(tmp_path: Path) -> None:
-    async with streaming(tmp_path, stream_fresh_retention_s=1) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path, stream_fresh_retention_s=1) as stream:
+        await create_stream_table(stream)
         for number in range(4):
             await stream.post({"id": number})
             await stream.ids()
@@ -652,8 +654,8 @@ async def test_writer_raises_for_a_refused_row_and_accepts_no_more_rows(stream: 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", ["2", "3"])
 async def test_header_lets_an_engine_that_plans_itself_read_fresh_rows(tmp_path: Path, version: str) -> None:
-    async with streaming(tmp_path, scan_planning_mode="client") as stream:
-        await create(stream, properties={"format-version": version})
+    async with open_stream_server(tmp_path, scan_planning_mode="client") as stream:
+        await create_stream_table(stream, properties={"format-version": version})
         await stream.post({"id": 1, "name": "a"})
         await stream.flush()
         await stream.post({"id": 2, "name": "b"}, {"id": 3})
@@ -705,12 +707,12 @@ async def test_replaced_table_has_no_earlier_rows(stream: StreamServer) -> None:
 
 
 async def test_table_without_its_log_stays_readable_and_loses_no_new_rows(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         await stream.post({"id": 1}, {"id": 2})
         await stream.flush()
     shutil.rmtree(tmp_path / "streams")
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         status, message = await stream.send_refused(b'[{"id": 3}]')
         assert (status, "restore it" in message) == (503, True)
         assert await stream.ids() == [1, 2]
@@ -718,22 +720,22 @@ async def test_table_without_its_log_stays_readable_and_loses_no_new_rows(tmp_pa
 
 @pytest.mark.slow
 async def test_second_log_refuses_rows_while_the_first_has_unflushed_rows(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         await stream.post({"id": 1})
     (tmp_path / "streams").rename(tmp_path / "first")
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         status, message = await stream.send_refused(b'[{"id": 2}]')
         assert (status, "write to the server that has that log" in message) == (503, True)
     shutil.rmtree(tmp_path / "streams")
     (tmp_path / "first").rename(tmp_path / "streams")
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         assert await stream.ids() == [1]
 
 
 async def test_a_plan_in_pages_keeps_each_fresh_file_after_a_flush(tmp_path: Path) -> None:
-    async with streaming(tmp_path, plan_inline_limit=2, plan_page_size=2) as stream:
-        await create(stream, partition_spec=BY_NAME)
+    async with open_stream_server(tmp_path, plan_inline_limit=2, plan_page_size=2) as stream:
+        await create_stream_table(stream, partition_spec=BY_NAME)
         await stream.post(*({"id": number, "name": str(number)} for number in range(9)))
         assert await stream.ids() == list(range(9))
         path = f"{stream.server.url}/v1/namespaces/db/tables/t"
@@ -767,8 +769,10 @@ async def test_state_of_a_stream_reports_its_unflushed_rows(stream: StreamServer
 
 
 async def test_row_without_columns_is_a_row_of_nulls(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream, Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType())))
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(
+            stream, Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
+        )
         assert (await stream.post({}))["rows"] == 1
         rows = await asyncio.to_thread(lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist())
         assert rows == [{"id": None, "name": None}]

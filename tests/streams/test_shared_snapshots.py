@@ -29,9 +29,9 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.streams.fresh_snapshots import make_fresh_location
 from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshots
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 from tests.streams.test_fresh_reads import FRESH, TABLE
-from tests.streams.test_rows_over_http import StreamServer, create, streaming
+from tests.streams.test_rows_over_http import StreamServer, create_stream_table, open_stream_server
 
 UUID = "00000000-0000-4000-8000-000000000001"
 
@@ -39,7 +39,10 @@ UUID = "00000000-0000-4000-8000-000000000001"
 @asynccontextmanager
 async def open_pair(home: Path, **settings: Any) -> AsyncIterator[tuple[StreamServer, StreamServer]]:
     """Run two servers over one database. The first server has the log, and the second has none."""
-    async with streaming(home, **settings) as first_server, streaming(home, **settings) as second_server:
+    async with (
+        open_stream_server(home, **settings) as first_server,
+        open_stream_server(home, **settings) as second_server,
+    ):
         yield first_server, second_server
 
 
@@ -57,7 +60,7 @@ def read_opened(opened_table: Any, url: str) -> dict[int, str | None]:
 
 async def test_fresh_snapshot_of_one_server_is_planned_at_another(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as (first_server, second_server):
-        await create(first_server)
+        await create_stream_table(first_server)
         await first_server.post({"id": 1, "name": "a"})
         await first_server.flush()
         await first_server.post({"id": 2, "name": "b"}, {"id": 3, "name": "c"})
@@ -83,8 +86,8 @@ async def test_files_of_a_fresh_snapshot_outlive_the_time_in_its_record(
 ) -> None:
     """Until this time, a plan at another server may name the snapshot. Its query may then run for the retention."""
     retention_s = 100
-    async with streaming(tmp_path, stream_fresh_retention_s=retention_s) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path, stream_fresh_retention_s=retention_s) as stream:
+        await create_stream_table(stream)
         await stream.post({"id": 1})
         await stream.flush()
         streams, clock = stream.server.components.streams, stream.server.components.clock
@@ -121,12 +124,12 @@ def scan_at_two_servers(first_url: str, second_url: str) -> list[int]:
         return sorted(table.scan(snapshot_id=snapshot_id).to_arrow().column("id").to_pylist())
 
 
-@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 10), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 10), 1))
 async def test_tables_opened_at_one_server_have_the_rows_of_the_model_at_another(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     properties = {"format-version": rng.choice(["2", "3"])} | ({KEY: "id"} if rng.random() < 0.5 else {})
     async with open_pair(tmp_path) as (first_server, second_server):
-        await create(first_server, properties=properties)
+        await create_stream_table(first_server, properties=properties)
         client = SeamarkClient(first_server.server.url).with_fresh_rows()
         rows: dict[int, str | None] = {}
         opened_tables: list[tuple[Any, dict[int, str | None]]] = []

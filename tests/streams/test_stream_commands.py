@@ -21,7 +21,7 @@ from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.server.rig import OffsetClock, run_server
 from tests.services.command import run_seamark
 from tests.streams.test_read_stream import append_batch
-from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, StreamServer, create, streaming
+from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, StreamServer, create_stream_table, open_stream_server
 
 
 async def run_stream_command(url: str, *arguments: str) -> str:
@@ -33,10 +33,10 @@ async def run_stream_command(url: str, *arguments: str) -> str:
 
 
 async def test_a_stream_is_listed_shown_and_flushed(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         url = stream.server.url
         assert "There is no stream table" in await run_stream_command(url, "list")
-        await create(stream, properties={"seamark.stream.shards": "2"})
+        await create_stream_table(stream, properties={"seamark.stream.shards": "2"})
         await stream.post({"id": 1})
         await stream.flush()
         await stream.post({"id": 2}, {"id": 3})
@@ -58,8 +58,8 @@ async def test_a_stream_is_listed_shown_and_flushed(tmp_path: Path) -> None:
 
 
 async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_table_is_empty(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         url = stream.server.url
         await append_batch(
             stream, 0
@@ -70,7 +70,7 @@ async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_tab
         assert (status, "a move" in message, "seamark stream resume db.t" in message) == (503, True, True)
         assert "paused: a move" in await run_stream_command(url, "show", "db.t")
         assert await stream.flush() == 1
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         url = stream.server.url
         assert (await stream.send_refused(b'[{"id": 2}]'))[0] == 503
         assert await run_stream_command(url, "resume", "db.t") == "db.t accepts rows again\n"
@@ -88,8 +88,8 @@ async def test_a_paused_table_refuses_rows_until_it_is_resumed_and_a_drained_tab
 async def test_drain_of_a_table_that_is_dropped_during_the_drain_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         await append_batch(stream, 0)
         await stream.post({"id": 1})
         streams = stream.server.components.streams
@@ -120,8 +120,8 @@ def record_calls(method: Callable[..., Any], name: str, calls: list[str]) -> Cal
 
 @pytest.mark.slow
 async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         for name in ("a", "b"):
             await asyncio.to_thread(
                 stream.catalog.create_table, f"db.{name}", SCHEMA, properties={"seamark.stream.enabled": "true"}
@@ -130,7 +130,7 @@ async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path, monk
             url = f"{stream.server.url}/api/v1/tables/db/{name}/rows"
             async with stream.server.http.post(url, json=[{"id": 1}]) as answer:
                 assert answer.status == 200
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         requests: list[str] = []
         entry_reads = record_calls(GeneratorStore.find_entries, "find_entries", requests)
         monkeypatch.setattr(GeneratorStore, "find_entries", entry_reads)
@@ -155,8 +155,8 @@ async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path, monk
 
 @pytest.mark.slow
 async def test_metrics_count_waiting_rows_and_report_a_failed_log(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         await stream.post({"id": 1})
         await stream.flush()
         await stream.post({"id": 2}, {"id": 3})
@@ -176,8 +176,8 @@ async def test_metrics_count_waiting_rows_and_report_a_failed_log(tmp_path: Path
 
 
 async def test_metrics_count_appends_refusals_and_flushes(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         await stream.post({"id": 1}, {"id": 2})
         await stream.flush()
         await run_stream_command(stream.server.url, "pause", "db.t")
@@ -196,8 +196,8 @@ async def test_metrics_count_appends_refusals_and_flushes(tmp_path: Path) -> Non
 async def test_permanently_failing_flush_is_shown_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with streaming(tmp_path, stream_flush_interval_ms=1) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path, stream_flush_interval_ms=1) as stream:
+        await create_stream_table(stream)
         url = stream.server.url
 
         async def list_problems() -> set[str]:
@@ -226,8 +226,8 @@ async def test_permanently_failing_flush_is_shown_with_its_error(
 async def test_errors_of_flushes_are_shown_only_to_principals_that_may_list_files(tmp_path: Path) -> None:
     clock, secret = OffsetClock(), "data/ssn=078-05-1120/a.parquet"
     headers: dict[str, dict[str, str]] = {}
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         await append_batch(
             stream, 1
         )  # The server flushes a table without a snapshot at once, so the append creates one.
@@ -259,7 +259,7 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
     ) as server:
         catalog = await asyncio.to_thread(RestCatalog, "health", uri=server.url)
         stream = StreamServer(server, catalog)
-        await create(stream)
+        await create_stream_table(stream)
         await append_batch(
             stream, 1
         )  # The server flushes a table without a snapshot at once, so the append creates one.
@@ -286,8 +286,8 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
 
 
 async def test_reader_without_rights_on_the_namespace_sees_no_stream(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         await stream.post({"id": 1})
         store, clock = stream.server.components.store, stream.server.components.clock
         secrets = {

@@ -35,7 +35,7 @@ async def test_a_row_is_read_after_its_acknowledgement_and_once_after_its_flush(
         await table.append({0: build_batch(3)})
         assert await world.read(table) == [1, 2, 3]
         assert await table.flush() == 3
-        assert world.rows_of(world.files) == [1, 2, 3]
+        assert world.read_files(world.files) == [1, 2, 3]
         assert await world.read(table) == [1, 2, 3]
         assert await table.flush() == 0
         table.check_invariants()
@@ -94,7 +94,7 @@ async def test_the_flush_of_a_second_owner_adds_no_row_twice() -> None:
         await second_table.append({0: build_batch(3)})
         results = await asyncio.gather(first_table.flush(), second_table.flush(), return_exceptions=True)
         assert sum(result for result in results if isinstance(result, int)) == 3
-        assert world.rows_of(world.files) == [1, 2, 3]
+        assert world.read_files(world.files) == [1, 2, 3]
         for owner in (first_table, second_table):
             assert await world.read(owner) == [1, 2, 3]
             owner.check_invariants()
@@ -184,7 +184,7 @@ async def test_readers_get_each_row_once_in_order_with_random_writers_owners_and
             with suppress(*FLUSH_FAILS):
                 await owners[0].flush()
                 break
-        assert sorted(world.rows_of(world.files)) == list(range(1, sent_count + 1))
+        assert sorted(world.read_files(world.files)) == list(range(1, sent_count + 1))
 
 
 async def test_reader_sees_all_rows_of_an_append_after_half_of_its_fresh_files_failed() -> None:

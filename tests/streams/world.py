@@ -117,7 +117,7 @@ class StreamWorld:
 
     # The methods of a reader
 
-    def rows_of(self, locations: Sequence[str]) -> list[int]:
+    def read_files(self, locations: Sequence[str]) -> list[int]:
         return [number for location in locations for number in json.loads(self.objects[location])]
 
     async def read(self, table: StreamTable) -> list[int]:
@@ -128,7 +128,7 @@ class StreamWorld:
                 fresh = await table.get_fresh_rows(flushed)
             except FlushedBefore:
                 continue
-            return self.rows_of([*files, *(file.location for part in fresh.parts for file in part.files)])
+            return self.read_files([*files, *(file.location for part in fresh.parts for file in part.files)])
         raise AssertionError("a flush moved the offsets during each read")
 
 

@@ -21,8 +21,8 @@ import trino.exceptions
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
-from bench.ssb.generate import TABLES, generate, get_table_path
-from tests.deploy.shop import connect
+from bench.ssb.generate import TABLES, generate_ssb, get_table_path
+from tests.deploy.shop import connect_to_trino
 from tests.services.trino_lake import TrinoLake
 from tests.services.trino_proxy import TrinoProxy, run_trino_proxy
 
@@ -94,7 +94,7 @@ class TrinoAndProxy:
 
 
 def _run_statement(port: int, sql: str, parameters: Sequence[Any], **options: Any) -> StatementResult:
-    connection = connect(port, timezone="UTC", **options)
+    connection = connect_to_trino(port, timezone="UTC", **options)
     try:
         cursor = connection.cursor()
         cursor.execute(sql, list(parameters) or None)
@@ -132,7 +132,7 @@ def make_benchmark_tables(folder: Path, lake: TrinoLake) -> None:
     argv = [str(program), "parquet", "-s", f"{SCALE:g}", "-o", str(folder / "tpch"), "--quiet"]
     (folder / "tpch").mkdir()
     subprocess.run(argv, check=True, capture_output=True)
-    star = generate(folder / "ssb", SCALE)
+    star = generate_ssb(folder / "ssb", SCALE)
     catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url)
     with duckdb.connect() as db:
         for schema, tables, paths in (

@@ -19,7 +19,7 @@ import click
 
 from tests.services.kafka import run_kafka_broker
 from tests.services.postgres import postgres_server
-from tests.services.process import DEPLOY, ManagedProcess, ServiceFailed, free_port, is_http_ok
+from tests.services.process import DEPLOY, ManagedProcess, ServiceFailed, choose_free_port, is_http_ok
 from tests.services.s3 import S3, run_s3
 from tests.services.seamark import Seamark
 
@@ -71,13 +71,13 @@ def run_services(port: int, kafka: bool, trino: bool) -> None:
                 warehouse=f"s3://{BUCKET}/warehouse",
                 database=database,
                 env=environment,
-                port=port or free_port(),
+                port=port or choose_free_port(),
             )
             stack.enter_context(server)
             addresses.append(("Seamark", server.base_url))
             if trino:
                 addresses.append(
-                    ("Trino", stack.enter_context(run_trino_over(server, s3, folder / "trino", free_port())))
+                    ("Trino", stack.enter_context(run_trino_over(server, s3, folder / "trino", choose_free_port())))
                 )
             for name, address in addresses:
                 click.echo(f"{name:<11} {address}")

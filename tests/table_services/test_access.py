@@ -31,7 +31,7 @@ from seamark.metaserver.services.launching.spark_submit import ANSWER, REQUEST
 from seamark.metaserver.settings.settings import Settings
 from tests.server.rig import run_server
 from tests.services.authority import Authority
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.services.s3 import S3
 
 
@@ -106,7 +106,7 @@ async def test_missing_and_wrong_keys_are_reported(
 @pytest.mark.slow
 async def test_gateway_that_does_not_answer_is_reported(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
     """Jobs get keys for one table from the gateway, so the server lends them no keys."""
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://127.0.0.1:{choose_free_port()}"
     server_settings = build_settings(
         s3, s3_bucket, tmp_path, s3_client_access="gateway", gateway_url=url, **build_key_settings(s3)
     )

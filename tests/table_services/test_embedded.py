@@ -22,7 +22,7 @@ from seamark.commands.main import cli
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import TimelineInstant
 from tests.services.command import run_seamark
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.services.seamark import SHARED_KEY, Seamark
 from tests.waits import block_until
 
@@ -147,7 +147,7 @@ def test_workers_that_cannot_reach_the_server_are_reported_in_every_command(tmp_
 
     The server itself and its queries are not affected.
     """
-    env = {"SEAMARK_SERVICES_WORKERS": "1", "SEAMARK_SERVICES_URL": f"http://127.0.0.1:{free_port()}"}
+    env = {"SEAMARK_SERVICES_WORKERS": "1", "SEAMARK_SERVICES_URL": f"http://127.0.0.1:{choose_free_port()}"}
     with Seamark(tmp_path / "home", env=env) as server:
         catalog = RestCatalog("s", uri=server.base_url)
         catalog.create_namespace("db")

@@ -15,8 +15,8 @@ from tests.connector.jobs.encrypted.test_encrypted_merges import (
     CONFIGURATIONS,
     encrypt,
     list_paths,
-    read,
     read_protections,
+    read_rows_by_id,
 )
 from tests.connector.jobs.test_file_merges import BY_PART, PROPERTIES, SCHEMA, build_rows
 from tests.connector.parquet.encrypted import CONFIGURATION, write_key_file
@@ -61,7 +61,7 @@ def test_worker_merges_and_indexes_encrypted_files_with_the_configured_key_servi
     env = {**KMS, "SEAMARK_PARQUET_KEY_FILE": write_key_file(tmp_path, "db"), "SEAMARK_SERVICES_WORKERS": "1"}
     with Seamark(tmp_path / "home", env=env) as server:
         client = write_files(server)
-        rows_before, files = read(client), list_paths(client)
+        rows_before, files = read_rows_by_id(client), list_paths(client)
         enable_services(server)
         block_until(lambda: list_errors(client))
         assert (
@@ -70,7 +70,7 @@ def test_worker_merges_and_indexes_encrypted_files_with_the_configured_key_servi
         assert sorted(list_paths(client)) == sorted(files)
     with Seamark(tmp_path / "home", env={**env, CONFIGURATION: "the service's address"}, port=server.port):
         block_until(lambda: len(list_paths(client)) < len(files))
-        assert read(client) == rows_before
+        assert read_rows_by_id(client) == rows_before
         assert all(read_protections(path) == SECRET for path in list_paths(client))
         block_until(lambda: client.index("db.t", "ids").lag_files == 0)
         assert client.explain("db.t", "id = 3").files == 1

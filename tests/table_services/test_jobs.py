@@ -113,11 +113,11 @@ async def test_next_jobs_are_listed_by_due_time_priority_and_age() -> None:
     for name, priority, delay_s in (("late", 0, 60.0), ("old", 5, 0.0), ("new", 5, 0.0), ("urgent", 1, 0.0)):
         queue.put(build_job(name, priority=priority), delay_s=delay_s)
         now.s += 1
-    listed_next = queue.list_next(10)
+    listed_next = queue.list_next_jobs(10)
     assert [item.job.table for item in listed_next] == ["urgent", "old", "new", "failing", "late"]
     assert [item.failures for item in listed_next] == [0, 0, 0, 1, 0]
     assert (listed_next[1].waited_s, listed_next[3].due_in_s, listed_next[4].due_in_s) == (3, BACKOFF_S - 4, 56)
-    assert queue.list_next(2) == listed_next[:2]
+    assert queue.list_next_jobs(2) == listed_next[:2]
     assert queue.count_waiting_by_namespace().total() == 5
 
 

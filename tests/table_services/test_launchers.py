@@ -27,9 +27,9 @@ from seamark.metaserver.services.launching.launchers import (
     WORKER,
     JobLogin,
     LauncherChoice,
+    explain_ignored_launcher,
     read_launcher,
     sum_bytes_since,
-    why_ignored,
 )
 from seamark.metaserver.services.launching.spark_submit import ALIVE, REQUEST, SparkSubmit, compute_local_limits
 from tests.services.command import SEAMARK
@@ -88,7 +88,7 @@ async def test_launcher_property_is_ignored_unless_the_server_permits_it(
     runner = LauncherChoice(launchers, spark_bytes=100)
     for size_bytes in (1, 1000):
         name = runner.find_launcher_name(build_job(size_bytes, launcher))
-        is_ignored = why_ignored(launcher, permitted) is not None
+        is_ignored = explain_ignored_launcher(launcher, permitted) is not None
         assert is_ignored == (launcher not in (AUTO, *permitted))
         if is_ignored:
             assert name == runner.find_launcher_name(build_job(size_bytes))

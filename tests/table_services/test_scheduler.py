@@ -366,7 +366,7 @@ async def test_sweep_over_many_tables_pauses(tmp_path: Path, monkeypatch: pytest
 
         monkeypatch.setattr(asyncio, "sleep", sleep)
         began_s = parts.clock.monotonic()
-        assert await tables.sweep(record_and_never_recheck) == 20
+        assert await tables.examine_all(record_and_never_recheck) == 20
         busy_s = parts.clock.monotonic() - began_s
         assert len(names) == 20
         assert 0 < sum(slept) <= busy_s / watch._CPU_MAX_FRACTION
@@ -398,7 +398,7 @@ async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> N
                 names.add(entry.name)
                 return recheck_after_s.get(entry.name, NEVER)
 
-            assert await tables.sweep(record_and_never_recheck) == len(read_paths) == len(names)
+            assert await tables.examine_all(record_and_never_recheck) == len(read_paths) == len(names)
             return names
 
         async def post(path: str, body: dict[str, Any]) -> None:

@@ -12,7 +12,13 @@ from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.port import InstantFilter
-from seamark.metaserver.timeline.instants import check_invariants, check_move, is_finished, matches, move
+from seamark.metaserver.timeline.instants import (
+    advance_instant,
+    check_invariants,
+    check_move,
+    is_finished,
+    matches_filter,
+)
 from tests.server.rig import build_instant
 
 R, I, C, B = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLETED, InstantState.ROLLED_BACK  # noqa: E741
@@ -35,7 +41,7 @@ def test_no_path_leaves_a_finished_state(states: list[InstantState]) -> None:
     for state in states:
         clock.advance(1)
         try:
-            next_instant = move(instant, state, clock.now_ms())
+            next_instant = advance_instant(instant, state, clock.now_ms())
         except BadRequest:
             assert (instant.state, state) not in LEGAL
             continue
@@ -47,8 +53,10 @@ def test_no_path_leaves_a_finished_state(states: list[InstantState]) -> None:
 
 def test_filter_matches_only_if_every_condition_matches() -> None:
     instant = build_instant(SimulatedClock(1), "t", "commit")
-    assert matches(InstantFilter(), instant)
-    assert matches(InstantFilter(namespace=("db",), name="t", action="commit", state=C, uuid=instant.uuid), instant)
+    assert matches_filter(InstantFilter(), instant)
+    assert matches_filter(
+        InstantFilter(namespace=("db",), name="t", action="commit", state=C, uuid=instant.uuid), instant
+    )
     for other_filter in (
         InstantFilter(namespace=("d",)),
         InstantFilter(name="u"),
@@ -56,4 +64,4 @@ def test_filter_matches_only_if_every_condition_matches() -> None:
         InstantFilter(state=B),
         InstantFilter(uuid="x"),
     ):
-        assert not matches(other_filter, instant)
+        assert not matches_filter(other_filter, instant)

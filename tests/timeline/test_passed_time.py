@@ -10,9 +10,9 @@ import pytest
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.store import passed_time
 from seamark.metaserver.store.lease import Lease, LeaseLost
-from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
+from seamark.metaserver.store.passed_time import PassedTime, read_passed_time
 from seamark.metaserver.store.sql.sqlite import open_sqlite
-from tests.seeds import examples, quick
+from tests.seeds import examples, mark_fast
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -29,7 +29,7 @@ def test_ago_returns_the_latest_time_since_which_the_given_time_has_passed() -> 
     assert passed.measure_ms(1000, 900) == -100
 
 
-@pytest.mark.parametrize("seed", quick(range(40), 2))
+@pytest.mark.parametrize("seed", mark_fast(range(40), 2))
 async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock jumps by minutes to years, the machine restarts, other machines read, and no server runs for days."""
     rng = random.Random(seed)
@@ -39,7 +39,7 @@ async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int, mo
     events: list[tuple[int, int, int]] = []
     """(time by the clock, real time, allowed error) of each recorded event."""
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
-        await look_at_clock(store, clock)
+        await read_passed_time(store, clock)
         for number in range(examples(200, 30)):
             action = rng.random()
             if action < 0.5:
@@ -59,7 +59,7 @@ async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int, mo
                 real_ms += span_ms
                 allowance_ms += HOUR_MS
             allowance_ms += 60_000
-            passed = await look_at_clock(store, clock)
+            passed = await read_passed_time(store, clock)
             for recorded_ms, happened_ms, allowed_ms in events:
                 counted_ms = passed.measure_ms(recorded_ms, passed.now_ms)
                 assert counted_ms <= real_ms - happened_ms + allowance_ms - allowed_ms, (number, passed)
@@ -69,12 +69,12 @@ async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int, mo
 async def test_time_while_the_server_runs_is_counted_completely(tmp_path: Path) -> None:
     clock = SimulatedClock(seed=1)
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
-        start_ms = (await look_at_clock(store, clock)).now_ms
+        start_ms = (await read_passed_time(store, clock)).now_ms
         clock.jump(YEAR_MS)
-        assert (await look_at_clock(store, clock)).measure_ms(start_ms, clock.now_ms()) == 0
+        assert (await read_passed_time(store, clock)).measure_ms(start_ms, clock.now_ms()) == 0
         for _ in range(48):
             clock.advance(HOUR_MS)
-            passed = await look_at_clock(store, clock)
+            passed = await read_passed_time(store, clock)
         assert passed.measure_ms(start_ms, passed.now_ms) == 2 * DAY_MS
         assert passed.find_time_ago(DAY_MS) == passed.now_ms - DAY_MS
         assert passed.find_time_ago(3 * DAY_MS) < start_ms
@@ -84,20 +84,20 @@ async def test_server_that_is_stopped_most_of_the_day_deletes_old_data(tmp_path:
     """There are more gaps than are stored. No time counts twice, and the time while the server ran is not forgotten."""
     clock = SimulatedClock(seed=1)
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
-        start_ms = (await look_at_clock(store, clock)).now_ms
+        start_ms = (await read_passed_time(store, clock)).now_ms
         events: list[tuple[int, int]] = []
         ran_ms = 0
         for day in range(400):
             for _ in range(2):
                 clock.advance(HOUR_MS)
                 ran_ms += HOUR_MS
-                passed = await look_at_clock(store, clock)
+                passed = await read_passed_time(store, clock)
             sample = events[day % 20 :: 20]  # Each earlier day is checked once in 20 days.
             assert all(passed.measure_ms(at_ms, passed.now_ms) <= ran_ms - then_ms for at_ms, then_ms in sample)
             events.append((clock.now_ms(), ran_ms))
             clock.advance(22 * HOUR_MS)
             clock.machine = f"boot {day}"
-            passed = await look_at_clock(store, clock)
+            passed = await read_passed_time(store, clock)
         assert passed.measure_ms(start_ms, passed.now_ms) == ran_ms
         assert passed.find_time_ago(30 * DAY_MS) >= start_ms
 
@@ -105,15 +105,15 @@ async def test_server_that_is_stopped_most_of_the_day_deletes_old_data(tmp_path:
 async def test_replicas_with_different_clocks_record_one_gap(tmp_path: Path) -> None:
     clock = SimulatedClock(seed=1)
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
-        start_ms = (await look_at_clock(store, clock)).now_ms
+        start_ms = (await read_passed_time(store, clock)).now_ms
         clock.advance(10 * HOUR_MS)
-        await look_at_clock(store, clock)
+        await read_passed_time(store, clock)
         for _ in range(250):
             clock.advance(60_000)
             for machine, ahead_ms in (("ahead", DAY_MS), ("right", -DAY_MS)):
                 clock.machine = machine
                 clock.jump(ahead_ms)
-                passed = await look_at_clock(store, clock)
+                passed = await read_passed_time(store, clock)
         assert len(passed.gaps) == 1
         assert passed.measure_ms(start_ms, passed.now_ms) == 10 * HOUR_MS
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.seeds import quick
+from tests.seeds import mark_fast
 from tests.warehouses.world import SCHEMA, WarehouseServer, run_server_with_warehouses
 
 ROOTS = ("/v1", "/v1/sales", "/warehouses/stock/v1")
@@ -109,6 +109,6 @@ async def run_steps(folder: Path, seed: int, steps: int) -> None:
         }
 
 
-@pytest.mark.parametrize("seed", quick(range(8), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(8), 1))
 async def test_each_warehouse_behaves_like_its_own_model(tmp_path: Path, seed: int) -> None:
     await run_steps(tmp_path, seed, 150)

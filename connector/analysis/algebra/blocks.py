@@ -40,7 +40,7 @@ from seamark.connector.analysis.algebra.equivalences import (
     Pair,
     Predicate,
     build_semi_joins,
-    imply_by_equality,
+    copy_to_equal_columns,
     join_equivalences,
     move_to_column,
     push_disjunction_across_join,
@@ -296,7 +296,7 @@ class QueryBlock:
         above = all_of([above, self.having, self.counted, self.correlated])
         if self.where is None:
             return above
-        return self._imply(all_of([self.where.condition, above]), self.where.equalities)
+        return self._extend_by_equalities(all_of([self.where.condition, above]), self.where.equalities)
 
     def _move_to_columns(self, condition: Condition | None) -> Condition | None:
         """Translate a condition on the outputs into a condition on the columns of the sources."""
@@ -315,10 +315,10 @@ class QueryBlock:
             condition = restrict_to_columns(condition, columns)
         return condition
 
-    def _imply(self, condition: Condition | None, equalities: Sequence[Equality]) -> Condition | None:
+    def _extend_by_equalities(self, condition: Condition | None, equalities: Sequence[Equality]) -> Condition | None:
         """Return the condition extended by the conditions that follow from equal columns."""
         condition = all_of([*join_equivalences(equalities, self.sources), condition])
-        condition = imply_by_equality(condition, equalities, self.find_reference_kind)
+        condition = copy_to_equal_columns(condition, equalities, self.find_reference_kind)
         return all_of([condition, *push_disjunction_across_join(condition, equalities, self.sources)])
 
     # Joins
@@ -343,7 +343,7 @@ class QueryBlock:
         """Push a condition down through nested inner joins together, because each row meets all ON conditions."""
         sides, joins = flatten_inner_joins(tree)
         equalities = [equality for join in joins for equality in join.on.equalities]
-        implied = self._imply(all_of([condition, *(join.on.condition for join in joins)]), equalities)
+        implied = self._extend_by_equalities(all_of([condition, *(join.on.condition for join in joins)]), equalities)
         side_of = {source: number for number, side in enumerate(sides) for source in list_sources(side)}
         parts_by_side: list[list[Condition]] = [[] for _ in sides]
         for part in split_parts(implied):
@@ -371,7 +371,7 @@ class QueryBlock:
             condition = None if other_is_kept else restrict_to_sources(wanted_condition, own)
             if not is_kept:  # A row is used only with a partner that is itself needed and meets ON.
                 beside = all_of([restrict_to_sources(wanted_condition, other), on])
-                implied = imply_by_equality(beside, equalities, self.find_reference_kind)
+                implied = copy_to_equal_columns(beside, equalities, self.find_reference_kind)
                 condition = all_of([condition, restrict_to_sources(implied, own)])
             self._push_to(side, condition)
 
@@ -403,7 +403,7 @@ def _move_to_table(condition: Condition | None, source: Relation) -> Condition |
     return move(condition, find_stored)
 
 
-def exists_values(query: QueryBlock, pairs: Sequence[Equality]) -> Iterator[SemiJoin]:
+def iter_exists_semi_joins(query: QueryBlock, pairs: Sequence[Equality]) -> Iterator[SemiJoin]:
     """Yield semi-joins for columns of the outer block, from a subquery that must return a row.
 
     The function yields nothing if the subquery can return a row although its sources have no rows.

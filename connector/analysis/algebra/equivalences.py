@@ -202,7 +202,9 @@ def compute_equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnRe
     return classes
 
 
-def imply_by_equality(condition: Condition | None, equalities: Iterable[Equality], kind_of: KindOf) -> Condition | None:
+def copy_to_equal_columns(
+    condition: Condition | None, equalities: Iterable[Equality], kind_of: KindOf
+) -> Condition | None:
     """Return the condition, extended by a copy of each single-column part for each equal column."""
     classes = compute_equivalence_classes(
         (left, right)

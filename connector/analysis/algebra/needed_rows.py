@@ -99,7 +99,7 @@ def _has_field(atom: Atom) -> bool:
     return isinstance(atom, ColumnComparison) and "." in atom.column[1]
 
 
-def likes_on(references: Sequence[Table]) -> tuple[tuple[Like, ...], ...]:
+def list_string_likes(references: Sequence[Table]) -> tuple[tuple[Like, ...], ...]:
     """Return the LIKE predicates on stored string columns, as a conjunction of disjunctions.
 
     The number of predicates is limited to the number that a request may have.

@@ -118,7 +118,7 @@ def _read_leaves(footer: ParquetFooter) -> list[Leaf]:
 def _read_orders(footer: ParquetFooter) -> list[bytes] | None:
     if footer.orders is None:
         return None
-    return [thrift.write(order) for order in read_structures(footer.orders)]
+    return [thrift.write_structure(order) for order in read_structures(footer.orders)]
 
 
 def _read_value(element: Fields, number: int) -> Any:

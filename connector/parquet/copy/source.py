@@ -365,7 +365,7 @@ def _read_bloom_sizes(head: bytes) -> tuple[int, int]:
 
     The header (BloomFilterHeader) has the number of bits in field 1, numBytes.
     """
-    fields, size = thrift.read(head)
+    fields, size = thrift.read_structure(head)
     kind, value = fields.get(1, (0, 0))
     if kind != thrift.I32:
         raise ValueError("a Bloom filter has no size")

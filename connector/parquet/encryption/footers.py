@@ -117,7 +117,7 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
         ValueError: The bytes are not a footer.
     """
     if encrypted:
-        crypto, end = thrift.read(data)
+        crypto, end = thrift.read_structure(data)
         fields: Mapping[int, tuple[int, object]] = {
             _ALGORITHM: crypto.get(1, (0, None)),
             _KEY_METADATA: crypto.get(2, (0, None)),
@@ -127,7 +127,7 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
         encryption_fields = encode_fields(
             {n: (kind, data[at:to]) for n, kind, at, to in spans if n in (_ALGORITHM, _KEY_METADATA)}
         )
-        fields = thrift.read(encryption_fields)[0]
+        fields = thrift.read_structure(encryption_fields)[0]
     algorithm, file_aad, has_prefix = _read_algorithm(fields.get(_ALGORITHM, (0, None)), keys)
     kind, value = fields.get(_KEY_METADATA, (0, None))
     metadata = bytes(value) if kind == BINARY and isinstance(value, bytes) else None
@@ -243,7 +243,7 @@ class _Opening:
         if module is not None:
             if module[0] != BINARY:
                 raise ValueError("the encrypted metadata of a column has an unexpected type")
-            sealed = thrift.read(encode_fields({1: (BINARY, module[1])}))[0][1][1]
+            sealed = thrift.read_structure(encode_fields({1: (BINARY, module[1])}))[0][1][1]
             metadata = cipher.create_chunk_cipher(group, column).decrypt(Module.COLUMN_METADATA, memoryview(sealed))
             fields[_METADATA] = STRUCT, strip_padding(metadata)
         elif self._signed or cipher is not self._footer_cipher:
@@ -254,7 +254,7 @@ class _Opening:
         cipher = self._known.get(encoded)
         if cipher is not None:
             return cipher
-        union = thrift.read(encoded)[0]
+        union = thrift.read_structure(encoded)[0]
         if len(union) != 1:
             raise ValueError("a column has several keys or none")
         number, (kind, value) = next(iter(union.items()))
@@ -334,7 +334,7 @@ class FileEncryption:
         fields: thrift.Fields = {_UNIQUE: (BINARY, unique)}
         if aad_prefix:
             fields[_PREFIX] = BINARY, aad_prefix
-        self._algorithm = thrift.write({_GCM_CTR if ctr_pages else _GCM: (STRUCT, fields)})
+        self._algorithm = thrift.write_structure({_GCM_CTR if ctr_pages else _GCM: (STRUCT, fields)})
         self._cipher = ModuleCipher(footer.key, file_aad, ctr_pages=ctr_pages)
         self.ciphers: list[ModuleCipher | None] = [
             None
@@ -363,7 +363,7 @@ class FileEncryption:
             if key.metadata is not None:
                 structure[2] = BINARY, key.metadata
             crypto = {_COLUMN_KEY: (STRUCT, structure)}
-        fields[_CRYPTO] = STRUCT, thrift.write(crypto)
+        fields[_CRYPTO] = STRUCT, thrift.write_structure(crypto)
         if self.signed or key is not self._footer:
             metadata = bytes(fields.pop(_METADATA)[1])
             sealed = cipher.create_chunk_cipher(group, column).encrypt(Module.COLUMN_METADATA, metadata)

@@ -147,7 +147,7 @@ class Catalyst:
             kind = self._types[expression._target_id] = str(expression.dataType().catalogString())
         return kind
 
-    def uncast(self, expression: Node) -> Node:
+    def remove_identity_casts(self, expression: Node) -> Node:
         """Return an expression without casts to the type that it already has.
 
         Spark's analyser adds such casts to IN.

@@ -369,7 +369,7 @@ class _Reading:
 
     def _find_column(self, node: Node) -> SparkColumn | None:
         """Return the column that a node represents, without casts to the same type, or None."""
-        column = self._find_reference(self._catalyst.uncast(node))
+        column = self._find_reference(self._catalyst.remove_identity_casts(node))
         return column if column is not None and column.kind == self._catalyst.read_type(node) else None
 
     def _find_reference(self, node: Node) -> SparkColumn | None:

@@ -125,7 +125,7 @@ class SparkExpressions:
 
     def write_value(self, node: Node) -> exp.Expr | None:
         """Return a tree with the same value as Spark's expression, or None if the expression is not supported."""
-        node = self._catalyst.uncast(node)
+        node = self._catalyst.remove_identity_casts(node)
         name = self._leaves.find_column_name(node)
         if name is not None:
             return make_column(name)

@@ -295,11 +295,11 @@ class PlanReader:
     # Nodes with a child
 
     def _read_project(self, outputs: Iterable[Node], child: _Rows) -> _Rows:
-        columns, sources, references = self._pass_on(outputs, child)
+        columns, sources, references = self._select_passed_columns(outputs, child)
         block = QueryBlock([child.relation], 0, AttributeOutputs(references), needs_rows=True)
         return _Rows(block, columns, sources)
 
-    def _pass_on(
+    def _select_passed_columns(
         self, outputs: Iterable[Node], child: _Rows
     ) -> tuple[dict[int, SparkColumn], frozenset[int], dict[str, ColumnReference]]:
         """Return the columns, sources and references of the outputs that are attributes of the child.
@@ -325,7 +325,7 @@ class PlanReader:
         """Read an aggregation. A condition on its grouping keys removes whole groups."""
         groups, outputs = to_list(node.groupingExpressions()), to_list(node.aggregateExpressions())
         keys = {self._find_attribute(key) for key in groups} - {None}
-        columns, sources, references = self._pass_on(
+        columns, sources, references = self._select_passed_columns(
             [output for output in outputs if self._find_attribute(output) in keys], child
         )
         extremes = {}

@@ -27,7 +27,12 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from seamark.connector.analysis.algebra.needed_rows import build_condition, build_joins, intersect_joins, likes_on
+from seamark.connector.analysis.algebra.needed_rows import (
+    build_condition,
+    build_joins,
+    intersect_joins,
+    list_string_likes,
+)
 from seamark.connector.analysis.algebra.relations import Table
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
@@ -434,7 +439,7 @@ class _Query:
                 snapshot_id=reference.snapshot_id if table.snapshot_id is None else table.snapshot_id,
                 version_span=None,
                 condition=limit_text(condition),
-                likes=likes_on(each),
+                likes=list_string_likes(each),
                 joins=intersect_joins(
                     [build_joins(part, partial(_find_mark, reader.tables, mark), utc=True) for part in each]
                 ),

@@ -30,7 +30,7 @@ from seamark.connector.spark.frames.writes import write
 from seamark.connector.spark.scala import to_list
 from seamark.connector.spark.source.options import parse_flag
 from seamark.formats.iceberg.metadata.snapshot import MAIN
-from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.near_names import find_near_names
 
 FORMAT = "seamark"
 PROPERTY = "property."
@@ -292,7 +292,7 @@ def make_catalog_hint(first: str, catalog_names: Sequence[str]) -> str:
     """
     if not catalog_names:
         return "give option('uri', …), the server's address, or add a catalog with seamark.spark.connect"
-    similar_names = near_names(first, catalog_names, maximum=1)
+    similar_names = find_near_names(first, catalog_names, maximum=1)
     question = f"did you mean {similar_names[0]!r}? " if similar_names else ""
     return f"{question}It has {', '.join(catalog_names)}; or give option('uri', …), the server's address"
 

@@ -39,7 +39,12 @@ from seamark.connector.spark.statements.candidate_rows import (
     locate_by_keys,
 )
 from seamark.connector.spark.statements.collected_rows import CollectedRows, collect_rows, find_ordinals
-from seamark.connector.spark.statements.key_values import KeyValues, find_condition_keys, find_join_keys, fitting_rows
+from seamark.connector.spark.statements.key_values import (
+    KeyValues,
+    find_condition_keys,
+    find_join_keys,
+    select_fitting_rows,
+)
 from seamark.connector.spark.statements.overwrites import INSERT, OverwriteStatement
 from seamark.connector.spark.statements.plan_nodes import PlanBuilder
 from seamark.connector.spark.statements.row_changes import ChangedRows, ChangeQuery, build_deletion, write_changes
@@ -424,7 +429,7 @@ class _LocatedStatement:
         self, opened: OpenTable, key_values: KeyValues, values: pa.Table, names: Sequence[str]
     ) -> BatchKeys:
         columns = [column for column in key_values.columns if column.name in names]
-        fitting = fitting_rows(values, columns).combine_chunks()
+        fitting = select_fitting_rows(values, columns).combine_chunks()
         return find_latest_rows(fitting.to_batches(), opened.schema, names).keys
 
 

@@ -154,7 +154,7 @@ def _are_exact(columns: Iterable[SparkColumn]) -> bool:
     return not any(column.kind in _FLOATS for column in columns)
 
 
-def fitting_rows(values: pa.Table, columns: Iterable[SparkColumn]) -> pa.Table:
+def select_fitting_rows(values: pa.Table, columns: Iterable[SparkColumn]) -> pa.Table:
     """Return the rows of key values that a stored row can equal.
 
     Rows with nulls, and with numbers outside the range of an int column, are left out.
@@ -176,10 +176,10 @@ def fits_column(values: pa.ChunkedArray, column: SparkColumn) -> npt.NDArray[np.
 
 def _find_column(catalyst: Catalyst, node: Node, columns: Mapping[int, SparkColumn]) -> SparkColumn | None:
     """Return the target's column in a node, or None. The node may cast an int column to bigint."""
-    node = catalyst.uncast(node)
+    node = catalyst.remove_identity_casts(node)
     kind = catalyst.read_type(node)
     if catalyst.find_kind(node) == "Cast" and kind == "bigint" and catalyst.read_type(node.child()) == "int":
-        node, kind = catalyst.uncast(node.child()), "int"
+        node, kind = catalyst.remove_identity_casts(node.child()), "int"
     if catalyst.find_kind(node) != "AttributeReference":
         return None
     column = columns.get(catalyst.read_id(node))

@@ -65,7 +65,7 @@ class AcceptedLogins:
         """
         if headers.get("Authorization", "").partition(" ")[0].lower() in _SINGLE_USE:
             return False
-        login = self._digest(coordinator, headers)
+        login = self._hash_login(coordinator, headers)
         if self._until_s.get(login, 0.0) > self._now_s():
             return True
         asking = self._asking.get(login)
@@ -102,7 +102,7 @@ class AcceptedLogins:
             self._until_s.popitem(last=False)
         return True
 
-    def _digest(self, coordinator: Coordinator, headers: CIMultiDict[str]) -> bytes:
+    def _hash_login(self, coordinator: Coordinator, headers: CIMultiDict[str]) -> bytes:
         stated = sorted(
             (name.lower(), value)
             for name, value in headers.items()

@@ -62,13 +62,13 @@ from seamark.formats.iceberg.expressions.expression import (
     join_by_and,
     join_by_or,
 )
-from seamark.formats.iceberg.types.functions import is_function, takes
-from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.functions import accepts_values, is_function
+from seamark.formats.iceberg.types.near_names import find_near_names
 from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, describe_type, is_primitive
 from seamark.formats.iceberg.types.transforms import (
     IDENTITY,
     VOID,
-    accepts,
+    accepts_type,
     compute_result_type,
     get_transform_name,
     is_known,
@@ -91,7 +91,7 @@ from seamark.formats.iceberg.types.values import (
     parse_iso_date,
     parse_iso_time,
     parse_iso_timestamp,
-    round_to,
+    round_to_type,
 )
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.memoization import memoize
@@ -204,7 +204,7 @@ def _parse_float(kind: str, json: object) -> Literal | None:
     try:
         # The largest float, written with the fewest digits, is parsed as a double that is greater than the float. This
         # double rounds to the float.
-        return round_to(kind, number)
+        return round_to_type(kind, number)
     except ValueError:
         return Above() if number > 0 else Below()
 
@@ -248,7 +248,7 @@ def _parse_date(_: str, json: object) -> Literal | None:
     return None
 
 
-def _time(_: str, json: object) -> Literal | None:
+def _parse_time(_: str, json: object) -> Literal | None:
     match json:
         case int():
             return _choose_position_literal(json, True, LONG_MIN, LONG_MAX)
@@ -322,7 +322,7 @@ _PARSERS: dict[str, Callable[[str, object], Literal | None]] = {
     "double": _parse_float,
     "decimal": _parse_decimal,
     "date": _parse_date,
-    "time": _time,
+    "time": _parse_time,
     **dict.fromkeys(("timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"), _parse_timestamp),
     "string": _parse_string,
     "uuid": _parse_uuid,
@@ -454,7 +454,7 @@ class _Binder:
         return schema.index.by_id[next(iter(ids))] if ids else None
 
     def _suggest_similar_names(self, name: str) -> str:
-        similar_names = near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
+        similar_names = find_near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
         return f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
 
 
@@ -501,8 +501,8 @@ def _resolve_types(name: str, transform: str) -> tuple[str, str, bool]:
     if not is_primitive(kind):
         return kind, kind, False
     if is_function(transform):
-        return kind, kind, takes(transform, kind)
-    return kind, compute_result_type(transform, kind), accepts(transform, kind)
+        return kind, kind, accepts_values(transform, kind)
+    return kind, compute_result_type(transform, kind), accepts_type(transform, kind)
 
 
 def _make_predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
@@ -524,7 +524,7 @@ def _make_predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expres
         parsed = [parse_literal(domain, literal) for literal in literals]
     except BadRequest as error:
         raise BadRequest(f"Cannot bind {op} of {term.name}: {error.message}") from None
-    return _set(op, term, parsed) if op in _SETS else _make_comparison(op, term, parsed[0])
+    return _make_set_predicate(op, term, parsed) if op in _SETS else _make_comparison(op, term, parsed[0])
 
 
 def _bind_null_literal(op: Op, term: _Term) -> Expression:
@@ -543,7 +543,7 @@ def _find_domain(term: _Term) -> str:
     return f"decimal({get_decimal_precision(term.result) + _WIDTH_DIGITS}, {get_decimal_scale(term.result)})"
 
 
-def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:
+def _make_set_predicate(op: Op, term: _Term, literals: list[Literal]) -> Expression:
     """Return the predicate for `in` or `not-in` with literals that can be positions."""
     values = {}
     predicates = []
@@ -553,7 +553,7 @@ def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:
             predicates.append(_make_comparison(single, term, literal))
         else:
             # Keep both zeros: -0.0 equals 0.0 in Python, but not for every reader.
-            values[_order(literal)] = literal
+            values[_make_sort_key(literal)] = literal
     ordered = [values[key] for key in sorted(values)]
     if len(ordered) > 1:
         predicates.append(term.make_predicate(op, *ordered))
@@ -562,7 +562,7 @@ def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:
     return join_by_or(*predicates) if op == Op.IN else join_by_and(*predicates)
 
 
-def _order(value: Value) -> tuple[Value, float]:
+def _make_sort_key(value: Value) -> tuple[Value, float]:
     return value, copysign(1.0, value) if isinstance(value, float) else 0.0
 
 

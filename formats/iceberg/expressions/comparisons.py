@@ -28,10 +28,10 @@ from seamark.formats.iceberg.expressions.typed_literals import (
     TypedLiteral,
     convert_literal,
 )
-from seamark.formats.iceberg.types.functions import is_function, takes
-from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.functions import accepts_values, is_function
+from seamark.formats.iceberg.types.near_names import find_near_names
 from seamark.formats.iceberg.types.schema import ListType, MapType, Schema, StructType, describe_type
-from seamark.formats.iceberg.types.transforms import IDENTITY, accepts, compute_result_type
+from seamark.formats.iceberg.types.transforms import IDENTITY, accepts_type, compute_result_type
 from seamark.formats.iceberg.types.types import canonicalize_primitive, get_base_name
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.runtime.errors import BadRequest
@@ -103,8 +103,8 @@ class Comparisons:
         if transform == IDENTITY:
             return ComparedTerm(column, kind)
         if is_function(transform):
-            return ComparedTerm(column, kind, transform) if takes(transform, kind) else None
-        if not accepts(transform, kind) or (transform in UNITS and kind not in _CALENDAR):
+            return ComparedTerm(column, kind, transform) if accepts_values(transform, kind) else None
+        if not accepts_type(transform, kind) or (transform in UNITS and kind not in _CALENDAR):
             return None
         return ComparedTerm(column, compute_result_type(transform, kind), transform)
 
@@ -236,7 +236,7 @@ class Comparisons:
                 return column.name, canonicalize_primitive(column.type)
             except BadRequest:  # The type belongs to a later format version.
                 return column.name, column.type
-        similar_names = near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
+        similar_names = find_near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
         hint = f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
         raise BadRequest(f"Cannot find column '{name}' in the table's schemas{hint}")
 

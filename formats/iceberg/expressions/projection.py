@@ -42,7 +42,7 @@ from seamark.formats.iceberg.expressions.ranges import (
     Range,
     StoredAsInt,
     compute_complement,
-    contains,
+    contains_value,
     find_stored_as_int,
     get_successor,
     invert_ranges,
@@ -55,7 +55,7 @@ from seamark.formats.iceberg.types.functions import is_function
 from seamark.formats.iceberg.types.transforms import (
     IDENTITY,
     VOID,
-    accepts,
+    accepts_type,
     canonicalize_transform,
     compute_values_type,
     get_transform_name,
@@ -161,7 +161,7 @@ def find_source_ranges(predicate: Bound) -> Expression:
         return predicate
     if is_function(transform):
         return TRUE if op in NULL_MATCHES else _move_to_source(predicate, Op.NOT_NULL)
-    if not is_known(transform) or not accepts(transform, kind):
+    if not is_known(transform) or not accepts_type(transform, kind):
         return TRUE
     if op == Op.NOT_NULL or (op == Op.IS_NULL and transform != VOID):
         return _move_to_source(predicate, op)
@@ -213,7 +213,7 @@ def _find_mapping(transform: str, kind: str) -> _Mapping | None:
     3).
     """
     transform = canonicalize_transform(transform)
-    if transform == VOID or not is_known(transform) or not accepts(transform, kind):
+    if transform == VOID or not is_known(transform) or not accepts_type(transform, kind):
         return None
     return _Mapping(
         transform,
@@ -226,7 +226,7 @@ def _find_mapping(transform: str, kind: str) -> _Mapping | None:
 
 
 def _project_strict(predicate: Bound, field: PartitionField) -> Expression:
-    projected = _negate(_project_predicate(replace(predicate, op=OPPOSITE[predicate.op]), field))
+    projected = _negate_expression(_project_predicate(replace(predicate, op=OPPOSITE[predicate.op]), field))
     if projected == FALSE:
         return FALSE
     if predicate.op in NULL_MATCHES or (isinstance(projected, Bound) and projected.op not in NULL_MATCHES):
@@ -237,12 +237,12 @@ def _project_strict(predicate: Bound, field: PartitionField) -> Expression:
     return join_by_and(_make_field_predicate(predicate, field, Op.NOT_NULL), projected)
 
 
-def _negate(expression: Expression) -> Expression:
+def _negate_expression(expression: Expression) -> Expression:
     match expression:
         case And(children):
-            return join_by_or(*map(_negate, children))
+            return join_by_or(*map(_negate_expression, children))
         case Or(children):
-            return join_by_and(*map(_negate, children))
+            return join_by_and(*map(_negate_expression, children))
         case Bound():
             return replace(expression, op=OPPOSITE[expression.op])
         case Always(value):
@@ -272,7 +272,7 @@ def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
             result for source in _list_matching_ranges(predicate) for result in transform_range(transform, kind, source)
         ]
         if mapping.is_rounded:
-            ranges = list(map(_widen, ranges))
+            ranges = list(map(_widen_range, ranges))
         return _match_ranges(_make_field_predicate(predicate, field, op), ranges)
     return _project_prefix(predicate, field, get_transform_width(transform)) if op in _PREFIXES else TRUE
 
@@ -291,7 +291,8 @@ def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _M
         return _match_results(predicate, field, mapping, values)
     if op in _COMPARISONS:
         return _match_ranges(
-            _make_field_predicate(predicate, field, op), [_widen(span) for span in _list_matching_ranges(predicate)]
+            _make_field_predicate(predicate, field, op),
+            [_widen_range(span) for span in _list_matching_ranges(predicate)],
         )
     # A stored result up to 0 may represent the next lower result.
     positive = [value for value in values if isinstance(value, int) and value > 0]
@@ -313,7 +314,7 @@ def _project_stored_as_int(
         return _match_results(predicate, field, mapping, predicate.values)
     projected = _make_field_predicate(predicate, field, predicate.op, *predicate.values)
     if predicate.op in _COMPARISONS:
-        is_sought = contains(_list_matching_ranges(predicate), stored.exact)
+        is_sought = contains_value(_list_matching_ranges(predicate), stored.exact)
         return join_by_or(projected, replace(projected, op=Op.EQ, values=(stored.wrapped,))) if is_sought else projected
     other_values = [value for value in predicate.values if value != stored.wrapped]
     return (
@@ -345,7 +346,7 @@ def _match_results(
     return _make_field_predicate(predicate, field, Op.EQ if len(values) == 1 else Op.IN, *values)
 
 
-def _widen(results: Range) -> Range:
+def _widen_range(results: Range) -> Range:
     return results if results.high is None or results.high > 0 else Range(results.low, results.high + 1)
 
 

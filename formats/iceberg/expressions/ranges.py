@@ -18,11 +18,11 @@ from seamark.formats.iceberg.types.transforms import (
     INTEGER_BITS,
     UNITS_PER_DAY,
     compute_result_type,
+    find_start_of_month,
     get_transform_name,
     get_transform_width,
     is_known,
     make_monotone_function,
-    start_of_month,
     wrap_to_bits,
 )
 from seamark.formats.iceberg.types.types import get_base_name
@@ -80,7 +80,7 @@ def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
             high = get_successor(exact(high))
         return [Range(low if low is None else exact(low), high)]
     first, end = _find_limits(kind)
-    low, high = _clip(source, first, end)
+    low, high = _clip_range(source, first, end)
     if low >= high:
         return []
     lowest, beyond = exact(low), exact(high - 1) + 1
@@ -88,7 +88,7 @@ def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
     start, stop = _find_limits(result)
     results = []
     for shift in _find_shifts(result):
-        piece = _clip(Range(lowest + shift, beyond + shift), start, stop)
+        piece = _clip_range(Range(lowest + shift, beyond + shift), start, stop)
         if piece.low >= piece.high:
             continue
         # No value is beyond the limits of the source type, so a bound at a limit can be omitted.
@@ -98,7 +98,7 @@ def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
     stored = find_stored_as_int(transform, kind)
     if stored is None or low >= stored.end or high <= _find_limits("int").low:
         return results
-    return results if contains(results, stored.wrapped) else [*results, Range(stored.wrapped, stored.wrapped + 1)]
+    return results if contains_value(results, stored.wrapped) else [*results, Range(stored.wrapped, stored.wrapped + 1)]
 
 
 class StoredAsInt(NamedTuple):
@@ -129,7 +129,7 @@ def find_stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
     return StoredAsInt(exact, wrap_to_bits(exact, INTEGER_BITS["int"]), end) if exact < lowest_int else None
 
 
-def contains(ranges: Iterable[Range], value: int) -> bool:
+def contains_value(ranges: Iterable[Range], value: int) -> bool:
     return any((low is None or low <= value) and (high is None or value < high) for low, high in ranges)
 
 
@@ -143,10 +143,11 @@ def invert_ranges(transform: str, kind: str, results: Iterable[Range]) -> list[R
     start, stop = _find_limits(result)
     spans = []
     for span in results:
-        low, high = _clip(span, start, stop)
+        low, high = _clip_range(span, start, stop)
         if low < high:
             spans += [
-                _clip(Range(begin(low + shift), begin(high + shift)), first, end) for shift in _find_shifts(result)
+                _clip_range(Range(begin(low + shift), begin(high + shift)), first, end)
+                for shift in _find_shifts(result)
             ]
     return [
         Range(None if low == first else low, None if high == end else high)
@@ -156,7 +157,9 @@ def invert_ranges(transform: str, kind: str, results: Iterable[Range]) -> list[R
 
 def _find_ranges_backwards(width: int, results: Iterable[Range]) -> Iterator[Range]:
     for span in results:
-        low, high = (bound if bound is None or len(bound) <= width else end_of_prefix(bound[:width]) for bound in span)
+        low, high = (
+            bound if bound is None or len(bound) <= width else find_end_of_prefix(bound[:width]) for bound in span
+        )
         if low is None and span.low is not None:
             continue  # No string is greater than the prefix.
         if low is None or high is None or low < high:
@@ -186,7 +189,7 @@ def _find_limits(kind: str) -> Range:
     return Range(-edge, edge)
 
 
-def _clip(span: Range, first: int, end: int) -> Range:
+def _clip_range(span: Range, first: int, end: int) -> Range:
     low = first if span.low is None else max(span.low, first)
     return Range(low, end if span.high is None else min(span.high, end))
 
@@ -212,10 +215,10 @@ def _make_inverse(transform: str, kind: str) -> Callable[[int], int]:
     if name == "day":
         return lambda result: result * day
     months = 1 if name == "month" else 12
-    return lambda result: start_of_month(result * months) * day
+    return lambda result: find_start_of_month(result * months) * day
 
 
-def end_of_prefix(prefix: Prefix) -> Prefix | None:
+def find_end_of_prefix(prefix: Prefix) -> Prefix | None:
     """Return the lowest value that is greater than all values with a prefix, or None if there is none."""
     if isinstance(prefix, bytes):
         stem = prefix.rstrip(b"\xff")

@@ -91,12 +91,12 @@ def _remove_nan_tests(expression: Expression, terms: set[tuple[int, str]]) -> Ex
     if not terms or not isinstance(expression, Or):
         return expression
     other_children = [
-        child for child in expression.children if not (isinstance(child, Bound) and _tests_only(child, terms))
+        child for child in expression.children if not (isinstance(child, Bound) and _has_only_tests(child, terms))
     ]
     return join_by_or(*other_children)
 
 
-def _tests_only(predicate: Bound, terms: set[tuple[int, str]]) -> bool:
+def _has_only_tests(predicate: Bound, terms: set[tuple[int, str]]) -> bool:
     return _is_test(predicate) and _get_term(predicate) in terms
 
 

@@ -276,7 +276,7 @@ class _Reader(Comparisons):
             case exp.In():
                 return self._parse_in(node, negated)
             case exp.Is():
-                return self._is(node, negated)
+                return self._parse_is(node, negated)
             case exp.Like() | exp.Escape() | exp.StartsWith():
                 return self._parse_like(node, negated)
             case exp.IsNan():
@@ -368,7 +368,7 @@ class _Reader(Comparisons):
         exact = self.list_exact_values(term, values)
         return join_by_and(term.not_null, term.make_predicate(Op.NOT_IN, *exact)) if exact else term.not_null
 
-    def _is(self, node: exp.Is, negated: bool) -> Expression | None:
+    def _parse_is(self, node: exp.Is, negated: bool) -> Expression | None:
         """Return the predicate of IS NULL, IS TRUE or IS FALSE, or None if an expression cannot represent it."""
         if isinstance(node.expression, exp.Null):
             term = self._parse_term(node.this, any_type=True)
@@ -441,10 +441,10 @@ class _Reader(Comparisons):
             column, kind = self._find_column(name)
             return ComparedTerm(column, kind) if any_type or kind not in NESTED else None
         if isinstance(node, exp.Dot):
-            return self._transform(node.expression, qualified=True)
-        return self._transform(node, qualified=False)
+            return self._parse_transform(node.expression, qualified=True)
+        return self._parse_transform(node, qualified=False)
 
-    def _transform(self, node: exp.Expr, *, qualified: bool) -> ComparedTerm | None:
+    def _parse_transform(self, node: exp.Expr, *, qualified: bool) -> ComparedTerm | None:
         """Return a transform of a column, or None if the node is not a transform.
 
         Args:
@@ -526,11 +526,11 @@ class _StrictReader(_Reader):
             return None  # There is no column whose type could be checked.
         return super()._parse_leaf(node, negated)
 
-    def _transform(self, node: exp.Expr, *, qualified: bool) -> ComparedTerm | None:
+    def _parse_transform(self, node: exp.Expr, *, qualified: bool) -> ComparedTerm | None:
         """Return the year or the day of a column. Other transforms have no function in Trino."""
         if qualified or not (isinstance(node, exp.Year) or type(node) is exp.Cast):
             return None
-        return super()._transform(node, qualified=False)
+        return super()._parse_transform(node, qualified=False)
 
 
 def _compare_literals(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expression | None:

@@ -50,13 +50,13 @@ def parse_literal(node: exp.Expr | None) -> TypedLiteral | None:
         case exp.HexString():
             return TypedLiteral("bytes", str(node.this))
         case exp.Cast() if type(node) is exp.Cast and not (node.args.get("format") or node.args.get("default")):
-            return _cast(parse_literal(node.this), node.to)
+            return _cast_literal(parse_literal(node.this), node.to)
         case exp.Date() if len(list(node.iter_expressions())) == 1:
-            return _cast(parse_literal(node.this), exp.DataType.build("DATE"))
+            return _cast_literal(parse_literal(node.this), exp.DataType.build("DATE"))
     return None
 
 
-def _cast(literal: TypedLiteral | None, to: exp.DataType) -> TypedLiteral | None:
+def _cast_literal(literal: TypedLiteral | None, to: exp.DataType) -> TypedLiteral | None:
     """Return the literal that a cast of `literal` gives in all engines, or None if its result is unclear."""
     if literal is None:
         return None

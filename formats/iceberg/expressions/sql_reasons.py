@@ -35,7 +35,7 @@ def explain_misfit(literal: TypedLiteral, name: str, kind: str) -> str:
         text = literal.text
     else:
         text = f"X'{literal.text}'" if literal.kind == "bytes" else f"'{literal.text}'"
-    reason = f"{_abbreviate(text)} is not a literal of {_abbreviate(name)}, which is {kind}"
+    reason = f"{_abbreviate_text(text)} is not a literal of {_abbreviate_text(name)}, which is {kind}"
     form = _FORMS.get(get_base_name(kind))
     return f"{reason}; write {form}" if form else reason
 
@@ -51,7 +51,8 @@ def explain_unused(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
         if isinstance(side, exp.Column) and len(side.parts) == 1 and not is_column(side.name):
             quoted = side.this.args.get("quoted")
             hint = "double quotes and backticks are for names, and " if quoted else ""
-            return f"{hint}{_abbreviate(side.name)} is not a column; write '{_abbreviate(side.name)}' for a string"
+            name = _abbreviate_text(side.name)
+            return f"{hint}{name} is not a column; write '{name}' for a string"
     sides = _list_operands(node)
     if len(sides) == 2 and all(parse_literal(side) is None for side in sides):
         if all(isinstance(side, exp.Column | exp.Dot) for side in sides):
@@ -62,7 +63,7 @@ def explain_unused(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
     function = next(node.find_all(exp.Func), None)
     if function is not None and not isinstance(function, exp.Connector | exp.Cast):
         called = function.name if isinstance(function, exp.Anonymous) else function.sql_name()
-        return f"{_abbreviate(called.lower())}() is not a transform of a column"
+        return f"{_abbreviate_text(called.lower())}() is not a transform of a column"
     return "Iceberg expressions cannot represent it"
 
 
@@ -72,5 +73,5 @@ def _list_operands(node: exp.Expr) -> list[exp.Expr]:
     return []
 
 
-def _abbreviate(text: str) -> str:
+def _abbreviate_text(text: str) -> str:
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"

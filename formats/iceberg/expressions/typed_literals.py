@@ -14,7 +14,12 @@ from struct import Struct
 
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.types import get_base_name
-from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale, get_fixed_length, round_to
+from seamark.formats.iceberg.types.values import (
+    get_decimal_precision,
+    get_decimal_scale,
+    get_fixed_length,
+    round_to_type,
+)
 
 _DATE = re.compile(r"\s*(\d{4}-\d\d-\d\d)\s*", re.ASCII)
 _TIME = re.compile(r"\s*(\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)\s*", re.ASCII)
@@ -35,7 +40,7 @@ _ROUNDING_STEPS_MAX = 4
 
 An engine rounds up to three times.
 """
-_BITS_OF = {"float": (Struct("<f"), Struct("<I")), "double": (Struct("<d"), Struct("<Q"))}
+_FLOAT_AND_BITS_STRUCTS = {"float": (Struct("<f"), Struct("<I")), "double": (Struct("<d"), Struct("<Q"))}
 _DOUBLE = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _NUMBER_MAX = 100
 """The maximum number of characters of a number."""
@@ -75,13 +80,13 @@ class TypedLiteral:
     @property
     def data_type(self) -> str:
         """The literal's Iceberg type without parameters. Null has no type."""
-        return "long" if self.kind == "number" and "." not in self.text else _TYPE_OF[self.kind]
+        return "long" if self.kind == "number" and "." not in self.text else _TYPES_BY_KIND[self.kind]
 
     def parse_number(self) -> Decimal:
         return Decimal(self.text)
 
 
-_KIND_OF = {
+_KINDS_BY_TYPE = {
     "int": "number",
     "long": "number",
     "decimal": "number",
@@ -92,7 +97,7 @@ _KIND_OF = {
     "fixed": "bytes",
     **{kind: kind for kind in ("boolean", "date", "time", "timestamp", "timestamptz", "uuid")},
 }
-_TYPE_OF = {kind: name for name, kind in _KIND_OF.items()} | {"double": "double", "bytes": "binary"}
+_TYPES_BY_KIND = {kind: name for name, kind in _KINDS_BY_TYPE.items()} | {"double": "double", "bytes": "binary"}
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})*", re.ASCII)
 
 
@@ -102,7 +107,7 @@ def parse_typed_literal(data_type: str, text: str) -> TypedLiteral:
     Raises:
         ValueError: The type or the value is invalid.
     """
-    kind = _KIND_OF.get(get_base_name(data_type))
+    kind = _KINDS_BY_TYPE.get(get_base_name(data_type))
     if kind is None:
         raise ValueError(f"there are no literals of type {data_type[:40]!r}")
     number = kind == "number" and not is_exact_number(text)
@@ -173,14 +178,17 @@ def _fit_float(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
         raise Inconvertible
     value = float(literal.text)
     try:
-        rounded = round_to(kind, value)
+        rounded = round_to_type(kind, value)
     except ValueError:  # The value is outside the range of floats.
         return literal.text, False
     nearest = literal.text, rounded == value
     if literal.kind == "number" and "." in literal.text and rounded:
         # Trino divides the digits by a power of ten in the column's type, which rounds longer numbers twice.
         digits, scale = _EXACT_DIVISION_DIGITS_MAX[get_base_name(kind)]
-        if len(literal.text.lstrip("+-").replace(".", "").lstrip("0")) > digits or _scale(literal.text) > scale:
+        if (
+            len(literal.text.lstrip("+-").replace(".", "").lstrip("0")) > digits
+            or _count_fraction_digits(literal.text) > scale
+        ):
             raise AmbiguousRounding(
                 nearest, tuple(repr(near) for near in _find_values_around(get_base_name(kind), rounded))
             )
@@ -192,14 +200,14 @@ def _find_values_around(kind: str, value: float) -> list[float]:
 
     `value` must be a value of the type.
     """
-    floating, integer = _BITS_OF[kind]
+    floating, integer = _FLOAT_AND_BITS_STRUCTS[kind]
     bits: int = integer.unpack(floating.pack(abs(value)))[0]
     steps = range(max(bits - _ROUNDING_STEPS_MAX, 0), bits + _ROUNDING_STEPS_MAX + 1)
     neighbours = [float(floating.unpack(integer.pack(step))[0]) for step in steps]
     return sorted(math.copysign(near, value) for near in neighbours if math.isfinite(near))
 
 
-def _scale(text: str) -> int:
+def _count_fraction_digits(text: str) -> int:
     return len(text.partition(".")[2])
 
 
@@ -207,7 +215,7 @@ def _fit_decimal(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
     if literal.kind == "number":
         return literal.text, True
     if literal.kind == "text" and is_exact_number(literal.text):
-        if _scale(literal.text) <= get_decimal_scale(kind):
+        if _count_fraction_digits(literal.text) <= get_decimal_scale(kind):
             return literal.text, True
     elif literal.kind == "double" and get_decimal_precision(kind) <= _EXACT_DOUBLE_DIGITS:
         return _to_exact_text(literal.text), True
@@ -232,7 +240,7 @@ def _fit_date(literal: TypedLiteral, _: str) -> tuple[object, bool]:
     raise Inconvertible
 
 
-def _time(literal: TypedLiteral, _: str) -> tuple[object, bool]:
+def _fit_time(literal: TypedLiteral, _: str) -> tuple[object, bool]:
     if literal.kind in ("text", "time") and (match := _TIME.fullmatch(literal.text)):
         return match[1], True
     raise Inconvertible
@@ -289,7 +297,7 @@ _FITS = {
     "double": _fit_float,
     "decimal": _fit_decimal,
     "date": _fit_date,
-    "time": _time,
+    "time": _fit_time,
     **dict.fromkeys(("timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"), _fit_timestamp),
     "string": _fit_string,
     "uuid": _fit_uuid,

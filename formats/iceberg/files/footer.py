@@ -126,7 +126,7 @@ class ParquetFooter:
             ValueError: An optional offset has the wrong type. pyarrow ignores it, and would read other pages than those
                 in the table of chunks.
         """
-        chunk = thrift.read(self.data, int(group.chunks[number, 0]))[0]
+        chunk = thrift.read_structure(self.data, int(group.chunks[number, 0]))[0]
         kind, metadata = chunk.get(_METADATA, (STRUCT, {}))
         if kind != STRUCT or metadata.get(_DICTIONARY_PAGE, (I64,))[0] != I64:
             raise ValueError("the metadata of a column chunk are no structure, or its dictionary offset is no I64")
@@ -146,7 +146,7 @@ class ParquetFooter:
 
 
 def read_structures(encoded: bytes) -> list[Fields]:
-    return [thrift.read(encoded, at)[0] for at in _footer.items(encoded, 0)[:-1]]
+    return [thrift.read_structure(encoded, at)[0] for at in _footer.items(encoded, 0)[:-1]]
 
 
 def read_footer(data: bytes) -> ParquetFooter:
@@ -200,13 +200,13 @@ def _read_group(data: bytes, at: int, ordinal: int) -> RowGroup:
     if len(columns) != 1:
         raise ValueError("a row group must have exactly one list of columns")
     _, _, begin, stop = columns[0]
-    chunks: Longs = np.empty((_count(data, begin), _footer.WIDTH), dtype=np.int64)
+    chunks: Longs = np.empty((_read_list_length(data, begin), _footer.WIDTH), dtype=np.int64)
     _footer.locate_chunks(data, begin, chunks)
     if begin != at + 1 or data[at] >> 4 != 1:
         raise ValueError("the columns are not the first field of a row group")
     # Read the fields after the columns, beginning with a field header, because field ids are relative to the previous
     # field.
-    other_fields = thrift.read(bytes([1 << 4 | thrift.TRUE]) + data[stop:end])[0]
+    other_fields = thrift.read_structure(bytes([1 << 4 | thrift.TRUE]) + data[stop:end])[0]
     fields = {number: value for number, value in other_fields.items() if number != COLUMNS}
     sorting = fields.get(SORTING)
     if sorting is not None and sorting[0] == LIST and sorting[1][1] and sorting[1][0] != STRUCT:
@@ -217,7 +217,7 @@ def _read_group(data: bytes, at: int, ordinal: int) -> RowGroup:
     return RowGroup(chunks, fields, ordinal)
 
 
-def _count(data: bytes, at: int) -> int:
+def _read_list_length(data: bytes, at: int) -> int:
     """Return the length of the list at the position `at`. The caller has checked the encoding."""
     size = data[at] >> 4
     if size < _SHORT:
@@ -241,7 +241,7 @@ def _read_number(value: tuple[int, bytes]) -> int:
     if value[0] not in (I16, I32, I64):
         raise ValueError(f"a number of the footer has the Thrift type {value[0]}, not an integer type")
     # The reader reads only structures, so make the number the only field of a structure.
-    number = thrift.read(bytes([1 << 4 | I64]) + value[1] + b"\0")[0][1][1]
+    number = thrift.read_structure(bytes([1 << 4 | I64]) + value[1] + b"\0")[0][1][1]
     return int(number)
 
 
@@ -253,12 +253,12 @@ def _get_binary(fields: Fields, number: int) -> bytes | None:
 
 
 def _strip_prefix(encoded: bytes) -> bytes:
-    return bytes(thrift.read(bytes([1 << 4 | BINARY]) + encoded + b"\0")[0][1][1])
+    return bytes(thrift.read_structure(bytes([1 << 4 | BINARY]) + encoded + b"\0")[0][1][1])
 
 
 def encode_path(names: Sequence[bytes]) -> bytes:
     """Encode the field `path_in_schema` of a chunk."""
-    return thrift.write({1: (LIST, (BINARY, list(names)))})[1:-1]
+    return thrift.write_structure({1: (LIST, (BINARY, list(names)))})[1:-1]
 
 
 def patch_chunks(footer: ParquetFooter, chunks: Longs, values: Longs, paths: Sequence[bytes | None]) -> list[bytes]:
@@ -283,7 +283,9 @@ def encode_group(chunks: Sequence[bytes], fields: Fields) -> bytes:
         chunks: The encoded column chunks.
         fields: All fields except the chunks. The total size is required.
     """
-    other_fields = bytearray(thrift.write({number: value for number, value in fields.items() if number != COLUMNS}))
+    other_fields = bytearray(
+        thrift.write_structure({number: value for number, value in fields.items() if number != COLUMNS})
+    )
     other_fields[0] -= 1 << 4  # Field ids are relative: the total size (field 2) now follows field 1.
     return bytes([1 << 4 | LIST]) + encode_structures(chunks) + bytes(other_fields)
 
@@ -340,7 +342,7 @@ def encode_footer(
     }
     if key_values:
         pairs = [
-            thrift.write({1: (BINARY, key), **({} if value is None else {2: (BINARY, value)})})
+            thrift.write_structure({1: (BINARY, key), **({} if value is None else {2: (BINARY, value)})})
             for key, value in key_values
         ]
         fields[_KEY_VALUES] = LIST, encode_structures(pairs)
@@ -368,11 +370,11 @@ def encode_fields(fields: Mapping[int, tuple[int, bytes]]) -> bytes:
 
 def encode_binary(value: bytes) -> bytes:
     """Encode a value of type BINARY."""
-    return thrift.write({1: (BINARY, value)})[1:-1]
+    return thrift.write_structure({1: (BINARY, value)})[1:-1]
 
 
 def _encode_number(value: int) -> bytes:
-    return thrift.write({1: (I64, value)})[1:-1]
+    return thrift.write_structure({1: (I64, value)})[1:-1]
 
 
 def encode_structures(parts: Sequence[bytes]) -> bytes:

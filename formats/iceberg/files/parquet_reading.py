@@ -305,7 +305,7 @@ def read_page_sizes(data: bytes, values: int) -> _Pages:
     at = counted_values = count = total = largest = 0
     view = memoryview(data)
     while counted_values < values and at < len(data):
-        header, size = thrift.read(view[at : at + PAGE_HEADER_MAX_BYTES])
+        header, size = thrift.read_structure(view[at : at + PAGE_HEADER_MAX_BYTES])
         header_end = at + size
         kind, plain, packed = header[_TYPE][1], header[_PLAIN_BYTES][1], header[_PACKED_BYTES][1]
         if packed < 0 or plain < 0 or packed > len(data) - header_end:
@@ -417,7 +417,9 @@ def _estimate_footer_weight(footer: bytes, path: str, limit_bytes: int) -> int:
     if len(footer) <= FOOTER_FREE_BYTES:
         return 0
     try:
-        return thrift.weigh(footer, _FOOTER_WEIGHTS, item=_ITEM_BYTES, field=_FIELD_BYTES, limit_bytes=limit_bytes)
+        return thrift.estimate_decoded_memory(
+            footer, _FOOTER_WEIGHTS, item=_ITEM_BYTES, field=_FIELD_BYTES, limit_bytes=limit_bytes
+        )
     except thrift.TooHeavy:
         raise Unreadable(path, f"the footer takes more than {limit_bytes:,} bytes when it is decoded") from None
     except ValueError as error:

@@ -92,7 +92,7 @@ def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterat
     written = []
     for blob in blobs:
         start = at
-        for part in blob.parts if blob.codec is None else (_compress(blob),):
+        for part in blob.parts if blob.codec is None else (_compress_blob(blob),):
             if len(part):
                 yield part
                 at += len(part)
@@ -112,7 +112,7 @@ def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterat
     yield MAGIC + payload + _TAIL.pack(len(payload), 0, MAGIC)
 
 
-def _compress(blob: Blob) -> bytes:
+def _compress_blob(blob: Blob) -> bytes:
     if blob.codec != "zstd":
         raise ValueError(f"Blobs can be written without compression or with zstd, but not with {blob.codec!r}")
     return bytes(

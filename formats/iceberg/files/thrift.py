@@ -21,7 +21,7 @@ Fields: TypeAlias = dict[int, tuple[int, Any]]
 _DEPTH_MAX = 64
 
 
-def read(data: bytes | memoryview, at: int = 0) -> tuple[Fields, int]:
+def read_structure(data: bytes | memoryview, at: int = 0) -> tuple[Fields, int]:
     """Return the structure at the position `at`, and the position after it."""
     try:
         return _read_struct(memoryview(data), at, 0)
@@ -128,7 +128,9 @@ Weights: TypeAlias = Mapping[tuple[int, int], int]
 """
 
 
-def weigh(data: bytes | memoryview, weights: Weights, *, item: int, field: int, limit_bytes: int) -> int:
+def estimate_decoded_memory(
+    data: bytes | memoryview, weights: Weights, *, item: int, field: int, limit_bytes: int
+) -> int:
     """Return the approximate memory in bytes that readers need for the structure at position 0, without building it.
 
     Args:
@@ -209,7 +211,7 @@ class _Weighing:
             raise TooHeavy(f"the decoded structure takes more than {self._limit_bytes:,} bytes")
 
 
-def write(fields: Fields) -> bytes:
+def write_structure(fields: Fields) -> bytes:
     """Encode fields that have the form of the result of `read`."""
     out = bytearray()
     _put_struct(out, fields)

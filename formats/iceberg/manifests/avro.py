@@ -54,14 +54,14 @@ def read_container(data: bytes | memoryview, location: str, *, inflated_limit_by
     """
     reader = _Reader(memoryview(data).cast("B"), location)
     if bytes(reader.take(len(_MAGIC), "the magic number")) != _MAGIC:
-        raise reader.corrupt("does not start with Avro's magic bytes")
+        raise reader.make_error("does not start with Avro's magic bytes")
     metadata = _read_metadata(reader)
     if "avro.schema" not in metadata:
-        raise reader.corrupt("has no schema in its header")
+        raise reader.make_error("has no schema in its header")
     codec = metadata.get("avro.codec", "null")
     inflate = _CODECS.get(codec)
     if inflate is None:
-        raise reader.corrupt(f"is compressed with {codec!r}; codecs that can be read: {', '.join(sorted(_CODECS))}")
+        raise reader.make_error(f"is compressed with {codec!r}; codecs that can be read: {', '.join(sorted(_CODECS))}")
     sync = bytes(reader.take(_SYNC_BYTES, "the sync marker"))
     blocks: list[bytes | memoryview] = []
     edges, counts, size = [0], [], 0
@@ -69,13 +69,13 @@ def read_container(data: bytes | memoryview, location: str, *, inflated_limit_by
         count = reader.read_length("a block's row count")
         packed = reader.take(reader.read_length("a block's size"), "a block")
         if reader.take(_SYNC_BYTES, "a sync marker") != sync:
-            raise reader.corrupt(f"block {len(blocks)} does not end with the file's sync marker")
+            raise reader.make_error(f"block {len(blocks)} does not end with the file's sync marker")
         try:
             block = inflate(packed, inflated_limit_bytes - size)
         except OverflowError:
-            raise reader.corrupt(f"inflates to more than {inflated_limit_bytes} bytes") from None
+            raise reader.make_error(f"inflates to more than {inflated_limit_bytes} bytes") from None
         except (_ISAL_ERROR, OSError, ValueError, EOFError) as error:
-            raise reader.corrupt(f"block {len(blocks)} cannot be inflated ({codec}): {error}") from error
+            raise reader.make_error(f"block {len(blocks)} cannot be inflated ({codec}): {error}") from error
         size += len(block)
         blocks.append(block)
         edges.append(size)
@@ -91,7 +91,7 @@ def read_header(data: bytes | memoryview, location: str) -> dict[str, str]:
     """
     reader = _Reader(memoryview(data).cast("B"), location)
     if bytes(reader.take(len(_MAGIC), "the magic number")) != _MAGIC:
-        raise reader.corrupt("does not start with Avro's magic bytes")
+        raise reader.make_error("does not start with Avro's magic bytes")
     return _read_metadata(reader)
 
 
@@ -112,7 +112,7 @@ class _Reader:
         self._location = location
         self._at = 0
 
-    def corrupt(self, problem: str) -> Corrupt:
+    def make_error(self, problem: str) -> Corrupt:
         return Corrupt(f"{self._location}: {problem}")
 
     def is_at_end(self) -> bool:
@@ -121,7 +121,7 @@ class _Reader:
     def take(self, size: int, field: str) -> memoryview:
         end = self._at + size
         if end > len(self._data):
-            raise self.corrupt(
+            raise self.make_error(
                 f"ends in the middle of {field}: {size} bytes at {self._at}, but the file has {len(self._data)}"
             )
         piece = self._data[self._at : end]
@@ -140,13 +140,13 @@ class _Reader:
                 self._at += shift // 7
                 return (value >> 1) ^ -(value & 1)
         if shift == 70:
-            raise self.corrupt(f"{field} at {self._at} is not a 64-bit number")
-        raise self.corrupt(f"ends in the middle of {field}")
+            raise self.make_error(f"{field} at {self._at} is not a 64-bit number")
+        raise self.make_error(f"ends in the middle of {field}")
 
     def read_length(self, field: str) -> int:
         value = self.read_long(field)
         if value < 0:
-            raise self.corrupt(f"{field} is negative: {value}")
+            raise self.make_error(f"{field} is negative: {value}")
         return value
 
 

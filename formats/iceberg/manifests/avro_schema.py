@@ -183,7 +183,7 @@ class _Compiler:
     partition: list[PartitionFieldColumn] = field(default_factory=list)
     _named: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
 
-    def corrupt(self, position: _SchemaPosition, problem: str) -> Corrupt:
+    def make_error(self, position: _SchemaPosition, problem: str) -> Corrupt:
         return Corrupt(f"the Avro schema, {position.field}: {problem}")
 
     def add(
@@ -198,7 +198,7 @@ class _Compiler:
     ) -> int:
         """Add a node to the program, and return its index."""
         if len(self.nodes) >= _NODES_MAX:
-            raise self.corrupt(position, f"more than {_NODES_MAX} types")
+            raise self.make_error(position, f"more than {_NODES_MAX} types")
         self.nodes.append((op, slot, size, list(children)))
         self.names.append(position.field)
         self.minimum_sizes.append(minimum_size)
@@ -210,14 +210,14 @@ class _Compiler:
         if column == len(self.column_kinds):
             self.column_kinds.append(kind)
         elif self.column_kinds[column] != kind:
-            raise self.corrupt(position, "a union mixes incompatible types")
+            raise self.make_error(position, "a union mixes incompatible types")
         return column
 
     def resolve(self, schema: Any, position: _SchemaPosition) -> tuple[str, Any, _SchemaPosition]:
         """Return the type of a schema, its JSON object and its position, with names resolved and wrappers removed."""
         while True:
             if position.depth > _DEPTH_MAX:
-                raise self.corrupt(position, f"nested deeper than {_DEPTH_MAX}")
+                raise self.make_error(position, f"nested deeper than {_DEPTH_MAX}")
             if isinstance(schema, list):
                 return "union", schema, position
             if isinstance(schema, dict):
@@ -232,20 +232,20 @@ class _Compiler:
                         (*position.enclosing_types, name) if kind in ("record", "error") else position.enclosing_types
                     )
                     if enclosing_types.count(name) > 1:
-                        raise self.corrupt(position, f"the type {name} contains itself")
+                        raise self.make_error(position, f"the type {name} contains itself")
                     kind = "record" if kind == "error" else kind
                     return kind, schema, _SchemaPosition(namespace, position.field, position.depth, enclosing_types)
                 if kind in OPS and kind not in ("union", "counts", "bounds"):
                     return kind, schema, position
                 schema = kind
             if not isinstance(schema, str):
-                raise self.corrupt(position, f"not a type: {str(schema)[:100]}")
+                raise self.make_error(position, f"not a type: {str(schema)[:100]}")
             if schema == "null" or (schema in _WIDTHS and schema != "enum"):
                 return schema, {}, position
             qualified = schema if "." in schema or not position.namespace else f"{position.namespace}.{schema}"
             defined = self._named.get(qualified) or self._named.get(schema)
             if defined is None:
-                raise self.corrupt(position, f"unknown type {schema[:100]!r}")
+                raise self.make_error(position, f"unknown type {schema[:100]!r}")
             schema, position = (
                 defined[0],
                 _SchemaPosition(defined[1], position.field, position.depth + 1, position.enclosing_types),
@@ -254,7 +254,7 @@ class _Compiler:
     def _resolve_full_name(self, schema: dict[str, Any], position: _SchemaPosition) -> tuple[str, str]:
         name, namespace = schema.get("name"), schema.get("namespace", position.namespace)
         if not isinstance(name, str) or not isinstance(namespace, str):
-            raise self.corrupt(position, "a record, enum or fixed type needs a name")
+            raise self.make_error(position, "a record, enum or fixed type needs a name")
         if "." in name:
             return name, name.rpartition(".")[0]
         return (f"{namespace}.{name}" if namespace else name), namespace
@@ -270,10 +270,10 @@ class _Compiler:
             return self.add_leaf(kind, schema, requested, position)
         if isinstance(requested, ByColumn | Elements):
             if kind != "array":
-                raise self.corrupt(position, f"a list is expected, not {kind}")
+                raise self.make_error(position, f"a list is expected, not {kind}")
             return self.group(schema, requested, position)
         if isinstance(requested, RecordReader | PartitionRecord) and kind != "record":
-            raise self.corrupt(position, f"a record is expected, not {kind}")
+            raise self.make_error(position, f"a record is expected, not {kind}")
         if kind == "record":
             return self.record(schema, requested, position)
         if kind in ("array", "map"):
@@ -291,22 +291,22 @@ class _Compiler:
         if kind == "fixed":
             size = schema.get("size")
             if not isinstance(size, int) or not 0 <= size < 1 << 31:
-                raise self.corrupt(position, f"{str(size)[:100]} is not a valid size of a fixed type")
+                raise self.make_error(position, f"{str(size)[:100]} is not a valid size of a fixed type")
             return size
         if kind == "enum":
             symbols = schema.get("symbols")
             if not isinstance(symbols, list):
-                raise self.corrupt(position, "an enum has no symbols")
+                raise self.make_error(position, "an enum has no symbols")
             return len(symbols)
         return _WIDTHS[kind] if kind in _FIXED_WIDTH else 0
 
     def add_leaf(self, kind: str, schema: Any, requested: Leaf, position: _SchemaPosition) -> int:
         fitting = _FITTING[type(requested)]
         if kind not in fitting:
-            raise self.corrupt(position, f"{' or '.join(fitting)} is expected, not {kind}")
+            raise self.make_error(position, f"{' or '.join(fitting)} is expected, not {kind}")
         size = self.find_size(kind, schema, position)
         if kind == "fixed" and size == 0:
-            raise self.corrupt(position, "a fixed type has size 0")
+            raise self.make_error(position, "a fixed type has size 0")
         column = self.add_column(requested.name, _find_column_kind(requested), position)
         return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, slot=column, size=size)
 
@@ -315,9 +315,11 @@ class _Compiler:
         kinds = [self.resolve(branch, position.descend())[0] for branch in branches]
         nulls = kinds.count("null")
         if not kinds or "union" in kinds or nulls > 1:
-            raise self.corrupt(position, "a union needs branches; at most one branch is null, and no branch is a union")
+            raise self.make_error(
+                position, "a union needs branches; at most one branch is null, and no branch is a union"
+            )
         if len(kinds) - nulls > 1 and isinstance(requested, ByColumn | Elements | PartitionRecord | RecordReader):
-            raise self.corrupt(position, "a union has several lists or records")
+            raise self.make_error(position, "a union has several lists or records")
         children = [
             -1 if kind == "null" else self.add_value(branch, requested, position.descend())
             for branch, kind in zip(branches, kinds, strict=True)
@@ -342,13 +344,13 @@ class _Compiler:
         if not isinstance(fields, list) or not all(
             isinstance(each, dict) and isinstance(each.get("name"), str) and "type" in each for each in fields
         ):
-            raise self.corrupt(position, "a record needs fields, each with a name and a type")
+            raise self.make_error(position, "a record needs fields, each with a name and a type")
         matched = self.match(fields, requested, position) if isinstance(requested, RecordReader) else {}
         children = []
         for i, each in enumerate(fields):
             inner = position.descend(each["name"][:100])
             if isinstance(requested, PartitionRecord):
-                child = self.partition_field(each, inner)
+                child = self.add_partition_field(each, inner)
             else:
                 child = self.add_value(each["type"], matched.get(i), inner)
             if self.minimum_sizes[child]:
@@ -369,14 +371,14 @@ class _Compiler:
             if not isinstance(field_id, int) or field_id not in requested.fields:
                 continue
             if ids.count(field_id) > 1:
-                raise self.corrupt(position, f"field {field_id} is present twice")
+                raise self.make_error(position, f"field {field_id} is present twice")
             matched[i] = requested.fields[field_id][1]
         for field_id in requested.required:
             if field_id not in ids:
-                raise self.corrupt(position, f"has no field {requested.fields[field_id][0]} ({field_id})")
+                raise self.make_error(position, f"has no field {requested.fields[field_id][0]} ({field_id})")
         return matched
 
-    def partition_field(self, declared: dict[str, Any], position: _SchemaPosition) -> int:
+    def add_partition_field(self, declared: dict[str, Any], position: _SchemaPosition) -> int:
         """Add the nodes of a partition field, and return the index of its node."""
         kind, schema, at = self.resolve(declared["type"], position)
         branches = schema if kind == "union" else [declared["type"]]
@@ -390,7 +392,7 @@ class _Compiler:
         kind, schema = values[0]
         leaf = next((leaf for leaf, kinds in _FITTING.items() if kind in kinds), None)
         if leaf is None:
-            raise self.corrupt(position, f"partition values cannot have type {kind}")
+            raise self.make_error(position, f"partition values cannot have type {kind}")
         leaf_column = leaf(f"partition {len(self.partition)}")
         node = self.add_value(declared["type"], leaf_column, position)
         logical = schema.get("logicalType")
@@ -431,7 +433,7 @@ class _Compiler:
             element = RecordReader({field_id: (name, leaf) for field_id, name, leaf in fields}, required)
         item = self.add_value(items, element, position.descend())
         if not self.minimum_sizes[item]:
-            raise self.corrupt(position, "the values of a list are always null")
+            raise self.make_error(position, "the values of a list are always null")
         return self.add("array", position, 1, slot=slot, size=self.minimum_sizes[item], children=[item])
 
     def match_plain_map(self, items: Any, requested: ByColumn, position: _SchemaPosition) -> str | None:

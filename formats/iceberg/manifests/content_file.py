@@ -311,7 +311,7 @@ def _parse_partition_value(field: PartitionField, kind: str, json: object) -> Va
     try:
         value = values.decode_json(kind, json)
         assert value is not None
-        data = values.encode(kind, value)
+        data = values.encode_single_value(kind, value)
         if get_base_name(kind) == "decimal" and len(data) > compute_decimal_size(kind):
             raise ValueError(f"the unscaled value {value!r} has more digits than {kind}")
     except ValueError as error:

@@ -191,7 +191,7 @@ def _make_map_field(name: str, field_id: int, key_id: int, value: str) -> AvroFi
     return AvroField(name, field_id, {"type": "array", "logicalType": "map", "items": item}, write)
 
 
-def _list(element_id: int, kind: object) -> Json:
+def _make_list_type(element_id: int, kind: object) -> Json:
     return {"type": "array", "items": kind, "element-id": element_id}
 
 
@@ -212,8 +212,8 @@ _FILE = (
     _make_map_field("lower_bounds", 125, 126, "bytes"),
     _make_map_field("upper_bounds", 128, 129, "bytes"),
     AvroField("key_metadata", 131, "bytes", frame_bytes),
-    AvroField("split_offsets", 132, _list(133, "long"), _encode_numbers),
-    AvroField("equality_ids", 135, _list(136, "int"), _encode_numbers, since=2),
+    AvroField("split_offsets", 132, _make_list_type(133, "long"), _encode_numbers),
+    AvroField("equality_ids", 135, _make_list_type(136, "int"), _encode_numbers, since=2),
     AvroField("sort_order_id", 140, "int", _encode_int),
     AvroField("first_row_id", 142, "long", encode_varint, since=3),
     AvroField("referenced_data_file", 143, "string", _encode_text, since=2),
@@ -311,7 +311,7 @@ def _make_partition_record(fields: Sequence[PartitionField], types: Sequence[str
     return {"type": "record", "name": "r102", "fields": list(schemas.values())}, write_all
 
 
-def _record(name: str, fields: Iterable[AvroField], format_version: int) -> tuple[Json, Write]:
+def _make_record(name: str, fields: Iterable[AvroField], format_version: int) -> tuple[Json, Write]:
     """Return the schema of a record, and its encoder for objects that have the fields as attributes."""
     plan = [field for field in fields if field.since <= format_version <= field.until]
     writers = [(field.get or attrgetter(field.name), field.write, field.optional) for field in plan]
@@ -336,7 +336,7 @@ def build_entry_record(
 ) -> tuple[Json, Write]:
     """Return the schema and the encoder of `ManifestEntry`, for a partition spec with these fields and types."""
     partition, write_partition = _make_partition_record(fields, types)
-    file, write_file = _record(
+    file, write_file = _make_record(
         "r2",
         [
             field._replace(type=partition, write=write_partition) if field.name == PARTITION else field
@@ -344,7 +344,7 @@ def build_entry_record(
         ],
         format_version,
     )
-    return _record(
+    return _make_record(
         "manifest_entry",
         [
             AvroField("status", 0, "int", encode_varint, False),
@@ -357,9 +357,9 @@ def build_entry_record(
     )
 
 
-def list_record(format_version: int) -> tuple[Json, Write]:
+def build_manifest_file_record(format_version: int) -> tuple[Json, Write]:
     """Return the schema and the encoder of `ManifestFile`."""
-    summary, write_summary = _record(
+    summary, write_summary = _make_record(
         "r508",
         [
             # Null means that there may be nulls.
@@ -377,7 +377,7 @@ def list_record(format_version: int) -> tuple[Json, Write]:
         )
 
     counted = format_version == 1
-    return _record(
+    return _make_record(
         "manifest_file",
         [
             AvroField("manifest_path", 500, "string", _encode_text, False),
@@ -393,7 +393,7 @@ def list_record(format_version: int) -> tuple[Json, Write]:
             AvroField("added_rows_count", 512, "long", encode_varint, counted),
             AvroField("existing_rows_count", 513, "long", encode_varint, counted),
             AvroField("deleted_rows_count", 514, "long", encode_varint, counted),
-            AvroField("partitions", 507, _list(508, summary), write_summaries),
+            AvroField("partitions", 507, _make_list_type(508, summary), write_summaries),
             AvroField("key_metadata", 519, "bytes", frame_bytes),
             AvroField("first_row_id", 520, "long", encode_varint, since=3),
         ],

@@ -261,7 +261,7 @@ def decode_manifest(
     Raises:
         Corrupt: The manifest is damaged. The message names `location`.
     """
-    rows = _decode(data, location, _ANY_ENTRY if with_deleted else _ENTRY, inflated_limit_bytes)
+    rows = _decode_rows(data, location, _ANY_ENTRY if with_deleted else _ENTRY, inflated_limit_bytes)
     longs = {name: rows.read_long(name) for name in LONGS}
     texts = {name: rows.read_text(name) for name in TEXTS}
     for name in ("record_count", "file_size_in_bytes"):
@@ -329,7 +329,7 @@ def decode_list(
     Raises:
         Corrupt: The manifest list is damaged. The message names `location`.
     """
-    rows = _decode(data, location, _LIST, inflated_limit_bytes)
+    rows = _decode_rows(data, location, _LIST, inflated_limit_bytes)
     paths = rows.read_text("manifest_path")
     absent = (rows.read_long(name) == MISSING for name in ("manifest_length", "partition_spec_id"))
     if (paths.lengths < 0).any() or any(missing.any() for missing in absent):
@@ -413,7 +413,7 @@ def _decode_summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tupl
         at += max(count, 0)
 
 
-def _decode(
+def _decode_rows(
     data: bytes | memoryview, location: str, requested: RecordReader, inflated_limit_bytes: int
 ) -> _DecodedRows:
     """Decode the requested fields of a file's rows."""

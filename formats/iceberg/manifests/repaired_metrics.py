@@ -21,7 +21,7 @@ from seamark.formats.iceberg.manifests.content_file import ContentFile
 from seamark.formats.iceberg.manifests.manifest import BoundsByColumn, DecodedManifest
 from seamark.formats.iceberg.types.schema import Type
 from seamark.formats.iceberg.types.types import get_base_name
-from seamark.formats.iceberg.types.values import Value, decode_bound, encode
+from seamark.formats.iceberg.types.values import Value, decode_bound, encode_single_value
 
 BOUNDS_MAX = 1_000_000
 """The maximum number of bounds of a manifest that are compared. It takes about a second."""
@@ -141,7 +141,7 @@ def _decode_or_none(kind: str, data: bytes | None) -> Value | None:
 def _encode_bound(kind: str, value: Value | None, data: bytes | None) -> bytes | None:
     if value is None:
         return None
-    return encode(kind, value) if kind.startswith("decimal") else data
+    return encode_single_value(kind, value) if kind.startswith("decimal") else data
 
 
 def _trim_partial_character(text: bytes) -> bytes | None:

@@ -30,20 +30,20 @@ def select_rows(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
         metadata=decoded.metadata,
         longs={name: values[rows] for name, values in decoded.longs.items()},
         texts={name: _select_spans(spans, rows) for name, spans in decoded.texts.items()},
-        lists={name: _list(*given, rows) for name, given in decoded.lists.items()},
+        lists={name: _select_list(*given, rows) for name, given in decoded.lists.items()},
         partition=tuple(_select_partition_rows(values, rows) for values in decoded.partition),
         counts={name: _read_by_column(columns, rows, decoded.rows) for name, columns in decoded.counts.items()},
         bounds={name: _read_by_column(columns, rows, decoded.rows) for name, columns in decoded.bounds.items()},
         heap=decoded.heap,
     )
-    return _compact(subset)
+    return _compact_heap(subset)
 
 
 def _select_spans(spans: Spans, rows: Longs) -> Spans:
     return Spans(spans.starts[rows], spans.lengths[rows])
 
 
-def _list(counts: Any, values: Any, rows: Longs) -> tuple[Any, Any]:
+def _select_list(counts: Any, values: Any, rows: Longs) -> tuple[Any, Any]:
     sizes = np.maximum(counts, 0).astype(np.int64)
     return counts[rows], values[_list_span_positions(np.cumsum(sizes)[rows] - sizes[rows], sizes[rows])]
 
@@ -79,7 +79,7 @@ def _list_spans(decoded: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.in
             yield starts, lengths
 
 
-def _compact(decoded: DecodedManifest) -> DecodedManifest:
+def _compact_heap(decoded: DecodedManifest) -> DecodedManifest:
     """Return the manifest with a heap that contains only the bytes in its spans."""
     spans = list(_list_spans(decoded))
     lengths = [np.maximum(sizes_of_spans, 0).astype(np.int64) for _, sizes_of_spans in spans]

@@ -18,11 +18,16 @@ from typing import Any
 import msgspec
 
 from seamark.formats.iceberg.manifests.content_file import DATA, ContentFile, list_partition_types
-from seamark.formats.iceberg.manifests.entry_avro import build_entry_record, get_codec, list_record, write_container
+from seamark.formats.iceberg.manifests.entry_avro import (
+    build_entry_record,
+    build_manifest_file_record,
+    get_codec,
+    write_container,
+)
 from seamark.formats.iceberg.manifests.manifest import DecodedManifest, FieldSummary, ManifestFile, decode_manifest
 from seamark.formats.iceberg.manifests.manifest_list import decode_content_files, read_numbers
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.types.values import FLOATS, Value, encode
+from seamark.formats.iceberg.types.values import FLOATS, Value, encode_single_value
 from seamark.formats.runtime.errors import Corrupt
 
 EXISTING, ADDED, DELETED = 0, 1, 2
@@ -115,7 +120,7 @@ def write_manifest(
         raise ValueError("a table of format version 1 has no delete files")
     entry_list = tuple(entries)
     for entry in entry_list:
-        _check(entry, spec_id, content, version)
+        _check_entry(entry, spec_id, content, version)
     types = list_partition_types(metadata, spec)
     schema, write = build_entry_record(version, spec.fields, types)
     header = {
@@ -139,7 +144,7 @@ def write_manifest(
     return WrittenManifest(data, spec_id, content, version, files, rows, partitions, min(numbers, default=None))
 
 
-def _check(entry: ManifestEntry, spec_id: int, content: int, version: int) -> None:
+def _check_entry(entry: ManifestEntry, spec_id: int, content: int, version: int) -> None:
     file = entry.file
     if file.spec_id != spec_id or (file.content != DATA) != (content != DATA_MANIFEST):
         raise ValueError(f"the partition spec or the content of {file.file_path} differs from the manifest")
@@ -190,7 +195,7 @@ def _summarize_field(kind: str, values: Sequence[Value | None]) -> FieldSummary 
         choose(numbers, key=_split_signed_halves) for choose in (min, max)
     ):
         return None
-    return FieldSummary(null, nan, encode(kind, minimum), encode(kind, maximum))
+    return FieldSummary(null, nan, encode_single_value(kind, minimum), encode_single_value(kind, maximum))
 
 
 def _separate_zeros(value: float) -> tuple[float, float]:
@@ -246,7 +251,7 @@ def write_manifest_list(
     header.update(extra)
     for manifest in manifests:
         _check_listed(manifest, format_version)
-    schema, write = list_record(format_version)
+    schema, write = build_manifest_file_record(format_version)
     return write_container(schema, map(write, manifests), header, get_codec({}))
 
 

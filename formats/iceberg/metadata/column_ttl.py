@@ -19,7 +19,7 @@ import msgspec
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.schema import Field, StructType, Type
-from seamark.formats.iceberg.types.transforms import IDENTITY, UNITS_PER_DAY, start_of_month
+from seamark.formats.iceberg.types.transforms import IDENTITY, UNITS_PER_DAY, find_start_of_month
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest
@@ -180,7 +180,7 @@ def compute_partition_end_ms(time: TimeColumn, value: int) -> int:
             return (value + 1) * DAY_MS
         case "month" | "year":
             months = value + 1 if time.transform == "month" else 12 * (value + 1)
-            return start_of_month(months) * DAY_MS
+            return find_start_of_month(months) * DAY_MS
     return time.to_ms(value + 1 if time.kind == "date" else value)
 
 

@@ -14,7 +14,7 @@ COMPACTED_BY = "compacted-by"
 """The key in the summary of a compaction's snapshot."""
 MIN_FILES, MIN_FILES_DEFAULT = "seamark.compaction.min-files", 5
 """The minimum number of small files of a partition that are merged."""
-SMALL, SMALL_SORTED = 0.75, 0.1
+SMALL_FILE_MAX_FRACTION, SMALL_SORTED_FILE_MAX_FRACTION = 0.75, 0.1
 """The fraction of the target size below which a file is small, without and with a sort order.
 
 With a sort order, the writer ends a file when the sorted rows fill a buffer in memory, and the Parquet file is several
@@ -56,4 +56,4 @@ def find_recently_undone(snapshots: Iterable[Snapshot], now_ms: int) -> frozense
 
 def get_small_file_fraction(metadata: TableMetadata) -> float:
     """Return the fraction of the target size below which a file of the table is small."""
-    return SMALL_SORTED if metadata.default_sort_order_id else SMALL
+    return SMALL_SORTED_FILE_MAX_FRACTION if metadata.default_sort_order_id else SMALL_FILE_MAX_FRACTION

@@ -65,13 +65,13 @@ def select_columns(mapping: NameMapping, column_ids: Iterable[int]) -> NameMappi
 
     If two mappings have equal parts, they map these columns in the same way.
     """
-    return _restrict(mapping, frozenset(column_ids))
+    return _restrict_mapping(mapping, frozenset(column_ids))
 
 
-def _restrict(mapping: NameMapping, column_ids: Set[int]) -> NameMapping:
+def _restrict_mapping(mapping: NameMapping, column_ids: Set[int]) -> NameMapping:
     mapped = []
     for entry in mapping:
-        fields = _restrict(entry.fields, column_ids)
+        fields = _restrict_mapping(entry.fields, column_ids)
         field_id = entry.field_id if entry.field_id in column_ids else None
         if fields or field_id is not None:
             mapped.append(MappedField(tuple(sorted(entry.names)), field_id, fields))

@@ -16,7 +16,7 @@ from seamark.formats.iceberg.metadata.metadata import FORMAT_VERSION_DEFAULT, FO
 from seamark.formats.iceberg.metadata.partition import PartitionSpec, PartitionSpecInput
 from seamark.formats.iceberg.metadata.sort_order import SortOrder
 from seamark.formats.iceberg.types import schema as schemas
-from seamark.formats.iceberg.types.reading import read
+from seamark.formats.iceberg.types.reading import convert_json_value
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest
 
@@ -47,7 +47,7 @@ def build_table_metadata(
     version = props.parse_int(properties, props.FORMAT_VERSION, default_format_version)
     if not 1 <= version <= FORMAT_VERSION_MAX:
         raise BadRequest(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})")
-    requested_schema = schemas.normalize_schema(read(schema, Schema, "schema"))
+    requested_schema = schemas.normalize_schema(convert_json_value(schema, Schema, "schema"))
     schemas.check_format_version(requested_schema, version)
     stored = {props.PARQUET_COMPRESSION: props.PARQUET_COMPRESSION_NEW_TABLES, **props.drop_reserved(properties)}
     props.check_new_table(stored, requested_schema, version)
@@ -77,14 +77,14 @@ def _renumber_spec(
     """Parse a partition spec, and replace its column ids and field ids by new ids."""
     if value is None:
         return partition.UNPARTITIONED
-    spec = partition.normalize_spec(read(value, PartitionSpecInput, "partition spec"))
+    spec = partition.normalize_spec(convert_json_value(value, PartitionSpecInput, "partition spec"))
     partition.check_names(spec, requested_schema)
     partition.check_compatible(spec, requested_schema)
     fields = tuple(
         msgspec.structs.replace(
             field,
-            source_id=None if field.source_id is None else _renumber(field.source_id, renumbered),
-            source_ids=tuple(_renumber(source_id, renumbered) for source_id in field.source_ids),
+            source_id=None if field.source_id is None else _renumber_column(field.source_id, renumbered),
+            source_ids=tuple(_renumber_column(source_id, renumbered) for source_id in field.source_ids),
             field_id=partition.FIELD_ID_START + position,
         )
         for position, field in enumerate(spec.fields)
@@ -98,22 +98,22 @@ def _renumber_order(value: object, requested_schema: Schema, renumbered: Mapping
     """Parse a sort order, and replace its column ids by new ids."""
     if value is None:
         return sort_order.UNSORTED
-    order = sort_order.normalize_order(read(value, SortOrder, "sort order"))
+    order = sort_order.normalize_order(convert_json_value(value, SortOrder, "sort order"))
     sort_order.check_compatible(order, requested_schema)
     if not order.fields:
         return sort_order.UNSORTED
     fields = tuple(
         msgspec.structs.replace(
             field,
-            source_id=None if field.source_id is None else _renumber(field.source_id, renumbered),
-            source_ids=tuple(_renumber(source_id, renumbered) for source_id in field.source_ids),
+            source_id=None if field.source_id is None else _renumber_column(field.source_id, renumbered),
+            source_ids=tuple(_renumber_column(source_id, renumbered) for source_id in field.source_ids),
         )
         for field in order.fields
     )
     return SortOrder(_SORT_ORDER_ID, fields)
 
 
-def _renumber(source_id: int, renumbered: Mapping[int, int]) -> int:
+def _renumber_column(source_id: int, renumbered: Mapping[int, int]) -> int:
     # Only a void partition field can refer to a missing column, and a new table has no dropped columns.
     if source_id not in renumbered:
         raise BadRequest(f"Cannot find source column {source_id} in schema")

@@ -13,7 +13,7 @@ import msgspec
 
 from seamark.formats.iceberg.types.reading import Int32
 from seamark.formats.iceberg.types.schema import Schema, StructType, describe_type, is_primitive
-from seamark.formats.iceberg.types.transforms import VOID, accepts, canonicalize_transform, get_transform_name
+from seamark.formats.iceberg.types.transforms import VOID, accepts_type, canonicalize_transform, get_transform_name
 from seamark.formats.runtime.errors import BadRequest
 
 FIELD_ID_START = 1000
@@ -218,7 +218,7 @@ def _check_source(field: PartitionField, source_id: int, schema: Schema) -> None
         raise BadRequest(f"Cannot find source column for partition field: {field.describe()}")
     if not is_primitive(column.type) or not isinstance(column.type, str):
         raise BadRequest(f"Cannot partition by non-primitive source field: {describe_type(column.type)}")
-    if not accepts(canonicalize_transform(field.transform), column.type):
+    if not accepts_type(canonicalize_transform(field.transform), column.type):
         raise BadRequest(f"Invalid source type {column.type} for transform: {field.transform}")
     for parent in schema.list_ancestors(column):
         if not isinstance(parent.type, StructType):

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.types.reading import Int32, Int64, read
+from seamark.formats.iceberg.types.reading import Int32, Int64, convert_json_value
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 
 
@@ -117,7 +117,7 @@ class _Tagged(msgspec.Struct, frozen=True):
 
 
 def _read_type(raw: object) -> str:
-    return read(raw, _Tagged, "update requirement").type.lower()
+    return convert_json_value(raw, _Tagged, "update requirement").type.lower()
 
 
 def read_requirements(raw_requirements: Iterable[object]) -> tuple[Requirement, ...]:
@@ -134,7 +134,7 @@ def read_requirements(raw_requirements: Iterable[object]) -> tuple[Requirement, 
             if name in VIEW_REQUIREMENTS:
                 raise BadRequest(f"Cannot validate {name} against a table")
             raise BadRequest(f"Unknown update requirement: {name} (known: {', '.join(TABLE_REQUIREMENTS)})")
-        requirements.append(read(raw, kind, f"{name} requirement"))
+        requirements.append(convert_json_value(raw, kind, f"{name} requirement"))
     creates = sum(isinstance(requirement, AssertCreate) for requirement in requirements)
     if creates and creates < len(requirements):
         raise BadRequest("Invalid create requirements: assert-create cannot be combined with other requirements")
@@ -171,6 +171,6 @@ def check_view_requirements(view_uuid: str, requirements: Iterable[object]) -> N
             if name in TABLE_REQUIREMENTS:
                 raise BadRequest(f"Cannot validate {name} against a view")
             raise BadRequest(f"Unknown update requirement: {name} (known: {', '.join(VIEW_REQUIREMENTS)})")
-        asserted = read(raw, AssertUuid, f"{name} requirement")
+        asserted = convert_json_value(raw, AssertUuid, f"{name} requirement")
         if asserted.uuid.lower() != view_uuid.lower():
             raise _build_failure(f"view UUID does not match: expected {view_uuid} != {asserted.uuid}")

@@ -9,7 +9,7 @@ import msgspec
 
 from seamark.formats.iceberg.types.reading import Int32
 from seamark.formats.iceberg.types.schema import Schema, describe_type, is_primitive
-from seamark.formats.iceberg.types.transforms import accepts, canonicalize_transform
+from seamark.formats.iceberg.types.transforms import accepts_type, canonicalize_transform
 from seamark.formats.runtime.errors import BadRequest
 
 
@@ -91,5 +91,5 @@ def check_compatible(order: SortOrder, schema: Schema) -> None:
                 raise BadRequest(f"Cannot find source column for sort field: {field.describe()}")
             if not is_primitive(column.type) or not isinstance(column.type, str):
                 raise BadRequest(f"Cannot sort by non-primitive source field: {describe_type(column.type)}")
-            if not accepts(canonicalize_transform(field.transform), column.type):
+            if not accepts_type(canonicalize_transform(field.transform), column.type):
                 raise BadRequest(f"Invalid source type {column.type} for transform: {field.transform}")

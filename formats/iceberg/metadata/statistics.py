@@ -89,11 +89,11 @@ class KnownStatistics:
     @property
     def added(self) -> int:
         """The number of rows that snapshots have added since the statistics were computed."""
-        return sum(_count(snapshot, _ADDED) for snapshot in self.later_snapshots)
+        return sum(_sum_counts(snapshot, _ADDED) for snapshot in self.later_snapshots)
 
     @property
     def removed(self) -> int:
-        return sum(_count(snapshot, _GONE) for snapshot in self.later_snapshots)
+        return sum(_sum_counts(snapshot, _GONE) for snapshot in self.later_snapshots)
 
     @property
     def rows(self) -> int:
@@ -149,7 +149,7 @@ class KnownStatistics:
                 continue
             snapshots.add(snapshot.snapshot_id)
             # Writers omit counts that are 0.
-            adds |= "total-records" not in summary or _count(snapshot, _ADDED) > 0
+            adds |= "total-records" not in summary or _sum_counts(snapshot, _ADDED) > 0
         return frozenset(snapshots)
 
 
@@ -170,6 +170,6 @@ def find_known_statistics(metadata: TableMetadata, snapshot: Snapshot) -> KnownS
     return KnownStatistics(snapshot, None, tuple(since))
 
 
-def _count(snapshot: Snapshot, names: tuple[str, ...]) -> int:
+def _sum_counts(snapshot: Snapshot, names: tuple[str, ...]) -> int:
     summary = snapshot.build_summary_map()
     return 0 if is_replace(snapshot) else sum(parse_count(summary, name, 0) for name in names)

@@ -28,7 +28,7 @@ from seamark.formats.iceberg.metadata.snapshot import (
     validate_key,
 )
 from seamark.formats.iceberg.metadata.sort_order import SortOrder
-from seamark.formats.iceberg.types.reading import Int32, Int64, read
+from seamark.formats.iceberg.types.reading import Int32, Int64, convert_json_value
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest
 
@@ -274,13 +274,13 @@ def read_update(raw: object, actions: Mapping[str, type[Update]], foreign: Seque
     Raises:
         BadRequest: The action is unknown or belongs to the other kind, or a field is missing or has the wrong type.
     """
-    name = read(raw, _Tagged, "metadata update").action.lower()
+    name = convert_json_value(raw, _Tagged, "metadata update").action.lower()
     action = actions.get(name)
     if action is None:
         if name in foreign:
             raise BadRequest(f"Cannot apply update {name} to a {kind}")
         raise BadRequest(f"Unknown metadata update action: {name} (known: {', '.join(actions)})")
-    return read(raw, action, f"{name} update")
+    return convert_json_value(raw, action, f"{name} update")
 
 
 def read_updates(raw_updates: Iterable[object]) -> tuple[Update, ...]:

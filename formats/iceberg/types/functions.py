@@ -18,6 +18,6 @@ def is_function(transform: str) -> bool:
     return transform in _SOURCES
 
 
-def takes(function: str, kind: str) -> bool:
+def accepts_values(function: str, kind: str) -> bool:
     """Return whether the function accepts values of the Iceberg type."""
     return _SOURCES.get(function) == get_base_name(kind)

@@ -12,7 +12,7 @@ _STEPS_MAX = 250_000
 """The maximum number of pairs of characters that are compared in a call. `difflib` needs up to 0.1 µs for each pair."""
 
 
-def near_names(name: str, names: Iterable[str], *, maximum: int = 3, cutoff: float = 0.6) -> list[str]:
+def find_near_names(name: str, names: Iterable[str], *, maximum: int = 3, cutoff: float = 0.6) -> list[str]:
     """Return the `names` of which `name` may be a misspelling. Case is ignored.
 
     If names are long or many, only some of them are compared: with 50,000 similar names, a full comparison would take

@@ -20,7 +20,7 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 T = TypeVar("T")
 
 
-def read(value: object, kind: type[T], subject: str) -> T:
+def convert_json_value(value: object, kind: type[T], subject: str) -> T:
     """Convert a JSON value to `kind`.
 
     Args:

@@ -55,7 +55,7 @@ def canonicalize_transform(transform: str) -> str:
     return lower if lower in _PLAIN else transform
 
 
-def accepts(transform: str, source_type: str) -> bool:
+def accepts_type(transform: str, source_type: str) -> bool:
     """Return whether a transform can be applied to a primitive type. The transform must be canonical."""
     kind = get_base_name(source_type)
     name = transform.partition("[")[0]
@@ -98,7 +98,7 @@ def compute_values_type(transform: str, kind: str) -> str:
     return compute_result_type(canonicalize_transform(transform), kind)
 
 
-def apply(transform: str, kind: str, value: Value | None) -> Value | None:
+def compute_transform(transform: str, kind: str, value: Value | None) -> Value | None:
     """Apply a canonical transform to a value of type `kind`. The result for null is null.
 
     Raises:
@@ -116,7 +116,7 @@ def make_function(transform: str, kind: str) -> Callable[..., Value | None]:
     Raises:
         BadRequest: The transform is unknown, or does not accept the type.
     """
-    if not is_known(transform) or not accepts(transform, kind):
+    if not is_known(transform) or not accepts_type(transform, kind):
         raise BadRequest(f"Cannot apply transform {transform} to a column of type {kind}")
     name = get_transform_name(transform)
     if name == VOID:
@@ -185,7 +185,7 @@ def _count_months(days: int) -> int:
     return (shifted.year + 400 * cycles - 1970) * 12 + shifted.month - 1
 
 
-def start_of_month(month: int) -> int:
+def find_start_of_month(month: int) -> int:
     """Return the first day of a month, in days since 1970-01-01. The month is in months since 1970-01."""
     years, month_of_year = divmod(month, 12)
     cycles, year = divmod(1970 + years - 1, 400)

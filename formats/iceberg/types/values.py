@@ -66,7 +66,7 @@ _UTC = frozenset({"Z", "z", "+00:00", "-00:00"})
 _ISO_TIMESTAMP = re.compile(_DATE + "T" + _TIME + r"(Z|[+-]\d\d:\d\d)?", re.ASCII | re.IGNORECASE)
 
 
-def partition_key(partition: Sequence[Value | None]) -> tuple[object, ...]:
+def compute_partition_key(partition: Sequence[Value | None]) -> tuple[object, ...]:
     """Return a key that is equal for partitions of a spec that Iceberg treats as the same."""
     return tuple(map(make_value_key, partition))
 
@@ -100,7 +100,7 @@ def get_fixed_length(kind: str) -> int:
     return int(kind.partition("[")[2].rstrip("]"))
 
 
-def decode(kind: str, data: bytes) -> Value:
+def decode_single_value(kind: str, data: bytes) -> Value:
     """Decode a value of the type.
 
     Raises:
@@ -145,7 +145,7 @@ def decode_bound(kind: str, data: bytes) -> Value:
     Raises:
         ValueError: The bytes are not a value of the type, or are NaN, which is not a valid bound.
     """
-    value = decode(kind, data)
+    value = decode_single_value(kind, data)
     name = get_base_name(kind)
     if value != value:
         raise ValueError("NaN is not a valid bound")
@@ -171,7 +171,7 @@ def _promote_date(data: bytes, units_per_day: int) -> int:
     return promoted
 
 
-def encode(kind: str, value: Value) -> bytes:
+def encode_single_value(kind: str, value: Value) -> bytes:
     """Encode a value of the type.
 
     Raises:
@@ -260,7 +260,7 @@ def decode_json(kind: str, json: object) -> Value | None:
             if (INT_MIN if name == "int" else LONG_MIN) <= json <= (INT_MAX if name == "int" else LONG_MAX):
                 return json
         case int() | float() if name in FLOATS:
-            return round_to(kind, _parse_double(json, kind))
+            return round_to_type(kind, _parse_double(json, kind))
         case str():
             return _decode_text(name, kind, json)
     raise ValueError(f"{json!r} is not a value of type {kind}")
@@ -346,7 +346,7 @@ def _to_whole_micros(nanos: int) -> int:
     return micros
 
 
-def round_to(kind: str, number: float) -> float:
+def round_to_type(kind: str, number: float) -> float:
     """Return the value of the type that is nearest to a double.
 
     Raises:

@@ -27,7 +27,7 @@ from seamark.formats.iceberg.metadata.updates import (
     updates_by_action,
 )
 from seamark.formats.iceberg.types import schema as schemas
-from seamark.formats.iceberg.types.reading import Int32, read
+from seamark.formats.iceberg.types.reading import Int32, convert_json_value
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.views.view import (
     FORMAT_VERSION,
@@ -259,8 +259,8 @@ def build_view_metadata(
     builder.uuid = uuid
     builder.set_location(location)
     builder.set_properties(properties)
-    builder.add_schema(read(schema, Schema, "schema"))
-    version = read(view_version, ViewVersion, "view version")
+    builder.add_schema(convert_json_value(schema, Schema, "schema"))
+    version = convert_json_value(view_version, ViewVersion, "view version")
     builder.add_version(msgspec.structs.replace(version, schema_id=LAST_ADDED))
     builder.set_current_version(LAST_ADDED)
     return builder.build()

@@ -68,15 +68,15 @@ def convert_to_keys(array: pa.Array | pa.ChunkedArray, kind: str) -> Keys:
     return Keys(
         kind,
         rows,
-        _concatenate([piece.codes for piece in pieces]),
+        _concatenate_arrays([piece.codes for piece in pieces]),
         _concatenate_starts([piece.starts for piece in pieces]),
-        _concatenate([piece.heap for piece in pieces]),
+        _concatenate_arrays([piece.heap for piece in pieces]),
         _concatenate_marks(pieces, [piece.valid for piece in pieces], True),
         _concatenate_marks(pieces, [piece.nan for piece in pieces], False),
     )
 
 
-def _concatenate(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
+def _concatenate_arrays(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
     present = [part for part in parts if part is not None]
     return present[0] if len(present) == 1 else np.concatenate(present) if present else None
 
@@ -178,7 +178,7 @@ def _encode_floats(array: pa.Array, name: str, valid: Mask | None) -> tuple[Code
         doubles = numbers.astype(np.float64)
         if name == "float" and numbers.itemsize > 4:
             narrow = numbers.astype(np.float32)
-            _refuse((narrow != numbers) & (numbers == numbers), valid, array.type, name)
+            _refuse_values((narrow != numbers) & (numbers == numbers), valid, array.type, name)
     signs = (doubles.view(np.int64) >> 63).view(np.uint64)
     codes = doubles.view(np.uint64) ^ (signs | np.uint64(SIGN))
     nan = np.isnan(doubles)
@@ -199,27 +199,29 @@ def _read_integers(array: pa.Array, kind: str, name: str, valid: Mask | None) ->
     if name == "decimal" and pa.types.is_decimal(arrow):
         high, low = _split_halves(array, kind, valid)
         numbers = low.view(np.int64)
-        _refuse(high != numbers >> 63, valid, arrow, kind)
+        _refuse_values(high != numbers >> 63, valid, arrow, kind)
         return numbers
     if name in ("int", "long") and pa.types.is_integer(arrow):
         numbers = _view_numbers(array, f"{'i' if pa.types.is_signed_integer(arrow) else 'u'}{arrow.bit_width // 8}")
         if (
             numbers.dtype.kind == "u" and numbers.itemsize >= 4
         ):  # Java reads unsigned integers as signed, or not at all.
-            _refuse(numbers > np.iinfo(f"i{numbers.itemsize}").max, valid, arrow, kind)
+            _refuse_values(numbers > np.iinfo(f"i{numbers.itemsize}").max, valid, arrow, kind)
         return numbers.astype(np.int64)
     if (name == "date" or name in TIMESTAMPS) and pa.types.is_date(arrow):
         # The file was written before its column was promoted from date to a timestamp (spec: "Schema Evolution").
         have = 1 if pa.types.is_date32(arrow) else _SECONDS_A_DAY * 1000
         numbers = _view_numbers(array, "i4" if pa.types.is_date32(arrow) else "i8").astype(np.int64, copy=False)
         want = 1 if name == "date" else _SECONDS_A_DAY * _UNITS_A_SECOND[_read_unit(name)]
-        return _rescale(numbers, have, want, valid, arrow, kind)
+        return _rescale_numbers(numbers, have, want, valid, arrow, kind)
     if (name == "time" and pa.types.is_time(arrow)) or (name in TIMESTAMPS and pa.types.is_timestamp(arrow)):
         if name in TIMESTAMPS and _read_unit(name) == "ns" and arrow.unit != "ns":
             # Files with INT96 timestamps are read in microseconds, without their nanoseconds.
             raise _make_no_values_error(arrow, kind)
         numbers = _view_numbers(array, f"i{arrow.bit_width // 8}").astype(np.int64, copy=False)
-        return _rescale(numbers, _UNITS_A_SECOND[arrow.unit], _UNITS_A_SECOND[_read_unit(name)], valid, arrow, kind)
+        return _rescale_numbers(
+            numbers, _UNITS_A_SECOND[arrow.unit], _UNITS_A_SECOND[_read_unit(name)], valid, arrow, kind
+        )
     raise _make_no_values_error(arrow, kind)
 
 
@@ -227,16 +229,16 @@ def _read_unit(name: str) -> str:
     return "ns" if name.endswith("_ns") else "us"
 
 
-def _rescale(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: pa.DataType, kind: str) -> Longs:
+def _rescale_numbers(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: pa.DataType, kind: str) -> Longs:
     """Convert counts of 1/`have` seconds to counts of 1/`want` seconds. One of the two numbers divides the other."""
     if want > have:
         factor = want // have
         limit = (SIGN - 1) // factor
-        _refuse((numbers > limit) | (numbers < -limit), valid, arrow, kind)
+        _refuse_values((numbers > limit) | (numbers < -limit), valid, arrow, kind)
         return numbers * factor
     if want < have:
         whole, remainder = np.divmod(numbers, have // want)
-        _refuse(remainder != 0, valid, arrow, kind)
+        _refuse_values(remainder != 0, valid, arrow, kind)
         return whole
     return numbers
 
@@ -252,11 +254,11 @@ def _split_halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs
     words = _view_numbers(array, "u8", width // 8).reshape(-1, width // 8)
     high = words[:, 1].view(np.int64)
     for extra in range(2, width // 8):
-        _refuse(words[:, extra].view(np.int64) != high >> 63, valid, array.type, kind)
+        _refuse_values(words[:, extra].view(np.int64) != high >> 63, valid, array.type, kind)
     return high, words[:, 0]
 
 
-def _refuse(wrong: Mask, valid: Mask | None, arrow: pa.DataType, kind: str) -> None:
+def _refuse_values(wrong: Mask, valid: Mask | None, arrow: pa.DataType, kind: str) -> None:
     """Check that only nulls are wrong.
 
     Raises:

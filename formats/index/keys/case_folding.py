@@ -43,7 +43,7 @@ _SURROGATES = (0xD800, 0xDFFF)
 _RUN = re.compile(r"([0-9a-f]+)-([0-9a-f]+)/([12])([+-][0-9a-f]+)", re.ASCII)
 
 
-def fold(text: str) -> str:
+def fold_case(text: str) -> str:
     """Return the folded text, or `UNKNOWN_CASE` if the folding is unknown."""
     if text.isascii():
         return text.lower()
@@ -80,7 +80,7 @@ def _fold_texts(texts: pa.Array) -> pa.Array:
         return lower
     is_other = pc.fill_null(pc.invert(is_ascii), False)
     non_ascii = texts.filter(is_other).dictionary_encode()
-    values = pa.array([fold(text) for text in non_ascii.dictionary.to_pylist()], pa.large_string())
+    values = pa.array([fold_case(text) for text in non_ascii.dictionary.to_pylist()], pa.large_string())
     places = np.arange(len(texts))
     places[is_other.to_numpy(zero_copy_only=False)] = len(texts) + non_ascii.indices.to_numpy()
     return pa.concat_arrays([lower, values]).take(pa.array(places))

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, join_by_or
-from seamark.formats.iceberg.types.functions import LOWER, UPPER, takes
+from seamark.formats.iceberg.types.functions import LOWER, UPPER, accepts_values
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.values import Value
-from seamark.formats.index.keys.case_folding import UNKNOWN_CASE, fold, fold_column, has_known_case
+from seamark.formats.index.keys.case_folding import UNKNOWN_CASE, fold_case, fold_column, has_known_case
 
 CASE_KEYS = "folded-16"
 """The name of the form in which folded texts are keys.
@@ -49,7 +49,7 @@ class IndexedFunction:
 
     def takes(self, kind: str) -> bool:
         """Return whether the function can index columns of the Iceberg type."""
-        return takes(self.name, kind)
+        return accepts_values(self.name, kind)
 
 
 def _project_case(predicate: Bound, template: Bound) -> Expression:
@@ -66,12 +66,12 @@ def _project_case(predicate: Bound, template: Bound) -> Expression:
         if not has_known_case(texts[0]):
             return unknown if of_column else TRUE
         # The rest of a stored text can contain a character of unknown case.
-        return join_by_or(_replace_predicate(template, Op.STARTS_WITH, fold(texts[0])), unknown)
+        return join_by_or(_replace_predicate(template, Op.STARTS_WITH, fold_case(texts[0])), unknown)
     if predicate.op not in (Op.EQ, Op.IN):
         return TRUE
     if of_column:
-        return _equals_any(template, set(map(fold, texts)))
-    return _equals_any(template, {*map(fold, texts), UNKNOWN_CASE}) if all(map(has_known_case, texts)) else TRUE
+        return _equals_any(template, set(map(fold_case, texts)))
+    return _equals_any(template, {*map(fold_case, texts), UNKNOWN_CASE}) if all(map(has_known_case, texts)) else TRUE
 
 
 def _equals_any(template: Bound, values: set[str]) -> Expression:
@@ -83,5 +83,6 @@ def _replace_predicate(template: Bound, op: Op, *values: str) -> Bound:
 
 
 INDEXED_FUNCTIONS = {
-    name: IndexedFunction(name, CASE_KEYS, values=fold_column, value=fold, project=_project_case) for name in _CASES
+    name: IndexedFunction(name, CASE_KEYS, values=fold_column, value=fold_case, project=_project_case)
+    for name in _CASES
 }

@@ -72,7 +72,7 @@ def rename_condition(where: Expression, find_number: Callable[[Bound], int | Non
 
     def rename(predicate: Bound) -> Expression:
         number = None if _is_undecided(predicate) else find_number(predicate)
-        return TRUE if number is None else _rename(predicate, number)
+        return TRUE if number is None else _rename_predicate(predicate, number)
 
     return replace_predicates(where, rename)
 
@@ -101,13 +101,13 @@ def _find_condition(predicate: Bound, terms: Sequence[Term]) -> Expression:
         if term.column_id != predicate.column_id or term.source != predicate.kind:
             continue
         if term.transform == IDENTITY:
-            return _rename(predicate, number)
+            return _rename_predicate(predicate, number)
         if term.transform not in TIME_UNITS:
             continue
         if predicate.op in _NULLITY or (predicate.transform == IDENTITY and is_at_boundary(predicate, term)):
-            return _rename(predicate, number)
+            return _rename_predicate(predicate, number)
         if predicate.transform in TIME_UNITS and _is_coarser(predicate.transform, term.transform):
-            return _rename(predicate, number)
+            return _rename_predicate(predicate, number)
     return TRUE
 
 
@@ -121,5 +121,5 @@ def _is_coarser(transform: str, than: str) -> bool:
     return TIME_UNITS.index(transform) <= TIME_UNITS.index(than)
 
 
-def _rename(predicate: Bound, number: int) -> Bound:
+def _rename_predicate(predicate: Bound, number: int) -> Bound:
     return msgspec.structs.replace(predicate, column_id=get_dimension_column_id(number), name=f"d{number}")

@@ -130,7 +130,7 @@ class KeySet:
             spelled = b"".join(_encode_wide(code - _SIGN) for code in codes.tolist())
             starts = np.arange(len(codes) + 1, dtype=np.int64) * _WIDE_DECIMAL_BYTES
             return KeySet(kind, Distinct(None, starts, np.frombuffer(spelled, dtype=np.uint8)))
-        numbers = (_narrow(self.get_key(index)) for index in range(len(self)))
+        numbers = (_narrow_key(self.get_key(index)) for index in range(len(self)))
         narrow = [number + _SIGN for number in numbers if -_SIGN <= number < _SIGN]
         return KeySet(kind, Distinct(np.array(narrow, dtype=np.uint64)))
 
@@ -186,6 +186,6 @@ def _encode_wide(unscaled: int) -> bytes:
     return (unscaled + _BIAS).to_bytes(_WIDE_DECIMAL_BYTES, "big")
 
 
-def _narrow(key: int | bytes) -> int:
+def _narrow_key(key: int | bytes) -> int:
     assert isinstance(key, bytes)
     return int.from_bytes(key, "big") - _BIAS

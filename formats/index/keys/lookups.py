@@ -74,11 +74,11 @@ def parse_lookup(transform: str) -> Lookup | None:
     Raises:
         BadRequest: The transform begins like an attribute, but is not one.
     """
-    return _parse(transform) if transform.startswith(PREFIX) else None
+    return _parse_lookup(transform) if transform.startswith(PREFIX) else None
 
 
 @lru_cache(maxsize=1024)  # Each request reads the definitions of a table, each of which can have many attributes.
-def _parse(transform: str) -> Lookup:
+def _parse_lookup(transform: str) -> Lookup:
     match = _LOOKUP.fullmatch(transform)
     table = () if match is None else tuple(match["table"].split("."))
     if match is None or len(table) < 2 or not all(table):

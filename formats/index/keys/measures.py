@@ -19,7 +19,7 @@ from typing import TypeAlias
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
-from seamark.formats.index.keys.terms import TEXT_MAX, Term, resolve, resolve_id
+from seamark.formats.index.keys.terms import TEXT_MAX, Term, resolve_term, resolve_term_by_id
 from seamark.formats.runtime.errors import BadRequest
 
 COUNT, SUM, MIN, MAX, AVG = "count", "sum", "min", "max", "avg"
@@ -295,11 +295,11 @@ class _MeasureParser:
             case "number":
                 return self._parse_number(value)
             case "id":
-                term = resolve_id("identity", int(value), self._schema, (self._schema, *self._older))
+                term = resolve_term_by_id("identity", int(value), self._schema, (self._schema, *self._older))
             case "name":
-                term = resolve(value, self._schema, self._older)
+                term = resolve_term(value, self._schema, self._older)
             case "quoted":
-                term = resolve(f"`{value}`", self._schema, self._older)
+                term = resolve_term(f"`{value}`", self._schema, self._older)
             case _:
                 raise self._make_error(f"{value!r} is not a column or a number")
         return make_column_operand(term)

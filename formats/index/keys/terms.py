@@ -21,12 +21,12 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.near_names import find_near_names
 from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, describe_type, is_primitive
 from seamark.formats.iceberg.types.transforms import (
     IDENTITY,
     VOID,
-    accepts,
+    accepts_type,
     canonicalize_transform,
     compute_result_type,
     is_known,
@@ -82,7 +82,7 @@ def parse_term(text: str) -> tuple[str, str]:
     call = _DATE_TRUNC.fullmatch(text) or _LOOKUP_CALL.fullmatch(text) or _CALL.fullmatch(text)
     transform = IDENTITY
     if call is not None:
-        transform = _transform(re.sub(r"\s", "", call[1]))
+        transform = _parse_transform(re.sub(r"\s", "", call[1]))
         text = call[2]
     column_text = text.strip()
     if quoted := _QUOTED.fullmatch(column_text):
@@ -121,7 +121,7 @@ def split_arguments(text: str, separator: str = ",") -> Iterator[str]:
     yield part
 
 
-def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
+def resolve_term(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
     """Parse the text of a term for a table with this current schema.
 
     Args:
@@ -140,22 +140,22 @@ def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
     ):
         column = _find_column(candidate, name)
         if column is not None:
-            return resolve_id(transform, column.id, schema, schemas)
-    similar_names = near_names(name, schema.index.by_name)
+            return resolve_term_by_id(transform, column.id, schema, schemas)
+    similar_names = find_near_names(name, schema.index.by_name)
     hint = f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
     raise BadRequest(f"Cannot index {name[:200]!r}: the table has no such column{hint}")
 
 
-def resolve_id(transform: str, column_id: int, schema: Schema, older: Iterable[Schema] = ()) -> Term:
+def resolve_term_by_id(transform: str, column_id: int, schema: Schema, older: Iterable[Schema] = ()) -> Term:
     """Return the term of a column id. For a dropped column, use the newest schema that contains it."""
     for candidate in (schema, *sorted((other for other in older if other is not schema), key=lambda other: -other.id)):
         column = candidate.column(column_id)
         if column is not None:
-            return _make_term(candidate, column, _transform(transform))
+            return _make_term(candidate, column, _parse_transform(transform))
     raise BadRequest(f"Cannot index field {column_id}: the table has no column with this id")
 
 
-def _transform(text: str) -> str:
+def _parse_transform(text: str) -> str:
     if text.lower() in INDEXED_FUNCTIONS:
         return text.lower()
     if parse_lookup(text) is not None:
@@ -203,7 +203,7 @@ def _make_term(schema: Schema, column: Column, transform: str) -> Term:
             types = ", ".join(sorted(KEY_TYPES))
             raise BadRequest(f"Cannot look up {column.name}, of type {source}: the types of keys are {types}")
         return Term(column.id, column.name, transform, source, lookup.type)
-    if not accepts(transform, source):
+    if not accepts_type(transform, source):
         raise BadRequest(
             f"Cannot index {transform}({column.name}): {transform} does not accept values of type {source}"
         )

@@ -40,14 +40,14 @@ def find_batches(data: memoryview) -> list[BatchPlace]:
         ValueError: The file is damaged, or has dictionaries, which Arrow decodes with the first batch.
     """
     end = len(data) - _END_BYTES
-    footer = _follow(data, end - _unpack(_INT32, data, end)[0])
+    footer = _follow_offset(data, end - _unpack_struct(_INT32, data, end)[0])
     _, dictionaries = _find_vector(data, footer, _FOOTER_DICTIONARIES)
     if dictionaries:
         raise ValueError("an Arrow file with dictionaries is not supported")
     start, count = _find_vector(data, footer, _FOOTER_BATCHES)
     places = []
     for number in range(count):
-        message, metadata_bytes, _ = _unpack(_BLOCK, data, start + number * _BLOCK.size)
+        message, metadata_bytes, _ = _unpack_struct(_BLOCK, data, start + number * _BLOCK.size)
         places.append(BatchPlace(message, message + metadata_bytes))
     return places
 
@@ -58,31 +58,31 @@ def count_decoded_bytes(data: memoryview, place: BatchPlace) -> int:
     Raises:
         ValueError: The file is damaged, or its buffers are not compressed.
     """
-    message = _follow(data, place.message + _PREFIX_BYTES)
+    message = _follow_offset(data, place.message + _PREFIX_BYTES)
     header = _find_field(data, message, _MESSAGE_HEADER)
-    batch = _follow(data, header)
+    batch = _follow_offset(data, header)
     if not _find_field(data, batch, _BATCH_COMPRESSION):
         raise ValueError("an Arrow file without compression is not supported")
     start, count = _find_vector(data, batch, _BATCH_BUFFERS)
     total = 0
     for number in range(count):
-        position, size = _unpack(_BUFFER, data, start + number * _BUFFER.size)
+        position, size = _unpack_struct(_BUFFER, data, start + number * _BUFFER.size)
         if size < 0:
             raise ValueError(f"a buffer of an Arrow file states {size} bytes")
         if size >= _INT64.size:
             # A buffer that compression does not shrink is stored without compression, and states -1.
-            decoded = _unpack(_INT64, data, place.buffers + position)[0]
+            decoded = _unpack_struct(_INT64, data, place.buffers + position)[0]
             total += decoded if decoded >= 0 else size
     return total
 
 
 def _find_field(data: memoryview, table: int, number: int) -> int:
     """Return the position of a field of a table, or 0 if the table does not have the field."""
-    fields = table - _unpack(_INT32, data, table)[0]
+    fields = table - _unpack_struct(_INT32, data, table)[0]
     offset_at = 2 * _INT16.size + number * _INT16.size
-    if offset_at >= _unpack(_INT16, data, fields)[0]:
+    if offset_at >= _unpack_struct(_INT16, data, fields)[0]:
         return 0
-    offset: int = _unpack(_INT16, data, fields + offset_at)[0]
+    offset: int = _unpack_struct(_INT16, data, fields + offset_at)[0]
     return table + offset if offset else 0
 
 
@@ -91,17 +91,17 @@ def _find_vector(data: memoryview, table: int, number: int) -> tuple[int, int]:
     field = _find_field(data, table, number)
     if not field:
         return 0, 0
-    vector = _follow(data, field)
-    return vector + _INT32.size, _unpack(_INT32, data, vector)[0]
+    vector = _follow_offset(data, field)
+    return vector + _INT32.size, _unpack_struct(_INT32, data, vector)[0]
 
 
-def _follow(data: memoryview, at: int) -> int:
+def _follow_offset(data: memoryview, at: int) -> int:
     """Return the position to which the offset at the position `at` refers."""
-    offset: int = _unpack(_INT32, data, at)[0]
+    offset: int = _unpack_struct(_INT32, data, at)[0]
     return at + offset
 
 
-def _unpack(layout: struct.Struct, data: memoryview, at: int) -> tuple[int, ...]:
+def _unpack_struct(layout: struct.Struct, data: memoryview, at: int) -> tuple[int, ...]:
     if not 0 <= at <= len(data) - layout.size:
         raise ValueError(f"an Arrow file of {len(data)} bytes refers to byte {at}")
     return layout.unpack_from(data, at)

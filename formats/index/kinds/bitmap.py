@@ -41,7 +41,7 @@ from seamark.formats.index.keys.keys import Bits, Key, KeyRange, KeyRanges, Keys
 from seamark.formats.index.kinds.bits import list_positions
 from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, read_distinct
 from seamark.formats.index.kinds.kind import BlobReader, IndexKind, Mask
-from seamark.formats.index.kinds.pieces import head_bytes
+from seamark.formats.index.kinds.pieces import compute_head_bytes
 from seamark.formats.index.kinds.postings import PIECES_MAX, Marks, Postings, build_postings
 from seamark.formats.index.kinds.queries import Flags
 from seamark.formats.index.kinds.slices import (
@@ -67,7 +67,7 @@ _HEAD = struct.Struct("<8sIB3xQQQI16x")
 _CHECK = struct.Struct("<I")
 _HEAD_BYTES = _HEAD.size + _CHECK.size
 _ENTRY_BYTES = 25
-_SECTION_HEAD_BYTES = head_bytes(SECTION_PIECES_MAX)
+_SECTION_HEAD_BYTES = compute_head_bytes(SECTION_PIECES_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class FileBitmap:
         return len(self.section)
 
 
-def build(keys: Keys) -> FileBitmap:
+def build_bitmap(keys: Keys) -> FileBitmap:
     """Build the bitmap of a term's keys in a data file.
 
     Raises:
@@ -90,16 +90,16 @@ def build(keys: Keys) -> FileBitmap:
     return FileBitmap(build_section(keys))
 
 
-def encode(entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
+def encode_bitmaps(entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
     """Encode a blob of some data files, in order.
 
     Raises:
         ValueError: Keys are codes in one file and bytes in another.
     """
-    return _assemble([memoryview(entry.section) for entry in entries])
+    return _assemble_blob([memoryview(entry.section) for entry in entries])
 
 
-def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes | memoryview]:
+def merge_bitmaps(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes | memoryview]:
     """Encode a blob of some files of each part. Its bytes equal those of a blob that is built from these files.
 
     Args:
@@ -118,10 +118,10 @@ def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes |
             start, length = opened.find_section_range(file)
             opened.open_section(file).verify()
             sections.append(opened.memory[start : start + length])
-    return _assemble(sections)
+    return _assemble_blob(sections)
 
 
-def _assemble(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
+def _assemble_blob(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
     """Encode a blob from the encoded sections of its files."""
     opened = [Section(section) for section in sections]
     forms = {section.form for section in opened}
@@ -167,7 +167,7 @@ def read_header_size(start: memoryview | bytes) -> int:
         ValueError: The head is damaged.
     """
     _, files, postings, *_ = _read_head(start)
-    return _compute_directory_end(files) + min(postings, head_bytes(PIECES_MAX))
+    return _compute_directory_end(files) + min(postings, compute_head_bytes(PIECES_MAX))
 
 
 class Bitmap:
@@ -433,13 +433,13 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
     takes_attributes = True
 
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileBitmap:
-        return build(columns[0])
+        return build_bitmap(columns[0])
 
     def encode(self, entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
-        return encode(entries)
+        return encode_bitmaps(entries)
 
     def merge(self, parts: Sequence[tuple[Bitmap, Mask]]) -> list[bytes | memoryview]:
-        return merge(parts)
+        return merge_bitmaps(parts)
 
     def open(self, blob: memoryview) -> Bitmap:
         return Bitmap(blob)

@@ -54,13 +54,13 @@ def make_full_bits(rows: int) -> Bits:
     return bits
 
 
-def count(bits: Bits) -> int:
+def count_set_bits(bits: Bits) -> int:
     return int(np.bitwise_count(bits).sum(dtype=np.int64))
 
 
 def list_positions(bits: Bits) -> Longs:
     """Return the rows of the set, int64[n], in ascending order."""
-    return _bitmap.positions(bits, count(bits))
+    return _bitmap.positions(bits, count_set_bits(bits))
 
 
 def to_roaring(bits: Bits) -> pyroaring.BitMap:
@@ -74,16 +74,16 @@ def to_roaring(bits: Bits) -> pyroaring.BitMap:
     return pyroaring.BitMap.deserialize(_bitmap.roaring_of(bits, counts))
 
 
-def encode(bits: Bits, rows: int) -> Piece:
+def encode_bits(bits: Bits, rows: int) -> Piece:
     """Encode the bits as a piece, in the coding that is clearly the smallest."""
-    set_rows = count(bits)
+    set_rows = count_set_bits(bits)
     if set_rows in (0, rows):
         return Piece(Coding.ONES if set_rows else Coding.ZEROS, b"")
     best = Piece(Coding.FLAT, bits.view(np.uint8).data)
     packed = _ZSTD.compress(best.data, asbytes=True)
     if len(packed) < COMPRESSED_MAX_FRACTION * len(best.data):
         best = Piece(Coding.ZSTD, packed)
-    runs = count(bits & ~(bits << np.uint64(1)))
+    runs = count_set_bits(bits & ~(bits << np.uint64(1)))
     if min(2 * set_rows, 4 * runs) + _CHUNK_BYTES * -(-rows // _CHUNK_ROWS) < COMPRESSED_MAX_FRACTION * len(best.data):
         sparse = to_roaring(bits)
         sparse.run_optimize()
@@ -93,7 +93,7 @@ def encode(bits: Bits, rows: int) -> Piece:
     return best
 
 
-def decode(piece: Piece, rows: int) -> Bits | bool:
+def decode_bits(piece: Piece, rows: int) -> Bits | bool:
     """Decode a piece to bits, or to True or False if all bits are equal.
 
     Flat bits are not copied.

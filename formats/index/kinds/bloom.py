@@ -63,7 +63,7 @@ _ENTRY = np.dtype([("filter_bits", "<u8"), ("files", "<u8"), ("offset", "<u8"), 
 _CHECK = struct.Struct("<Q")
 
 
-def hash_count(fpp: float) -> int:
+def compute_hash_count(fpp: float) -> int:
     """Return k, the number of bits that are set for each key, for the false-positive rate `fpp`.
 
     Raises:
@@ -74,13 +74,13 @@ def hash_count(fpp: float) -> int:
     return max(1, round(-math.log2(fpp)))
 
 
-def filter_bits(keys: int, fpp: float) -> int:
+def compute_filter_bits(keys: int, fpp: float) -> int:
     """Return the size in bits of a filter for `keys` distinct keys.
 
     The size is the lowest 2^e · {4, 5, 6, 7} / 4 that keeps the rate. There are only few possible sizes, so that groups
     are large. A filter is at most a quarter larger than needed.
     """
-    k = hash_count(fpp)
+    k = compute_hash_count(fpp)
     needed = math.ceil(keys * -k / math.log1p(-(fpp ** (1 / k))))
     if needed <= FILTER_BITS_MIN:
         return FILTER_BITS_MIN
@@ -100,15 +100,15 @@ class FileBloom:
         return 64 * len(self.words)
 
 
-def build(keys: Keys, fpp: float = FALSE_POSITIVE_PROBABILITY) -> FileBloom:
+def build_filter(keys: Keys, fpp: float = FALSE_POSITIVE_PROBABILITY) -> FileBloom:
     """Build the filter of the values of a term in a data file."""
     hashes = hash_keys(keys, _SEED)
     present = keys.present
     distinct = _bloom.distinct(hashes if present is None else hashes[present])
-    k = hash_count(fpp)
+    k = compute_hash_count(fpp)
     if (distinct == _hash_unknown_case()).any():
         return FileBloom(k, np.full(FILTER_BITS_MIN // 64, CODE_MAX, dtype=np.uint64))
-    return FileBloom(k, _bloom.fill(distinct, filter_bits(len(distinct), fpp), k))
+    return FileBloom(k, _bloom.fill(distinct, compute_filter_bits(len(distinct), fpp), k))
 
 
 @cache
@@ -167,7 +167,7 @@ class _Group:
         return np.array([*shape, self.offset, first_page, first_member], dtype=np.int64)
 
 
-def encode(entries: Sequence[FileBloom]) -> list[Bytes]:
+def encode_filters(entries: Sequence[FileBloom]) -> list[Bytes]:
     """Encode a blob of some data files.
 
     Raises:
@@ -185,7 +185,7 @@ def encode(entries: Sequence[FileBloom]) -> list[Bytes]:
     return _encode_blob(counts.pop(), [entry.filter_bits for entry in entries], fill)
 
 
-def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
+def merge_filters(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
     """Encode a blob of some files of several blobs, in order.
 
     The blob equals the encoding of the files' filters. In addition to the parts and the result, the merge needs 64 MB
@@ -474,13 +474,13 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
     )
 
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileBloom:
-        return build(columns[0], parameters.get("fpp", FALSE_POSITIVE_PROBABILITY))
+        return build_filter(columns[0], parameters.get("fpp", FALSE_POSITIVE_PROBABILITY))
 
     def encode(self, entries: Sequence[FileBloom]) -> list[Bytes]:
-        return encode(entries)
+        return encode_filters(entries)
 
     def merge(self, parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
-        return merge(parts)
+        return merge_filters(parts)
 
     def open(self, blob: memoryview) -> Bloom:
         return Bloom(blob)

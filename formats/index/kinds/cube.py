@@ -233,13 +233,15 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
         return entry
 
     def encode(self, entries: Sequence[pa.RecordBatch]) -> list[bytes | memoryview]:
-        return _encode(entries[0].schema, entries)
+        return _encode_blob(entries[0].schema, entries)
 
     def merge(self, parts: Sequence[tuple[CubeEntries, Mask]]) -> list[bytes | memoryview]:
         schema = parts[0][0].schema
         if any(index.schema != schema for index, _ in parts):
             raise ValueError("cubes with different columns cannot be merged")
-        return _encode(schema, (batch for index, keep in parts for batch in index.read(np.flatnonzero(keep).tolist())))
+        return _encode_blob(
+            schema, (batch for index, keep in parts for batch in index.read(np.flatnonzero(keep).tolist()))
+        )
 
     def open(self, blob: memoryview) -> CubeEntries:
         return CubeEntries(blob)
@@ -323,7 +325,7 @@ def group_rows(
     for number, term in enumerate(terms):
         name = f"d{number}"
         if parse_lookup(term.transform) is None:
-            keys[name] = _truncate(term, columns[term.column_id])
+            keys[name] = _truncate_values(term, columns[term.column_id])
         elif pa.types.is_dictionary(attributes[term].type) and attributes[term].num_chunks:
             chunks = attributes[term].chunks
             keys[name] = pa.chunked_array([chunk.indices for chunk in chunks])
@@ -335,9 +337,9 @@ def group_rows(
         if partial.operand is None:  # Count rows as values that are not null.
             column = pa.chunked_array([pa.repeat(pa.scalar(value=True), rows)])
         else:
-            column = _evaluate(partial.operand, columns)
+            column = _evaluate_operand(partial.operand, columns)
         values[f"m{number}"] = _Values(partial.function, column, get_partial_type(partial))
-    grouped = _aggregate(keys, values)
+    grouped = _aggregate_groups(keys, values)
     for name, dictionary in dictionaries.items():
         number = grouped.schema.get_field_index(name)
         codes = grouped[name].combine_chunks()
@@ -361,7 +363,7 @@ def combine_groups(groups: pa.Table, functions: Mapping[str, str]) -> pa.Table:
         name: _Values(SUM if function == COUNT else function, groups[name], groups[name].type)
         for name, function in functions.items()
     }
-    return _aggregate(keys, values)
+    return _aggregate_groups(keys, values)
 
 
 class _Values(NamedTuple):
@@ -372,7 +374,7 @@ class _Values(NamedTuple):
     result: pa.DataType
 
 
-def _aggregate(keys: Mapping[str, pa.ChunkedArray], values: Mapping[str, _Values]) -> pa.Table:
+def _aggregate_groups(keys: Mapping[str, pa.ChunkedArray], values: Mapping[str, _Values]) -> pa.Table:
     """Return one row for each group, with the columns of `keys` and `values`.
 
     Raises:
@@ -443,7 +445,7 @@ def get_dimension_type(term: Term) -> pa.DataType:
     return to_row_type(get_dimension_kind(term))
 
 
-def _truncate(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _truncate_values(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the values of a dimension. A time is truncated, and keeps its type."""
     values = column.cast(to_row_type(term.source))
     if term.transform == IDENTITY:
@@ -453,7 +455,7 @@ def _truncate(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.floor_temporal(plain, unit=term.transform).cast(kind)
 
 
-def _evaluate(operand: Operand, columns: Columns) -> pa.ChunkedArray:
+def _evaluate_operand(operand: Operand, columns: Columns) -> pa.ChunkedArray:
     """Evaluate an operand on columns.
 
     Raises:
@@ -467,24 +469,24 @@ def _evaluate(operand: Operand, columns: Columns) -> pa.ChunkedArray:
             scalar = pa.scalar(operand.text).cast(to_row_type(operand.kind))
             return pa.chunked_array([pa.repeat(scalar, rows)])
     operands = (operand.left, operand.right)
-    values = [_evaluate(side, columns) for side in operands]
+    values = [_evaluate_operand(side, columns) for side in operands]
     result = to_row_type(operand.kind)
     if pa.types.is_integer(result):
         return pc.call_function(f"{_SIGNS[operand.sign]}_checked", [column.cast(result) for column in values])
     scale = get_decimal_digits(operand.kind)[1]
     digits = [get_decimal_digits(side.kind) if operand.sign == "*" else (75, scale) for side in operands]
-    wide = [_widen(column, *precision) for column, precision in zip(values, digits, strict=True)]
+    wide = [_widen_decimals(column, *precision) for column, precision in zip(values, digits, strict=True)]
     # If a value has more digits than the engines' type, the cast fails.
     return pc.call_function(_SIGNS[operand.sign], wide).cast(pa.decimal128(PRECISION_MAX, scale))
 
 
-def _widen(values: pa.ChunkedArray, precision: int, scale: int) -> pa.ChunkedArray:
+def _widen_decimals(values: pa.ChunkedArray, precision: int, scale: int) -> pa.ChunkedArray:
     if pa.types.is_integer(values.type):
         values = values.cast(pa.decimal128(19, 0))
     return values.cast(pa.decimal256(precision, scale))
 
 
-def _encode(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[bytes | memoryview]:
+def _encode_blob(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[bytes | memoryview]:
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     files = 0

@@ -124,7 +124,7 @@ def _join_intervals(begins: RankArray, ends: RankArray) -> Intervals:
     return Intervals(begins[np.r_[True, apart]], ends[np.r_[apart, True]])
 
 
-def pack(distinct: Distinct) -> Bytes:
+def pack_dictionary(distinct: Distinct) -> Bytes:
     if distinct.codes is not None:
         return _ordered.pack_numbers(distinct.codes)
     assert distinct.starts is not None

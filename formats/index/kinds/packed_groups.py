@@ -70,7 +70,9 @@ def pack_groups(groups: pa.RecordBatch) -> pa.RecordBatch:
     """Pack groups into one row with the columns of `make_packed_schema`."""
     cells: list[pa.Array] = [pa.array([groups.num_rows], pa.int64())]
     for name, column in zip(groups.schema.names, groups.columns, strict=True):
-        values, codes, base = _code(name, column) if groups.num_rows >= _CODED_GROUPS_MIN else (column, None, None)
+        values, codes, base = (
+            _code_column(name, column) if groups.num_rows >= _CODED_GROUPS_MIN else (column, None, None)
+        )
         cells += [
             pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values),
             pa.array([codes], pa.large_binary()),
@@ -116,7 +118,7 @@ def unpack_groups(packed: pa.RecordBatch, schema: pa.Schema, bytes_max: int) -> 
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _code(name: str, column: pa.Array) -> tuple[pa.Array, bytes | None, int | None]:
+def _code_column(name: str, column: pa.Array) -> tuple[pa.Array, bytes | None, int | None]:
     """Return the values, the codes and the base of a column."""
     if pa.types.is_floating(column.type):
         return column, None, None

@@ -45,7 +45,7 @@ class PiecesHeader(NamedTuple):
     flags: int
 
 
-def head_bytes(count: int) -> int:
+def compute_head_bytes(count: int) -> int:
     """Return the size in bytes of a header of `count` pieces."""
     return _HEAD.size + _ENTRY_BYTES * count + _CHECK.size
 

@@ -38,7 +38,7 @@ from seamark.formats.index.kinds.dictionary import (
     RankArray,
     align_bytes,
     open_dictionary,
-    pack,
+    pack_dictionary,
     read_distinct,
 )
 from seamark.formats.index.kinds.pieces import Piece, Pieces, PiecesHeader, write_pieces
@@ -65,7 +65,7 @@ HEAP_MAX = 1 << 28
 
 Files with more are considered not to share keys.
 """
-_NEVER = (1 << 32) - 1
+_NO_RANK = (1 << 32) - 1
 """The lowest rank of a file without keys. No interval of ranks contains it."""
 _KEYS_PER_BATCH = 1 << 22
 _WIDE_MAX = 32
@@ -177,11 +177,11 @@ def _encode_by_key(
     files, keys = len(sections), len(distinct)
     words, width = bits.count_words(files), 1 if files <= 1 << 8 else 2 if files <= 1 << 16 else 4
     matrix_bytes, lists_bytes = 8 * words * keys, width * total
-    dictionary = pack(distinct)
+    dictionary = pack_dictionary(distinct)
     if len(dictionary) + 8 * files + min(matrix_bytes, lists_bytes) > budget:
         return None
     layout = MATRIX if matrix_bytes <= lists_bytes else LISTS
-    lowest_ranks, greatest_ranks = np.full(files, _NEVER, dtype=np.uint32), np.zeros(files, dtype=np.uint32)
+    lowest_ranks, greatest_ranks = np.full(files, _NO_RANK, dtype=np.uint32), np.zeros(files, dtype=np.uint32)
     matrix = np.zeros((keys, words) if layout == MATRIX else (0, 0), dtype=np.uint64)
     pairs: list[tuple[Ranks, npt.NDArray[np.uint32]]] = []
     for batch in _batch_files(sections):
@@ -200,9 +200,9 @@ def _encode_by_key(
             _bitmap.fill_matrix(matrix, ranks, owners)
         else:
             pairs.append((ranks, owners))
-    pieces = [_make_flat_piece(dictionary), _pack(lowest_ranks), _pack(greatest_ranks)]
+    pieces = [_make_flat_piece(dictionary), _pack_array(lowest_ranks), _pack_array(greatest_ranks)]
     if layout == MATRIX:
-        pieces.append(_pack(matrix))
+        pieces.append(_pack_array(matrix))
     else:
         pieces += _encode_lists(pairs, keys, width)
     return write_pieces(PiecesHeader(keys, files, form, layout, 0), pieces)
@@ -214,7 +214,7 @@ def _encode_lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: i
     starts = np.zeros(keys + 1, dtype=np.uint64)
     np.cumsum(np.bincount(ranks, minlength=keys), out=starts[1:])
     sorted_owners = owners[np.argsort(ranks, kind="stable")].astype(f"<u{width}")
-    return [_pack(sorted_owners), _make_flat_piece(_ordered.pack_numbers(starts))]
+    return [_pack_array(sorted_owners), _make_flat_piece(_ordered.pack_numbers(starts))]
 
 
 def _encode_edges(sections: Sequence[Searchable], form: int) -> bytes:
@@ -229,7 +229,7 @@ def _encode_edges(sections: Sequence[Searchable], form: int) -> bytes:
     for number, section in enumerate(sections):
         if section.cardinality:
             sides[0, number], sides[1, number] = section.dictionary.edges()
-    pieces = [_pack(np.ascontiguousarray(side)) for side in sides]
+    pieces = [_pack_array(np.ascontiguousarray(side)) for side in sides]
     return write_pieces(PiecesHeader(0, len(sections), form, EDGES, 0), pieces)
 
 
@@ -237,7 +237,7 @@ def _make_flat_piece(array: Bytes) -> Piece:
     return Piece(Coding.FLAT, array.data)
 
 
-def _pack(array: npt.NDArray[Any]) -> Piece:
+def _pack_array(array: npt.NDArray[Any]) -> Piece:
     """Return a piece that is compressed with zstd if this is clearly smaller, otherwise a flat piece.
 
     A compressed piece begins with its decompressed size (u64).
@@ -278,7 +278,7 @@ class Postings:
         pieces = {MATRIX: _STARTS, LISTS: _STARTS + 1, EDGES: 2}.get(self.layout)
         if (stored_files, stored_form, self._pieces.count) != (files, form, pieces):
             raise ValueError(f"postings cannot have {stored_files} files in {self._pieces.count} pieces")
-        if self._keys >= _NEVER or self._keys > pairs:
+        if self._keys >= _NO_RANK or self._keys > pairs:
             raise ValueError(f"postings cannot have {self._keys} keys if the files have {pairs}")
         self._pairs = pairs
         self._form = form

@@ -82,7 +82,7 @@ class FileRecords:
         return len(self.run) // ENTRY_BYTES
 
 
-def build(columns: Sequence[Keys]) -> FileRecords:
+def build_records(columns: Sequence[Keys]) -> FileRecords:
     """Build the entries of a data file from its key columns, in the order of the definition.
 
     Raises:
@@ -95,13 +95,13 @@ def build(columns: Sequence[Keys]) -> FileRecords:
     return FileRecords(sorted_run(*hash_halves(columns)))
 
 
-def encode(entries: Sequence[FileRecords]) -> Iterator[Part]:
+def encode_record_entries(entries: Sequence[FileRecords]) -> Iterator[Part]:
     """Yield the parts of a blob. Data files are numbered in the given order."""
     runs = [(records.run, -1, np.array([number], np.uint32)) for number, records in enumerate(entries)]
     return _write_parts(Merger(runs, len(entries)), len(entries))
 
 
-def merge(parts: Sequence[tuple[RecordBlob, Mask]]) -> Iterator[Part]:
+def merge_records(parts: Sequence[tuple[RecordBlob, Mask]]) -> Iterator[Part]:
     """Merge blobs into one blob, and yield its parts. The merge has only a few pages in memory.
 
     The result has the kept files of each blob, in order.
@@ -350,13 +350,13 @@ class RecordKind(IndexKind[FileRecords, RecordBlob]):
     answers_keys = True
 
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileRecords:
-        return build(columns)
+        return build_records(columns)
 
     def encode(self, entries: Sequence[FileRecords]) -> Iterator[Part]:
-        return encode(entries)
+        return encode_record_entries(entries)
 
     def merge(self, parts: Sequence[tuple[RecordBlob, Mask]]) -> Iterator[Part]:
-        return merge(parts)
+        return merge_records(parts)
 
     def open(self, blob: memoryview) -> RecordBlob:
         return RecordBlob(blob)

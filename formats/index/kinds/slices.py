@@ -24,7 +24,15 @@ from seamark.formats.index.keys.keys import Bits, Bytes, Keys
 from seamark.formats.index.keys.ranks import ROWS_MAX, Ranks, rank_keys
 from seamark.formats.index.kinds import bits
 from seamark.formats.index.kinds.bits import Coding
-from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, Intervals, align_bytes, open_dictionary, pack
+from seamark.formats.index.kinds.dictionary import (
+    BYTES,
+    CODES,
+    Bounds,
+    Intervals,
+    align_bytes,
+    open_dictionary,
+    pack_dictionary,
+)
 from seamark.formats.index.kinds.pieces import Piece, Pieces, PiecesHeader, write_pieces
 
 SLICES, EQUALITY = 0, 1
@@ -53,7 +61,7 @@ For more bounds, it is faster to assemble each row's rank and to look it up (mea
 """
 
 
-def slice_count(cardinality: int) -> int:
+def compute_slice_count(cardinality: int) -> int:
     """Return the number of bits of a rank."""
     return max(cardinality - 1, 0).bit_length()
 
@@ -70,9 +78,9 @@ def build_section(keys: Keys) -> bytes:
     flags = (NULLS if nulls.any() else 0) | (NANS if nans.any() else 0) | (CLIPPED if distinct.clipped else 0)
     layout, stored = _choose_layout(ranks, len(distinct), _find_present(nulls, nans, keys.rows))
     pieces = [
-        Piece(Coding.FLAT, pack(distinct).data),
-        bits.encode(nulls, keys.rows),
-        bits.encode(nans, keys.rows),
+        Piece(Coding.FLAT, pack_dictionary(distinct).data),
+        bits.encode_bits(nulls, keys.rows),
+        bits.encode_bits(nans, keys.rows),
         *stored,
     ]
     form = CODES if keys.codes is not None else BYTES
@@ -86,8 +94,8 @@ def _find_present(nulls: Bits, nans: Bits, rows: int) -> Bits:
 def _choose_layout(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, list[Piece]]:
     """Return the smaller layout, and its bitmaps."""
     rows = len(ranks)
-    words_of_slices = _bitmap.slice_ranks(ranks, slice_count(cardinality))
-    slices = [bits.encode(words, rows) for words in words_of_slices]
+    words_of_slices = _bitmap.slice_ranks(ranks, compute_slice_count(cardinality))
+    slices = [bits.encode_bits(words, rows) for words in words_of_slices]
     if _count_decoded_bytes([piece.coding for piece in slices], rows) > DECODED_MAX_BYTES:
         slices = [Piece(Coding.FLAT, words.view(np.uint8).data) for words in words_of_slices]
     if cardinality > EQUALITY_MAX or not slices:
@@ -96,7 +104,7 @@ def _choose_layout(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, 
     containers = cardinality * -(-rows // (1 << 16))
     if _CHANGE_BYTES * _bitmap.changes(ranks) + _CONTAINER_BYTES * containers >= size:
         return SLICES, slices
-    by_value = [bits.encode(words & present, rows) for words in _bitmap.split_ranks(ranks, cardinality)]
+    by_value = [bits.encode_bits(words & present, rows) for words in _bitmap.split_ranks(ranks, cardinality)]
     if sum(len(piece.data) for piece in by_value) >= size:
         return SLICES, slices
     return EQUALITY, by_value
@@ -119,7 +127,7 @@ class Section:
         head = self._pieces.head
         self.rows, self.cardinality, self.form, self.layout, self.flags = head
         by_value = self.layout == EQUALITY
-        bitmaps = self.cardinality if by_value else slice_count(self.cardinality)
+        bitmaps = self.cardinality if by_value else compute_slice_count(self.cardinality)
         if (
             self.form not in (CODES, BYTES)
             or self.layout not in (SLICES, EQUALITY)
@@ -230,7 +238,7 @@ class Section:
         piece = self._pieces.read(number)
         if piece.coding == Coding.FLAT:
             piece = Piece(piece.coding, align_bytes(piece.data).data)
-        return bits.decode(piece, self.rows)
+        return bits.decode_bits(piece, self.rows)
 
     def decode_slices(self) -> tuple[_bitmap.Slices, int]:
         """Return the slices, ready for comparisons, and the memory in bytes that they need in addition to the stored

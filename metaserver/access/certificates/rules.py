@@ -63,20 +63,20 @@ class CertificateRule(msgspec.Struct, frozen=True):
         Raises:
             BadRequest: The name is invalid for a principal.
         """
-        return CERTIFICATE_PREFIX + check_name(_fill(self.principal, parts), "name of a certificate")
+        return CERTIFICATE_PREFIX + check_name(_fill_template(self.principal, parts), "name of a certificate")
 
     def name_groups(self, parts: Mapping[str, str]) -> tuple[str, ...]:
         """Return the principals of the groups."""
-        names = (check_name(_fill(group, parts), "group") for group in self.groups)
+        names = (check_name(_fill_template(group, parts), "group") for group in self.groups)
         return tuple(dict.fromkeys(CERTIFICATE_GROUP_PREFIX + name for name in names))
 
     def list_roles(self, principal_name: str, parts: Mapping[str, str]) -> tuple[Grant, ...]:
         """Return the grants by which the principal has the roles of the rule."""
         escaped = {name: show_path((value,)) for name, value in parts.items()}
-        return tuple(_parse_grant(principal_name, _fill(role, escaped)) for role in self.roles)
+        return tuple(_parse_grant(principal_name, _fill_template(role, escaped)) for role in self.roles)
 
 
-def _fill(template: str, parts: Mapping[str, str]) -> str:
+def _fill_template(template: str, parts: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda match: parts[match[1]], template)
 
 

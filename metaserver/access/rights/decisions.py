@@ -71,7 +71,7 @@ def find_bits(grants: Iterable[Grant], securable: Securable) -> tuple[int, int]:
     return allowed, denied
 
 
-def holds(grants: Iterable[Grant], securable: Securable, bits: int) -> bool:
+def have_privileges(grants: Iterable[Grant], securable: Securable, bits: int) -> bool:
     """Return whether the grants give all of these privileges on an object. The result for an empty set is False."""
     allowed, denied = find_bits(grants, securable)
     return bool(bits) and not bits & ~(allowed & ~denied)
@@ -83,9 +83,9 @@ def holds_everywhere(grants: Sequence[Grant], bits: int) -> bool:
     If the principal may manage the grants of the warehouse, denials inside the warehouse do not count, because the
     principal may remove them. Otherwise the managers of one namespace could restrict the admins of the warehouse.
     """
-    if not holds(grants, WAREHOUSE, bits):
+    if not have_privileges(grants, WAREHOUSE, bits):
         return False
-    return holds(grants, WAREHOUSE, MANAGE_GRANTS) or not any(_denies(grant, bits) for grant in grants)
+    return have_privileges(grants, WAREHOUSE, MANAGE_GRANTS) or not any(_denies(grant, bits) for grant in grants)
 
 
 def holds_throughout(grants: Sequence[Grant], namespace: NamespacePath, bits: int) -> bool:
@@ -93,10 +93,10 @@ def holds_throughout(grants: Sequence[Grant], namespace: NamespacePath, bits: in
 
     A denial in another namespace does not count.
     """
-    if not holds(grants, WAREHOUSE, bits) or not holds(grants, Securable(namespace), bits):
+    if not have_privileges(grants, WAREHOUSE, bits) or not have_privileges(grants, Securable(namespace), bits):
         return False
     depth = len(namespace)
-    return holds(grants, WAREHOUSE, MANAGE_GRANTS) or not any(
+    return have_privileges(grants, WAREHOUSE, MANAGE_GRANTS) or not any(
         _denies(grant, bits) and grant.kind != SERVER and grant.namespace[:depth] == namespace for grant in grants
     )
 
@@ -110,12 +110,12 @@ def _list_browsing(grants: Sequence[Grant]) -> list[Grant]:
     browsing = [grant for grant in grants if not grant.deny and ALLOWED.get(grant.role, 0) & BROWSE]
     if not any(grant.deny for grant in grants):  # Skip the comparison, because a login may have a thousand grants.
         return browsing
-    return [grant for grant in browsing if holds(grants, get_securable(grant), BROWSE)]
+    return [grant for grant in browsing if have_privileges(grants, get_securable(grant), BROWSE)]
 
 
-def sees(grants: Sequence[Grant], namespace: NamespacePath) -> bool:
+def can_list_namespace(grants: Sequence[Grant], namespace: NamespacePath) -> bool:
     """Return whether a listing may include the namespace: the grants allow browsing it, or an object in it."""
-    if holds(grants, Securable(namespace), BROWSE):
+    if have_privileges(grants, Securable(namespace), BROWSE):
         return True
     depth = len(namespace)
     return any(
@@ -130,7 +130,7 @@ def list_visible_children(grants: Sequence[Grant], parent: NamespacePath) -> fro
     Returns:
         The names. None if the listing may include all names except namespaces that a denial hides.
     """
-    if holds(grants, Securable(parent), BROWSE):
+    if have_privileges(grants, Securable(parent), BROWSE):
         return None
     depth = len(parent)
     return frozenset(
@@ -154,7 +154,7 @@ def list_namespaces_with(grants: Sequence[Grant], bits: int) -> list[NamespacePa
     paths = [path for path, allowed in allowed_on.items() if not bits & ~allowed]
     if not any(grant.deny for grant in grants):
         return paths
-    return [path for path in paths if holds(grants, Securable(path), bits)]
+    return [path for path in paths if have_privileges(grants, Securable(path), bits)]
 
 
 def select_read_grants(grants: Sequence[Grant]) -> list[Grant]:

@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from seamark.formats.protocol.wire import check_name, parse_namespace, show
+from seamark.formats.protocol.wire import check_name, format_path, parse_namespace
 from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, NoSuchFunction, NoSuchTable, NoSuchView
 from seamark.metaserver.access.principal import ROLE_PREFIX, make_grant
@@ -360,7 +360,7 @@ async def remove_grant(call: Call) -> None:
             deny=read_boolean_query(query, "deny"),
         )
     )
-    if not (grant.deny and await _manages_above(call, get_securable(grant))):
+    if not (grant.deny and await _may_manage_above(call, get_securable(grant))):
         await _check_may_manage(call, grant)
     await call.components.store.transact([RemoveGrant(grant)])
 
@@ -441,10 +441,10 @@ async def _check_entry_exists(call: Call, grant: Grant) -> None:
         if await store.load_entry(kind, path, grant.name) is not None:
             return
     error = {TABLE: NoSuchTable, VIEW: NoSuchView, FUNCTION: NoSuchFunction}[grant.kind]
-    raise error(f"{grant.kind.capitalize()} does not exist: {show(path, grant.name)}")
+    raise error(f"{grant.kind.capitalize()} does not exist: {format_path(path, grant.name)}")
 
 
-async def _manages_above(call: Call, securable: Securable) -> bool:
+async def _may_manage_above(call: Call, securable: Securable) -> bool:
     """Return whether the caller may manage the grants of a level above the object.
 
     Such a caller may remove denials on the object, including denials that apply to the caller. Otherwise, the managers

@@ -35,10 +35,10 @@ from seamark.metaserver.planner.advice.proposals import (
     Proposal,
     Reads,
     make_proposals,
-    measure,
+    measure_reads,
 )
 from seamark.metaserver.planner.advice.replay import RecordedShape, draw_statements
-from seamark.metaserver.planner.advice.row_samples import is_sampled, sample_rows
+from seamark.metaserver.planner.advice.row_samples import is_type_sampled, sample_rows
 from seamark.metaserver.planner.advice.trials import (
     AppliedProposal,
     compute_corrections,
@@ -46,7 +46,7 @@ from seamark.metaserver.planner.advice.trials import (
     make_reads,
 )
 from seamark.metaserver.planner.joins.dimensions import list_files_at
-from seamark.metaserver.planner.lookup.lookup import lookup
+from seamark.metaserver.planner.lookup.lookup import find_files_by_prefix
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.store.model import AppliedAdvice, QueryShapeSums, QuerySums
 
@@ -108,10 +108,10 @@ async def advise_table(call: Call) -> Advice:
     applied = await _list_applied(history, loaded.entry.uuid)
     statements = sum(shape.sums.statements for shape in shapes)
     async with call.components.worker_limits.advising.hold(call.principal.name):
-        build = await read_state(call, loaded, shapes)
+        build = await read_advised_table(call, loaded, shapes)
         if isinstance(build, str):
             return Advice(statements, days, None, [], applied, build)
-        before, proposals = await simulate(call, lambda: make_proposals(build()))
+        before, proposals = await run_simulation(call, lambda: make_proposals(build()))
     reason = "" if proposals else "no change would save more bytes in 30 days than it costs"
     return Advice(statements, days, before, proposals, applied, reason)
 
@@ -135,8 +135,8 @@ async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedPr
     uuid, history = loaded.entry.uuid, call.components.history
     shapes = await history.list_table_shapes(uuid, DAYS) if history.is_on else []
     async with call.components.worker_limits.advising.hold(call.principal.name):
-        build = await read_state(call, loaded, shapes)
-        measured = None if isinstance(build, str) else await simulate(call, lambda: measure(build()))
+        build = await read_advised_table(call, loaded, shapes)
+        measured = None if isinstance(build, str) else await run_simulation(call, lambda: measure_reads(build()))
     now_ms = call.components.clock.now_ms()
     applied = AppliedProposal(body.proposal, now_ms, measured)
     text = msgspec.json.encode(applied).decode()
@@ -146,12 +146,12 @@ async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedPr
     return applied
 
 
-async def simulate(call: Call, work: Callable[[], T]) -> T:
+async def run_simulation(call: Call, work: Callable[[], T]) -> T:
     """Run `work` in a thread, and return its result."""
     return await call.components.worker_limits.simulating.run(call.principal.name, work)
 
 
-async def read_state(
+async def read_advised_table(
     call: Call, loaded: LoadedTable, shapes: Sequence[QueryShapeSums]
 ) -> Callable[[], AdvisedTable] | str:
     """Read the state of a table that the advisor needs.
@@ -164,7 +164,7 @@ async def read_state(
     assert loaded.entry is not None
     if not call.components.history.is_on:
         return "the setting query_history_days is 0, so no statements are recorded"
-    recorded = await simulate(call, lambda: _read_shapes(shapes, metadata))
+    recorded = await run_simulation(call, lambda: _read_shapes(shapes, metadata))
     if not recorded:
         return "the server has not seen a statement with a condition on this table yet"
     if metadata.current_snapshot_id is None:
@@ -173,10 +173,10 @@ async def read_state(
     if not columns:
         return "the statements compare no column whose values can be sampled"
     scan = await call.components.planner.plan(BoundScan.bind(metadata, ScanRequest()), loaded.entry)
-    files = lookup(scan.view)
+    files = find_files_by_prefix(scan.view)
     if files.files < 1:
         return "the table has no data files"
-    listed = await simulate(call, lambda: list_files_at(scan, scan.entry_ids))
+    listed = await run_simulation(call, lambda: list_files_at(scan, scan.entry_ids))
     sample = await sample_rows(call.components.objects, metadata, listed, columns)
     if isinstance(sample, str):
         return sample
@@ -188,7 +188,7 @@ async def read_state(
     time_corrections = compute_time_corrections(
         await _add_recorded(call.components.history, loaded.entry.uuid, applied[:_APPLIED_MAX])
     )
-    times = await simulate(call, lambda: EngineTimes.of(shapes))
+    times = await run_simulation(call, lambda: EngineTimes.of(shapes))
 
     def build() -> AdvisedTable:
         whole_sample = add_bounds(sample, files)
@@ -226,11 +226,13 @@ def _to_recorded(shape_sums: QueryShapeSums, metadata: TableMetadata) -> Recorde
         samples = convert_json(shape_sums.samples, list[FilterSample]) if shape_sums.samples else []
     except msgspec.MsgspecError:
         samples = []
-    filters = [bound for sample in samples if sample.filter and (bound := _bind(sample.filter, metadata)) is not None]
+    filters = [
+        bound for sample in samples if sample.filter and (bound := _bind_filter(sample.filter, metadata)) is not None
+    ]
     return RecordedShape(shape_sums.fingerprint, shape, shape_sums.sums.statements, samples, filters)
 
 
-def _bind(filter_json: str, metadata: TableMetadata) -> Expression | None:
+def _bind_filter(filter_json: str, metadata: TableMetadata) -> Expression | None:
     """Return the bound filter, or None if a column no longer exists under its name."""
     try:
         expression = parse_expression(convert_json(filter_json, object))
@@ -249,7 +251,7 @@ def _find_compared_columns(recorded: Sequence[RecordedShape], metadata: TableMet
     columns: dict[int, str] = {}
     for column_id in sorted(counts, key=lambda column_id: (-counts[column_id], column_id)):
         column = by_id.get(column_id)
-        if column is not None and isinstance(column.type, str) and is_sampled(column.type):
+        if column is not None and isinstance(column.type, str) and is_type_sampled(column.type):
             columns[column_id] = column.type
         if len(columns) == COLUMNS_MAX:
             break

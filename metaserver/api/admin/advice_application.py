@@ -12,14 +12,14 @@ import msgspec
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import PREFIX
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound
-from seamark.metaserver.api.admin.advice import read_state, simulate
+from seamark.metaserver.api.admin.advice import read_advised_table, run_simulation
 from seamark.metaserver.api.admin.query_history import DAYS, DAYS_MAX
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.table_updates import commit_updates
 from seamark.metaserver.planner.advice.proposals import Proposal, make_proposals
-from seamark.metaserver.planner.advice.trials import AppliedProposal, find_properties
-from seamark.metaserver.services.running import load_jobs, state_of_services
+from seamark.metaserver.planner.advice.trials import AppliedProposal, find_changed_properties
+from seamark.metaserver.services.running import compute_services_state, load_jobs
 from seamark.metaserver.store.model import AppliedAdvice
 
 _ID_CHARACTERS_MAX = 64
@@ -55,7 +55,7 @@ async def apply_advice(call: Call, body: ChosenProposal) -> AppliedProposal:
         raise BadRequest(f"Table services do not make the change {proposal.title!r}. Run: {commands}")
     components = call.components
     now_ms = components.clock.now_ms()
-    services = state_of_services(await load_jobs(components.store, now_ms), components.services_status)
+    services = compute_services_state(await load_jobs(components.store, now_ms), components.services_status)
     if not services.running and proposal.change.kind != "drop-index":
         raise BadRequest(
             f"No table services run ({services.problem}), so nothing would make the change. Run: {commands}"
@@ -64,7 +64,7 @@ async def apply_advice(call: Call, body: ChosenProposal) -> AppliedProposal:
     def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
         if proposal.change.kind == "drop-index":
             return [{"action": "remove-properties", "removals": [PREFIX + proposal.change.index_name]}]
-        updates = find_properties(proposal, metadata) or {}
+        updates = find_changed_properties(proposal, metadata) or {}
         if proposal.change.kind == "add-index":
             for name in updates.keys() & metadata.properties.keys():
                 raise CommitConflict(f"Another request has set the property {name}; load the proposals again")
@@ -90,8 +90,8 @@ async def _find_proposal(call: Call, choice: ChosenProposal) -> Proposal:
     history = call.components.history
     shapes = await history.list_table_shapes(loaded.entry.uuid, choice.days) if history.is_on else []
     async with call.components.worker_limits.advising.hold(call.principal.name):
-        build = await read_state(call, loaded, shapes)
-        proposals = [] if isinstance(build, str) else (await simulate(call, lambda: make_proposals(build())))[1]
+        build = await read_advised_table(call, loaded, shapes)
+        proposals = [] if isinstance(build, str) else (await run_simulation(call, lambda: make_proposals(build())))[1]
     for proposal in proposals:
         if proposal.id == choice.id:
             return proposal

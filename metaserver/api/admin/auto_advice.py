@@ -20,12 +20,12 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.decoding import convert_json
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound
 from seamark.formats.services.services import CLUSTERING
-from seamark.metaserver.api.admin.advice import read_state, simulate
+from seamark.metaserver.api.admin.advice import read_advised_table, run_simulation
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.catalog.values import LoadedTable
-from seamark.metaserver.planner.advice.proposals import Proposal, ProposedChange, make_proposals, measure
+from seamark.metaserver.planner.advice.proposals import Proposal, ProposedChange, make_proposals, measure_reads
 from seamark.metaserver.planner.advice.trials import (
     APPLYING,
     FAILED,
@@ -37,12 +37,12 @@ from seamark.metaserver.planner.advice.trials import (
     WITHDRAWN,
     AppliedProposal,
     Trial,
-    find_columns,
-    find_properties,
-    judge,
+    find_changed_columns,
+    find_changed_properties,
+    judge_trial,
     list_own_properties,
-    record_shapes,
-    refuse,
+    refuse_proposal,
+    select_shape_reads,
 )
 from seamark.metaserver.store.model import AppliedAdvice
 
@@ -126,7 +126,7 @@ class _Trials:
         Raises:
             CommitConflict: Another request has started a trial with this number.
         """
-        return await self._save(AppliedProposal(proposal, self.now_ms, None, trial=trial), None)
+        return await self._save_trial(AppliedProposal(proposal, self.now_ms, None, trial=trial), None)
 
     async def change(
         self, stored_trial: _StoredTrial, applied: AppliedProposal | None = None, **fields: object
@@ -140,7 +140,7 @@ class _Trials:
             CommitConflict: Another request has changed the trial.
         """
         trial = replace(stored_trial.trial, since_ms=self.now_ms, **fields)
-        return await self._save(replace(applied or stored_trial.applied, trial=trial), stored_trial.text)
+        return await self._save_trial(replace(applied or stored_trial.applied, trial=trial), stored_trial.text)
 
     async def end(
         self, stored_trial: _StoredTrial, state: str, applied: AppliedProposal | None = None, **fields: object
@@ -179,7 +179,7 @@ class _Trials:
             )
         return stored_trial
 
-    async def _save(self, applied: AppliedProposal, expected: str | None) -> _StoredTrial:
+    async def _save_trial(self, applied: AppliedProposal, expected: str | None) -> _StoredTrial:
         """Store a trial if its stored text is `expected`, and update the loaded trials without a new read."""
         assert applied.trial is not None
         text = msgspec.json.encode(applied).decode()
@@ -251,9 +251,9 @@ async def take_advice_step(call: Call) -> AdviceStep:
         # The end of the trial has changed the properties of the table.
         trials = await _load_trials(call)
         effective, policy = await _load_policy(call, trials.loaded.metadata)
-    await _withdraw(trials)
+    await _withdraw_trials(trials)
     for stored_trial in trials.find(WAITING):
-        return await _begin(trials, await trials.change(stored_trial, state=APPLYING))
+        return await _begin_trial(trials, await trials.change(stored_trial, state=APPLYING))
     await _judge_trials(call, trials, policy)
     if measuring := trials.find(MEASURING):
         proposal, trial = measuring[0].applied.proposal, measuring[0].trial
@@ -308,8 +308,8 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
         shapes = await call.components.history.list_shapes_since(trials.uuid, since_ms)
         async with call.components.worker_limits.advising.hold(call.principal.name):
             loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-            build = await read_state(call, loaded, shapes)
-            measured = None if isinstance(build, str) else await simulate(call, lambda: measure(build()))
+            build = await read_advised_table(call, loaded, shapes)
+            measured = None if isinstance(build, str) else await run_simulation(call, lambda: measure_reads(build()))
         applied = replace(stored_trial.applied, measured=measured, applied_ms=trials.now_ms)
         reason = "the change is applied, and its statements are measured"
         stored_trial = await trials.change(
@@ -331,7 +331,7 @@ async def _load_policy(call: Call, metadata: TableMetadata) -> tuple[TableMetada
     return effective, AutoAdvicePolicy.of(effective.properties)
 
 
-async def _withdraw(trials: _Trials) -> None:
+async def _withdraw_trials(trials: _Trials) -> None:
     """End the trials whose properties a user has changed or removed."""
     current = trials.loaded.metadata.properties
     for stored_trial in trials.find(WAITING, MEASURING, KEPT):
@@ -347,7 +347,7 @@ async def _judge_trials(call: Call, trials: _Trials, policy: AutoAdvicePolicy) -
             continue
         # Leave out the hour in which the change was applied, because it has statements from before the change.
         shapes = await call.components.history.list_shapes_since(trials.uuid, stored_trial.trial.since_ms + 3_600_000)
-        verdict = judge(stored_trial.trial, shapes)
+        verdict = judge_trial(stored_trial.trial, shapes)
         if verdict.pays is None:
             continue
         applied = replace(stored_trial.applied, recorded=verdict.reads)
@@ -367,18 +367,18 @@ async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, po
     if not shapes:
         return AdviceStep("none", "the history has no statements of the measuring period")
     async with call.components.worker_limits.advising.hold(call.principal.name):
-        build = await read_state(call, trials.loaded, shapes)
+        build = await read_advised_table(call, trials.loaded, shapes)
         if isinstance(build, str):
             return AdviceStep("none", build)
-        _, proposals = await simulate(call, lambda: make_proposals(build()))
+        _, proposals = await run_simulation(call, lambda: make_proposals(build()))
     settings = call.components.settings
     refusals = []
     for proposal in proposals:
         try:
-            properties = find_properties(proposal, effective)
+            properties = find_changed_properties(proposal, effective)
         except BadRequest:
             properties = None
-        refusal = refuse(
+        refusal = refuse_proposal(
             proposal,
             properties,
             effective,
@@ -399,19 +399,19 @@ async def _start_trial(call: Call, trials: _Trials, effective: TableMetadata, po
             reason=f"the change is the best proposal that may be applied, of {len(proposals)}",
             since_ms=trials.now_ms,
             properties=properties,
-            columns=find_columns(proposal, effective),
+            columns=find_changed_columns(proposal, effective),
             spent_bytes=proposal.cost_bytes,
             spent_seconds=proposal.cost_seconds,
-            shapes=record_shapes(shapes),
+            shapes=select_shape_reads(shapes),
             replaces=replaced[0].trial.number if replaced else None,
         )
         stored_trial = await trials.start(proposal, trial)
-        return await _begin(trials, stored_trial)
+        return await _begin_trial(trials, stored_trial)
     reason = "; ".join(refusals[:_REFUSALS_MAX]) or "no change would save more bytes in 30 days than it costs"
     return AdviceStep("none", reason)
 
 
-async def _begin(trials: _Trials, stored_trial: _StoredTrial) -> AdviceStep:
+async def _begin_trial(trials: _Trials, stored_trial: _StoredTrial) -> AdviceStep:
     """Set the properties of a trial, and end the trials that it replaces."""
     change, properties = stored_trial.applied.proposal.change, stored_trial.trial.properties
     replaced = _find_replaced(trials.find(MEASURING, KEPT), change)

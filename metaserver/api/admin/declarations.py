@@ -11,7 +11,7 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.api.admin.table_services import load_policy
+from seamark.metaserver.api.admin.table_services import load_requested_policy
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.table_updates import commit_updates
@@ -89,4 +89,4 @@ async def put_table_policy(call: Call, body: PolicyState) -> TablePolicy:
         return updates
 
     await commit_updates(call, compute_updates)
-    return await load_policy(call)
+    return await load_requested_policy(call)

@@ -11,7 +11,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.new_table import build_table_metadata
 from seamark.formats.iceberg.views.view import ViewMetadata
 from seamark.formats.iceberg.views.view_updates import LAST_ADDED, build_view_metadata
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, NoSuchTable, NoSuchView
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -111,7 +111,7 @@ def _check_same(call: Call, body: DeclaredTable, metadata: TableMetadata) -> Non
         properties=body.properties,
         now_ms=metadata.last_updated_ms,
     )
-    name = show(call.namespace, call.name)
+    name = format_path(call.namespace, call.name)
     if not declared.current_schema.is_same_as(metadata.current_schema):
         raise AlreadyExists(f"Table {name} exists with a different schema; change its columns with an engine")
     if declared.default_spec.fields != metadata.default_spec.fields:

@@ -64,8 +64,8 @@ async def readyz(request: web.Request) -> web.Response:
     """Answer whether the server can serve requests."""
     components = request.app[COMPONENTS]
     store, objects, writing = await asyncio.gather(
-        _check("store", components.store.ping),
-        _check("objects", components.objects.ping),
+        _check_component("store", components.store.ping),
+        _check_component("objects", components.objects.ping),
         request.app[READINESS].check(),
     )
     drain = "draining" if components.drain.is_set() else "ok"
@@ -74,7 +74,7 @@ async def readyz(request: web.Request) -> web.Response:
     return _make_json_response(200 if ready else 503, {"status": "ready" if ready else "not ready", "checks": checks})
 
 
-async def _check(part: str, ping: Callable[[], Awaitable[None]]) -> str:
+async def _check_component(part: str, ping: Callable[[], Awaitable[None]]) -> str:
     """Return the state of one component, which `ping` checks."""
     try:
         await asyncio.wait_for(ping(), PING_TIMEOUT_S)

@@ -60,7 +60,7 @@ class ImportAnswer(msgspec.Struct, frozen=True, rename="kebab"):
 async def import_table(call: Call, body: ImportTableRequest) -> ImportAnswer:
     """Register a table of another catalog whose files are all in its own location."""
     imports = call.components.catalog.imports
-    return _describe(
+    return _describe_import(
         *await imports.import_table(
             call.caller,
             call.namespace,
@@ -84,7 +84,7 @@ async def import_table(call: Call, body: ImportTableRequest) -> ImportAnswer:
 async def import_view(call: Call, body: ImportViewRequest) -> ImportAnswer:
     """Register a view of another catalog."""
     imports = call.components.catalog.imports
-    return _describe(
+    return _describe_import(
         *await imports.import_view(
             call.caller,
             call.namespace,
@@ -114,5 +114,5 @@ async def _check_names_no_table(properties: Mapping[str, str]) -> None:
         )
 
 
-def _describe(entry: Entry, is_new: bool) -> ImportAnswer:
+def _describe_import(entry: Entry, is_new: bool) -> ImportAnswer:
     return ImportAnswer(entry.uuid, entry.metadata_location, is_new)

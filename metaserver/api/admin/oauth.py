@@ -87,16 +87,16 @@ class _Refusal(Exception):
 async def get_token(request: web.Request) -> web.Response:
     """Issue an access token by the OAuth 2.0 protocol."""
     try:
-        token, ttl_s = await _answer(request)
+        token, ttl_s = await _get_access_token(request)
     except _Refusal as refusal:
-        return _refuse(refusal)
+        return _make_refusal_response(refusal)
     return _make_json_response(
         200,
         {"access_token": token, "token_type": "bearer", "expires_in": ttl_s, "issued_token_type": _ACCESS_TOKEN},
     )
 
 
-async def _answer(request: web.Request) -> tuple[str, int]:
+async def _get_access_token(request: web.Request) -> tuple[str, int]:
     """Return the token and its lifetime in seconds."""
     form = await _read_form(request)
     client = _read_credentials(request, form)
@@ -112,7 +112,7 @@ async def _answer(request: web.Request) -> tuple[str, int]:
         request[PRINCIPAL] = await authenticator.authenticate(request.headers, request.remote, certificate)
         return authenticator.issuer.issue(None)
     if grant == _EXCHANGE:
-        return await _exchange(request, form["subject_token"], client)
+        return await _exchange_token(request, form["subject_token"], client)
     if client is None:
         raise _Refusal("invalid_client", "client_secret is missing; set it to a token from seamark token create")
     login = await _issue_login(authenticator, *client)
@@ -129,7 +129,7 @@ async def _read_form(request: web.Request) -> dict[str, str]:
     if request.content_type != _FORM:
         raise _Refusal("invalid_request", f"The body is not {_FORM}; send the parameters in this form")
     try:
-        body = await bodies.read(request)
+        body = await bodies.read_body(request)
     except (BadRequest, TooLarge, UnsupportedMediaType) as error:
         raise _Refusal("invalid_request", error.message) from None
     try:
@@ -203,7 +203,7 @@ def _check_exchange(form: dict[str, str]) -> None:
         raise _Refusal("invalid_request", f"requested_token_type must be {_ACCESS_TOKEN}")
 
 
-async def _exchange(request: web.Request, subject: str, client: tuple[str | None, str] | None) -> tuple[str, int]:
+async def _exchange_token(request: web.Request, subject: str, client: tuple[str | None, str] | None) -> tuple[str, int]:
     """Return the token and its lifetime in seconds."""
     authenticator = request.app[COMPONENTS].authenticator
     holder = await _issue_login(authenticator, *client) if client is not None else None
@@ -240,7 +240,7 @@ async def _log_in_subject(authenticator: Authenticator, subject: str, holder: Lo
     return login
 
 
-def _refuse(refusal: _Refusal) -> web.Response:
+def _make_refusal_response(refusal: _Refusal) -> web.Response:
     """Return the response to a refused request, in the form of OAuth 2.0."""
     response = _make_json_response(
         401 if refusal.error == "invalid_client" else 400,

@@ -24,7 +24,7 @@ from seamark.metaserver.store.port import PointerStore
 INTERVAL_S = 5.0
 """The time for which a positive result is cached, in seconds. A negative result is cached for a fifth of this time."""
 TIMEOUT_S = 2.0
-_SMALL_SHARE = 20
+_SMALL_DISK_DIVISOR = 20
 _LEASE = "readiness"
 _log = structlog.get_logger("seamark.health")
 
@@ -48,7 +48,7 @@ class Readiness:
         async with self._asking:
             if self._clock.monotonic() < self._until_s:
                 return self._answers
-            self._answers = {"disk": await self._check_disk(), "writes": await self._writes()}
+            self._answers = {"disk": await self._check_disk(), "writes": await self._check_writes()}
             good = all(answer == "ok" for answer in self._answers.values())
             self._until_s = self._clock.monotonic() + INTERVAL_S * (1 if good else 0.2)
             return self._answers
@@ -69,7 +69,7 @@ class Readiness:
             return "full"
         return "ok"
 
-    async def _writes(self) -> str:
+    async def _check_writes(self) -> str:
         """Return "ok" if the database accepts a write, or the problem."""
         now_ms = self._clock.now_ms()
         probe = TakeLease(name=_LEASE, holder=self._holder, now_ms=now_ms, until_ms=now_ms)
@@ -108,5 +108,5 @@ def _measure_lacking_bytes(folders: Iterable[Path], least: int) -> int:
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
         usage = shutil.disk_usage(folder)
-        lacking.append(min(least, usage.total // _SMALL_SHARE) - usage.free)
+        lacking.append(min(least, usage.total // _SMALL_DISK_DIVISOR) - usage.free)
     return max(lacking)

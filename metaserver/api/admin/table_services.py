@@ -20,11 +20,11 @@ from seamark.metaserver.services.running import (
     RunningJob,
     ServicesState,
     WaitingJob,
+    compute_services_state,
     load_jobs,
-    state_of_services,
 )
 from seamark.metaserver.services.runs import FAILED_MS, find_failed_runs
-from seamark.metaserver.services.stream_health import stream_problems
+from seamark.metaserver.services.stream_health import find_stream_problems
 from seamark.metaserver.store.model import TABLE, EntryKind
 
 
@@ -57,7 +57,7 @@ async def list_running_jobs(call: Call) -> JobList:
         await call.select(state.running, lambda job: Securable(job.namespace, TABLE, job.table)),
         await call.select(state.waiting, lambda job: Securable(job.namespace, TABLE, job.table)),
         complete=state.is_complete(visible.__contains__),
-        services=state_of_services(state, call.components.services_status),
+        services=compute_services_state(state, call.components.services_status),
     )
 
 
@@ -77,7 +77,7 @@ async def list_running_table_jobs(call: Call) -> JobList:
         [job for job in state.running if job.uuid == entry.uuid],
         [job for job in state.waiting if job.uuid == entry.uuid],
         complete=state.is_complete(lambda namespace: namespace == entry.namespace),
-        services=state_of_services(state, call.components.services_status),
+        services=compute_services_state(state, call.components.services_status),
     )
 
 
@@ -102,14 +102,14 @@ async def load_table_health(call: Call) -> TableHealth:
     settings, clock = call.components.settings, call.components.clock
     now_ms = clock.now_ms()
     health = await asyncio.to_thread(partial(measure_health, metadata, view, settings, clock, now_ms))
-    state = state_of_services(await load_jobs(call.components.store, now_ms), call.components.services_status)
+    state = compute_services_state(await load_jobs(call.components.store, now_ms), call.components.services_status)
     failed = await find_failed_runs(call.components.timeline, metadata.table_uuid, now_ms - FAILED_MS)
     problems = find_service_problems(metadata, health, state, failed)
     streaming: tuple[Problem, ...] = ()
     if loaded.entry is not None and loaded.entry.flushed:
         may_see = await call.may(call.securable, "listFiles")
         streams, uuid = call.components.streams, loaded.entry.uuid
-        streaming = tuple(stream_problems(uuid, metadata, streams, settings, now_ms, shows_errors=may_see))
+        streaming = tuple(find_stream_problems(uuid, metadata, streams, settings, now_ms, shows_errors=may_see))
     return msgspec.structs.replace(health, problems=(*streaming, *problems, *health.problems))
 
 
@@ -126,10 +126,10 @@ async def load_table_health(call: Call) -> TableHealth:
 )
 async def load_table_policy(call: Call) -> TablePolicy:
     """Return the properties that control the table services, and where each property is set."""
-    return await load_policy(call)
+    return await load_requested_policy(call)
 
 
-async def load_policy(call: Call) -> TablePolicy:
+async def load_requested_policy(call: Call) -> TablePolicy:
     """Return the policy of the table of a request."""
     catalog = call.components.catalog
     metadata = (await catalog.tables.load(call.namespace, call.name)).metadata

@@ -23,7 +23,7 @@ from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.indexes.index_state import load_view
 from seamark.metaserver.catalog.column_usage import DAY_MS
-from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, find_files_by_prefix
 from seamark.metaserver.planner.lookup.partition_times import find_partition_ends_ms, group_by_block
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import EVERY_COLUMN, NAMED_COLUMNS, UNKNOWN_COLUMNS, ColumnReads
@@ -129,7 +129,7 @@ class _Advisor:
             reason = f"reads are counted for {counted}, which is less than unread-days, {unread_days}"
         elif len(times) != 1:
             reason = "the table is not partitioned by one time column, so its partitions have no age"
-        advice = () if reason else tuple(self._advise(times[0], unread_days, first_day))
+        advice = () if reason else tuple(self._advise_columns(times[0], unread_days, first_day))
         confidence = column_reads / (column_reads + unknown) if column_reads + unknown else 0.0
         ordered = tuple(sorted(advice, key=lambda proposal: -proposal.size_in_bytes))
         return TtlAdvice(column_reads + unknown, column_reads, round(confidence, 3), days, ordered, reason)
@@ -141,10 +141,10 @@ class _Advisor:
     def _count_reads(self, column_id: int) -> int:
         return sum(read.reads for read in self.reads if read.column_id == column_id)
 
-    def _advise(self, time: TimeColumn, unread_days: int, first_day: int) -> Iterator[ColumnAdvice]:
+    def _advise_columns(self, time: TimeColumn, unread_days: int, first_day: int) -> Iterator[ColumnAdvice]:
         """Yield the advice for each column, for the smallest age of partitions in which no query reads the column."""
-        files, schema = lookup(self.view), self.metadata.current_schema
-        ends = self._ends(files.list_entry_ids())
+        files, schema = find_files_by_prefix(self.view), self.metadata.current_schema
+        ends = self._find_partition_ends_ms(files.list_entry_ids())
         for field in schema.fields:
             if why_kept(self.metadata, field):
                 continue
@@ -160,8 +160,8 @@ class _Advisor:
                 if not is_old.any():
                     break
                 if self.today - last_day >= unread_days:
-                    condition = f"{_quote(time.name)} < {_write_literal(time, before_ms)}"
-                    name = ".".join(map(_quote, self.table))
+                    condition = f"{_quote_identifier(time.name)} < {_write_literal(time, before_ms)}"
+                    name = ".".join(map(_quote_identifier, self.table))
                     yield ColumnAdvice(
                         field.name,
                         age_d,
@@ -169,12 +169,12 @@ class _Advisor:
                         int(is_old.sum()),
                         len(np.unique(ends[is_old])),
                         int(sizes[is_old].sum()),
-                        f"ALTER TABLE {name} PARTITION ({condition}) DROP COLUMNS ({_quote(field.name)})",
+                        f"ALTER TABLE {name} PARTITION ({condition}) DROP COLUMNS ({_quote_identifier(field.name)})",
                         f"{_choose_policy_name(field.name)}: {age_d} days",
                     )
                     break
 
-    def _ends(self, rows: Longs) -> Longs:
+    def _find_partition_ends_ms(self, rows: Longs) -> Longs:
         """Return the end of each file's partition in milliseconds, int64[files]; MISSING if it has no time."""
         parts = []
         for number, local in group_by_block(self.view, rows):
@@ -223,7 +223,7 @@ def _measure_column(files: FoundFiles, schema: Schema, column_id: int) -> Longs:
     return total
 
 
-def _quote(name: str) -> str:
+def _quote_identifier(name: str) -> str:
     plain = name.isascii() and name.isidentifier()
     return name if plain else '"' + name.replace('"', '""') + '"'
 

@@ -86,7 +86,7 @@ class PutWarehouseRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=
 )
 async def list_warehouses(call: Call) -> WarehousePage:
     """List the warehouses of the server."""
-    return WarehousePage([_describe(warehouse) for warehouse in await _require_warehouses(call).list()])
+    return WarehousePage([_describe_warehouse(warehouse) for warehouse in await _require_warehouses(call).list()])
 
 
 @Route(
@@ -106,7 +106,7 @@ async def list_warehouses(call: Call) -> WarehousePage:
 async def create_warehouse(call: Call, body: CreateWarehouseRequest) -> WarehouseAnswer:
     """Create a warehouse."""
     warehouses = _require_warehouses(call)
-    return _describe(
+    return _describe_warehouse(
         await warehouses.create(body.name, body.location, body.settings, body.credentials or {}, call.principal.name)
     )
 
@@ -122,7 +122,7 @@ async def create_warehouse(call: Call, body: CreateWarehouseRequest) -> Warehous
 )
 async def load_warehouse(call: Call) -> WarehouseAnswer:
     """Return a warehouse."""
-    return _describe(await _require_warehouses(call).require(call.variables["warehouse"]))
+    return _describe_warehouse(await _require_warehouses(call).require(call.variables["warehouse"]))
 
 
 @Route(
@@ -153,14 +153,14 @@ async def put_warehouse(call: Call, body: PutWarehouseRequest) -> WarehouseAnswe
         except AlreadyExists:  # A concurrent request has created the warehouse.
             stored_warehouse = await warehouses.require(name)
         else:
-            return _describe(stored_warehouse)
+            return _describe_warehouse(stored_warehouse)
     if body.location is not None and str(parse_location(body.location)) != stored_warehouse.location:
         raise BadRequest(
             f"The warehouse {name} is at {stored_warehouse.location!r}, and a location cannot be changed; omit "
             "location, or create another warehouse"
         )
     try:
-        return _describe(await warehouses.change(name, body.settings, body.credentials))
+        return _describe_warehouse(await warehouses.change(name, body.settings, body.credentials))
     except ConfigError as error:
         raise BadRequest(error.message) from None
 
@@ -190,7 +190,7 @@ def _require_warehouses(call: Call) -> Warehouses:
     return warehouses
 
 
-def _describe(warehouse: StoredWarehouse) -> WarehouseAnswer:
+def _describe_warehouse(warehouse: StoredWarehouse) -> WarehouseAnswer:
     """Return a warehouse in the form of the answer, without its credentials."""
     return WarehouseAnswer(
         name=warehouse.name,

@@ -81,7 +81,7 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
     response = await run_idempotent(
         call,
         lambda caller: call.components.commits.commit(
-            caller, namespace, name, change, partial(_index_files, call, change)
+            caller, namespace, name, change, partial(_read_index_files, call, change)
         ),
         lambda result: make_json_answer({**msgspec.to_builtins(result.committed), _LOCATION: result.metadata_location}),
     )
@@ -105,7 +105,7 @@ async def _add_location(call: Call, response: web.Response, namespace: Namespace
     return make_json_answer({**recorded, _LOCATION: entry.metadata_location})
 
 
-async def _index_files(
+async def _read_index_files(
     call: Call, change: ChangeRequest, entry: Entry, metadata: TableMetadata
 ) -> list[RegisteredIndexFile]:
     """Read the index files of the change.

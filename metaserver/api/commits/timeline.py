@@ -16,7 +16,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from seamark.formats.protocol.wire import check_name, encode_json, show
+from seamark.formats.protocol.wire import check_name, encode_json, format_path
 from seamark.formats.runtime.decoding import convert_attributes
 from seamark.formats.runtime.errors import BadRequest, Forbidden, NoSuchTable, SeamarkError, Unauthenticated
 from seamark.metaserver.access.rights.decisions import WAREHOUSE, Securable
@@ -136,7 +136,7 @@ async def _filter_by_entry(store: PointerStore, namespace: NamespacePath, name: 
             return InstantFilter(uuid=entry.uuid)
     instant_filter = InstantFilter(namespace=namespace, name=name)
     if not await store.list_instants(instant_filter, 1):
-        raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
+        raise NoSuchTable(f"Table does not exist: {format_path(namespace, name)}")
     return instant_filter
 
 
@@ -177,7 +177,7 @@ async def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
         visible = await call.may(WAREHOUSE, "listTimeline")
     else:
         namespace = tuple(levels)
-        name = instant.summary["to"].removeprefix(show(namespace, ""))
+        name = instant.summary["to"].removeprefix(format_path(namespace, ""))
         visible = await call.may(Securable(namespace, instant.kind.value, name))
     if visible:
         return answer

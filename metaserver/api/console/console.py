@@ -104,22 +104,22 @@ def _make_asset(name: str, content: bytes) -> Asset:
 @Route("GET", "/", "console", public=True).takes_request
 async def console(request: web.Request) -> web.Response:
     """Return the page of the console."""
-    return _answer(request, load_assets().page, "no-cache")
+    return _answer_asset(request, load_assets().page, "no-cache")
 
 
 @Route("GET", "/console/{digest}/{asset}", "consoleAsset", public=True).takes_request
 async def console_asset(request: web.Request) -> web.Response:
     """Return an asset of the console."""
-    return _find(request, request.match_info["asset"])
+    return _find_asset(request, request.match_info["asset"])
 
 
 @Route("GET", "/console/{digest}/{folder}/{asset}", "consoleFolderAsset", public=True).takes_request
 async def console_folder_asset(request: web.Request) -> web.Response:
     """Return an asset in a folder of the console."""
-    return _find(request, f"{request.match_info['folder']}/{request.match_info['asset']}")
+    return _find_asset(request, f"{request.match_info['folder']}/{request.match_info['asset']}")
 
 
-def _find(request: web.Request, name: str) -> web.Response:
+def _find_asset(request: web.Request, name: str) -> web.Response:
     """Return the response with an asset, which the client may cache for a year.
 
     Raises:
@@ -129,10 +129,10 @@ def _find(request: web.Request, name: str) -> web.Response:
     asset = assets.files.get(name) if request.match_info["digest"] == assets.digest else None
     if asset is None:
         raise NotFound("The console has no such file; reload the page")
-    return _answer(request, asset, "public, max-age=31536000, immutable")
+    return _answer_asset(request, asset, "public, max-age=31536000, immutable")
 
 
-def _answer(request: web.Request, asset: Asset, caching: str) -> web.Response:
+def _answer_asset(request: web.Request, asset: Asset, caching: str) -> web.Response:
     """Return the response with an asset, gzipped if the client accepts it."""
     headers = {**_HEADERS, "Cache-Control": caching}
     zipped = "gzip" in request.headers.get("Accept-Encoding", "")

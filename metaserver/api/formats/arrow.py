@@ -53,7 +53,7 @@ def _parse_weight(parameters: Sequence[str]) -> float:
     return 1.0
 
 
-def stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> bytes:
+def encode_stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> bytes:
     """Return an Arrow IPC stream with one record batch.
 
     In the names of columns, `-` is replaced by `_`.

@@ -64,7 +64,7 @@ class RecordBatchWriter:
         buffer = _lookup.buffer(body_at + at + len(_END))
         with memoryview(buffer) as view:
             body = view[body_at : body_at + at]
-            nulls = self._write(body, offsets)
+            nulls = self._write_columns(body, offsets)
             view[len(schema) : body_at] = _encode_head(self._rows, nulls, offsets, at)
             view[: len(schema)] = schema
             view[body_at + at :] = _END
@@ -77,7 +77,7 @@ class RecordBatchWriter:
             return [(self._rows + 7) // 8 if part.nullable else 0, self._rows * (kind.bit_width // 8)]
         return [0 if buffer is None else buffer.size for buffer in _list_buffers(part)]
 
-    def _write(self, body: memoryview, offsets: Sequence[tuple[int, int]]) -> list[int]:
+    def _write_columns(self, body: memoryview, offsets: Sequence[tuple[int, int]]) -> list[int]:
         """Write the columns, and return the number of nulls of each column."""
         nulls = []
         spans = iter(offsets)

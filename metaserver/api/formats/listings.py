@@ -86,7 +86,7 @@ class Listing(Protocol):
         """
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
-        """Return the columns of `stream` as lists of JSON values."""
+        """Return the columns of `encode_stream` as lists of JSON values."""
 
 
 def make_items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ class FileListing:
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes:
         pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._write_page(start, end)]
-        return arrow.stream(
+        return arrow.encode_stream(
             {name: pa.concat_arrays([page.build_array(name) for page in pages]) for name in names}, about
         )
 
@@ -168,7 +168,7 @@ class _FilesPage:
             case "snapshot-id":
                 return files.read_snapshot_ids()
             case "delete-files":
-                return self._delete_files()
+                return self._count_delete_files()
         return files.read_longs(name.replace("-", "_"))
 
     def _read_contents(self) -> Longs:
@@ -190,7 +190,7 @@ class _FilesPage:
         values = [encode_partition(self._metadata, partition) for partition in self._grouped.partitions]
         return self._grouped.numbers, values
 
-    def _delete_files(self) -> Longs:
+    def _count_delete_files(self) -> Longs:
         """Return the number of delete files of each data file, or MISSING for delete files."""
         files = self._files.files
         if files and self._files.segments[0].block.content != 0:
@@ -210,7 +210,7 @@ class ColumnStats:
         self.total = files.files
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytearray:
-        """Return the columns as an Arrow IPC stream; see `Listing.stream`."""
+        """Return the columns as an Arrow IPC stream; see `Listing.encode_stream`."""
         files = self._files.slice_files(start, end)
         stats = files.find_statistics(self._column)
         columns = RecordBatchWriter(files.files)
@@ -289,7 +289,7 @@ class PartitionListing:
                 columns[name] = pa.array([to_json(value).decode() for value in values], pa.string())
             else:
                 columns[name] = pa.array(values, pa.int64())
-        return arrow.stream(columns, about)
+        return arrow.encode_stream(columns, about)
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
         return [[item[name] for item in self._items[start:end]] for name in names]

@@ -69,7 +69,7 @@ class _Encoder:
 Run = Callable[[Callable[[], bytes | None]], Awaitable[bytes | None]]
 
 
-async def send(request: web.Request, pieces: Iterator[bytes], *, run: Run | None = None) -> web.StreamResponse:
+async def send_pieces(request: web.Request, pieces: Iterator[bytes], *, run: Run | None = None) -> web.StreamResponse:
     """Send the pieces as one JSON answer. The event loop runs other tasks after each `SLICE_S` seconds of work.
 
     An error within the first `STREAM_FROM_BYTES` becomes an error answer.
@@ -94,9 +94,9 @@ async def send(request: web.Request, pieces: Iterator[bytes], *, run: Run | None
     size = sum(map(len, gathered))
     if size <= BODY_BYTES_MAX:
         return web.Response(body=b"".join(gathered), headers=encoder.headers)
-    response = await _begin(request, encoder, size)
+    response = await _begin_response(request, encoder, size)
     with _abort_on_error(request):
-        await _write(response, gathered)
+        await _write_pieces(response, gathered)
         await response.write_eof()
     return response
 
@@ -105,25 +105,25 @@ async def _stream_pieces(
     request: web.Request, encoder: _Encoder, following: Callable[[], bytes | None], run: Run | None
 ) -> web.StreamResponse:
     """Send the buffer, and then each further piece as soon as it exists."""
-    response = await _begin(request, encoder)
+    response = await _begin_response(request, encoder)
     with _abort_on_error(request):
-        await _write(response, encoder.take())
+        await _write_pieces(response, encoder.take())
         while (piece := following() if run is None else await run(following)) is not None:
             encoder.add(piece)
-            await _write(response, encoder.take())
-        await _write(response, encoder.finish())
+            await _write_pieces(response, encoder.take())
+        await _write_pieces(response, encoder.finish())
         await response.write_eof()
     return response
 
 
-async def _write(response: web.StreamResponse, pieces: list[bytes]) -> None:
+async def _write_pieces(response: web.StreamResponse, pieces: list[bytes]) -> None:
     """Write the pieces. The event loop runs other tasks between two pieces."""
     for piece in pieces:
         await response.write(piece)
         await asyncio.sleep(0)
 
 
-async def _begin(request: web.Request, encoder: _Encoder, size: int | None = None) -> web.StreamResponse:
+async def _begin_response(request: web.Request, encoder: _Encoder, size: int | None = None) -> web.StreamResponse:
     response = web.StreamResponse(headers={**encoder.headers, "X-Request-Id": request[REQUEST_ID], "Server": "seamark"})
     response.content_length = size
     await response.prepare(request)

@@ -66,7 +66,7 @@ def get_body_limit(size: BodySize, settings: Settings) -> int:
     return min(limit, settings.small_body_limit_bytes if size is BodySize.SMALL else TOKEN_BODY_MAX)
 
 
-async def read(request: web.Request, size: BodySize | None = None) -> bytes:
+async def read_body(request: web.Request, size: BodySize | None = None) -> bytes:
     """Read the body, and uncompress it according to its Content-Encoding. A second call returns the same bytes.
 
     Args:
@@ -105,7 +105,7 @@ async def read(request: web.Request, size: BodySize | None = None) -> bytes:
             if (request.content_length or 0) > limit:
                 raise _make_too_large_error(limit)
             timeout_s = settings.body_timeout_s if PRINCIPAL in request else settings.header_timeout_s
-            body = await _receive(request, limit, timeout_s, slot, coding)
+            body = await _receive_body(request, limit, timeout_s, slot, coding)
     except web.RequestPayloadError:
         # Otherwise, aiohttp would continue to read the body after the answer, fail, and break off the answer.
         content.feed_eof()
@@ -129,7 +129,9 @@ def _get_slot(request: web.Request) -> RequestSlot | None:
         return None
 
 
-async def _receive(request: web.Request, limit: int, timeout_s: float, slot: RequestSlot | None, coding: str) -> bytes:
+async def _receive_body(
+    request: web.Request, limit: int, timeout_s: float, slot: RequestSlot | None, coding: str
+) -> bytes:
     """Receive and uncompress the body of a request.
 
     Raises:
@@ -163,7 +165,7 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, slot: Req
                     take(encoded_chunk)
                     continue
                 inflater.feed(encoded_chunk)
-                while chunk := await _inflate(request, inflater):
+                while chunk := await _inflate_body(request, inflater):
                     take(chunk)
     except TimeoutError:
         raise RequestTimeout(
@@ -180,7 +182,7 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, slot: Req
     return await asyncio.to_thread(b"".join, pieces)
 
 
-async def _inflate(request: web.Request, inflater: Inflater) -> bytes:
+async def _inflate_body(request: web.Request, inflater: Inflater) -> bytes:
     """Inflate one step of the body. The event loop runs other tasks after the step.
 
     Only one compressed body is inflated at a time, so all compressed bodies together use no more of the event loop than
@@ -213,7 +215,7 @@ def end_unread(request: web.Request, response: web.StreamResponse) -> None:
         request.protocol.leave_unread()
 
 
-def parse_now(body: bytes, shape: type[T]) -> T:
+def parse_body(body: bytes, shape: type[T]) -> T:
     """Decode a JSON body as a value of this msgspec type.
 
     Raises:

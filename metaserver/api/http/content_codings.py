@@ -79,7 +79,7 @@ class Inflater:
             TooLarge: The ratio of uncompressed to received bytes is too large.
         """
         while self._is_full or self._get_undecoded() or self._at < len(self._input):
-            out = self._step(size)
+            out = self._inflate_step(size)
             self._unpacked += len(out)
             if self._unpacked > RATIO_FREE_BYTES and self._unpacked > RATIO_MAX * self._sent:
                 raise TooLarge(f"The request body unpacks to more than {RATIO_MAX} times its size; send it unpacked")
@@ -101,7 +101,7 @@ class Inflater:
         # At the end of a member, both attributes of zlib's object contain the bytes after the member.
         return b"" if stream is None or stream.eof else stream.unconsumed_tail
 
-    def _step(self, size: int) -> bytes:
+    def _inflate_step(self, size: int) -> bytes:
         """Inflate at most `size` bytes in one call of zlib."""
         packed = self._get_undecoded()
         if not packed and not self._is_full:

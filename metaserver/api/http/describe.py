@@ -116,7 +116,7 @@ class Description(msgspec.Struct, frozen=True):
 _UNKNOWN = Description("", "", "unknown")
 
 
-def attach(handler: Handler, description: Description) -> None:
+def attach_description(handler: Handler, description: Description) -> None:
     setattr(handler, _ATTRIBUTE, description)
 
 

@@ -22,20 +22,20 @@ from aiohttp import web
 from aiohttp.web_urldispatcher import AbstractRoute
 from multidict import CIMultiDictProxy
 
-from seamark.formats.protocol.wire import check_changeable, decode_as, encode_json, is_plan_name, show
+from seamark.formats.protocol.wire import check_changeable, decode_as, encode_json, format_path, is_plan_name
 from seamark.formats.runtime.errors import CacheDamaged, NoSuchTable
 from seamark.formats.runtime.fair_lock import free_later
-from seamark.metaserver.access.authorizer import changes, writes
+from seamark.metaserver.access.authorizer import is_audited_change, needs_writer
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.access.rights.decisions import WAREHOUSE, Securable
 from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.http.client_certificates import read_client_certificate
 from seamark.metaserver.api.http.components import COMPONENTS
-from seamark.metaserver.api.http.describe import VARIABLE, Description, Handler, attach
+from seamark.metaserver.api.http.describe import VARIABLE, Description, Handler, attach_description
 from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID
 from seamark.metaserver.api.http.parameters.paging import parse_page_size
 from seamark.metaserver.api.http.parameters.plan_audience import HEADER, read_audience
-from seamark.metaserver.api.http.parameters.requests import parse_names, read_key, read_namespace
+from seamark.metaserver.api.http.parameters.requests import parse_names, read_namespace, read_request_key
 from seamark.metaserver.catalog.values import Caller, IdempotencyKey
 from seamark.metaserver.settings.fleet import READ, refuse_change
 from seamark.metaserver.store.model import FUNCTION, TABLE, VIEW, NamespacePath
@@ -226,8 +226,8 @@ class Call:
             BadRequest: The body is not JSON of this type; the message names the wrong field.
         """
         if len(body) <= bodies.QUICK_BYTES:
-            return bodies.parse_now(body, shape)
-        return await self.run_in_turn(partial(bodies.parse_now, body, shape))
+            return bodies.parse_body(body, shape)
+        return await self.run_in_turn(partial(bodies.parse_body, body, shape))
 
     def keep(self, size_bytes: int) -> None:
         """Count memory that the request uses until its answer, in addition to the bytes of its body.
@@ -250,7 +250,7 @@ class Call:
     async def read_idempotency_key(self) -> IdempotencyKey | None:
         if not self._route.is_idempotent:
             raise RuntimeError(f"{self._route.operation} does not declare that it is idempotent")
-        return await read_key(self._request)
+        return await read_request_key(self._request)
 
     async def allow(self, *securables: Securable, operation: str | None = None) -> None:
         """Check that the caller may do an operation on each object. The default is the operation of the route.
@@ -369,7 +369,7 @@ class Route(Description, frozen=True):
     """Whether the handler sends its answer itself and therefore receives the request."""
 
     def __call__(self, work: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
-        open_call, encode, is_change = self._make_opener(), self._make_encoder(), changes(self.operation)
+        open_call, encode, is_change = self._make_opener(), self._make_encoder(), is_audited_change(self.operation)
 
         async def handle(request: web.Request) -> web.StreamResponse:
             call = await open_call(request)
@@ -389,13 +389,13 @@ class Route(Description, frozen=True):
         `body` is the type of the JSON body, from which the OpenAPI schema is derived.
         """
         self._check_body()
-        open_call, encode, is_change = self._make_opener(), self._make_encoder(), changes(self.operation)
+        open_call, encode, is_change = self._make_opener(), self._make_encoder(), is_audited_change(self.operation)
         is_optional, body_size = self.is_body_optional, self.body_size
 
         def make(work: Callable[[Call, B], Awaitable[Answer]]) -> Endpoint:
             async def handle(request: web.Request) -> web.StreamResponse:
                 call = await open_call(request)
-                data = await bodies.read(request, body_size)
+                data = await bodies.read_body(request, body_size)
                 call.body_bytes = len(data)
                 if is_optional:
                     parsed = decode_as(data, body, "The body") if data else body()
@@ -424,13 +424,13 @@ class Route(Description, frozen=True):
             body: The type from which the OpenAPI schema is derived.
         """
         self._check_body()
-        open_call, encode, is_change = self._make_opener(), self._make_encoder(), changes(self.operation)
+        open_call, encode, is_change = self._make_opener(), self._make_encoder(), is_audited_change(self.operation)
         body_size = self.body_size
 
         def make(work: Callable[[Call, bytes], Awaitable[Answer]]) -> Endpoint:
             async def handle(request: web.Request) -> web.StreamResponse:
                 call = await open_call(request)
-                data = await bodies.read(request, body_size)
+                data = await bodies.read_body(request, body_size)
                 call.body_bytes = len(data)
                 try:
                     answer = await work(call, data)
@@ -462,9 +462,9 @@ class Route(Description, frozen=True):
         """Return the function that runs before the body is read: it checks namespace, right and names."""
         check, operation, variables = self.check, self.operation, self.variables
         names = tuple(variable for variable in variables if variable not in _NOT_NAMES)
-        has_namespace, is_table, is_change = "namespace" in variables, "table" in names, changes(operation)
+        has_namespace, is_table, is_change = "namespace" in variables, "table" in names, is_audited_change(operation)
         kind = names[0] if has_namespace and names and names[0] in ENTRY_KINDS else None
-        is_write = writes(operation)
+        is_write = needs_writer(operation)
         if check is Check.NAMESPACE and not has_namespace:
             raise TypeError(f"{operation} has no namespace in its path; declare where its right is checked")
 
@@ -496,7 +496,7 @@ class Route(Description, frozen=True):
                     and is_plan_name(entry_names[0])
                     and read_audience(request) is not None
                 ):
-                    raise NoSuchTable(f"Table does not exist: {show(call.namespace, entry_names[0])}")
+                    raise NoSuchTable(f"Table does not exist: {format_path(call.namespace, entry_names[0])}")
                 if is_change:
                     for name in entry_names:
                         check_changeable(name)
@@ -524,7 +524,7 @@ class Route(Description, frozen=True):
         return encode
 
     def _make_endpoint(self, handle: Handler) -> Endpoint:
-        attach(handle, self)
+        attach_description(handle, self)
         return Endpoint(self, handle)
 
 

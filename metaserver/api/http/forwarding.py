@@ -15,7 +15,7 @@ from yarl import URL
 
 from seamark.formats.runtime.errors import NoSuchWarehouse, RetryLater
 from seamark.metaserver.api.http.components import COMPONENTS, make_warehouse_path
-from seamark.metaserver.api.http.describe import Description, attach
+from seamark.metaserver.api.http.describe import Description, attach_description
 from seamark.metaserver.api.http.errors import from_seamark_error
 from seamark.metaserver.api.http.keys import STALENESS
 from seamark.metaserver.warehouses.definitions import NAME_PATTERN, RESERVED_NAMES
@@ -47,7 +47,7 @@ async def forward(request: web.Request, warehouses: Warehouses) -> web.StreamRes
         return from_seamark_error(error, head=request.method == "HEAD")
 
 
-async def _refuse(request: web.Request) -> web.StreamResponse:
+async def _refuse_unknown_warehouse(request: web.Request) -> web.StreamResponse:
     """Answer a request for a warehouse that does not exist."""
     raise NoSuchWarehouse(f"Warehouse does not exist: {request.match_info['warehouse']}")
 
@@ -56,7 +56,7 @@ async def _leave_expectation(request: web.Request) -> None:
     """Leave the header `Expect: 100-continue` to the application of the warehouse, which answers it."""
 
 
-attach(_refuse, FORWARDED)
+attach_description(_refuse_unknown_warehouse, FORWARDED)
 
 
 def add_forwarding(app: web.Application) -> None:
@@ -64,4 +64,4 @@ def add_forwarding(app: web.Application) -> None:
     if app[COMPONENTS].warehouses is None:
         return
     for path in (f"/v1/{_VARIABLE}/{{tail:.*}}", f"{_MOUNT}{_VARIABLE}/{{tail:(?!/).*}}"):
-        app.router.add_resource(path).add_route("*", _refuse, expect_handler=_leave_expectation)
+        app.router.add_resource(path).add_route("*", _refuse_unknown_warehouse, expect_handler=_leave_expectation)

@@ -66,7 +66,7 @@ async def run_idempotent(
     """
     key = await call.read_idempotency_key()
     if key is None:
-        return await _send(answer(await work(call.make_caller(None))))
+        return await _await_answer(answer(await work(call.make_caller(None))))
     first = await call.components.store.find_idempotency_record(key.key, call.components.clock.now_ms())
     if first is None:
         try:
@@ -86,14 +86,14 @@ async def run_idempotent(
             if first is None:
                 raise
         else:
-            return await _send(answer(outcome))
+            return await _await_answer(answer(outcome))
     if first is None:
         raise RetryLater(f"Another request with the {IDEMPOTENCY_KEY} {key.key} is in progress; try again")
     _check_same(first, key)
-    return await _replay(call, first, answer, replayed, recover)
+    return await _replay_answer(call, first, answer, replayed, recover)
 
 
-async def _send(answer: web.Response | Awaitable[web.Response]) -> web.Response:
+async def _await_answer(answer: web.Response | Awaitable[web.Response]) -> web.Response:
     return answer if isinstance(answer, web.Response) else await answer
 
 
@@ -133,7 +133,7 @@ def _check_same(first: IdempotencyRecord, key: IdempotencyKey) -> None:
         )
 
 
-async def _replay(
+async def _replay_answer(
     call: Call,
     first: IdempotencyRecord,
     answer: Callable[[T], web.Response | Awaitable[web.Response]],
@@ -147,9 +147,9 @@ async def _replay(
         except CommitUnknown:
             if recover is None:
                 raise
-            return await _send(answer(await recover()))
+            return await _await_answer(answer(await recover()))
         assert isinstance(loaded, replayed), f"{first.metadata_location} was recorded by another operation"
-        return await _send(answer(loaded))
+        return await _await_answer(answer(loaded))
     if first.body is None:
         return web.Response(status=first.status)
     return web.Response(status=first.status, body=first.body, content_type="application/json")

@@ -20,7 +20,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import ClientGone, SeamarkError
-from seamark.metaserver.access.authorizer import changes
+from seamark.metaserver.access.authorizer import is_audited_change
 from seamark.metaserver.access.principal import ANONYMOUS, CURRENT, Principal
 from seamark.metaserver.access.refusals import Refusals
 from seamark.metaserver.api.http.bodies import SLOT, end_unread
@@ -80,9 +80,9 @@ class _RequestPipeline:
         request[REQUEST_ID] = request_id
         staleness = self._read_staleness(request, description) if self._stale_limit_s else None
         if self._tracer is None:
-            answer = self._answer(request, handler, description, request_id)
+            answer = self._answer_request(request, handler, description, request_id)
         else:
-            answer = self._trace(self._tracer, request, handler, template, description, request_id)
+            answer = self._answer_in_span(self._tracer, request, handler, template, description, request_id)
         if staleness is None:
             response, error = await answer
         else:
@@ -123,7 +123,7 @@ class _RequestPipeline:
     def _read_staleness(self, request: web.Request, described: Description) -> Staleness | None:
         """Return the staleness that a read-only request allows, or None if it allows no stale answer."""
         cache_control = request.headers.get("Cache-Control")
-        if cache_control is None or described.public or described.waits or changes(described.operation):
+        if cache_control is None or described.public or described.waits or is_audited_change(described.operation):
             return None
         allowed_s = parse_staleness_s(cache_control)
         return Staleness(min(allowed_s, self._stale_limit_s), self._stale_wait_s) if allowed_s else None
@@ -153,7 +153,7 @@ class _RequestPipeline:
             fields["trace_id"] = parsed[1]
         _log.info("request", **fields)
 
-    async def _answer(
+    async def _answer_request(
         self, request: web.Request, handler: Handler, described: Description, request_id: str
     ) -> tuple[web.StreamResponse, Exception | None]:
         """Return the answer of the handler and None, or the answer for an error and the error."""
@@ -166,9 +166,9 @@ class _RequestPipeline:
                     self._authenticator.check_certificate(read_client_certificate(self._components, request))
                     principal = self._authenticator.identify_local(request.headers, request.remote)
                 else:
-                    principal = await self._log_in(request)
+                    principal = await self._log_in_client(request)
                 request[PRINCIPAL] = principal
-                if request.method != "DELETE" and changes(described.operation):
+                if request.method != "DELETE" and is_audited_change(described.operation):
                     self._database_shares.require_room(principal.name)
                 holder = None if principal is ANONYMOUS else principal.name
                 slot = RequestSlot(self._limits, holder, "watching" if described.waits else "working")
@@ -196,7 +196,7 @@ class _RequestPipeline:
             if slot is not None:
                 slot.leave()
 
-    async def _log_in(self, request: web.Request) -> Principal:
+    async def _log_in_client(self, request: web.Request) -> Principal:
         """Log in the client of a request, and return its principal.
 
         Logins have a separate limit by address, so that unauthenticated clients take no slots from authenticated
@@ -210,7 +210,7 @@ class _RequestPipeline:
         finally:
             logins.release(address)
 
-    async def _trace(
+    async def _answer_in_span(
         self,
         tracer: Tracer,
         request: web.Request,
@@ -231,7 +231,7 @@ class _RequestPipeline:
             kind=SpanKind.SERVER,
             attributes=attributes,
         ) as span:
-            response, error = await self._answer(request, handler, described, request_id)
+            response, error = await self._answer_request(request, handler, described, request_id)
             span.set_attribute("http.response.status_code", response.status)
             if response.status >= 500:
                 span.set_status(StatusCode.ERROR, type(error).__name__ if error is not None else None)

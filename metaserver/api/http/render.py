@@ -192,7 +192,7 @@ async def answer_fresh_read(
     return _make_json_response(b"".join((head, document, tail, b"}")), {"Vary": _VARY, "Cache-Control": "no-store"})
 
 
-async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
+async def make_plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
     """Return a LoadTableResult of a plan table.
 
     The plan table has the storage of the planned table, and the client plans its scans.
@@ -272,7 +272,7 @@ def choose_planning_mode(settings: Settings, metadata: TableMetadata) -> str:
     return "client" if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION else "server"
 
 
-async def commit_answer(call: Call, loaded: LoadedTable, namespace: NamespacePath, name: str) -> web.Response:
+async def make_commit_answer(call: Call, loaded: LoadedTable, namespace: NamespacePath, name: str) -> web.Response:
     """Return a CommitTableResponse with the ETag of a load after the commit.
 
     The REST specification requires that it has no `config`. The answer is not compressed, because the answers of two
@@ -288,7 +288,7 @@ def answer_unregistered(call: Call, loaded: LoadedTable) -> web.Response:
     return _make_json_response(_render_with_location(call, loaded), {})
 
 
-def view_answer(call: Call, loaded: LoadedView) -> web.Response:
+def make_view_answer(call: Call, loaded: LoadedView) -> web.Response:
     """Return the answer with a view and its metadata."""
     location = loaded.entry.metadata_location
     document = call.components.catalog.documents.view_document(location, loaded.metadata)

@@ -150,11 +150,11 @@ class RequestSlot:
         """
         if self._own is not self._bounds.tokens:
             # Unauthenticated requests must not delay the bodies of authenticated requests.
-            self._move(self._bounds.reading)
+            self._change_slot(self._bounds.reading)
 
     def end_reading(self) -> None:
         if self._bound is not self._own:
-            self._move(self._own)
+            self._change_slot(self._own)
 
     def keep(self, size: int) -> None:
         """Count further bytes of the body. They are released when the answer is sent."""
@@ -172,7 +172,7 @@ class RequestSlot:
             self._bounds.bodies.release(self._holder, self._bytes)
             self._bytes = 0
 
-    def _move(self, bound: HolderLimit) -> None:
+    def _change_slot(self, bound: HolderLimit) -> None:
         """Release the slot of the request, and take a slot of another limit."""
         if self._bound is not None:
             self._bound.release(self._holder)

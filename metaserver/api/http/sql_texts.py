@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from seamark.formats.runtime.lazy_module import LazyModule, load
+from seamark.formats.runtime.lazy_module import LazyModule, load_modules
 from seamark.metaserver.api.http.dispatch import Call
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ async def read_in_turn(call: Call, characters: int, read: Callable[[], T]) -> T:
 
     The texts of one principal are parsed one after another, so other principals wait for at most one of them.
     """
-    await load(_sql)
+    await load_modules(_sql)
     if characters <= IN_LOOP_CHARACTERS:
         result = read()
         await asyncio.sleep(0)  # A request may have many joins with a text each.

@@ -15,7 +15,7 @@ from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.kinds.kinds import list_parameters
 from seamark.formats.runtime.errors import CommitConflict, NotFound
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.api.indexes.index_state import TableIndexes, load
+from seamark.metaserver.api.indexes.index_state import TableIndexes, load_requested_table
 from seamark.metaserver.api.indexes.indexes import find_defined_index
 from seamark.metaserver.store.model import Instant, InstantState
 from seamark.metaserver.store.operations import MoveInstant
@@ -94,7 +94,7 @@ class Build:
         return str(self.instant.summary["folder"])
 
 
-async def load_build(call: Call, *, inflight: bool = False) -> Build:
+async def load_requested_build(call: Call, *, inflight: bool = False) -> Build:
     """Return the build in the path.
 
     Raises:
@@ -102,7 +102,7 @@ async def load_build(call: Call, *, inflight: bool = False) -> Build:
         CommitConflict: `inflight` is True, and the build has ended.
     """
     _, name, build_id = call.names
-    table = await load(call)
+    table = await load_requested_table(call)
     instant = await call.components.store.load_instant(build_id)
     belongs = instant is not None and instant.action == INDEXING and instant.uuid == table.entry.uuid
     if instant is None or not belongs or instant.summary.get("index") != name:
@@ -149,12 +149,12 @@ async def record_progress(call: Call, build: Build) -> None:
     If several requests record progress at the same time, the last record may not have the most progress.
     """
     try:
-        await move(call, build.instant, InstantState.INFLIGHT, compute_progress(build))
+        await move_build(call, build.instant, InstantState.INFLIGHT, compute_progress(build))
     except CommitConflict:
         _log.info("a build ended while index files were registered", build=build.instant.id)
 
 
-async def move(call: Call, instant: Instant, state: InstantState, more: dict[str, Any]) -> None:
+async def move_build(call: Call, instant: Instant, state: InstantState, more: dict[str, Any]) -> None:
     """Move the instant of a build to a state, and add fields to its summary."""
     now_ms = call.components.clock.now_ms()
     summary = {**instant.summary, **more, "active-ms": now_ms}
@@ -164,7 +164,7 @@ async def move(call: Call, instant: Instant, state: InstantState, more: dict[str
     call.components.timeline.notify()
 
 
-async def require_alone(call: Call, table: TableIndexes, name: str, *, but: str = "") -> None:
+async def require_no_other_build(call: Call, table: TableIndexes, name: str, *, but: str = "") -> None:
     """Check that no other build of the index is in progress.
 
     Raises:
@@ -193,7 +193,7 @@ async def roll_back_abandoned(call: Call, table: TableIndexes) -> None:
         if instant.summary["active-ms"] < silent_since_ms:
             reason = f"abandoned: inactive for {ABANDONED_MS // 60_000} minutes"
             try:
-                await move(call, instant, InstantState.ROLLED_BACK, {"reason": reason})
+                await move_build(call, instant, InstantState.ROLLED_BACK, {"reason": reason})
             except CommitConflict:
                 continue  # The build has ended, or is active again.
 

@@ -31,11 +31,11 @@ from seamark.metaserver.api.indexes.build_state import (
     Build,
     compute_progress,
     describe_build,
-    load_build,
-    move,
+    load_requested_build,
+    move_build,
     record_progress,
-    require_alone,
     require_inflight,
+    require_no_other_build,
     roll_back_abandoned,
 )
 from seamark.metaserver.api.indexes.dimension_rights import check_dimension_rights
@@ -45,7 +45,7 @@ from seamark.metaserver.api.indexes.index_state import (
     find_missing_files,
     find_named_snapshots,
     find_new_files_by_snapshot,
-    load,
+    load_requested_table,
 )
 from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, find_defined_index
 from seamark.metaserver.catalog.pointers import get_files_folder
@@ -129,14 +129,14 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
 ).takes(StartBuildRequest)
 async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, Any]:
     """Start a build of an index: create an instant on the timeline and a folder for its index files."""
-    name, table = call.names[1], await load(call)
+    name, table = call.names[1], await load_requested_table(call)
     definition = find_defined_index(table.metadata, name)
     await check_dimension_rights(call, definition.dimension_tables)
     if not definition.enabled:
         raise BadRequest(f"The index {name} is paused; resume it before you build it")
     await roll_back_abandoned(call, table)
     if body.exclusive:
-        await require_alone(call, table, name)
+        await require_no_other_build(call, table, name)
     new_files = await find_new_files_by_snapshot(call, table.metadata, find_named_snapshots(table.metadata))
     live_files = table.registered.list_live(definition.id)
     lag = [(entry.files, await find_missing_files(call, entry, live_files)) for entry in new_files]
@@ -174,9 +174,9 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
         # Check again, because other builds now see this build. If two builds begin at the same time, at least one is
         # rolled back.
         try:
-            await require_alone(call, table, name, but=build_id)
+            await require_no_other_build(call, table, name, but=build_id)
         except CommitConflict:
-            await move(call, instant, InstantState.ROLLED_BACK, {"reason": "another build was in progress"})
+            await move_build(call, instant, InstantState.ROLLED_BACK, {"reason": "another build was in progress"})
             raise
     return describe_build(Build(table, definition, instant))
 
@@ -191,7 +191,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
 )
 async def load_index_build(call: Call) -> dict[str, Any]:
     """Return the progress of a build."""
-    return describe_build(await load_build(call))
+    return describe_build(await load_requested_build(call))
 
 
 @Route(
@@ -234,7 +234,7 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
     """List data files that the index does not cover, first in the current snapshot and then in branches and tags."""
     page_max = call.components.settings.page_limit
     limit = parse_page_size(call.query.get("limit", str(page_max)), "limit", page_max)
-    build = await load_build(call, inflight=True)
+    build = await load_requested_build(call, inflight=True)
     metadata = build.table.metadata
     token = _read_token(call, build) or _Token(build.instant.id, find_named_snapshots(metadata), 0, 0)
     new_files = await find_new_files_by_snapshot(call, metadata, token.snapshots)
@@ -293,11 +293,11 @@ async def register_index_files(call: Call, body: RegisterIndexFilesRequest) -> d
         raise BadRequest(f"The request has more than {REGISTERED_MAX} index files; send them in several requests")
     if not body.index_files:
         raise BadRequest("index-files is empty; name the files that the build has written")
-    build = await load_build(call, inflight=True)
+    build = await load_requested_build(call, inflight=True)
     add = await asyncio.gather(*(_read_checked_file(call, build, file) for file in body.index_files))
     registry = call.components.registry
     await registry.replace(build.table.entry.uuid, build.definition.id, add=add, remove=body.replaces)
-    build = await load_build(call)
+    build = await load_requested_build(call)
     await record_progress(call, build)
     return describe_build(build)
 
@@ -317,12 +317,12 @@ async def finish_index_build(call: Call, body: FinishBuildRequest) -> dict[str, 
     states = {"completed": InstantState.COMPLETED, "rolled-back": InstantState.ROLLED_BACK}
     if body.outcome not in states:
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be completed or rolled-back")
-    build = await load_build(call)
+    build = await load_requested_build(call)
     if build.instant.state is not states[body.outcome]:  # A repeated request changes nothing.
         require_inflight(build.instant)
         reason = {} if body.reason is None else {"reason": body.reason[:1000]}
-        await move(call, build.instant, states[body.outcome], {**compute_progress(build), **reason})
-        build = await load_build(call)
+        await move_build(call, build.instant, states[body.outcome], {**compute_progress(build), **reason})
+        build = await load_requested_build(call)
     return describe_build(build)
 
 

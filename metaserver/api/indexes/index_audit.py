@@ -15,7 +15,7 @@ from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.runtime.errors import BadRequest, NotFound
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.indexes.index_state import AUDITING, READER, TableIndexes, load
+from seamark.metaserver.api.indexes.index_state import AUDITING, READER, TableIndexes, load_requested_table
 from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, find_defined_index
 from seamark.metaserver.catalog.pointers import get_files_folder
 from seamark.metaserver.index.files.registry_rebuild import FOLDER_FILES_MAX, FolderIndexFile, RegistryRebuild
@@ -109,15 +109,15 @@ async def quarantine_index_file(call: Call, body: QuarantineIndexFileRequest) ->
     """Quarantine an index file that an audit found wrong, so that plans no longer use it."""
     if not body.reason.strip():
         raise BadRequest("reason is empty; describe what is wrong with the index file")
-    table = await load(call)
+    table = await load_requested_table(call)
     definition = find_defined_index(table.metadata, call.names[1])
     file = _find_registered_file(table, definition, body.location)
     if body.check:
         if file.state is IndexFileState.LIVE:
             await call.components.indexes.verify_source([file], body.reason[:REASON_MAX])
     else:
-        await call.components.registry.quarantine(file.uuid, file.location, body.reason[:REASON_MAX])
-    file = _find_registered_file(await load(call), definition, body.location)
+        await call.components.registry.quarantine_file(file.uuid, file.location, body.reason[:REASON_MAX])
+    file = _find_registered_file(await load_requested_table(call), definition, body.location)
     return QuarantineIndexFileResponse(file.location, file.state, file.reason)
 
 
@@ -146,7 +146,7 @@ def _find_registered_file(table: TableIndexes, definition: IndexDefinition, loca
 ).takes(RecordAuditRequest)
 async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAuditResponse:
     """Record that all live index files of an index were verified, so that the next audit is due later."""
-    table = await load(call)
+    table = await load_requested_table(call)
     definition = find_defined_index(table.metadata, call.names[1])
     now_ms = call.components.clock.now_ms()
     record = call.components.catalog.context.make_instant(
@@ -183,7 +183,7 @@ async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAudi
 )
 async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
     """Register index files in the table's folder that the registry lacks, for example after a data loss."""
-    table = await load(call)
+    table = await load_requested_table(call)
     components = call.components
     rebuild = RegistryRebuild(components.objects, call.app[READER], components.registry, components.clock)
     folder = get_files_folder(components.settings, table.metadata)

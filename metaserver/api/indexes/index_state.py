@@ -27,7 +27,7 @@ from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.index.files.headers import IndexReader
 from seamark.metaserver.index.files.registry import IndexFiles
 from seamark.metaserver.planner.indexes.coverage import FileIds, compute_view_file_ids
-from seamark.metaserver.planner.lookup.lookup import lookup
+from seamark.metaserver.planner.lookup.lookup import find_files_by_prefix
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import Entry, RegisteredIndexFile
@@ -75,7 +75,7 @@ class NewFiles(NamedTuple):
     fresh: Mask
 
 
-async def load(call: Call) -> TableIndexes:
+async def load_requested_table(call: Call) -> TableIndexes:
     """Load the table that the path names, with its index files.
 
     Raises:
@@ -101,7 +101,7 @@ async def load_snapshot_files(call: Call, metadata: TableMetadata, snapshot_id: 
     view = await load_view(call, metadata, snapshot_id)
 
     def read() -> SnapshotFiles:
-        return SnapshotFiles(view, compute_view_file_ids(view), lookup(view).read_longs("record_count"))
+        return SnapshotFiles(view, compute_view_file_ids(view), find_files_by_prefix(view).read_longs("record_count"))
 
     return read() if view.file_count <= _IN_THREAD_FILES else await asyncio.to_thread(read)
 
@@ -129,7 +129,7 @@ async def find_new_files_by_snapshot(call: Call, metadata: TableMetadata, snapsh
         files = await load_snapshot_files(call, metadata, snapshot_id)
         fresh = np.ones(files.ids.count, dtype=np.bool_)
         for earlier_files in new_files:
-            fresh &= ~await asyncio.to_thread(files.ids.are_covered_by, earlier_files.files.ids.ids)
+            fresh &= ~await asyncio.to_thread(files.ids.mark_files_in, earlier_files.files.ids.ids)
         new_files.append(NewFiles(files, fresh))
     return new_files
 
@@ -139,8 +139,8 @@ async def find_covered_files(call: Call, files: SnapshotFiles, live_files: tuple
     described = await asyncio.gather(*(read_described_ids(call, file) for file in live_files))
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *described])
     if files.view.file_count + len(ids) <= _IN_THREAD_FILES:
-        return files.ids.are_covered_by(ids)
-    return await asyncio.to_thread(files.ids.are_covered_by, ids)
+        return files.ids.mark_files_in(ids)
+    return await asyncio.to_thread(files.ids.mark_files_in, ids)
 
 
 async def read_audit_times_ms(call: Call, table: TableIndexes) -> dict[str, int]:
@@ -178,7 +178,7 @@ async def read_described_ids(call: Call, file: RegisteredIndexFile) -> npt.NDArr
         _log.warning("index file not read", location=file.location, reason=str(error))
         return np.empty((0, 2), dtype=np.uint64)
     _log.warning("index file quarantined", location=file.location, reason=reason)
-    await call.components.registry.quarantine(file.uuid, file.location, reason)
+    await call.components.registry.quarantine_file(file.uuid, file.location, reason)
     return np.empty((0, 2), dtype=np.uint64)
 
 

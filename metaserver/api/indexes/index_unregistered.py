@@ -17,7 +17,7 @@ from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.indexes.index_state import TableIndexes, load, load_view, read_described_ids
+from seamark.metaserver.api.indexes.index_state import TableIndexes, load_requested_table, load_view, read_described_ids
 from seamark.metaserver.api.indexes.indexes import NO_INDEX, find_defined_index
 from seamark.metaserver.planner.indexes.coverage import compute_view_file_ids
 from seamark.metaserver.planner.view.view import TableView
@@ -64,7 +64,7 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
     """List data files in live index files that no snapshot of the table contains."""
     if len(body.index_files) > FILES_MAX:
         raise BadRequest(f"The request has more than {FILES_MAX} index files; send them in several requests")
-    table = await load(call)
+    table = await load_requested_table(call)
     definition = find_defined_index(table.metadata, call.names[1])
     live_files = {file.location: file for file in table.registered.list_live(definition.id)}
     absent = [location for location in body.index_files if location not in live_files]
@@ -104,10 +104,10 @@ async def _are_unreferenced(
             return None
         view = await load_view(call, metadata, snapshot.snapshot_id)
         remaining = np.flatnonzero(unreferenced)
-        rows = await asyncio.to_thread(_find, view, ids[remaining])
+        rows = await asyncio.to_thread(_find_positions, view, ids[remaining])
         unreferenced[remaining[rows >= 0]] = False
     return unreferenced
 
 
-def _find(view: TableView, ids: npt.NDArray[np.uint64]) -> Longs:
+def _find_positions(view: TableView, ids: npt.NDArray[np.uint64]) -> Longs:
     return compute_view_file_ids(view).find(ids)

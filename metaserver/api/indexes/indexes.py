@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.near_names import find_near_names
 from seamark.formats.index.definitions import (
     BUCKET,
     BUCKET_PREFIX,
@@ -26,7 +26,7 @@ from seamark.formats.index.definitions import (
     IndexDefinition,
     add_name_mapping,
     check_name,
-    define,
+    define_index,
     list_bucket_definitions,
     read_definitions,
 )
@@ -47,7 +47,7 @@ from seamark.metaserver.api.indexes.index_state import (
     find_missing_files,
     find_named_snapshots,
     find_new_files_by_snapshot,
-    load,
+    load_requested_table,
     load_snapshot_files,
     read_audit_times_ms,
 )
@@ -210,7 +210,7 @@ def _make_body_type(names: tuple[str, ...]) -> type[PutIndexRequest]:
 )
 async def list_indexes(call: Call) -> dict[str, Any]:
     """List the indexes of a table: definition, coverage of the current snapshot, size, health, use."""
-    table = await load(call)
+    table = await load_requested_table(call)
     defined = read_definitions(table.metadata)
     state = await _read_table_state(call, table)
     descriptions = [await _describe_index(call, table, state, definition) for definition in defined.by_name.values()]
@@ -233,7 +233,7 @@ async def list_indexes(call: Call) -> dict[str, Any]:
 )
 async def load_index(call: Call) -> dict[str, Any]:
     """Return an index with its index files."""
-    return await _show_index(call, await load(call), call.names[1])
+    return await _show_index(call, await load_requested_table(call), call.names[1])
 
 
 @Route(
@@ -271,7 +271,7 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
         return [{"action": "set-properties", "updates": {PREFIX + name: definition.property_text}}]
 
     await commit_updates(call, compute_updates, lambda: check_dimension_rights(call, dimension_tables))
-    return await _show_index(call, await load(call), name)
+    return await _show_index(call, await load_requested_table(call), name)
 
 
 @Route(
@@ -316,7 +316,7 @@ def _change_definition(
     measures: Sequence[str | Measure] = (
         body.measures if body.measures is not None else present.measures if present else ()
     )
-    definition = define(
+    definition = define_index(
         name, kind, columns, metadata.current_schema, parameters=parameters, state=state, measures=measures
     )
     definition = add_name_mapping(definition, metadata)
@@ -488,7 +488,7 @@ def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
 
 def _make_missing_error(name: str, names: Iterable[str]) -> NotFound:
     """Return the error for an unknown index, with the most similar name."""
-    similar_names = near_names(
+    similar_names = find_near_names(
         name[:_SHOWN_CHARS_MAX], names, maximum=1, cutoff=0.5
     )  # For example, price_bitmap is similar to price.
     hint = f"did you mean {similar_names[0]}?" if similar_names else "list its indexes with seamark index list"

@@ -33,7 +33,7 @@ from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import read_definitions
 from seamark.formats.index.keys.keys import Bits
-from seamark.formats.index.kinds.bits import count, count_words, list_positions, make_full_bits, to_roaring
+from seamark.formats.index.kinds.bits import count_set_bits, count_words, list_positions, make_full_bits, to_roaring
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import decode_json, encode_json
@@ -44,7 +44,7 @@ from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.fresh import FRESH
-from seamark.metaserver.api.http.parameters.paging import read_token, write_token
+from seamark.metaserver.api.http.parameters.paging import decode_page_token, encode_page_token
 from seamark.metaserver.api.http.parameters.snapshots import resolve_snapshot_id, select_schema
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.lookups.lookups import COVERS, DELETED, FileProblem, list_paths
@@ -189,7 +189,7 @@ class _CandidateFile:
 
     @property
     def candidates(self) -> int:
-        return self.records if self.bits is None else count(self.bits)
+        return self.records if self.bits is None else count_set_bits(self.bits)
 
 
 @dataclass(frozen=True)
@@ -243,18 +243,18 @@ async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     page_max = FILES_MAX if as_arrow else min(FILES_MAX, call.components.settings.page_limit)
     if body.limit is not None and body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
-    parse = partial(_parse, body, metadata)
+    parse = partial(_parse_request, body, metadata)
     selection = await (call.run_in_turn(parse) if body.where is None else read_in_turn(call, len(body.where), parse))
     scan = await call.components.planner.plan(selection.bound_scan, entry)
     page = _Page(call, scan, selection.predicate, body, min(body.limit or page_max, page_max))
     await page.fill(selection.after, metadata, entry)
-    token = None if page.last is None else write_token(selection.checksum, selection.snapshot_id, page.last)
+    token = None if page.last is None else encode_page_token(selection.checksum, selection.snapshot_id, page.last)
     encoded = await asyncio.to_thread(page.encode_arrow if as_arrow else page.encode_json, selection.snapshot_id, token)
     content_type = arrow.ARROW_STREAM if as_arrow else "application/json"
     return web.Response(body=encoded, content_type=content_type, headers={"Vary": "Accept"})
 
 
-def _parse(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
+def _parse_request(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
     """Parse a request.
 
     The function runs in a thread, because a predicate may list hundreds of thousands of values.
@@ -265,7 +265,7 @@ def _parse(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
     if body.schema_id is not None:
         metadata = select_schema(metadata, body.schema_id)
     checksum = _compute_checksum(body, metadata)
-    snapshot_id, after = _start(body, metadata, checksum)
+    snapshot_id, after = _find_start(body, metadata, checksum)
     predicate = _read_predicate(body, metadata)
     request = ScanRequest(filter=predicate.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive)
     return _Selection(BoundScan.bind(metadata, request), predicate, snapshot_id, after, checksum)
@@ -286,7 +286,7 @@ def _compute_checksum(body: SelectRowsRequest, metadata: TableMetadata) -> int:
     return zlib.crc32(encode_json(parts))
 
 
-def _start(body: SelectRowsRequest, metadata: TableMetadata, checksum: int) -> tuple[int | None, int]:
+def _find_start(body: SelectRowsRequest, metadata: TableMetadata, checksum: int) -> tuple[int | None, int]:
     """Return the snapshot, and the entry id of the last file of the previous page, or -1 if there is none.
 
     Raises:
@@ -294,7 +294,7 @@ def _start(body: SelectRowsRequest, metadata: TableMetadata, checksum: int) -> t
     """
     if body.page_token is None:
         return resolve_snapshot_id(metadata, body.snapshot_id, body.ref, body.as_of), -1
-    return read_token(body.page_token, checksum, metadata)
+    return decode_page_token(body.page_token, checksum, metadata)
 
 
 def _read_predicate(body: SelectRowsRequest, metadata: TableMetadata) -> _Predicate:
@@ -346,7 +346,7 @@ class _Page:
             batch_ids = entry_ids[start : start + few]
             file_positions = self._scan.view.find_positions(batch_ids).tolist()
             await asyncio.gather(*(self._covers.load(index, file_positions) for index in matcher.indexes.values()))
-            matched = await asyncio.to_thread(self._match, matcher, batch_ids)
+            matched = await asyncio.to_thread(self._match_files, matcher, batch_ids)
             if self._body.deletes:
                 await self._remove_deleted(matched)
                 candidates += int(records[start : start + few].sum())
@@ -355,7 +355,7 @@ class _Page:
             size += sum(file.size_bytes for file in answers)
             start += len(batch_ids)
         self.last = int(entry_ids[start - 1]) if start < len(entry_ids) else None
-        await self._covers.verify_sources(entry, matcher.damaged)
+        await self._covers.schedule_verification(entry, matcher.damaged)
 
     async def _list_indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], BitmapIndex]:
         """Return the enabled indexes that answer predicates of the filter, by column and transform."""
@@ -367,7 +367,7 @@ class _Page:
                 indexes[key] = await self._covers.open_bitmaps(self._scan.view, definition, entry)
         return indexes
 
-    def _match(self, matcher: PredicateMatcher, entry_ids: Longs) -> list[_CandidateFile]:
+    def _match_files(self, matcher: PredicateMatcher, entry_ids: Longs) -> list[_CandidateFile]:
         """Find the rows of each file that may match the predicate."""
         file_positions = self._scan.view.find_positions(entry_ids).tolist()
         records = find_files_at(self._scan.view, entry_ids).read_longs("record_count").tolist()
@@ -394,7 +394,7 @@ class _Page:
             part = slice(start, start + step)
             rows, file_positions = await asyncio.to_thread(self._select_candidates, deleted, part)
             deletion = await self._evaluator.evaluate(file_positions, np.concatenate(rows))
-            await asyncio.to_thread(_apply, deleted, part, rows, deletion)
+            await asyncio.to_thread(_apply_deletion, deleted, part, rows, deletion)
 
     def _select_candidates(self, deleted: list[_CandidateFile], part: slice) -> tuple[list[Longs], Longs]:
         """Return the rows of each file in this part of the words of its bits, and the file of each row.
@@ -495,7 +495,7 @@ class _Page:
         texts = {
             name: value if isinstance(value, str) else encode_json(value).decode() for name, value in about.items()
         }
-        return arrow.stream(columns, texts)
+        return arrow.encode_stream(columns, texts)
 
 
 def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]:
@@ -516,7 +516,7 @@ def _select_evaluable_files(files: list[_CandidateFile]) -> list[_CandidateFile]
     return deleted
 
 
-def _apply(files: list[_CandidateFile], part: slice, rows: list[Longs], deletion: RowDeletion) -> None:
+def _apply_deletion(files: list[_CandidateFile], part: slice, rows: list[Longs], deletion: RowDeletion) -> None:
     """Apply deletions to the bits of files.
 
     `rows` are the rows of each file in this part of the words of its bits.

@@ -165,7 +165,7 @@ async def read_groups(
     Raises:
         BadRequest: A column does not exist.
     """
-    schema = _select(definition, columns)
+    schema = _select_columns(definition, columns)
     assert loaded.entry is not None
     reading = GroupReading(
         schema, _select_functions(definition, columns), len(ids), condition, combines_few=combines_few
@@ -198,7 +198,7 @@ def _count_use(call: Call, entry: Entry, definition: IndexDefinition, reading: G
     )
 
 
-def _select(definition: IndexDefinition, columns: Sequence[str]) -> pa.Schema:
+def _select_columns(definition: IndexDefinition, columns: Sequence[str]) -> pa.Schema:
     schema = build_entry_schema(definition.terms, definition.measures)
     if not columns or list(columns) != [name for name in schema.names if name in columns]:
         raise BadRequest(f"columns must be some of {', '.join(schema.names)} in this order, not {columns[:100]!r}")
@@ -341,14 +341,14 @@ class GroupReading:
         self._rows += selected.num_rows
         self._bytes += selected.nbytes
         if self._rows > _UNCOMBINED_GROUPS_MAX or self._bytes > _COMBINED_BYTES:
-            self._combine()
+            self._combine_groups()
 
     def finish(self) -> None:
         """Add the enqueued groups, and combine equal groups."""
         self.process()
-        self._combine()
+        self._combine_groups()
 
-    def _combine(self) -> None:
+    def _combine_groups(self) -> None:
         """Combine the pending groups with the groups so far."""
         groups = pa.concat_tables([self._groups, *(part for part in self._pending if part.num_rows)])
         if groups.num_rows > (0 if self._combines_few else _ENGINE_COMBINED_GROUPS_MAX):

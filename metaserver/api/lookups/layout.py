@@ -21,7 +21,7 @@ from seamark.metaserver.api.http.parameters.snapshots import (
 )
 from seamark.metaserver.api.lookups.metadata import find_stats_column
 from seamark.metaserver.planner.lookup.layout import Axis, Ranges, build_bars, count_size_classes, read_layouts
-from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, find_files_by_prefix
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
 
@@ -177,7 +177,7 @@ def _compute_layout(
     points: int,
 ) -> ColumnLayout:
     """Compute the layout of a column in several snapshots, on the same axis."""
-    files_by_snapshot = [lookup(view) for view in views]
+    files_by_snapshot = [find_files_by_prefix(view) for view in views]
     axis, ranges = read_layouts(files_by_snapshot, column, by_rank)
     return ColumnLayout(
         column=name,

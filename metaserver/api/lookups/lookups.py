@@ -24,7 +24,7 @@ from aiohttp import web
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
 from seamark.formats.index.keys.keys import Keys, Mask
-from seamark.formats.index.keys.terms import Term, resolve
+from seamark.formats.index.keys.terms import Term, resolve_term
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.index.kinds.record import COLUMNS_MAX
 from seamark.formats.index.packing import Longs
@@ -32,7 +32,7 @@ from seamark.formats.protocol.wire import decode_json, encode_json
 from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.api.formats import arrow
 from seamark.metaserver.api.formats.listings import FileListing
-from seamark.metaserver.api.http.bodies import parse_now
+from seamark.metaserver.api.http.bodies import parse_body
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -193,7 +193,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     metadata, entry = loaded.metadata, loaded.entry
     assert entry is not None
-    key_query = await _parse(call, data, metadata)
+    key_query = await _parse_request(call, data, metadata)
     definition, terms = _find_record_index(metadata, key_query)
     columns, possible = await _convert_keys(call, terms, key_query.requested_keys, len(data))
     in_order = [columns[terms.index(term)] for term in definition.terms]
@@ -211,7 +211,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
 
-async def _parse(call: Call, body: bytes, metadata: TableMetadata) -> _KeyQuery:
+async def _parse_request(call: Call, body: bytes, metadata: TableMetadata) -> _KeyQuery:
     """Parse a request in JSON or Arrow.
 
     Raises:
@@ -228,7 +228,11 @@ async def _parse(call: Call, body: bytes, metadata: TableMetadata) -> _KeyQuery:
     if len(body) > JSON_BODY_BYTES:
         limit_text = f"at most {JSON_BODY_BYTES:,} bytes"
         raise TooLarge(f"Keys in JSON may have {limit_text}; send more as Arrow (Content-Type: {arrow.ARROW_STREAM})")
-    lookup, rows = _read(body) if len(body) <= _IN_LOOP_BODY_BYTES_MAX else await call.run_in_turn(partial(_read, body))
+    lookup, rows = (
+        _parse_json(body)
+        if len(body) <= _IN_LOOP_BODY_BYTES_MAX
+        else await call.run_in_turn(partial(_parse_json, body))
+    )
     if len(rows) > JSON_KEYS_MAX:
         raise TooLarge(f"The request has {len(rows):,} keys in JSON; send more than {JSON_KEYS_MAX:,} as Arrow")
     columns = lookup.columns
@@ -238,13 +242,13 @@ async def _parse(call: Call, body: bytes, metadata: TableMetadata) -> _KeyQuery:
     return _KeyQuery(lookup.index, columns, rows, snapshot_id, lookup.partitions)
 
 
-def _read(body: bytes) -> tuple[LookupKeysRequest, list[Any]]:
+def _parse_json(body: bytes) -> tuple[LookupKeysRequest, list[Any]]:
     """Return the request and its keys from a JSON body.
 
     Raises:
         BadRequest: The body is invalid.
     """
-    lookup = parse_now(body, LookupKeysRequest)
+    lookup = parse_body(body, LookupKeysRequest)
     rows = decode_json(bytes(lookup.keys), "keys")
     if not isinstance(rows, list):
         raise BadRequest(f"keys is {repr(rows)[:80]}; it must be a list")
@@ -265,7 +269,7 @@ def _find_record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[Index
     if query.columns is not None:
         if len(query.columns) > COLUMNS_MAX:
             raise BadRequest(f"columns has {len(query.columns)} columns; a record index has at most {COLUMNS_MAX}")
-        terms = tuple(resolve(text, metadata.current_schema, metadata.schemas) for text in query.columns)
+        terms = tuple(resolve_term(text, metadata.current_schema, metadata.schemas) for text in query.columns)
     if query.index is not None:
         definition = find_defined_index(metadata, query.index)
         if not KINDS[definition.kind].answers_keys:

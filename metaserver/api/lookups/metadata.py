@@ -20,7 +20,7 @@ from typing import Any
 from aiohttp import web
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.near_names import find_near_names
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.types import canonicalize_primitive
 from seamark.formats.protocol.wire import encode_json
@@ -39,9 +39,9 @@ from seamark.metaserver.api.formats.listings import (
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.parameters.paging import parse_page_size, read_token, write_token
+from seamark.metaserver.api.http.parameters.paging import decode_page_token, encode_page_token, parse_page_size
 from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, find_requested_snapshot
-from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
+from seamark.metaserver.planner.lookup.lookup import RequestedColumn, find_files_by_prefix
 from seamark.metaserver.planner.lookup.prefix import Prefix, PrefixCache, parse_prefix
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
@@ -95,7 +95,7 @@ class _Page:
         """Return the token of the next page."""
         if self.start + self.limit >= total:
             return None
-        return write_token(self.checksum, self.snapshot_id, self.start + self.limit)
+        return encode_page_token(self.checksum, self.snapshot_id, self.start + self.limit)
 
 
 def _describe_answers(summary: str, list_field: str, schema: str) -> tuple[ResponseSpec, ...]:
@@ -155,16 +155,16 @@ async def list_files(call: Call) -> web.Response:
     if content not in ("all", "data", "deletes"):
         raise BadRequest(f"content is {content[:40]!r}; it must be all, data or deletes")
     page = _read_page_request(call, metadata, ("files", content))
-    view = await _open_view(call, metadata, page)
+    view = await _load_view(call, metadata, page)
     prefix = _read_prefix(call, metadata)
     planner = call.components.planner
     scan = None
     if content != "deletes" and view.delete_file_count:
         scan = await planner.bind_and_plan(metadata, ScanRequest(snapshot_id=page.snapshot_id))
 
-    data = lookup(view if content != "deletes" else TableView((), ()), prefix)
-    deletes = lookup(_delete_view(view) if content != "data" else TableView((), ()), prefix)
-    return await _answer(page, "files", tuple(FILE_COLUMNS), FileListing(metadata, data, deletes, scan))
+    data = find_files_by_prefix(view if content != "deletes" else TableView((), ()), prefix)
+    deletes = find_files_by_prefix(_make_delete_view(view) if content != "data" else TableView((), ()), prefix)
+    return await _answer_page(page, "files", tuple(FILE_COLUMNS), FileListing(metadata, data, deletes, scan))
 
 
 @Route(
@@ -192,9 +192,9 @@ async def list_column_stats(call: Call) -> web.Response:
     column = find_stats_column(metadata, call.names[1])
     fields = _read_fields(call.query.get("fields"))
     page = _read_page_request(call, metadata, ("stats", str(column.id)))
-    view = await _open_view(call, metadata, page)
+    view = await _load_view(call, metadata, page)
     prefix = _read_prefix(call, metadata)
-    return await _answer(page, "stats", fields, ColumnStats(lookup(view, prefix), column))
+    return await _answer_page(page, "stats", fields, ColumnStats(find_files_by_prefix(view, prefix), column))
 
 
 @Route(
@@ -210,15 +210,17 @@ async def list_partitions(call: Call) -> web.Response:
     """List the partitions of a snapshot with totals of their files."""
     metadata = await _load_metadata(call)
     page = _read_page_request(call, metadata, ("partitions",))
-    view = await _open_view(call, metadata, page)
+    view = await _load_view(call, metadata, page)
     prefix = _read_prefix(call, metadata)
 
     def read() -> PartitionListing:
-        return PartitionListing(metadata, lookup(view, prefix), lookup(_delete_view(view), prefix))
+        return PartitionListing(
+            metadata, find_files_by_prefix(view, prefix), find_files_by_prefix(_make_delete_view(view), prefix)
+        )
 
     small = view.file_count + view.delete_file_count <= IN_THREAD_FILES
     listing = read() if small else await asyncio.to_thread(read)
-    return await _answer(page, "partitions", tuple(PARTITION_COLUMNS), listing)
+    return await _answer_page(page, "partitions", tuple(PARTITION_COLUMNS), listing)
 
 
 def find_stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
@@ -236,7 +238,7 @@ def find_stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
                     f"Column {name} has no statistics; request the statistics of {_suggest_inner_fields(schema, name)}"
                 )
             return RequestedColumn(column.id, _canonicalize_kind(column.type))
-    similar_names = near_names(name, metadata.current_schema.index.by_name)
+    similar_names = find_near_names(name, metadata.current_schema.index.by_name)
     hint = f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
     raise BadRequest(f"Cannot find column {name[:100]!r} in the table's schemas{hint}")
 
@@ -275,7 +277,7 @@ def _read_page_request(call: Call, metadata: TableMetadata, checksum: tuple[str,
     page_token = call.query.get("page-token")
     if not page_token:
         return _Page(find_requested_snapshot(call.query, metadata), 0, limit, number, wanted_arrow)
-    return _Page(*read_token(page_token, number, metadata), limit, number, wanted_arrow)
+    return _Page(*decode_page_token(page_token, number, metadata), limit, number, wanted_arrow)
 
 
 def _read_fields(fields_text: str | None) -> tuple[str, ...]:
@@ -293,18 +295,18 @@ def _read_fields(fields_text: str | None) -> tuple[str, ...]:
     return names
 
 
-async def _open_view(call: Call, metadata: TableMetadata, page: _Page) -> TableView:
+async def _load_view(call: Call, metadata: TableMetadata, page: _Page) -> TableView:
     if page.snapshot_id is None:
         return TableView((), ())
     return await call.components.planner.view(metadata, ScanRequest(snapshot_id=page.snapshot_id))
 
 
-def _delete_view(view: TableView) -> TableView:
+def _make_delete_view(view: TableView) -> TableView:
     """Return a view with the delete files in place of the data files."""
     return TableView(view.delete_manifests, view.delete_blocks)
 
 
-async def _answer(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> web.Response:
+async def _answer_page(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> web.Response:
     """Return the response with a page of a listing."""
     work: Callable[[], bytes | bytearray] = partial(
         _encode_arrow if page.encode_arrow else _encode_json, page, list_name, names, listing

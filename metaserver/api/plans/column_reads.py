@@ -103,7 +103,7 @@ def _compute_age_d(end_ms: int | None, now_ms: int) -> int:
     return ALL_AGES if end_ms is None else max(0, (now_ms - end_ms) // DAY_MS)
 
 
-def read_of_report(
+def read_scan_report(
     uuid: str,
     metadata: TableMetadata,
     report: Mapping[str, Any],
@@ -129,9 +129,9 @@ def read_of_report(
     # Ignore unknown ids: a reader could invent any number of ids, and engines also send the ids of metadata columns.
     by_id = schema.index.by_id
     ids = {
-        field_id for field_id in _list_in(report, "projected-field-ids") if type(field_id) is int and field_id in by_id
+        field_id for field_id in _get_list(report, "projected-field-ids") if type(field_id) is int and field_id in by_id
     }
-    names = [field_name for field_name in _list_in(report, "projected-field-names") if isinstance(field_name, str)]
+    names = [field_name for field_name in _get_list(report, "projected-field-names") if isinstance(field_name, str)]
     columns = ids or _find_ids(schema, names)
     engine = report.get("metadata")
     engine_name = str(engine.get("engine-name", "")).lower() if isinstance(engine, dict) else ""
@@ -151,7 +151,7 @@ def read_of_report(
     return ColumnRead(uuid, select_columns_of_read(columns), _compute_age_d(oldest, now_ms))
 
 
-def _list_in(report: Mapping[str, Any], name: str) -> list[Any]:
+def _get_list(report: Mapping[str, Any], name: str) -> list[Any]:
     value = report.get(name)
     return value if isinstance(value, list) else []
 

@@ -35,7 +35,7 @@ from seamark.metaserver.api.plans.plan_tables import (
     PlanTableRequest,
     PlanTableResponse,
     bind_request,
-    count_plan_table,
+    count_requested_statement,
     read_filter,
 )
 from seamark.metaserver.catalog.plans.plan_tables import Holder
@@ -144,19 +144,21 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
         hide_partitions=body.hide_partitions,
         holder=body.holder,
     )
-    bound_scan = await _bind(call, plan_request, loaded.metadata)
+    bound_scan = await _bind_filter(call, plan_request, loaded.metadata)
     no_groups = pa.schema([]).empty_table()
     if bound_scan.snapshot is None:
-        return await _encode(no_groups, MakeCubePlanResponse("the table has no snapshot"))
+        return await _encode_answer(no_groups, MakeCubePlanResponse("the table has no snapshot"))
     if bound_scan.snapshot.schema_id not in (None, loaded.metadata.current_schema_id):
-        return await _encode(no_groups, MakeCubePlanResponse("the schema of the snapshot is not that of the table"))
+        return await _encode_answer(
+            no_groups, MakeCubePlanResponse("the schema of the snapshot is not that of the table")
+        )
     assert loaded.entry is not None
     scan_plan = await call.components.planner.plan(bound_scan, loaded.entry)
     excluded = None
     if bytes(body.unless):
         # Leave out `filter`, because it may contain the condition whose opposite is `unless`.
         unless_request = msgspec.structs.replace(plan_request, filter=body.unless, predicate=None)
-        bound_unless = await _bind(call, unless_request, loaded.metadata)
+        bound_unless = await _bind_filter(call, unless_request, loaded.metadata)
         excluded = await call.components.planner.plan(bound_unless, loaded.entry)
     is_whole, ids = await asyncio.to_thread(_find_whole_files, scan_plan, excluded)
     condition: Expression = TRUE
@@ -170,10 +172,10 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     covered[is_whole] = reading.covered
     groups = reading.groups
     if not covered.any():
-        return await _encode(no_groups, MakeCubePlanResponse("the cube has no entry of a file of the plan"))
+        return await _encode_answer(no_groups, MakeCubePlanResponse("the cube has no entry of a file of the plan"))
     if groups.num_rows > body.groups_max:
         reason = f"the answer has {groups.num_rows:,} groups; the maximum is {body.groups_max:,}"
-        return await _encode(no_groups, MakeCubePlanResponse(reason))
+        return await _encode_answer(no_groups, MakeCubePlanResponse(reason))
     remaining = scan_plan.with_only(scan_plan.entry_ids[~covered])
     holder = None if call.audience is None else Holder(call.audience, body.holder)
     table = PlanTableResponse(None, bound_scan.snapshot_id, None, 0, 0, scan_plan.considered, None)
@@ -183,8 +185,8 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
         )
         if table.name is None:
             reason = table.misread or "no plan table can be created for the files that it does not cover"
-            return await _encode(no_groups, MakeCubePlanResponse(reason))
-    count_plan_table(call, loaded, plan_request, bound_scan, table, None)
+            return await _encode_answer(no_groups, MakeCubePlanResponse(reason))
+    count_requested_statement(call, loaded, plan_request, bound_scan, table, None)
     answer = MakeCubePlanResponse(
         None,
         bound_scan.snapshot_id,
@@ -196,10 +198,10 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
         table.name if holder is None else None,
         table.plan_snapshot_id or None,
     )
-    return await _encode(groups, answer)
+    return await _encode_answer(groups, answer)
 
 
-async def _bind(call: Call, request: PlanTableRequest, metadata: TableMetadata) -> BoundScan:
+async def _bind_filter(call: Call, request: PlanTableRequest, metadata: TableMetadata) -> BoundScan:
     """Bind the filter of a request. A long filter is bound in a thread.
 
     Raises:
@@ -236,7 +238,7 @@ def _find_whole_files(scan_plan: ScanPlan, excluded: ScanPlan | None) -> tuple[n
     return is_whole, ids[is_whole]
 
 
-async def _encode(groups: pa.Table, answer: MakeCubePlanResponse) -> web.Response:
+async def _encode_answer(groups: pa.Table, answer: MakeCubePlanResponse) -> web.Response:
     """Return the response with groups as an Arrow stream, and the answer in the metadata of its schema."""
 
     def encode() -> bytes:

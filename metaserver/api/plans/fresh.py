@@ -48,7 +48,7 @@ class FreshPlan(NamedTuple):
     is_live: bool
 
 
-async def choose_snapshot(call: Call, entry: Entry, data: bytes, dialect: ClientDialect) -> FreshPlan:
+async def choose_fresh_plan(call: Call, entry: Entry, data: bytes, dialect: ClientDialect) -> FreshPlan:
     """Return the table and the snapshot that a plan request with this body reads."""
     body = await call.parse(data, PlanTableScan)
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
@@ -83,7 +83,7 @@ def _is_live(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialec
     return False
 
 
-def with_fresh(loaded: LoadedTable, request: PinnedRequest) -> LoadedTable:
+def add_fresh_snapshot(loaded: LoadedTable, request: PinnedRequest) -> LoadedTable:
     """Return the table, with the fresh snapshot that the request reads, if it reads a fresh snapshot."""
     if not request.fresh:
         return loaded

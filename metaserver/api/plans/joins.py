@@ -30,7 +30,7 @@ from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.snapshots import resolve_snapshot_id
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
-from seamark.metaserver.planner.joins.dimensions import Dimensions, get_limits
+from seamark.metaserver.planner.joins.dimensions import Dimensions, get_dimension_limits
 from seamark.metaserver.planner.joins.extremes import EXTREMES
 from seamark.metaserver.planner.joins.joins import (
     JoinFilters,
@@ -38,8 +38,8 @@ from seamark.metaserver.planner.joins.joins import (
     Pair,
     RequestedJoin,
     add_star_conditions,
+    build_join_filters,
     get_canonical_kind,
-    join_filters,
 )
 from seamark.metaserver.planner.joins.like_predicates import (
     AnyLike,
@@ -176,16 +176,16 @@ async def evaluate_joins(
     """
     if not joins:
         return JoinFilters((), ()), msgspec.UNSET
-    _check_size(joins)
+    _check_join_count(joins)
     app = call.app
-    resolved = [await _resolve(call, bound_scan.metadata, join) for join in joins]
+    resolved = [await _resolve_join(call, bound_scan.metadata, join) for join in joins]
     resolved = await add_star_conditions(app[COMPONENTS].planner, bound_scan, entry, resolved)
     until_s = app[COMPONENTS].clock.monotonic() + app[COMPONENTS].settings.join_wait_s
-    filters = await join_filters(app[DIMENSIONS], resolved, until_s)
+    filters = await build_join_filters(app[DIMENSIONS], resolved, until_s)
     return filters, filters.outcomes
 
 
-def _check_size(joins: Sequence[JoinSpec]) -> None:
+def _check_join_count(joins: Sequence[JoinSpec]) -> None:
     """Check the number and the depth of joins before a table is loaded."""
     count, level = 0, list(joins)
     for _ in range(DEPTH_MAX):
@@ -197,7 +197,7 @@ def _check_size(joins: Sequence[JoinSpec]) -> None:
         raise BadRequest(f"The request has {count} joins; the limit is {JOINS_MAX}")
 
 
-async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> RequestedJoin:
+async def _resolve_join(call: Call, metadata: TableMetadata, spec: JoinSpec) -> RequestedJoin:
     """Load the other table of a join, check the caller's right, and bind the join.
 
     Raises:
@@ -223,7 +223,7 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Reque
         exempt_condition = await _bind_exempt_condition(call, spec, metadata)
         outside = await _bind_outside(call, spec, other)
         likes = _bind_likes(spec, other)
-        joins = [await _resolve(call, other, join) for join in spec.joins]
+        joins = [await _resolve_join(call, other, join) for join in spec.joins]
     except BadRequest as error:
         raise BadRequest(f"The join with {table_name}: {error.message}") from None
     transform = spec.transform or IDENTITY
@@ -412,10 +412,12 @@ def _find_column(schema: Schema, name: str) -> Column:
     return column
 
 
-async def _open(app: web.Application) -> AsyncIterator[None]:
+async def _open_dimensions(app: web.Application) -> AsyncIterator[None]:
     """Create the object that reads dimension tables, and close it when the server stops."""
     components = app[COMPONENTS]
-    dimensions = Dimensions(components.planner, components.objects, components.clock, get_limits(components.settings))
+    dimensions = Dimensions(
+        components.planner, components.objects, components.clock, get_dimension_limits(components.settings)
+    )
     app[DIMENSIONS] = dimensions
     yield
     await dimensions.close()
@@ -423,4 +425,4 @@ async def _open(app: web.Application) -> AsyncIterator[None]:
 
 def add_joins(app: web.Application) -> None:
     """Add the components that routes with joins need."""
-    app.cleanup_ctx.append(_open)
+    app.cleanup_ctx.append(_open_dimensions)

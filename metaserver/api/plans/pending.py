@@ -62,7 +62,7 @@ class PendingPlans:
                 return await make()
 
             task = self._tasks[key] = asyncio.create_task(run(), name="plan")
-            task.add_done_callback(lambda done: self._finish(key, done))
+            task.add_done_callback(lambda done: self._keep_finished_plan(key, done))
         return task
 
     def cancel(self, plan_id: str, principal_name: str) -> None:
@@ -76,7 +76,7 @@ class PendingPlans:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _finish(self, key: _Key, task: asyncio.Task[ScanPlan]) -> None:
+    def _keep_finished_plan(self, key: _Key, task: asyncio.Task[ScanPlan]) -> None:
         """Keep the latest finished plans for polling clients, because the planner may have evicted large plans."""
         if self._tasks.get(key) is not task:
             return

@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from seamark.formats.iceberg.types.reading import Int64
-from seamark.formats.protocol.wire import is_plan_name, show
+from seamark.formats.protocol.wire import format_path, is_plan_name
 from seamark.formats.runtime.errors import BadRequest, NoSuchTable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -90,7 +90,7 @@ async def renew_plan_table(call: Call, body: RenewPlanTableRequest) -> RenewPlan
     if plan is None and not await plans.has_room(principal):
         raise make_too_many_plans(principal)
     if plan is None:
-        raise NoSuchTable(f"Plan table does not exist: {show(namespace, name)}")
+        raise NoSuchTable(f"Plan table does not exist: {format_path(namespace, name)}")
     return RenewPlanTableResponse(plan.expires_ms)
 
 

@@ -25,7 +25,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import FRESH_HEADER, PLANS_FOLDER
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.lazy_module import LazyModule
-from seamark.metaserver.api.http.bodies import parse_now
+from seamark.metaserver.api.http.bodies import parse_body
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -50,10 +50,10 @@ from seamark.metaserver.catalog.plans.plan_tables import Holder, make_plan_snaps
 from seamark.metaserver.catalog.pointers import get_files_folder
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.history.history import StatementRead, StatementSampler
-from seamark.metaserver.planner.lookup.lookup import find_files_at, lookup
+from seamark.metaserver.planner.lookup.lookup import find_files_at, find_files_by_prefix
 from seamark.metaserver.planner.lookup.partition_times import find_oldest_end_ms
 from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWriter, find_kept_manifests
-from seamark.metaserver.planner.plan.reader_quirks import is_misleading, misread_deletes
+from seamark.metaserver.planner.plan.reader_quirks import explain_misread_deletes, is_misleading
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import StoredPlanTable
@@ -257,13 +257,13 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     bound_scan = filters.apply_to(bound_scan)
     new_plan_table = NewPlanTable(call, loaded, body, bound_scan, holder)
     answer = await new_plan_table.find_or_make()
-    statement = count_plan_table(call, loaded, body, bound_scan, answer, new_plan_table.sampler)
+    statement = count_requested_statement(call, loaded, body, bound_scan, answer, new_plan_table.sampler)
     if holder is not None:
         answer = msgspec.structs.replace(answer, name=None)
     return msgspec.structs.replace(answer, joins=outcomes, statement=statement)
 
 
-def count_plan_table(
+def count_requested_statement(
     call: Call,
     loaded: LoadedTable,
     body: PlanTableRequest,
@@ -319,7 +319,7 @@ def _read_named_snapshot(call: Call, data: bytes) -> _NamedSnapshot:
     """Return the snapshot that a request for a fresh plan names. The other fields of the body are decoded later."""
     if FRESH_HEADER not in call.headers:
         return _NamedSnapshot()
-    return parse_now(data, _NamedSnapshot)
+    return parse_body(data, _NamedSnapshot)
 
 
 async def _read_bound_request(call: Call, data: bytes, loaded: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
@@ -327,22 +327,22 @@ async def _read_bound_request(call: Call, data: bytes, loaded: LoadedTable) -> t
     decoded_requests, entry, metadata = call.app[READ], loaded.entry, loaded.metadata
     assert entry is not None
     if len(data) > _IN_LOOP_BYTES_MAX:
-        return await read_in_turn(call, len(data), lambda: bind_request(_read(data, metadata), metadata))
+        return await read_in_turn(call, len(data), lambda: bind_request(_decode_request(data, metadata), metadata))
     key = (entry.metadata_location, data)
     read = decoded_requests.get(key)
     if read is None:
-        read = await read_in_turn(call, len(data), lambda: _read(data, metadata))
+        read = await read_in_turn(call, len(data), lambda: _decode_request(data, metadata))
         decoded_requests.put(key, read, measure_object_bytes(read) + len(data))
     return bind_request(read, metadata)
 
 
-def _read(data: bytes, metadata: TableMetadata) -> _Read:
+def _decode_request(data: bytes, metadata: TableMetadata) -> _Read:
     """Return the request and its filter.
 
     Raises:
         BadRequest: A field is invalid.
     """
-    body = parse_now(data, PlanTableRequest)
+    body = parse_body(data, PlanTableRequest)
     check_lease(body.lease_s)
     if body.max_kept_fraction is not None and not 0 <= body.max_kept_fraction <= 1:
         raise BadRequest(f"kept-max is {body.max_kept_fraction}; it must be a share from 0 to 1")
@@ -420,7 +420,7 @@ class NewPlanTable:
             shared = await plan_tables.share(entry.namespace, name, self._lease_s, self._principal_name, audience)
             if shared is not None:
                 limit = None if body.hide_partitions else body.max_kept_fraction
-                return _drop_name_above(limit, _answer(shared))
+                return _drop_name_of_large_plan(limit, _describe_plan_table(shared))
         key = (entry.namespace, name or self._question, self._lease_s, body.max_kept_fraction)
         return await self._app[MAKING].run(key, self._make)
 
@@ -452,7 +452,9 @@ class NewPlanTable:
                 return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0, misread=misread)
         max_kept_fraction = None if misleads else body.max_kept_fraction
         sizes = measure_plan(scan_plan) if is_small else await asyncio.to_thread(measure_plan, scan_plan)
-        answer = _drop_name_above(max_kept_fraction, PlanTableResponse(name, snapshot.snapshot_id, None, *sizes))
+        answer = _drop_name_of_large_plan(
+            max_kept_fraction, PlanTableResponse(name, snapshot.snapshot_id, None, *sizes)
+        )
         if answer.name is None:
             if name is not None and scan_plan.complete and is_shared:
                 app[DECLINED].put((name, max_kept_fraction), answer, _DECLINED_EACH_BYTES)
@@ -473,14 +475,16 @@ class NewPlanTable:
             refusal = "there is no room for its plan table now (plan_tables_limit, plan_tables_bytes)"
         if refusal:
             return msgspec.structs.replace(answer, name=None, misread=refusal if misleads else msgspec.UNSET)
-        plan_table = await self._store(manifests_of_plan, answer, plan_id)
+        plan_table = await self._store_plan_table(manifests_of_plan, answer, plan_id)
         usage = app[COMPONENTS].catalog.column_usage
         if plan_table.plan_snapshot_id is not None and usage.is_on:
             end_ms = find_oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
             usage.plans.put(plan_table.plan_snapshot_id, end_ms, 0)
-        return _answer(plan_table)
+        return _describe_plan_table(plan_table)
 
-    async def _store(self, manifests: KeptManifests, answer: PlanTableResponse, plan_id: str) -> StoredPlanTable:
+    async def _store_plan_table(
+        self, manifests: KeptManifests, answer: PlanTableResponse, plan_id: str
+    ) -> StoredPlanTable:
         """Write the files of the plan, and store the plan table."""
         app, entry, holder = self._app, self._entry, self._holder
         metadata, snapshot, name = self._bound_scan.metadata, self._bound_scan.snapshot, answer.name
@@ -525,7 +529,7 @@ def _find_hazards(scan_plan: ScanPlan) -> tuple[str, bool]:
 
     The reason is an empty text if DuckDB reads plan tables correctly.
     """
-    misread = misread_deletes(scan_plan.view, scan_plan.metadata)
+    misread = explain_misread_deletes(scan_plan.view, scan_plan.metadata)
     return misread, not misread and is_misleading(scan_plan.view, scan_plan.metadata)
 
 
@@ -534,11 +538,11 @@ def measure_plan(scan: ScanPlan) -> tuple[int, int, int, int | None]:
     kept_bytes = int(find_files_at(scan.view, scan.entry_ids).read_longs("file_size_in_bytes").sum())
     all_bytes = None
     if scan.view.file_count == scan.considered:
-        all_bytes = int(lookup(scan.view).read_longs("file_size_in_bytes").sum())
+        all_bytes = int(find_files_by_prefix(scan.view).read_longs("file_size_in_bytes").sum())
     return scan.files, kept_bytes, scan.considered, all_bytes
 
 
-def _answer(plan: StoredPlanTable) -> PlanTableResponse:
+def _describe_plan_table(plan: StoredPlanTable) -> PlanTableResponse:
     """Return a plan table in the form of the answer."""
     return PlanTableResponse(
         plan.name,
@@ -552,14 +556,14 @@ def _answer(plan: StoredPlanTable) -> PlanTableResponse:
     )
 
 
-def _drop_name_above(max_kept_fraction: float | None, answer: PlanTableResponse) -> PlanTableResponse:
+def _drop_name_of_large_plan(max_kept_fraction: float | None, answer: PlanTableResponse) -> PlanTableResponse:
     """Return the answer, without its name if the plan keeps more than this fraction of the files."""
     if max_kept_fraction is not None and answer.files > max_kept_fraction * answer.considered_files:
         return msgspec.structs.replace(answer, name=None, expires_at_ms=None, plan_snapshot_id=msgspec.UNSET)
     return answer
 
 
-async def _open(app: web.Application) -> None:
+async def _open_components(app: web.Application) -> None:
     settings = app[COMPONENTS].settings
     budget_bytes, limit_bytes = settings.plan_table_memory_bytes, settings.plan_manifest_limit_bytes
     app[WRITER] = PlanWriter(app[COMPONENTS].objects, budget_bytes=budget_bytes, limit_bytes=limit_bytes)
@@ -570,4 +574,4 @@ def add_components(app: web.Application) -> None:
     app[MAKING] = SingleFlight()
     app[READ] = MemoryCache(_READ_BYTES, "statements")
     app[DECLINED] = MemoryCache(_DECLINED_BYTES, "statements")
-    app.on_startup.append(_open)
+    app.on_startup.append(_open_components)

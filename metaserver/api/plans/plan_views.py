@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from seamark.formats.protocol.wire import check_name, is_plan_name, show
+from seamark.formats.protocol.wire import check_name, format_path, is_plan_name
 from seamark.formats.runtime.errors import BadRequest, NoSuchTable, NoSuchView
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.access.rights.decisions import Securable
@@ -127,7 +127,7 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     catalog = call.components.catalog
     view = await catalog.views.load(namespace, name)
     if view.entry.metadata_location != body.metadata_location:
-        raise NoSuchView(f"View has changed since it was read: {show(namespace, name)}; load it again")
+        raise NoSuchView(f"View has changed since it was read: {format_path(namespace, name)}; load it again")
     check_author(call.caller, view.metadata)
     schema = view.metadata.schema(view.metadata.current_version.schema_id)
     assert schema is not None
@@ -201,5 +201,5 @@ async def _choose_version(
     entry = await catalog.tables.load_entry(namespace, name)
     plan_snapshots = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if table.plan_snapshot_id not in {plan.id for plan in plan_snapshots}:
-        raise NoSuchTable(f"{show(namespace, name)} has no plan {table.plan_snapshot_id} for this {HEADER}")
+        raise NoSuchTable(f"{format_path(namespace, name)} has no plan {table.plan_snapshot_id} for this {HEADER}")
     return ReplacedReference(table.start, table.end, namespace, name, version=table.plan_snapshot_id)

@@ -24,9 +24,9 @@ from multidict import CIMultiDict
 from seamark.cache.memory import MemoryCache
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.packing import Longs
-from seamark.formats.protocol.wire import encode_json, is_plan_name, show
+from seamark.formats.protocol.wire import encode_json, format_path, is_plan_name
 from seamark.formats.runtime.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
-from seamark.metaserver.api.formats.pieces import Run, send
+from seamark.metaserver.api.formats.pieces import Run, send_pieces
 from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route
@@ -34,7 +34,7 @@ from seamark.metaserver.api.http.parameters.snapshots import select_schema
 from seamark.metaserver.api.http.render import DELEGATION, build_access_config
 from seamark.metaserver.api.plans.attribute_columns import resolve_attributes
 from seamark.metaserver.api.plans.column_reads import count_plan, count_read
-from seamark.metaserver.api.plans.fresh import FreshPlan, choose_snapshot, with_fresh
+from seamark.metaserver.api.plans.fresh import FreshPlan, add_fresh_snapshot, choose_fresh_plan
 from seamark.metaserver.api.plans.pending import PendingPlans
 from seamark.metaserver.api.plans.scan_requests import PlanTableScan, pin_request
 from seamark.metaserver.api.plans.statement_reads import count_plan_statement, count_statement, read_engine
@@ -47,9 +47,9 @@ from seamark.metaserver.planner.answer.content_files import ClientDialect, Parti
 from seamark.metaserver.planner.scan.attribute_columns import list_attribute_columns
 from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, find_expired_ancestor
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, count_pages, pack
+from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, count_pages, pack_request
 from seamark.metaserver.store.model import Entry, NamespacePath
-from seamark.metaserver.store.sql.changes import CommitCounter, watch
+from seamark.metaserver.store.sql.changes import CommitCounter, open_commit_counter
 
 T = TypeVar("T")
 
@@ -153,13 +153,13 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     app, namespace, name = call.app, call.namespace, call.names[0]
     # The lease of a plan table may end at any time, and most clients plan scans of plan tables themselves.
     if is_plan_name(name):
-        answer, _, _ = await _plan(call, await app[COMPONENTS].catalog.plan_tables.read(namespace, name), body)
+        answer, _, _ = await _plan_scan(call, await app[COMPONENTS].catalog.plan_tables.read(namespace, name), body)
         return answer
     entry = await app[POINTERS].load_entry(namespace, name)
     header = call.headers.get
     stream: FreshPlan | None = None
     if entry.flushed:
-        stream = await choose_snapshot(call, entry, body, _read_dialect(call))
+        stream = await choose_fresh_plan(call, entry, body, _read_dialect(call))
         assert stream.loaded.entry is not None
         entry = stream.loaded.entry
     # The key contains everything that the answer depends on besides settings; metadata files are immutable. Whether the
@@ -191,7 +191,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
         loaded = stream.loaded
     else:
         loaded = LoadedTable(entry=entry, metadata=await documents.table(entry.metadata_location))
-    answer, scan_plan, counted = await _plan(call, loaded, body, stream)
+    answer, scan_plan, counted = await _plan_scan(call, loaded, body, stream)
     if (
         scan_plan is not None
         and scan_plan.complete
@@ -207,7 +207,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     return answer
 
 
-async def _plan(
+async def _plan_scan(
     call: Call, loaded: LoadedTable, data: bytes, stream: FreshPlan | None = None
 ) -> tuple[Answer, ScanPlan | None, _CountedReads]:
     """Plan the scan that a body requests.
@@ -276,10 +276,10 @@ async def _plan(
 @Route("GET", f"{_TABLE}/plan/{{plan-id}}", "fetchPlanningResult", streams=True)
 async def fetch_planning_result(call: Call) -> Answer:
     """Return the plan that was started by an earlier request, or its state if it still runs."""
-    loaded = await _load(call)
+    loaded = await _load_table_or_plan(call)
     plan_id = call.variables["plan_id"]
     request = _open_plan_id(call, plan_id, loaded)
-    loaded = with_fresh(loaded, request)
+    loaded = add_fresh_snapshot(loaded, request)
     if not _has_not_expired(loaded.metadata, request):
         raise NoSuchPlanId(f"The plan's snapshot of {_name_of_table(call)} has expired; plan again")
     scan = _ClientScan(call, loaded, _read_dialect(call), request)
@@ -302,7 +302,7 @@ async def fetch_planning_result(call: Call) -> Answer:
 @Route("DELETE", f"{_TABLE}/plan/{{plan-id}}", "cancelPlanning")
 async def cancel_planning(call: Call) -> None:
     """Cancel a running plan of the caller."""
-    loaded = await _load(call)
+    loaded = await _load_table_or_plan(call)
     plan_id = call.variables["plan_id"]
     _open_plan_id(call, plan_id, loaded)
     call.app[PENDING].cancel(plan_id, call.principal.name)
@@ -311,11 +311,11 @@ async def cancel_planning(call: Call) -> None:
 @Route("POST", f"{_TABLE}/tasks", "fetchScanTasks", streams=True).takes(_FetchScanTasks)
 async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamResponse:
     """Return the files of a plan task."""
-    loaded = await _load(call)
+    loaded = await _load_table_or_plan(call)
     task = call.app[TOKENS].open_plan_task(body.plan_task, _get_uuid(loaded))
     if task is None:
         raise NoSuchPlanTask(f"The plan task was not issued for {_name_of_table(call)}; plan again")
-    loaded = with_fresh(loaded, task.request)
+    loaded = add_fresh_snapshot(loaded, task.request)
     if not _has_not_expired(loaded.metadata, task.request):
         raise NoSuchPlanTask(f"The plan task's snapshot of {_name_of_table(call)} has expired; plan again")
     scan = _ClientScan(call, loaded, _read_dialect(call), task.request)
@@ -327,7 +327,7 @@ async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamRespo
     return await scan.answer_task(call.request, scan_plan, task)
 
 
-async def _load(call: Call) -> LoadedTable:
+async def _load_table_or_plan(call: Call) -> LoadedTable:
     """Return the table or the plan table that the request names."""
     catalog = call.components.catalog
     return await (catalog.plan_tables.read if is_plan_name(call.name) else catalog.tables.load)(
@@ -342,7 +342,7 @@ def _get_uuid(loaded: LoadedTable) -> str:
 
 def _name_of_table(call: Call) -> str:
     """Return the full name of the table, as messages show it."""
-    return show(call.namespace, call.name)
+    return format_path(call.namespace, call.name)
 
 
 def _has_not_expired(metadata: TableMetadata, request: PinnedRequest) -> bool:
@@ -433,7 +433,7 @@ class _ClientScan:
             BadRequest: The request is invalid.
         """
         bind = partial(self._request.bind, self._metadata)
-        return await self._run_in_turn(bind) if self._request.has_long_filter else bind()
+        return await self._run_work_in_turn(bind) if self._request.has_long_filter else bind()
 
     async def plan(self) -> ScanPlan:
         """Bind the request and plan it."""
@@ -449,7 +449,7 @@ class _ClientScan:
         pending = self._app[PENDING]
         if pending.is_full(self._principal_name):
             return None
-        packed = await self._run(partial(pack, self._request))
+        packed = await self._run_work(partial(pack_request, self._request))
         plan_id = self._app[TOKENS].plan_id(packed, self._uuid)
         if len(plan_id) > PLAN_ID_CHARACTERS_MAX:
             return None
@@ -473,7 +473,7 @@ class _ClientScan:
         writer = self._make_writer(scan_plan)
         entry_ids = scan_plan.entry_ids
         if min_rows > 0:
-            entry_ids = await self._run(partial(scan_plan.find_first_with_rows, min_rows, limit))
+            entry_ids = await self._run_work(partial(scan_plan.find_first_files_with_rows, min_rows, limit))
         head, tail = b'{"status":"completed",', b"}"
         if fingerprint:
             head += b'"seamark-statement":"%b",' % fingerprint.encode()
@@ -493,15 +493,15 @@ class _ClientScan:
     ) -> web.StreamResponse:
         """Send the files of the page, or the plan tasks that cover them."""
         if self._request.has_long_filter:
-            run: Run | None = self._run_in_turn
-            plan_tasks = await self._run_in_turn(partial(self._plan_tasks, writer, page))
+            run: Run | None = self._run_work_in_turn
+            plan_tasks = await self._run_work_in_turn(partial(self._plan_tasks, writer, page))
         else:
             run, plan_tasks = None, self._plan_tasks(writer, page)
         entry_ids = page.entry_ids
         if plan_tasks:
             head += b'"plan-tasks":' + encode_json(plan_tasks) + b","
             entry_ids = entry_ids[:0]
-        return await send(http_request, _encode_pieces(head, writer, entry_ids, tail), run=run)
+        return await send_pieces(http_request, _encode_pieces(head, writer, entry_ids, tail), run=run)
 
     def _make_writer(self, scan_plan: ScanPlan) -> ScanTaskWriter:
         """Return the writer of the files of the answer."""
@@ -549,7 +549,7 @@ class _ClientScan:
         inline_limit = min(page.inline_limit, fitting)
         if files <= inline_limit:
             return []
-        packed = pack(self._request)
+        packed = pack_request(self._request)
         page_size = min(self._app[COMPONENTS].settings.plan_page_size, fitting)
         pages = count_pages(files, len(packed), inline_limit=inline_limit, page_size=page_size)
         if not pages and files > fitting:
@@ -572,11 +572,11 @@ class _ClientScan:
         assert self._entry is not None
         return self._entry.uuid
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _run_work(self, work: Callable[[], T]) -> T:
         """Run work on the request and return its result. If the filter is long, `Call.run_in_turn` runs the work."""
-        return await self._run_in_turn(work) if self._request.has_long_filter else work()
+        return await self._run_work_in_turn(work) if self._request.has_long_filter else work()
 
-    async def _run_in_turn(self, work: Callable[[], T]) -> T:
+    async def _run_work_in_turn(self, work: Callable[[], T]) -> T:
         return await self._app[COMPONENTS].worker_limits.parsing.run(self._principal_name, work)
 
 
@@ -615,9 +615,11 @@ def _encode_pieces(head: bytes, writer: ScanTaskWriter, entry_ids: Longs, tail: 
     yield b"]" + tail
 
 
-async def _open(app: web.Application) -> AsyncIterator[None]:
+async def _open_planning_components(app: web.Application) -> AsyncIterator[None]:
     """Create the components of planning, and close them when the server stops."""
-    app[POINTERS] = PointerCache(app[COMPONENTS].catalog.tables, watch(app[COMPONENTS].settings.make_database_url()))
+    app[POINTERS] = PointerCache(
+        app[COMPONENTS].catalog.tables, open_commit_counter(app[COMPONENTS].settings.make_database_url())
+    )
     app[TOKENS] = Tokens(app[COMPONENTS].keyring)
     try:
         yield
@@ -630,5 +632,5 @@ def add_components(app: web.Application) -> None:
     budget_bytes = app[COMPONENTS].settings.plan_answers_bytes
     app[PARTITION_TEXTS] = PartitionTextCache(int(budget_bytes * _TEXTS_SHARE))
     app[ANSWERS] = MemoryCache(int(budget_bytes * _ANSWERS_SHARE), "answers")
-    app.cleanup_ctx.append(_open)
+    app.cleanup_ctx.append(_open_planning_components)
     app.on_cleanup.append(app[PENDING].close)

@@ -46,7 +46,7 @@ from seamark.metaserver.history.shapes import (
     list_conjuncts,
     select_shape_columns,
 )
-from seamark.metaserver.planner.lookup.lookup import RequestedColumn, find_files_at, lookup
+from seamark.metaserver.planner.lookup.lookup import RequestedColumn, find_files_at, find_files_by_prefix
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
@@ -206,7 +206,7 @@ def _find_ids(names: Iterable[str], by_name: Mapping[str, int]) -> tuple[int, ..
     return select_shape_columns(by_name[name] for name in names if name in by_name)
 
 
-def read_of_scan_report(
+def read_reported_statement(
     uuid: str, metadata: TableMetadata, report: Mapping[str, Any], *, is_planned: bool
 ) -> StatementRead | None:
     """Return the statement that a scan report describes (`ScanReport` of the Iceberg REST specification).
@@ -331,7 +331,7 @@ def make_sampler(
         bytes_left = int(find_files_at(view, entry_ids).read_longs("file_size_in_bytes").sum())
         bytes_in = -1 if snapshot is None else _read_total(snapshot, _TOTAL_BYTES)
         if bytes_in < bytes_left:  # Some writers state no total.
-            bytes_in = int(lookup(view).read_longs("file_size_in_bytes").sum()) if is_whole else -1
+            bytes_in = int(find_files_by_prefix(view).read_longs("file_size_in_bytes").sum()) if is_whole else -1
         return StatementSample(filter_sample, bytes_in, bytes_left)
 
     return sample
@@ -350,14 +350,14 @@ def _sample_filter(bound: Expression, view: TableView | None, literals: str, key
 def find_limits(view: TableView, bound: Expression) -> dict[int, tuple[float, float]]:
     """Return the smallest and the largest bound of each numeric column that a filter compares, by column id."""
     limits: dict[int, tuple[float, float]] = {}
-    files = lookup(view)
+    files = find_files_by_prefix(view)
     for part in list_column_conjuncts(bound):
-        if part.column_id not in limits and (column_limits := _find_limits(files, part)) is not None:
+        if part.column_id not in limits and (column_limits := _find_column_limits(files, part)) is not None:
             limits[part.column_id] = column_limits
     return limits
 
 
-def _find_limits(files: Any, part: Bound) -> tuple[float, float] | None:
+def _find_column_limits(files: Any, part: Bound) -> tuple[float, float] | None:
     """Return the smallest and the largest bound of one column, or None if they are unknown."""
     stats = files.find_statistics(RequestedColumn(part.column_id, part.kind))
     if stats.form not in (Form.INTEGERS, Form.FLOATS):

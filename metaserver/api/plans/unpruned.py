@@ -78,9 +78,9 @@ def _select_outermost(
     at = 0
     for join in joins:
         yield join, outcomes[at]
-        at += _count(join)
+        at += _count_outcomes(join)
 
 
-def _count(join: JoinSpec) -> int:
+def _count_outcomes(join: JoinSpec) -> int:
     """Return the number of outcomes of a join and its nested joins."""
-    return 1 + sum(map(_count, join.joins))
+    return 1 + sum(map(_count_outcomes, join.joins))

@@ -266,20 +266,24 @@ class _EventPage:
         if instant.action != "rename":
             if not sees_source:
                 return None
-            operation: dict[str, Any] = {"operation-type": operation_type, "identifier": _identify(source)}
+            operation: dict[str, Any] = {"operation-type": operation_type, "identifier": _describe_object(source)}
             if operation_type == "drop-table":
                 operation["purge"] = bool(instant.summary.get("purge", False))
             return {**operation, f"{kind}-uuid": instant.uuid}
         target = _find_target(instant)
         sees_target = target is not None and self._rights[target]
         if sees_source and sees_target and target is not None:
-            ends = {"source": _identify(source), "destination": _identify(target)}
+            ends = {"source": _describe_object(source), "destination": _describe_object(target)}
             return {"operation-type": f"rename-{kind}", **ends, f"{kind}-uuid": instant.uuid}
         if sees_source:
-            return {"operation-type": f"drop-{kind}", "identifier": _identify(source), f"{kind}-uuid": instant.uuid}
+            return {
+                "operation-type": f"drop-{kind}",
+                "identifier": _describe_object(source),
+                f"{kind}-uuid": instant.uuid,
+            }
         if sees_target and target is not None:
             added = "register-table" if kind == "table" else "create-view"
-            return {"operation-type": added, "identifier": _identify(target), f"{kind}-uuid": instant.uuid}
+            return {"operation-type": added, "identifier": _describe_object(target), f"{kind}-uuid": instant.uuid}
         return None
 
     def _is_selected(self, position: _Position, instant: Instant, operation: Mapping[str, Any]) -> bool:
@@ -347,10 +351,10 @@ class _EventPage:
         documents = self._call.components.catalog.documents
         if kind is EntryKind.TABLE:
             table = await documents.peek(location)
-            size_bytes, document = await asyncio.to_thread(lambda: _decode(encode_table(table)))
+            size_bytes, document = await asyncio.to_thread(lambda: _decode_document(encode_table(table)))
         else:
             view = await documents.peek_view(location)
-            size_bytes, document = await asyncio.to_thread(lambda: _decode(encode_view(view)))
+            size_bytes, document = await asyncio.to_thread(lambda: _decode_document(encode_view(view)))
         self._document_bytes += size_bytes
         self._latest = (location, document)
         return document
@@ -368,7 +372,7 @@ class _EventPage:
             instant_filter = msgspec.structs.replace(instant_filter, since=earlier[-1].position)
 
 
-def _decode(document: bytes) -> tuple[int, dict[str, Any]]:
+def _decode_document(document: bytes) -> tuple[int, dict[str, Any]]:
     """Return the size of a document and its decoded JSON."""
     return len(document), msgspec.json.decode(document)
 
@@ -414,6 +418,6 @@ def _find_time_ms(instant: Instant) -> int:
     return instant.requested_ms if instant.completed_ms is None else instant.completed_ms
 
 
-def _identify(securable: Securable) -> dict[str, Any]:
+def _describe_object(securable: Securable) -> dict[str, Any]:
     """Return the JSON that names an object."""
     return {"namespace": list(securable.namespace), "name": securable.name}

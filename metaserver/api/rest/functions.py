@@ -29,7 +29,7 @@ async def list_functions(call: Call) -> dict[str, Any]:
 @Route("GET", f"{_FUNCTIONS}/{{function}}", "loadFunction")
 async def load_function(call: Call) -> web.Response:
     """Return the metadata of a function."""
-    return _answer(await call.components.catalog.functions.load(call.namespace, call.name))
+    return _answer_with_function(await call.components.catalog.functions.load(call.namespace, call.name))
 
 
 @Route(
@@ -54,7 +54,9 @@ async def load_function(call: Call) -> web.Response:
 ).takes(dict[str, Any])
 async def put_function(call: Call, document: dict[str, Any]) -> web.Response:
     """Create a function, or replace it by a new version."""
-    return _answer(await call.components.catalog.functions.put(call.caller, call.namespace, call.name, document))
+    return _answer_with_function(
+        await call.components.catalog.functions.put(call.caller, call.namespace, call.name, document)
+    )
 
 
 @Route(
@@ -70,7 +72,7 @@ async def drop_function(call: Call) -> None:
     await call.components.catalog.functions.drop(call.caller, call.namespace, call.name)
 
 
-def _answer(loaded: LoadedFunction) -> web.Response:
+def _answer_with_function(loaded: LoadedFunction) -> web.Response:
     """Return the response with a function."""
     location = encode_json(loaded.entry.metadata_location)
     body = b'{"metadata":' + loaded.document + b',"metadata-location":' + location + b"}"

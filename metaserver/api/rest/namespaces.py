@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from seamark.formats.protocol.wire import check_namespace, parse_namespace, show
+from seamark.formats.protocol.wire import check_namespace, format_path, parse_namespace
 from seamark.formats.runtime.errors import NoSuchNamespace
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.dispatch import Call, Check, Route, make_json_answer
@@ -54,14 +54,14 @@ async def create_namespace(call: Call, body: _CreateNamespace) -> web.Response:
     return await run_idempotent(
         call,
         lambda caller: namespaces.create(caller, path, body.properties or {}),
-        lambda namespace: make_json_answer(_describe(namespace)),
+        lambda namespace: make_json_answer(_describe_namespace(namespace)),
     )
 
 
 @Route("GET", _NAMESPACE, "loadNamespaceMetadata")
 async def load_namespace_metadata(call: Call) -> dict[str, Any]:
     """Return a namespace and its properties."""
-    return _describe(await call.components.catalog.namespaces.get(call.namespace))
+    return _describe_namespace(await call.components.catalog.namespaces.get(call.namespace))
 
 
 @Route("HEAD", _NAMESPACE, "namespaceExists")
@@ -72,7 +72,7 @@ async def namespace_exists(call: Call) -> None:
         NoSuchNamespace: The namespace does not exist.
     """
     if not await call.components.catalog.namespaces.exists(call.namespace):
-        raise NoSuchNamespace(f"Namespace does not exist: {show(call.namespace)}")
+        raise NoSuchNamespace(f"Namespace does not exist: {format_path(call.namespace)}")
 
 
 @Route("DELETE", _NAMESPACE, "dropNamespace", is_idempotent=True)
@@ -94,6 +94,6 @@ async def update_properties(call: Call, body: _UpdateProperties) -> web.Response
     )
 
 
-def _describe(namespace: Namespace) -> dict[str, Any]:
+def _describe_namespace(namespace: Namespace) -> dict[str, Any]:
     """Return a namespace in the form of the answer."""
     return {"namespace": namespace.path, "properties": namespace.properties}

@@ -28,16 +28,16 @@ class _Rename(msgspec.Struct):
 @Route("POST", "/v1/{prefix}/tables/rename", "renameTable", check=Check.SOMEWHERE, is_idempotent=True).takes(_Rename)
 async def rename_table(call: Call, body: _Rename) -> web.Response:
     """Rename a table."""
-    return await _rename(call, body, call.components.catalog.tables, TABLE)
+    return await _rename_entry(call, body, call.components.catalog.tables, TABLE)
 
 
 @Route("POST", "/v1/{prefix}/views/rename", "renameView", check=Check.SOMEWHERE, is_idempotent=True).takes(_Rename)
 async def rename_view(call: Call, body: _Rename) -> web.Response:
     """Rename a view."""
-    return await _rename(call, body, call.components.catalog.views, VIEW)
+    return await _rename_entry(call, body, call.components.catalog.views, VIEW)
 
 
-async def _rename(call: Call, body: _Rename, entries: Tables | Views, kind: str) -> web.Response:
+async def _rename_entry(call: Call, body: _Rename, entries: Tables | Views, kind: str) -> web.Response:
     """Rename a table or a view, whose kind is `kind`."""
     for end_name, end in (("source", body.source), ("destination", body.destination)):
         check_namespace(end.namespace)

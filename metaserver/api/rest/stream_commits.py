@@ -18,7 +18,7 @@ import structlog
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot
 from seamark.formats.iceberg.metadata.updates import apply_updates, read_updates
-from seamark.formats.protocol.wire import FRESH_HEADER, show
+from seamark.formats.protocol.wire import FRESH_HEADER, format_path
 from seamark.formats.runtime.errors import (
     BadRequest,
     CommitConflict,
@@ -89,8 +89,10 @@ async def prepare_stream_table(
             with suppress(LogElsewhere):
                 await call.components.streams.flush(entry.uuid)
             raise BadRequest(
-                f"{show(namespace, name)} is a stream table, and the statement has read rows that waited for a flush. "
-                "In this case, only appends can be committed through this catalog. The rows are flushed now: run the "
+                f"{format_path(namespace, name)} is a stream table, and the statement has read rows that waited for a "
+                f"flush. "
+                "In this case, only appends can be committed through this catalog. The rows are flushed now: "
+                f"run the "
                 f"statement again, or run it through a catalog without the header {FRESH_HEADER}"
             )
         if fresh is None and _read_operation(snapshot) in ("delete", "overwrite"):
@@ -118,7 +120,8 @@ async def check_not_based_on_fresh(
     for snapshot in snapshots:
         if isinstance(snapshot, dict) and await _find_fresh_parent(call, entry, metadata, snapshot) is not None:
             raise BadRequest(
-                f"{show(namespace, name)} is a stream table, and the transaction has read rows that waited for a "
+                f"{format_path(namespace, name)} is a stream table, and the transaction has read rows that waited for "
+                f"a "
                 f"flush; commit it through a catalog without the header {FRESH_HEADER}"
             )
 

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from seamark.cache.single_flight import SingleFlight
-from seamark.formats.protocol.wire import AFTER_HEADER, is_plan_name, show
+from seamark.formats.protocol.wire import AFTER_HEADER, format_path, is_plan_name
 from seamark.formats.runtime.errors import NoSuchTable, TooLarge
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import BodySize
@@ -24,14 +24,14 @@ from seamark.metaserver.api.http.render import (
     answer_not_modified,
     answer_unregistered,
     build_access_config,
-    commit_answer,
     compute_table_etag,
+    make_commit_answer,
+    make_plan_answer,
     make_table_answer,
-    plan_answer,
     read_snapshot_mode,
 )
-from seamark.metaserver.api.plans.column_reads import count_read, find_column_usage, read_of_report
-from seamark.metaserver.api.plans.statement_reads import count_statement, find_history, read_of_scan_report
+from seamark.metaserver.api.plans.column_reads import count_read, find_column_usage, read_scan_report
+from seamark.metaserver.api.plans.statement_reads import count_statement, find_history, read_reported_statement
 from seamark.metaserver.api.rest.stream_commits import check_named_tables, prepare_stream_table
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.documents import SnapshotMode
@@ -42,7 +42,7 @@ from seamark.metaserver.store.model import TABLE, NamespacePath
 
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"
-_REPORT_IN_LOOP_MAX_BYTES = 8 << 10
+_IN_LOOP_REPORT_BYTES_MAX = 8 << 10
 """The maximum length of a scan report that is analysed in the event loop.
 
 A longer report is analysed in a thread, because its filter may have thousands of values.
@@ -133,7 +133,7 @@ async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
     )
     if unchanged is not None:
         return unchanged
-    return await plan_answer(call, await plans.load(call.namespace, call.name), mode)
+    return await make_plan_answer(call, await plans.load(call.namespace, call.name), mode)
 
 
 @Route("POST", _TABLE, "updateTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CommitTable)
@@ -146,7 +146,7 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
     return await run_idempotent(
         call,
         lambda caller: commits.commit_table(caller, namespace, name, body.requirements, body.updates, fresh=fresh),
-        lambda loaded: commit_answer(call, loaded, namespace, name),
+        lambda loaded: make_commit_answer(call, loaded, namespace, name),
         replayed=LoadedTable,
         recover=lambda: commits.load_committed(namespace, name, body.requirements),
     )
@@ -183,7 +183,7 @@ async def table_exists(call: Call) -> None:
     if is_plan_name(call.name):
         await call.components.catalog.plan_tables.find(call.namespace, call.name)
     elif not await call.components.catalog.tables.exists(call.namespace, call.name):
-        raise NoSuchTable(f"Table does not exist: {show(call.namespace, call.name)}")
+        raise NoSuchTable(f"Table does not exist: {format_path(call.namespace, call.name)}")
 
 
 @Route("POST", f"{_NAMESPACE}/register", "registerTable", is_idempotent=True).takes(_RegisterTable)
@@ -253,14 +253,14 @@ async def report_metrics(call: Call, data: bytes) -> None:
     def read() -> tuple[ColumnRead | None, StatementRead | None]:
         now_ms = call.components.clock.now_ms()
         columns = (
-            None if find_column_usage(call) is None else read_of_report(entry.uuid, metadata, report, planned, now_ms)
+            None if find_column_usage(call) is None else read_scan_report(entry.uuid, metadata, report, planned, now_ms)
         )
         statement = None
         if find_history(call) is not None:
-            statement = read_of_scan_report(entry.uuid, metadata, report, is_planned=planned[0])
+            statement = read_reported_statement(entry.uuid, metadata, report, is_planned=planned[0])
         return columns, statement
 
-    columns, statement = read() if len(data) <= _REPORT_IN_LOOP_MAX_BYTES else await call.run_in_turn(read)
+    columns, statement = read() if len(data) <= _IN_LOOP_REPORT_BYTES_MAX else await call.run_in_turn(read)
     count_read(call, columns)
     count_statement(call, statement)
 

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from seamark.formats.protocol.wire import is_plan_name, show
+from seamark.formats.protocol.wire import format_path, is_plan_name
 from seamark.formats.runtime.errors import NoSuchView
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.api.http.parameters.requests import read_page_query
-from seamark.metaserver.api.http.render import view_answer
+from seamark.metaserver.api.http.render import make_view_answer
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView
 from seamark.metaserver.store.model import VIEW
 
@@ -57,8 +57,8 @@ async def load_view(call: Call) -> web.Response:
     """Return a view with its metadata."""
     catalog = call.components.catalog
     if is_plan_name(call.name):
-        return view_answer(call, await catalog.plan_views.load(call.namespace, call.name, call.audience))
-    return view_answer(call, await catalog.views.load(call.namespace, call.name))
+        return make_view_answer(call, await catalog.plan_views.load(call.namespace, call.name, call.audience))
+    return make_view_answer(call, await catalog.views.load(call.namespace, call.name))
 
 
 @Route("POST", _VIEW, "replaceView", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_ReplaceView)
@@ -88,7 +88,7 @@ async def view_exists(call: Call) -> None:
     if is_plan_name(call.name):
         await call.components.catalog.plan_views.load(call.namespace, call.name, call.audience)
     elif not await call.components.catalog.views.exists(call.namespace, call.name):
-        raise NoSuchView(f"View does not exist: {show(call.namespace, call.name)}")
+        raise NoSuchView(f"View does not exist: {format_path(call.namespace, call.name)}")
 
 
 @Route("POST", f"{_NAMESPACE}/register-view", "registerView", is_idempotent=True).takes(_RegisterView)
@@ -102,4 +102,4 @@ async def register_view(call: Call, body: _RegisterView) -> web.Response:
 
 
 async def _run_once(call: Call, work: Callable[[Caller], Awaitable[LoadedView]]) -> web.Response:
-    return await run_idempotent(call, work, lambda loaded: view_answer(call, loaded), replayed=LoadedView)
+    return await run_idempotent(call, work, lambda loaded: make_view_answer(call, loaded), replayed=LoadedView)

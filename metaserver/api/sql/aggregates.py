@@ -21,7 +21,7 @@ from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import MEASURES_MAX, ColumnOperand, Measure, format_operand, parse_measure
-from seamark.formats.index.keys.terms import Term, resolve
+from seamark.formats.index.keys.terms import Term, resolve_term
 from seamark.formats.index.kinds.cube import CUBE
 from seamark.formats.protocol.wire import check_name, check_namespace
 from seamark.formats.runtime.errors import BadRequest
@@ -160,7 +160,7 @@ async def _answer_from_cube(call: Call, body: AggregateRequest, loaded: LoadedTa
             floats=body.cubes == ON,
         )
         chosen_id = snapshot_id if parsed.snapshot_id is None else parsed.snapshot_id
-        answer = await answers.compute(call, loaded, query, chosen_id, key, kind)
+        answer = await answers.compute_answer(call, loaded, query, chosen_id, key, kind)
     return None if answer is None else answers.respond(call, entry, answer, kind)
 
 
@@ -194,7 +194,7 @@ class _ParsedRequest:
             )
         snapshot_id = _find_version(body, metadata)
         schema = _find_schema_of_version(metadata, snapshot_id)
-        terms = tuple(_check_term(resolve(text, schema, metadata.schemas)) for text in body.dimensions)
+        terms = tuple(_check_term(resolve_term(text, schema, metadata.schemas)) for text in body.dimensions)
         measures = tuple(parse_measure(text, schema, metadata.schemas) for text in body.measures)
         names = (*body.dimensions, *body.measures)
         if len(set(names)) < len(names):
@@ -219,8 +219,11 @@ def write_query(body: AggregateRequest, metadata: TableMetadata) -> str:
     columns = {field.id: field.name for field in parsed.schema.fields}
     values = [_write_term(term, columns) for term in parsed.terms]
     values += [_write_measure(measure, columns) for measure in parsed.measures]
-    outputs = (f"{value} AS {_quote(name)}" for value, name in zip(values, parsed.names, strict=True))
-    lines = [f"SELECT {', '.join(outputs)}", f"FROM {_quote('.'.join(body.namespace))}.{_quote(body.table)}"]
+    outputs = (f"{value} AS {_quote_identifier(name)}" for value, name in zip(values, parsed.names, strict=True))
+    lines = [
+        f"SELECT {', '.join(outputs)}",
+        f"FROM {_quote_identifier('.'.join(body.namespace))}.{_quote_identifier(body.table)}",
+    ]
     if parsed.snapshot_id is not None:
         lines.append(f"FOR VERSION AS OF {parsed.snapshot_id}")
     if body.where is not None:
@@ -291,7 +294,7 @@ def _write_column(column_id: int, name: str, columns: Mapping[int, str]) -> str:
     """
     if column_id not in columns:
         raise BadRequest(f"{name[:200]} is a field of a struct or a dropped column; name a column of the table")
-    return _quote(columns[column_id])
+    return _quote_identifier(columns[column_id])
 
 
 def _write_order(key: OrderKey, names: tuple[str, ...]) -> str:
@@ -299,7 +302,7 @@ def _write_order(key: OrderKey, names: tuple[str, ...]) -> str:
     return f"{names.index(key.by) + 1}{' DESC' if key.descending else ''}"
 
 
-def _quote(name: str) -> str:
+def _quote_identifier(name: str) -> str:
     """Return a name as an identifier of SQL."""
     return '"' + name.replace('"', '""') + '"'
 

@@ -41,7 +41,7 @@ from seamark.metaserver.planner.cubes.aggregation import (
     GroupQuery,
     NotFromGroups,
     aggregate_groups,
-    find_answer,
+    find_cube_answer,
     reduce_groups,
 )
 from seamark.metaserver.planner.cubes.file_tree import Ids
@@ -64,7 +64,7 @@ _IN_LOOP_VALUES, _IN_LOOP_BYTES = 5_000, 1 << 20
 
 A value takes some microseconds, because averages and JSON are computed in Python.
 """
-_SHARE_OF_ANSWERS, _SHARE_OF_GROUPS = 8, 4
+_ANSWERS_BYTES_DIVISOR, _GROUPS_BYTES_DIVISOR = 8, 4
 """The divisors of the memory for cubes, for answers and for groups by the dimensions of requests."""
 _SNAPSHOTS_BYTES = 32 << 20
 _CUBES_BYTES, _CUBE_BYTES = 8 << 20, 8 << 10
@@ -113,10 +113,10 @@ class CubeAnswers:
         self._wait_s = settings.sql_queue_s
         self._rows_limit, self._bytes_limit = settings.sql_rows_limit, settings.sql_bytes_limit
         self._answers: MemoryCache[tuple[object, ...], _EncodedAnswer] = MemoryCache(
-            memory_bytes // _SHARE_OF_ANSWERS, "cube-answers"
+            memory_bytes // _ANSWERS_BYTES_DIVISOR, "cube-answers"
         )
         self._groups: MemoryCache[tuple[object, ...], pa.Table] = MemoryCache(
-            memory_bytes // _SHARE_OF_GROUPS, "cube-answers"
+            memory_bytes // _GROUPS_BYTES_DIVISOR, "cube-answers"
         )
         self._cubes: MemoryCache[str, tuple[IndexDefinition, ...]] = MemoryCache(_CUBES_BYTES, "cube-answers")
         self._snapshots: MemoryCache[tuple[str, ...], _SnapshotFiles] = MemoryCache(_SNAPSHOTS_BYTES, "cube-answers")
@@ -156,7 +156,7 @@ class CubeAnswers:
         content_type = ARROW_STREAM if kind == "arrow" else "application/json"
         return web.Response(body=body, content_type=content_type, headers=headers)
 
-    async def compute(
+    async def compute_answer(
         self, call: Call, loaded: LoadedTable, query: GroupQuery, snapshot_id: int, key: bytes, kind: Format
     ) -> _EncodedAnswer | None:
         """Compute the answer to a request from a cube, and keep it in memory.
@@ -185,7 +185,7 @@ class CubeAnswers:
         principal = call.principal.name
         async with self._slots.hold_slot(None if principal == ANONYMOUS.name else principal, self._wait_s):
             try:
-                encoded = await self._compute(call, loaded, query, snapshot_id, cubes, kind)
+                encoded = await self._compute_from_cubes(call, loaded, query, snapshot_id, cubes, kind)
             except (NotFromGroups, SegmentTooLarge):
                 return None
         if encoded is not None and len(encoded.body) <= _ANSWER_BYTES_MAX:
@@ -203,7 +203,7 @@ class CubeAnswers:
             self._cubes.put(entry.metadata_location, cubes, _CUBE_BYTES * (1 + len(cubes)))
         return cubes
 
-    async def _compute(
+    async def _compute_from_cubes(
         self,
         call: Call,
         loaded: LoadedTable,
@@ -223,7 +223,7 @@ class CubeAnswers:
         condition = await read_in_turn(call, characters, query.parse_condition)
         for cube in cubes:
             try:
-                answer = find_answer(query, condition, cube)
+                answer = find_cube_answer(query, condition, cube)
             except NotFromGroups:
                 continue
             files = await self._list_files(call.components, loaded, snapshot_id)

@@ -54,13 +54,13 @@ class FairSlots:
             TooManyRequests: The running and waiting statements of the holder use its whole share.
             RetryLater: No slot became free within `wait_s`, or too many statements wait.
         """
-        await self._take(holder, wait_s)
+        await self._take_slot(holder, wait_s)
         try:
             yield
         finally:
-            self._release(holder)
+            self._release_slot(holder)
 
-    async def _take(self, holder: str | None, wait_s: float) -> None:
+    async def _take_slot(self, holder: str | None, wait_s: float) -> None:
         """Take a slot, or wait for one.
 
         Raises:
@@ -75,7 +75,7 @@ class FairSlots:
                     "wait for an answer before you send another statement"
                 )
         if self._may_start(holder):
-            self._grant(holder)
+            self._grant_slot(holder)
             return
         if len(self._waiting) >= _WAITING_PER_SLOT * self.limit:
             raise self._refuse_at_limit()
@@ -88,7 +88,7 @@ class FairSlots:
             if entry in self._waiting:
                 self._waiting.remove(entry)
             elif entry.granted.done() and not entry.granted.cancelled():  # The client has left.
-                self._release(holder)
+                self._release_slot(holder)
             if isinstance(error, TimeoutError):
                 raise self._refuse_at_limit() from None
             raise
@@ -103,13 +103,13 @@ class FairSlots:
             return self.taken < self.limit
         return self.taken < self.limit - self._kept_free
 
-    def _grant(self, holder: str | None) -> None:
+    def _grant_slot(self, holder: str | None) -> None:
         """Give a slot to the holder."""
         self.taken += 1
         if holder is not None:
             self._held[holder] += 1
 
-    def _release(self, holder: str | None) -> None:
+    def _release_slot(self, holder: str | None) -> None:
         """Release a slot of the holder, and give it to the next waiting statement."""
         self.taken -= 1
         if holder is not None:
@@ -120,7 +120,7 @@ class FairSlots:
             entry = min(ready, key=lambda each: 0 if each.holder is None else self._held[each.holder])
             self._waiting.remove(entry)
             if not entry.granted.done():
-                self._grant(entry.holder)
+                self._grant_slot(entry.holder)
                 entry.granted.set_result(None)
 
     def check_invariants(self) -> None:

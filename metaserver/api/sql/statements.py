@@ -180,7 +180,7 @@ async def answer_statement(call: Call, body: StatementBody) -> Answer:
     """
     check_statements_run(call)
     running = call.app[RUNNING]
-    request = _request(call, body)
+    request = _build_request(call, body)
     async with running.hold_slot(call.principal.name, request.id) as cancelled:
         worker = await running.workers.start()
         # The token is issued last, so that its lifetime begins after the wait for a slot and the start of a process.
@@ -264,7 +264,7 @@ def _issue_token(call: Call) -> str | None:
     return authenticator.statement_tokens.issue(call.principal, call.components.settings.sql_time_s + _TOKEN_SPARE_S)
 
 
-def _request(call: Call, body: StatementBody) -> StatementRequest:
+def _build_request(call: Call, body: StatementBody) -> StatementRequest:
     """Return the request for the worker, without a token.
 
     Raises:

@@ -9,7 +9,7 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import CommitConflict, RetryLater
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.dispatch import Call
@@ -79,7 +79,7 @@ async def add_columns(
         if loaded.entry is None or loaded.entry.uuid != target.uuid:
             raise RetryLater("The table was replaced by another table during the request; send the rows again")
         metadata = loaded.metadata
-        check_stream_table(metadata, show(namespace, name))
+        check_stream_table(metadata, format_path(namespace, name))
         target = target._replace(loaded=LoadedTable(loaded.entry, metadata))
     raise RetryLater("Other commits changed the table while columns were added; send the rows again")
 

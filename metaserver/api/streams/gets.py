@@ -96,14 +96,16 @@ async def get_rows(call: Call, body: GetRows) -> Answer:
         loaded = (await load_fresh(call, entry, metadata)).loaded
     else:
         check_required_rows(call.headers, entry, {})
-    answer = await _get(call, loaded, keys, [field.name for field in fields])
+    answer = await _get_keyed_rows(call, loaded, keys, [field.name for field in fields])
     encode = partial(_encode_arrow if has_arrow else _encode_json, answer, fields)
     data = encode() if answer.rows.num_rows <= _QUICK_ROWS else await call.run_in_turn(encode)
     content_type = ARROW_STREAM if has_arrow else "application/json"
     return web.Response(body=data, content_type=content_type, headers={"Vary": "Accept"})
 
 
-async def _get(call: Call, loaded: LoadedTable, keys: pa.RecordBatch | None, columns: Sequence[str]) -> KeyedRowsAnswer:
+async def _get_keyed_rows(
+    call: Call, loaded: LoadedTable, keys: pa.RecordBatch | None, columns: Sequence[str]
+) -> KeyedRowsAnswer:
     """Return the rows with the keys from the log and the files of the table."""
     if keys is None:
         return KeyedRowsAnswer(pa.table({name: pa.nulls(0) for name in columns}), [])

@@ -14,7 +14,7 @@ from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.parameters.paging import PAGING
-from seamark.metaserver.api.streams.rows import ShardStatus, StreamStatus, report_flushes, to_status
+from seamark.metaserver.api.streams.rows import ShardStatus, StreamStatus, make_stream_status, report_flushes
 from seamark.metaserver.store.model import TABLE, Entry, EntryKind
 from seamark.metaserver.store.port import FOUND_TABLES_MAX
 from seamark.metaserver.streams.pauses import read_pause
@@ -67,12 +67,12 @@ async def list_streams(call: Call) -> StreamList:
             entry = next(names)
             if len(page) == page_limit:
                 return StreamList(page, last_uuid)
-            page.append(await _describe(call, entry, durable[uuid]))
+            page.append(await _describe_stream(call, entry, durable[uuid]))
             last_uuid = uuid
     return StreamList(page, None)
 
 
-async def _describe(call: Call, entry: Entry, durable: Mapping[int, int]) -> ListedStream:
+async def _describe_stream(call: Call, entry: Entry, durable: Mapping[int, int]) -> ListedStream:
     """Return the state of a listed stream table.
 
     Args:
@@ -87,7 +87,7 @@ async def _describe(call: Call, entry: Entry, durable: Mapping[int, int]) -> Lis
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     streams = call.components.streams
     flushes = await report_flushes(call, entry)
-    status = to_status(shards, streams.tables.get(entry.uuid), read_pause(metadata), flushes)
+    status = make_stream_status(shards, streams.tables.get(entry.uuid), read_pause(metadata), flushes)
     return ListedStream(**msgspec.structs.asdict(status), namespace=list(entry.namespace), table=entry.name)
 
 

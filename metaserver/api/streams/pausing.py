@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.protocol.wire import check_changeable, show
+from seamark.formats.protocol.wire import check_changeable, format_path
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -66,7 +66,7 @@ _ANSWERS = (
 ).takes(PauseStream)
 async def pause_stream(call: Call, body: PauseStream) -> PausedStream:
     """Pause a stream table."""
-    return PausedStream(read_pause((await _pause(call, body)).metadata))
+    return PausedStream(read_pause((await _pause_table(call, body)).metadata))
 
 
 @Route(
@@ -83,7 +83,7 @@ async def resume_stream(call: Call) -> PausedStream:
     def compute_update(metadata: TableMetadata) -> dict[str, Any] | None:
         return {"action": "remove-properties", "removals": [PAUSED]} if PAUSED in metadata.properties else None
 
-    loaded = await _update(call, compute_update)
+    loaded = await _commit_until_settled(call, compute_update)
     assert loaded.entry is not None
     call.components.streams.pauses.forget(loaded.entry.uuid)
     return PausedStream(read_pause(loaded.metadata))
@@ -104,13 +104,13 @@ async def resume_stream(call: Call) -> PausedStream:
 ).takes(PauseStream)
 async def drain_stream(call: Call, body: PauseStream) -> DrainedStream:
     """Pause a stream table and flush its rows."""
-    loaded = await _pause(call, body)
+    loaded = await _pause_table(call, body)
     assert loaded.entry is not None
     rows = await call.components.streams.drain(loaded.entry.uuid) if loaded.entry.flushed else 0
     return DrainedStream(read_pause(loaded.metadata), rows)
 
 
-async def _pause(call: Call, body: PauseStream) -> LoadedTable:
+async def _pause_table(call: Call, body: PauseStream) -> LoadedTable:
     """Pause the table, and return it."""
     reason = body.reason or _NO_REASON
     if len(reason) > REASON_CHARACTERS_MAX:
@@ -121,13 +121,15 @@ async def _pause(call: Call, body: PauseStream) -> LoadedTable:
             return None
         return {"action": "set-properties", "updates": {PAUSED: reason}}
 
-    loaded = await _update(call, compute_update)
+    loaded = await _commit_until_settled(call, compute_update)
     assert loaded.entry is not None
     call.components.streams.pauses.record(loaded.entry.uuid, loaded.metadata)
     return loaded
 
 
-async def _update(call: Call, compute_update: Callable[[TableMetadata], dict[str, Any] | None]) -> LoadedTable:
+async def _commit_until_settled(
+    call: Call, compute_update: Callable[[TableMetadata], dict[str, Any] | None]
+) -> LoadedTable:
     """Commit the update that `compute_update` returns until the table needs no update, and return the table.
 
     Raises:
@@ -135,7 +137,7 @@ async def _update(call: Call, compute_update: Callable[[TableMetadata], dict[str
         CommitConflict: All attempts conflicted with other commits.
     """
     check_changeable(call.name)
-    subject = show(call.namespace, call.name)
+    subject = format_path(call.namespace, call.name)
 
     def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
         check_stream_table(metadata, subject)

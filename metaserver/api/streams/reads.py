@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 from aiohttp import web
 
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import BadRequest, OffsetOutOfRange
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
@@ -93,7 +93,7 @@ class StreamPosition(msgspec.Struct, frozen=True, rename="kebab"):
 )
 async def load_stream_position(call: Call) -> StreamPosition:
     """Return the position at which a continuous read begins."""
-    entry, table, log = await _load(call)
+    entry, table, log = await _load_readable_table(call)
     at = call.query.get("at", "earliest")
     if at == "earliest":
         position = find_earliest_position(entry.uuid, table)
@@ -101,12 +101,12 @@ async def load_stream_position(call: Call) -> StreamPosition:
         position = find_latest_position(entry.uuid, table)
     elif at.startswith("snapshot:"):
         snapshot_id = _parse_whole(at, "snapshot") or None
-        position = await _choose(
+        position = await _run_choice(
             call, lambda table: find_position_after_snapshot(entry.uuid, table, snapshot_id), table
         )
     elif at.startswith("time:"):
         time_ms = _parse_whole(at, "time")
-        position = await _choose(
+        position = await _run_choice(
             call, lambda table: find_position_after_snapshot(entry.uuid, table, find_snapshot_at(table, time_ms)), table
         )
         if log is not None:
@@ -193,19 +193,19 @@ async def read_rows(call: Call) -> Answer:
     wait_s = min(_parse_seconds(query.get("wait", "0")), call.components.settings.watch_timeout_s)
     skips_changes, has_kinds = _parse_flag(query, "skip-changes"), _parse_flag(query, "changes")
     for attempt in range(_TRIM_TRIES_MAX):
-        entry, table, log = await _load(call)
+        entry, table, log = await _load_readable_table(call)
         until = parse_position(query["until"], entry.uuid) if "until" in query else None
         position = parse_position(query["after"], entry.uuid)
         choose = partial(choose_next_step, position, until=until, skips_changes=skips_changes)
-        step = await _choose(call, choose, table)
+        step = await _run_choice(call, choose, table)
         if isinstance(step, End) and wait_s > 0 and until is None:
             step, table, log = await _wait_for_rows(call, entry, step, choose, wait_s)
             await call.recheck(call.securable)
         if not isinstance(step, LogRows):
-            return _answer(_encode([], _describe(step)))
+            return _answer_with_stream(_encode_batches([], _describe_step(step)))
         if limit_bytes == 0:
             after = step.position.advance({shard: end for shard, (_, end) in step.ranges.items()})
-            return _answer(_encode([], {"step": "rows", "position": after.encode()}))
+            return _answer_with_stream(_encode_batches([], {"step": "rows", "position": after.encode()}))
         assert log is not None
         try:
             rows = await read_log(log, entry.uuid, step.ranges, limit_bytes=limit_bytes, keep=call.keep)
@@ -214,16 +214,18 @@ async def read_rows(call: Call) -> Answer:
                 raise
             continue
         about = {"step": "rows", "position": step.position.advance(rows.offsets).encode()}
-        decode = partial(_decode, call, rows, table, about, has_kinds)
-        return _answer(decode() if rows.size_bytes <= QUICK_BYTES else await call.run_in_turn(decode))
+        decode = partial(_decode_rows, call, rows, table, about, has_kinds)
+        return _answer_with_stream(decode() if rows.size_bytes <= QUICK_BYTES else await call.run_in_turn(decode))
     raise AssertionError("the loop returns or raises")
 
 
-async def _load(call: Call, *, uuid: str | None = None) -> tuple[Entry, ReadableTable, StreamLog | None]:
+async def _load_readable_table(call: Call, *, uuid: str | None = None) -> tuple[Entry, ReadableTable, StreamLog | None]:
     """Return the table with the present state of its shards, and its log if it has a stream."""
     entry = await call.app[POINTERS].load_entry(call.namespace, call.name)
     if uuid is not None and entry.uuid != uuid:
-        raise BadRequest(f"{show(call.namespace, call.name)} was replaced by another table; start again at earliest")
+        raise BadRequest(
+            f"{format_path(call.namespace, call.name)} was replaced by another table; start again at earliest"
+        )
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     flushed = entry.parse_flushed_offsets()
     if not flushed:
@@ -234,7 +236,7 @@ async def _load(call: Call, *, uuid: str | None = None) -> tuple[Entry, Readable
     return entry, ReadableTable(metadata, flushed, shards, hash_log(log.identity)), log
 
 
-async def _choose(call: Call, choose: Callable[[ReadableTable], T], table: ReadableTable) -> T:
+async def _run_choice(call: Call, choose: Callable[[ReadableTable], T], table: ReadableTable) -> T:
     """Return the result of `choose`. It takes some microseconds for each snapshot, so many snapshots need a thread."""
     if len(table.metadata.snapshots_by_id) <= _IN_LOOP_SNAPSHOTS_MAX:
         return choose(table)
@@ -250,8 +252,8 @@ async def _wait_for_rows(
     async with _watch_table(call, entry.uuid) as watcher:
         while True:
             watcher.woken.clear()
-            _, table, log = await _load(call, uuid=entry.uuid)
-            step = await _choose(call, choose, table)
+            _, table, log = await _load_readable_table(call, uuid=entry.uuid)
+            step = await _run_choice(call, choose, table)
             choose = partial(choose.func, step.position, **choose.keywords)  # Skipped rows are not read again.
             left_s = until_s - clock.monotonic()
             if not isinstance(step, End) or left_s <= 0 or call.components.timeline.is_draining:
@@ -284,7 +286,7 @@ async def _wait_for_either(watcher: Watcher, log: StreamLog | None, marks: Mappi
         task.result()  # The log may have failed.
 
 
-def _describe(step: Files | End) -> dict[str, str]:
+def _describe_step(step: Files | End) -> dict[str, str]:
     """Return the metadata of the answer for a step without rows of the log."""
     if isinstance(step, End):
         return {"step": "end", "position": step.position.encode()}
@@ -292,7 +294,7 @@ def _describe(step: Files | End) -> dict[str, str]:
     return about if step.is_scan else {**about, "start-snapshot-id": str(step.parent_id or 0)}
 
 
-def _decode(call: Call, rows: ReadRows, table: ReadableTable, about: Mapping[str, str], has_kinds: bool) -> bytes:
+def _decode_rows(call: Call, rows: ReadRows, table: ReadableTable, about: Mapping[str, str], has_kinds: bool) -> bytes:
     """Return the answer with rows of the log.
 
     Raises:
@@ -309,7 +311,7 @@ def _decode(call: Call, rows: ReadRows, table: ReadableTable, about: Mapping[str
         raise BadRequest(
             "The stream has updates or deletes; send changes=true, and read the kind of each row from _change_type"
         )
-    return _encode(batches, about)
+    return _encode_batches(batches, about)
 
 
 def _add_kinds(batch: pa.RecordBatch, kinds: bytes) -> pa.RecordBatch:
@@ -318,7 +320,7 @@ def _add_kinds(batch: pa.RecordBatch, kinds: bytes) -> pa.RecordBatch:
     return batch.append_column(_CHANGE_TYPE, pa.array(names, pa.string()))
 
 
-def _encode(batches: Sequence[pa.RecordBatch], about: Mapping[str, str]) -> bytes:
+def _encode_batches(batches: Sequence[pa.RecordBatch], about: Mapping[str, str]) -> bytes:
     """Return batches as an Arrow stream with metadata."""
     schema = batches[0].schema if batches else pa.schema([])
     sink = pa.BufferOutputStream()
@@ -328,7 +330,7 @@ def _encode(batches: Sequence[pa.RecordBatch], about: Mapping[str, str]) -> byte
     return bytes(sink.getvalue())
 
 
-def _answer(body: bytes) -> web.Response:
+def _answer_with_stream(body: bytes) -> web.Response:
     """Return the response with an Arrow stream."""
     return web.Response(body=body, content_type=ARROW_STREAM)
 

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from seamark.formats.protocol.wire import AFTER_HEADER, check_name, show
+from seamark.formats.protocol.wire import AFTER_HEADER, check_name, format_path
 from seamark.formats.runtime.errors import BadRequest, CommitUnknown
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call
@@ -19,7 +19,7 @@ from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.log.port import Acknowledgement
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.streams.appends import PRODUCER_CHARACTERS_MAX, ProducerKey, TableRows
-from seamark.metaserver.streams.incoming.dead_letters import DeadLetters, Letter, pack_letters
+from seamark.metaserver.streams.incoming.dead_letters import DeadLetter, DeadLetters, pack_letters
 from seamark.metaserver.streams.incoming.prepared_rows import JoinedRows, PreparedRows, RowPreparation
 from seamark.metaserver.streams.stream_properties import check_stream_table, read_shard_count
 
@@ -114,7 +114,7 @@ async def load_target(call: Call, namespace: NamespacePath, name: str) -> RowTar
     """
     entry = await call.app[POINTERS].load_entry(namespace, name)
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
-    check_stream_table(metadata, show(namespace, name))
+    check_stream_table(metadata, format_path(namespace, name))
     loaded = LoadedTable(entry, metadata)
     return RowTarget(loaded, await load_dead_letters(call, loaded))
 
@@ -140,13 +140,13 @@ async def append_prepared(
         CommitUnknown: It is unknown whether the log has the rows.
     """
     appends = [TableRows(target.loaded, rows.batches) for target, rows in prepared if rows.batches is not None]
-    letters: dict[str, list[Letter]] = {}
+    letters: dict[str, list[DeadLetter]] = {}
     tables: dict[str, DeadLetters] = {}
     for target, rows in prepared:
         for row in rows.rejected:
             assert target.dead_letters is not None
             tables[target.dead_letters.uuid] = target.dead_letters
-            letters.setdefault(target.dead_letters.uuid, []).append(Letter(target.dead_letters.subject, row))
+            letters.setdefault(target.dead_letters.uuid, []).append(DeadLetter(target.dead_letters.subject, row))
     for uuid, rejected in letters.items():
         if any(target.uuid == uuid for target, _ in prepared):
             raise BadRequest(
@@ -163,11 +163,11 @@ async def append_prepared(
     acknowledged = Acknowledgement(())
     key = None if producer is None else ProducerKey(call.principal.name, scope, *producer)
     if appends or key is not None:  # A request of a producer must be recorded even without rows.
-        acknowledged = await _append(call, appends, key)
+        acknowledged = await _append_to_log(call, appends, key)
     last_sequence = None
     if acknowledged.duplicate and key is not None:
         last_sequence = await call.components.streams.find_last_sequence(key)
-    return [_describe(call, target, rows, acknowledged, last_sequence) for target, rows in prepared]
+    return [_describe_append(call, target, rows, acknowledged, last_sequence) for target, rows in prepared]
 
 
 async def append_joined(call: Call, target: RowTarget, preparation: RowPreparation, rows: JoinedRows) -> AppendedRows:
@@ -188,10 +188,10 @@ async def append_joined(call: Call, target: RowTarget, preparation: RowPreparati
         acknowledged = await joined.append(target.loaded, preparation, rows, call.body_bytes)
     except CommitUnknown as error:
         raise _make_unknown_error() from error
-    return _describe(call, target, PreparedRows(len(rows), None, []), acknowledged, None)
+    return _describe_append(call, target, PreparedRows(len(rows), None, []), acknowledged, None)
 
 
-async def _append(call: Call, appends: Sequence[TableRows], key: ProducerKey | None) -> Acknowledgement:
+async def _append_to_log(call: Call, appends: Sequence[TableRows], key: ProducerKey | None) -> Acknowledgement:
     """Append rows to the log.
 
     Raises:
@@ -214,7 +214,7 @@ def _make_unknown_error() -> CommitUnknown:
     )
 
 
-def _describe(
+def _describe_append(
     call: Call, target: RowTarget, rows: PreparedRows, acknowledged: Acknowledgement, last_sequence: int | None
 ) -> AppendedRows:
     """Return the answer for one table of a request."""

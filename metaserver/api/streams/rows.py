@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.protocol.wire import check_changeable, show
+from seamark.formats.protocol.wire import check_changeable, format_path
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
@@ -105,7 +105,7 @@ async def _append_body(
     if missing.types:
         widened = await widen_target(call, target, call.securable, missing.types)
         check_columns(decoded.row_count, widened.loaded.metadata)
-        check = partial(_prepare, decoded, make_preparation(widened, call))
+        check = partial(_prepare_rows, decoded, make_preparation(widened, call))
         if is_quick:
             check()
         else:
@@ -114,7 +114,7 @@ async def _append_body(
     preparation = make_preparation(target, call)
     if producer is None and is_quick and decoded.whole is not None and can_join(preparation, decoded.whole):
         return await append_joined(call, target, preparation, decoded.whole)
-    prepare = partial(_prepare, decoded, preparation)
+    prepare = partial(_prepare_rows, decoded, preparation)
     prepared = prepare() if is_quick else await call.run_in_turn(prepare)
     (answer,) = await append_prepared(call, [(target, prepared)], producer, scope=target.uuid)
     return answer
@@ -162,7 +162,9 @@ async def load_stream(call: Call) -> StreamStatus:
     """Return the state of a stream."""
     entry = await call.components.catalog.tables.load_entry(call.namespace, call.name)
     if not entry.flushed:
-        raise BadRequest(f"{show(call.namespace, call.name)} has no stream, because no row was ever appended to it")
+        raise BadRequest(
+            f"{format_path(call.namespace, call.name)} has no stream, because no row was ever appended to it"
+        )
     table = await call.components.streams.open(entry)
     durable, flushed = await table.load_watermarks(), entry.parse_flushed_offsets()
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
@@ -170,7 +172,7 @@ async def load_stream(call: Call) -> StreamStatus:
         ShardStatus(number, flushed[number], max(flushed[number], mark)) for number, mark in sorted(durable.items())
     ]
     flushes = await report_flushes(call, entry)
-    return to_status(shards, table, read_pause(metadata), flushes)
+    return make_stream_status(shards, table, read_pause(metadata), flushes)
 
 
 async def report_flushes(call: Call, entry: Entry) -> FlushReport | None:
@@ -180,7 +182,7 @@ async def report_flushes(call: Call, entry: Entry) -> FlushReport | None:
     return report if report is None or may_see else report.without_error()
 
 
-def to_status(
+def make_stream_status(
     shards: list[ShardStatus], table: StreamTable | None, paused: str | None, flushes: FlushReport | None
 ) -> StreamStatus:
     """Return the state of a stream.
@@ -257,7 +259,7 @@ def _read_body(
     call: Call, body: bytes, row_format: RowFormat, metadata: TableMetadata, *, is_envelope: bool
 ) -> _DecodedBody:
     """Return the rows of a body, with the columns that the table lacks."""
-    rows_max, subject = call.components.settings.stream_rows_limit, show(call.namespace, call.name)
+    rows_max, subject = call.components.settings.stream_rows_limit, format_path(call.namespace, call.name)
     if row_format is RowFormat.ARROW:
         batches = read_stream(body, "The body", rows_max=rows_max).to_batches()
         check_size(batches, metadata)
@@ -269,7 +271,7 @@ def _read_body(
     return _DecodedBody(None, rows, lines, find_missing_columns(rows, metadata, subject, is_envelope=is_envelope))
 
 
-def _prepare(decoded: _DecodedBody, preparation: RowPreparation) -> PreparedRows:
+def _prepare_rows(decoded: _DecodedBody, preparation: RowPreparation) -> PreparedRows:
     """Return the rows of a body in the form in which the log stores them."""
     if decoded.batches is not None:
         return preparation.prepare_arrow(decoded.batches)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from seamark.formats.protocol.wire import check_changeable, check_namespace, show
+from seamark.formats.protocol.wire import check_changeable, check_namespace, format_path
 from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
@@ -93,7 +93,7 @@ async def append_rows_to_tables(call: Call, body: RowsOfTables) -> AppendedToTab
         check_changeable(name)
         target = await load_target(call, namespace, name)
         if any(target.uuid == other.target.uuid for other in requests):
-            raise BadRequest(f"tables names {show(namespace, name)} twice; send all its rows together")
+            raise BadRequest(f"tables names {format_path(namespace, name)} twice; send all its rows together")
         request = _TableRequest(call, namespace, name, target, bytes(table.rows))
         await request.prepare()
         requests.append(request)
@@ -134,33 +134,33 @@ class _TableRequest:
             BadRequest: A row does not fit, or a column cannot be added.
             Forbidden: The table lacks columns, and the caller may not change it.
         """
-        await self._run(self._decode)
+        await self._run_work(self._decode_rows)
         target = self.target
         if self._missing.types:
             securable = Securable(self._namespace, TABLE, self._name)
             target = await widen_target(self._call, target, securable, self._missing.types)
-        await self._run(partial(self._prepare, target))
+        await self._run_work(partial(self._prepare_for_table, target))
 
     async def add_columns(self) -> None:
         """Add the columns that the table lacks, and prepare the rows for the changed table."""
         if self._missing.types:
             self.target = await add_columns(self._call, self.target, self._namespace, self._name, self._missing.types)
-            await self._run(partial(self._prepare, self.target))
+            await self._run_work(partial(self._prepare_for_table, self.target))
 
-    async def _run(self, work: Callable[[], None]) -> None:
+    async def _run_work(self, work: Callable[[], None]) -> None:
         """Run work in a thread if the rows are many."""
         if len(self._text) <= QUICK_BYTES:
             work()
         else:
             await self._call.run_in_turn(work)
 
-    def _decode(self) -> None:
+    def _decode_rows(self) -> None:
         """Decode the rows."""
         rows_max, metadata = self._call.components.settings.stream_rows_limit, self.target.loaded.metadata
         self._decoded = decode_rows(self._text, RowFormat.JSON, rows_max=rows_max)
-        self._missing = find_missing_columns(self._decoded, metadata, show(self._namespace, self._name))
+        self._missing = find_missing_columns(self._decoded, metadata, format_path(self._namespace, self._name))
 
-    def _prepare(self, target: RowTarget) -> None:
+    def _prepare_for_table(self, target: RowTarget) -> None:
         """Prepare the decoded rows for a table."""
         check_columns(len(self._decoded), target.loaded.metadata)
         self.prepared = target.make_preparation(self._call, left_out=self._missing.empty).prepare_json(self._decoded)

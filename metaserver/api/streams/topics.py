@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -41,7 +41,7 @@ async def load_stream_topic(call: Call) -> StreamTopic:
     """Return the name of the input topic of a stream table."""
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
-    check_stream_table(loaded.metadata, show(call.namespace, call.name))
+    check_stream_table(loaded.metadata, format_path(call.namespace, call.name))
     topic = call.components.streams.find_input_topic(loaded.entry.uuid)
     if topic is None:
         raise BadRequest(

@@ -28,10 +28,10 @@ import structlog
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import get_metadata_folder
 from seamark.formats.iceberg.views.view import ViewMetadata
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, RetryLater, SeamarkError
 from seamark.formats.storage.locations import parse_location
-from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext, Unclaimed
+from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext, UnclaimedEntries
 from seamark.metaserver.catalog.values import Caller, may_reuse_locations
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.model import ClaimedLocation, Entry, EntryKind, NamespacePath
@@ -48,7 +48,7 @@ Only the folders of tables from a version without claims can contain claims of o
 """
 
 
-async def claim(
+async def make_claim(
     context: CatalogContext,
     caller: Caller,
     metadata: TableMetadata | ViewMetadata,
@@ -110,7 +110,7 @@ async def _check_free(context: CatalogContext, operation: ClaimLocations) -> Non
         raise BadRequest(f"The UUID {operation.uuid} is in use, or its files are being purged; choose another UUID")
     table_name = (operation.namespace, operation.name) if operation.name else None
     for candidate in operation.locations:
-        if not claimed_keys.isdisjoint(with_folders(candidate.key)):
+        if not claimed_keys.isdisjoint(list_keys_above(candidate.key)):
             continue
         for other in await context.store.find_overlapping_claims([candidate.key], operation.uuid, 1):
             if candidate.shared and other.shared:
@@ -211,7 +211,7 @@ async def check_staged(
     entry = await context.store.load_entry(EntryKind.TABLE, namespace, name)
     if await _is_taken(context, caller, location, (namespace, name), "" if entry is None else entry.uuid):
         raise Forbidden(
-            f"Another table has claimed the location staged for {show(namespace, name)}; load the table again"
+            f"Another table has claimed the location staged for {format_path(namespace, name)}; load the table again"
         )
 
 
@@ -230,7 +230,7 @@ async def check_own(context: CatalogContext, uuid: str, location: str) -> None:
     if not claims and context.unclaimed.unread:
         raise RetryLater("The location of the table is not known yet, because the storage does not answer; try again")
     key = context.warehouse.make_key(parse_location(location))
-    if claims.isdisjoint(with_folders(key)):
+    if claims.isdisjoint(list_keys_above(key)):
         raise Forbidden(f"The table's metadata has the location {location!r}, which the table has not claimed")
 
 
@@ -242,7 +242,9 @@ async def list_claimed(context: CatalogContext, uuid: str, locations: Sequence[s
         if not claimed_location.allowed
     }
     keys = await _make_keys(context, locations)
-    return [location for location, key in zip(locations, keys, strict=True) if not claims.isdisjoint(with_folders(key))]
+    return [
+        location for location, key in zip(locations, keys, strict=True) if not claims.isdisjoint(list_keys_above(key))
+    ]
 
 
 async def check_writable(context: CatalogContext, uuid: str, metadata: TableMetadata | ViewMetadata) -> None:
@@ -297,7 +299,7 @@ async def make_foreign_file_check(
         }
     key_of = context.warehouse.make_key
     return lambda location: (
-        bool(foreign_locations) and not foreign_locations.isdisjoint(with_folders(key_of(parse_location(location))))
+        bool(foreign_locations) and not foreign_locations.isdisjoint(list_keys_above(key_of(parse_location(location))))
     )
 
 
@@ -371,12 +373,12 @@ async def check_known(context: CatalogContext, keys: Iterable[str], uuid: str, *
     )
 
 
-def _may_be_taken(state: Unclaimed, keys: Iterable[str], uuid: str, *, include_inside: bool) -> bool:
+def _may_be_taken(state: UnclaimedEntries, keys: Iterable[str], uuid: str, *, include_inside: bool) -> bool:
     if state.unread:
         return True
     lost_owners = {other for owner, lost in state.lost.items() if owner != uuid for other in lost}
     return bool(lost_owners) and any(
-        not lost_owners.isdisjoint(with_folders(key))
+        not lost_owners.isdisjoint(list_keys_above(key))
         or (include_inside and any(other.startswith(f"{key}/") for other in lost_owners))
         for key in keys
     )
@@ -464,7 +466,7 @@ def _make_key(warehouse: Warehouse, location: str) -> str:
         return unquote(location).rstrip("/")
 
 
-def with_folders(key: str) -> list[str]:
+def list_keys_above(key: str) -> list[str]:
     """Return the key of a location, and the keys of the folders that contain it."""
     keys, at = [key], len(key)
     while (at := key.rfind("/", 0, at)) > 0:

@@ -23,7 +23,7 @@ from seamark.formats.iceberg.metadata.snapshot import SnapshotInput
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, ObjectMissing
 from seamark.formats.storage.locations import parse_location, parse_stored_location
 from seamark.metaserver.catalog.context import PATH_PROPERTIES, CatalogContext
-from seamark.metaserver.catalog.ownership.claims import check_unclaimed, with_folders
+from seamark.metaserver.catalog.ownership.claims import check_unclaimed, list_keys_above
 from seamark.metaserver.catalog.values import Caller, TableCommit
 from seamark.metaserver.objects.port import ObjectReader
 from seamark.metaserver.objects.warehouse import Warehouse
@@ -39,7 +39,7 @@ def read_allowed_locations(properties: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(part.strip() for part in properties.get(ALLOWED_LOCATIONS, "").split(",") if part.strip())
 
 
-async def allow(
+async def make_allowed_locations(
     context: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str], before: Mapping[str, str]
 ) -> list[AllowLocations]:
     """Return the operation that records the list of allowed locations, if the list changes.
@@ -94,7 +94,7 @@ async def find_foreign_paths(context: CatalogContext, uuid: str, paths: Iterable
     is_quick = len(paths) <= _PATHS_IN_LOOP_MAX
     group = partial(_group_by_folder, context.warehouse, paths)
     for key, within in (group() if is_quick else await asyncio.to_thread(group)).items():
-        keys_above = set(with_folders(key))
+        keys_above = set(list_keys_above(key))
         if locations.isdisjoint(keys_above):
             claims = await context.store.find_overlapping_claims([key], uuid, 0)
             foreign |= within if any(claim.location in keys_above for claim in claims) else set()

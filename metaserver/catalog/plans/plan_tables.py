@@ -33,8 +33,8 @@ from seamark.formats.protocol.wire import (
     NAME_MAX,
     PLAN_MARK,
     encode_json,
+    format_path,
     is_plan_name,
-    show,
 )
 from seamark.formats.runtime.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError, TooManyRequests
 from seamark.metaserver.catalog.context import CatalogContext
@@ -49,7 +49,7 @@ from seamark.metaserver.store.operations import (
     RenewPlanTable,
     RetirePlanTables,
 )
-from seamark.metaserver.store.passed_time import look_at_clock
+from seamark.metaserver.store.passed_time import read_passed_time
 
 _DIGEST_CHARACTERS = 32
 _WITHDRAWN_PLANS_PER_BATCH = 1000
@@ -203,7 +203,7 @@ class PlanTables:
             entry = await self._context.store.load_entry(EntryKind.TABLE, namespace, plan.of_name)
             if entry is not None and entry.uuid == plan.uuid:
                 return plan, entry
-        raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
+        raise NoSuchTable(f"Table does not exist: {format_path(namespace, name)}")
 
     async def load(self, namespace: NamespacePath, name: str) -> LoadedPlan:
         """Return the plan with this name and its metadata.
@@ -364,7 +364,7 @@ class PlanTables:
         Returns:
             The number of plans whose files were deleted.
         """
-        store, passed = self._context.store, await look_at_clock(self._context.store, self._context.clock)
+        store, passed = self._context.store, await read_passed_time(self._context.store, self._context.clock)
         before_ms = passed.find_time_ago(self._context.settings.plan_table_grace_s * 1000)
         while (await store.transact([RetirePlanTables(before_ms, _WITHDRAWN_PLANS_PER_BATCH)]))[
             0

@@ -24,10 +24,10 @@ from typing import NamedTuple
 import msgspec
 
 from seamark.formats.iceberg.views.view import Representation, ViewLogEntry, ViewMetadata, ViewVersion, encode_view
-from seamark.formats.protocol.wire import PLANS_FOLDER, show
+from seamark.formats.protocol.wire import PLANS_FOLDER, format_path
 from seamark.formats.runtime.errors import BadRequest, NoSuchView
 from seamark.metaserver.catalog.context import CatalogContext
-from seamark.metaserver.catalog.documents import name_suffix
+from seamark.metaserver.catalog.documents import choose_file_suffix
 from seamark.metaserver.catalog.ownership.owners import compute_view_fingerprint
 from seamark.metaserver.catalog.plans.plan_tables import Holder, PlanTables, derive_snapshot_id, parse_digest, plan_name
 from seamark.metaserver.catalog.values import LoadedView
@@ -108,7 +108,7 @@ class PlanViews:
                 if is_unchanged and _make_name(entry, metadata.current_version, audience) == name:
                     located = msgspec.structs.replace(entry, metadata_location=plan.location)
                     return plan, LoadedView(entry=located, metadata=metadata)
-        raise NoSuchView(f"View does not exist: {show(namespace, name)}")
+        raise NoSuchView(f"View does not exist: {format_path(namespace, name)}")
 
     async def create(
         self,
@@ -139,7 +139,7 @@ class PlanViews:
         plan_id = str(self._context.clock.uuid7())
         folder = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{parse_digest(name)}"
         document = encode_view(metadata)
-        location = f"{folder}/{plan_id}{name_suffix(document)}"
+        location = f"{folder}/{plan_id}{choose_file_suffix(document)}"
         plan = StoredPlanTable(
             id=plan_id,
             namespace=entry.namespace,
@@ -180,7 +180,9 @@ def _point_to_plans(
         None,
     )
     if original is None:
-        raise BadRequest(f"{show(view.entry.namespace, view.entry.name)} has no representation in dialect {DIALECT}")
+        raise BadRequest(
+            f"{format_path(view.entry.namespace, view.entry.name)} has no representation in dialect {DIALECT}"
+        )
     inner = _replace_references(original, references, version.default_namespace)
     access_checks = ", ".join(
         _write_access_check(original, reference, number)
@@ -189,7 +191,7 @@ def _point_to_plans(
     )
     text = f"WITH {access_checks} " if access_checks else ""
     # The closing parenthesis is on a separate line, because the text may end with a comment.
-    text += f"SELECT * FROM (\n{inner}\n) AS {_quote(view.entry.name)} WHERE "  # noqa: S608
+    text += f"SELECT * FROM (\n{inner}\n) AS {_quote_identifier(view.entry.name)} WHERE "  # noqa: S608
     text += condition if reader is None else f"{_make_reader_condition(reader.user)} AND ({condition}\n)"
     if len(text) > TEXT_CHARACTERS_MAX:
         raise BadRequest(
@@ -211,7 +213,7 @@ def _write_access_check(text: str, reference: ReplacedReference, number: int) ->
 
     In the analysis, the engine checks the user's access to the view, and applies the view's rules.
     """
-    columns = ", ".join(map(_quote, reference.columns))
+    columns = ", ".join(map(_quote_identifier, reference.columns))
     return f'"~{number}" AS (SELECT {columns} FROM {text[reference.start : reference.end]} WHERE FALSE)'  # noqa: S608
 
 
@@ -230,18 +232,18 @@ def _replace_references(text: str, references: list[ReplacedReference], default:
     for reference in sorted(references, key=lambda reference: reference.start):
         match = _REFERENCE.match(text, reference.start) if reference.start >= at else None
         if match is None or match.end() != reference.end or not _names_table(match, reference, default):
-            table = show(reference.namespace, reference.name)
+            table = format_path(reference.namespace, reference.name)
             raise BadRequest(
                 f"Characters {reference.start} to {reference.end} of the view's text are not the name of {table}"
             )
         if reference.version is not None:
             replacement = f"{match[0]} FOR VERSION AS OF {reference.version}"
         else:
-            replacement = f"{match[1]}{_quote(str(reference.plan))}"
+            replacement = f"{match[1]}{_quote_identifier(str(reference.plan))}"
         pieces += [
             text[at : reference.start],
             replacement,
-            f" AS {_quote(_unquote(match[2]))}" if reference.alias else "",
+            f" AS {_quote_identifier(_unquote_identifier(match[2]))}" if reference.alias else "",
         ]
         at = reference.end
     return "".join([*pieces, text[at:]])
@@ -252,15 +254,15 @@ def _names_table(match: re.Match[str], reference: ReplacedReference, default: Na
 
     Names are compared as Trino compares them. The name of the catalog is not checked.
     """
-    namespace_parts = [_unquote(part) for part in _PARTS.findall(match[1])]
+    namespace_parts = [_unquote_identifier(part) for part in _PARTS.findall(match[1])]
     schema = namespace_parts[-1] if namespace_parts else ".".join(default)
-    table_name = (schema.lower(), _unquote(match[2]).lower())
+    table_name = (schema.lower(), _unquote_identifier(match[2]).lower())
     return table_name == (".".join(reference.namespace).lower(), reference.name.lower())
 
 
-def _unquote(name: str) -> str:
+def _unquote_identifier(name: str) -> str:
     return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
-def _quote(name: str) -> str:
+def _quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'

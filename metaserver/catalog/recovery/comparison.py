@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import RetryLater, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
-from seamark.metaserver.catalog.ownership.claims import claim
+from seamark.metaserver.catalog.ownership.claims import make_claim
 from seamark.metaserver.catalog.pointers import build_swap, parse_metadata_version
 from seamark.metaserver.catalog.recovery.found_files import (
     FileReader,
@@ -102,7 +102,7 @@ class _Comparer:
         pointer = normalize_location(entry.metadata_location)
         if any(info.location == pointer for info in self._folders.get(pointer.rpartition("/")[0], ())):
             return True
-        name = show(entry.namespace, entry.name)
+        name = format_path(entry.namespace, entry.name)
         reason = f"The metadata file of the {state}{entry.kind.value} is missing in storage. Restore the file"
         self.missing.append(Finding(entry.metadata_location, reason, name))
         return False
@@ -115,7 +115,7 @@ class _Comparer:
         number = parse_metadata_version(pointer)
         if all(info.location == pointer or parse_metadata_version(info.location) < number for info in files):
             return
-        name = show(entry.namespace, entry.name)
+        name = format_path(entry.namespace, entry.name)
         result = await self._reader.read_folder(files)
         newest = next((file for file in result.newest if file.uuid == entry.uuid), None)
         if newest is None:
@@ -141,7 +141,7 @@ class _Comparer:
             now_ms = self._context.clock.now_ms()
             advanced = msgspec.structs.replace(entry, metadata_location=newest.location)
             operations: list[Operation] = [
-                await claim(self._context, self._caller, newest.metadata, advanced),
+                await make_claim(self._context, self._caller, newest.metadata, advanced),
                 build_swap(entry, newest.location, now_ms),
                 self._context.make_instant(
                     self._caller, advanced, "register", requested_ms=now_ms, summary={"advanced": "true"}

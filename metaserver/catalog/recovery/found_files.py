@@ -55,7 +55,7 @@ class FoundFile(NamedTuple):
 
     @property
     def number(self) -> int:
-        return _order(self.location)[0]
+        return _make_sort_key(self.location)[0]
 
     @property
     def folder(self) -> str:
@@ -131,7 +131,7 @@ class FileReader:
         rivals: dict[str, list[FoundFile]] = {}
         findings: list[Finding] = []
         unreadable: list[tuple[int, str]] = []
-        for info in sorted(files, key=lambda info: _order(info.location), reverse=True):
+        for info in sorted(files, key=lambda info: _make_sort_key(info.location), reverse=True):
             if pending.pop(info.location, None) is None:
                 continue
             try:
@@ -139,7 +139,7 @@ class FileReader:
             except RetryLater:
                 raise
             except SeamarkError as error:
-                unreadable.append((_order(info.location)[0], info.location))
+                unreadable.append((_make_sort_key(info.location)[0], info.location))
                 findings.append(Finding(info.location, f"The file cannot be used: {error.message}"))
                 continue
             for location in file.previous:
@@ -214,7 +214,7 @@ class FileReader:
         return FoundFile(info.location, EntryKind.FUNCTION, document.function_uuid, folder, info.modified_ms, (), None)
 
 
-def _order(location: str) -> tuple[int, str]:
+def _make_sort_key(location: str) -> tuple[int, str]:
     """Return a sort key: a later file of the same table, view or function compares greater.
 
     The names of the files of functions begin with a UUID of version 7, so they sort by the time of writing.

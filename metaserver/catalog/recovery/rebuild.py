@@ -17,7 +17,7 @@ from seamark.formats.iceberg.views.view import ViewMetadata
 from seamark.formats.protocol.wire import check_namespace, check_new_name
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
-from seamark.metaserver.catalog.ownership.claims import claim, claim_folder
+from seamark.metaserver.catalog.ownership.claims import claim_folder, make_claim
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
 from seamark.metaserver.catalog.ownership.owners import compute_view_fingerprint
 from seamark.metaserver.catalog.pointers import make_entry
@@ -115,7 +115,7 @@ class Rebuild:
             await self._context.transact(await self._make_operations(candidate))
         except SeamarkError as error:
             return Finding(file.location, f"It cannot be registered: {error.message}", str(name))
-        return describe(candidate)
+        return describe_registration(candidate)
 
     async def _make_operations(self, candidate: Candidate) -> list[Operation]:
         context, file, name = self._context, candidate.file, candidate.name
@@ -133,7 +133,7 @@ class Rebuild:
             )
         else:
             context.warehouse.check(file.metadata.location, "The location in the file")
-            claimed = await claim(context, self._caller, file.metadata, entry, may_restore=True)
+            claimed = await make_claim(context, self._caller, file.metadata, entry, may_restore=True)
         if isinstance(file.metadata, ViewMetadata):
             fingerprint = compute_view_fingerprint(file.metadata, file.location)
         summary = {"rebuilt": "true"}
@@ -188,7 +188,7 @@ async def find_known(context: CatalogContext, uuids: Iterable[str]) -> set[str]:
     return known_uuids
 
 
-def describe(candidate: Candidate) -> Registered:
+def describe_registration(candidate: Candidate) -> Registered:
     file, name = candidate.file, candidate.name
     notes = [name.note] if name.note else []
     properties = {} if file.metadata is None else file.metadata.properties

@@ -45,7 +45,7 @@ class SelectedCandidates(NamedTuple):
     findings: tuple[Finding, ...]
 
 
-def select(
+def select_candidates(
     files: Sequence[FoundFile],
     warehouse: Warehouse,
     choices: Mapping[str, FoundName | None],
@@ -151,7 +151,7 @@ def _find_shared_uuids(
     return {
         number: (
             f"Several folders have files of {candidate.file.kind.value} {candidate.file.uuid}: "
-            f"{_show(by_uuid[candidate.file.uuid])}. Choose one of the files"
+            f"{_show_locations(by_uuid[candidate.file.uuid])}. Choose one of the files"
         )
         for number, candidate in enumerate(candidates)
         if len(by_uuid[candidate.file.uuid]) > 1 and (not candidate.is_chosen or chosen_counts[candidate.file.uuid] > 1)
@@ -213,7 +213,7 @@ def _find_shared_names(
         chosen_numbers = [number for number in numbers if candidates[number].is_chosen]
         for number in numbers:
             if len(numbers) > 1 and (not candidates[number].is_chosen or len(chosen_numbers) > 1):
-                other_locations = _show(candidates[other].file.location for other in numbers)
+                other_locations = _show_locations(candidates[other].file.location for other in numbers)
                 reasons[number] = (
                     f"Several tables, views or functions have this name; all but one were probably dropped or renamed: "
                     f"{other_locations}. Choose one of the files, or give them different names"
@@ -221,7 +221,7 @@ def _find_shared_names(
     return reasons
 
 
-def _show(locations: Iterable[str]) -> str:
+def _show_locations(locations: Iterable[str]) -> str:
     """Return at most five of the locations as text for a message."""
     sorted_locations = sorted(locations)
     more_text = f" and {len(sorted_locations) - 5} more" if len(sorted_locations) > 5 else ""

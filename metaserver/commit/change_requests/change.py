@@ -26,7 +26,7 @@ from seamark.formats.iceberg.manifests.content_file import (
 )
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
-from seamark.formats.iceberg.types.values import LONG_MAX, Value, decode_json, partition_key
+from seamark.formats.iceberg.types.values import LONG_MAX, Value, compute_partition_key, decode_json
 from seamark.formats.protocol.wire import FLUSH_KEYS, FRESH_FOLDER, INDEX_FILES_MAX, check_name
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.commit.change_requests.change_body import (
@@ -356,7 +356,7 @@ def _read_scope(
                 f"Rows were read with schema {request.schema_id}; the current schema is {metadata.current_schema_id}. "
                 "Compute the change again from the current snapshot",
             )
-        return ReadScope(bound=_bind(request.scope_filter, request, metadata, "scope"))
+        return ReadScope(bound=_bind_filter(request.scope_filter, request, metadata, "scope"))
     if request.scope_partitions is not None:
         return ReadScope(
             partitions=tuple(_parse_partition(partition, metadata) for partition in request.scope_partitions)
@@ -372,7 +372,7 @@ def _read_replaced_scope(
     request: ChangeRequest, data: Sequence[ContentFile], metadata: TableMetadata
 ) -> ReadScope | None:
     if request.replace_filter is not None:
-        return ReadScope(bound=_bind(request.replace_filter, request, metadata, "replace"))
+        return ReadScope(bound=_bind_filter(request.replace_filter, request, metadata, "replace"))
     if not request.replace_written:
         return None
     return ReadScope(partitions=list_partitions(data))
@@ -380,11 +380,15 @@ def _read_replaced_scope(
 
 def list_partitions(files: Iterable[ContentFile]) -> tuple[tuple[int, Partition], ...]:
     """Return the distinct partitions of the files, each as (spec id, partition values)."""
-    partitions = {(file.spec_id, partition_key(file.partition)): (file.spec_id, file.partition) for file in files}
+    partitions = {
+        (file.spec_id, compute_partition_key(file.partition)): (file.spec_id, file.partition) for file in files
+    }
     return tuple(partitions.values())
 
 
-def _bind(expression: Expression, request: ChangeRequest, metadata: TableMetadata, description: str) -> Expression:
+def _bind_filter(
+    expression: Expression, request: ChangeRequest, metadata: TableMetadata, description: str
+) -> Expression:
     schema = metadata.current_schema if request.schema_id is None else metadata.schema(request.schema_id)
     if schema is None:
         raise BadRequest(f"{description}: schema-id is {request.schema_id}; the table has no such schema")

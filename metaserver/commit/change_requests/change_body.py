@@ -20,7 +20,7 @@ UNSET = msgspec.UNSET
 _NonNegative = Annotated[int, msgspec.Meta(ge=0, le=LONG_MAX)]
 
 
-def doc(description: str, **schema: Any) -> msgspec.Meta:
+def describe_field(description: str, **schema: Any) -> msgspec.Meta:
     """Return the metadata of a request field.
 
     Args:
@@ -31,7 +31,7 @@ def doc(description: str, **schema: Any) -> msgspec.Meta:
 
 
 _File = Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
-_Filter = Annotated[msgspec.Raw, doc("An expression of the Iceberg REST specification.")]
+_Filter = Annotated[msgspec.Raw, describe_field("An expression of the Iceberg REST specification.")]
 
 
 class Producer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,7 +66,7 @@ class ChangeReplace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     filter: _Filter = msgspec.field(default_factory=msgspec.Raw)
     partitions: Annotated[
-        str | None, doc("Replace all live files in the partitions of the added files.", enum=[WRITTEN])
+        str | None, describe_field("Replace all live files in the partitions of the added files.", enum=[WRITTEN])
     ] = None
 
 
@@ -78,16 +78,18 @@ class IndexFileGiven(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown
 class ChangeFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_unknown_fields=True):
     table_uuid: Annotated[
         str | None,
-        doc("The UUID of the table. If the name refers to another table, the change is refused with 409."),
+        describe_field("The UUID of the table. If the name refers to another table, the change is refused with 409."),
     ] = None
     branch: str = MAIN
     producer: Annotated[
         Producer | None,
-        doc("The writer, and the sequence number that it gave this change. A sequence number is committed only once."),
+        describe_field(
+            "The writer, and the sequence number that it gave this change. A sequence number is committed only once."
+        ),
     ] = None
     repeats_only: Annotated[
         bool,
-        doc(
+        describe_field(
             "Only answer a repeat. If the producer has committed this change, the server returns the first answer; "
             "otherwise it answers 409 and changes nothing. A writer whose rows were changed since it read them uses "
             "this to determine whether its own change changed them."
@@ -95,31 +97,31 @@ class ChangeFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", fo
     ] = False
     change_id: Annotated[
         str | None,
-        doc(
+        describe_field(
             "An id that all attempts of one change share. After several collisions, the change has priority for some "
             "time, and other changes to the table wait."
         ),
     ] = None
     fence: Annotated[
         Int64 | None,
-        doc(
+        describe_field(
             "The fencing number of a job of the table services. If another replica runs the table services now, the "
             "change is refused with 409, so that a job of the earlier replica commits nothing."
         ),
     ] = None
     operation: Annotated[
         str | None,
-        doc(
+        describe_field(
             "The operation of the snapshot (Iceberg specification). By default, the server derives it from the change.",
             enum=[*OPERATIONS, None],
         ),
     ] = None
-    isolation: Annotated[str, doc("The isolation level. The default is serializable.", enum=list(ISOLATIONS))] = (
-        SERIALIZABLE
-    )
+    isolation: Annotated[
+        str, describe_field("The isolation level. The default is serializable.", enum=list(ISOLATIONS))
+    ] = SERIALIZABLE
     schema_id: Annotated[
         Int32 | None,
-        doc(
+        describe_field(
             "The schema that resolves names in filters. The default is the current schema. If the scope has a filter, "
             "and another schema is current now, the change is refused with 409, because names in the filter may mean "
             "different columns."
@@ -127,13 +129,14 @@ class ChangeFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", fo
     ] = None
     format_version: Annotated[
         Int32 | None,
-        doc(
+        describe_field(
             "The format version for which files were rewritten. If the table has a different version now, the change "
             "is refused with 409. From version 3 on, rewritten files contain the row ids of their rows."
         ),
     ] = None
     add: Annotated[
-        list[_File], doc("Data and delete files to add. Each is a ContentFile of the Iceberg REST specification.")
+        list[_File],
+        describe_field("Data and delete files to add. Each is a ContentFile of the Iceberg REST specification."),
     ] = []
     """The files to add.
 
@@ -141,18 +144,20 @@ class ChangeFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", fo
     """
     remove: Annotated[
         tuple[Remove, ...],
-        doc("Live files to remove. A deletion vector is identified by the path of its Puffin file and its offset."),
+        describe_field(
+            "Live files to remove. A deletion vector is identified by the path of its Puffin file and its offset."
+        ),
     ] = ()
     index_files: Annotated[
         tuple[IndexFileGiven, ...],
-        doc(
+        describe_field(
             f"Index files to register with the snapshot, stored in the folder {INDEX_FOLDER} of the table.",
             maxItems=INDEX_FILES_MAX,
         ),
     ] = ()
     undo_snapshot_id: Annotated[
         Int64 | None,
-        doc(
+        describe_field(
             "A snapshot with the operation replace to undo: the change removes the files that this snapshot added, and "
             "restores the files that it removed. The change must not add or remove other files. If later commits "
             "changed the added files, the change is refused with 409."
@@ -166,21 +171,21 @@ class ChangeBody(ChangeFields, frozen=True, kw_only=True):
 
     read_snapshot_id: Annotated[
         Int64 | msgspec.UnsetType | None,
-        doc(
+        describe_field(
             "The snapshot from which the change was computed; null for an empty table. It is required if the change "
             "removes files, has a scope, or adds position deletes or deletion vectors."
         ),
     ] = UNSET
     scope: Annotated[
         ChangeScope | None,
-        doc(
+        describe_field(
             "The rows that the change has read, as a filter or as partitions. The default is all rows if the change "
             "removes files or adds position deletes or deletion vectors, otherwise no rows."
         ),
     ] = None
     replace: Annotated[
         ChangeReplace | None,
-        doc(
+        describe_field(
             "The live files that the change also removes: all files whose rows all match a filter, or all files in the "
             "partitions of the added files."
         ),

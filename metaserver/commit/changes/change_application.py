@@ -48,7 +48,7 @@ from seamark.metaserver.commit.snapshots.manifest_filter import (
 from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.commit.snapshots.removal_filter import RemovalFilter
-from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot, SnapshotTerms, produce
+from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot, SnapshotTerms, produce_snapshot
 from seamark.metaserver.commit.snapshots.snapshot_writer import (
     SnapshotWriter,
     StoredManifest,
@@ -309,7 +309,7 @@ class ChangeApplication:
         else:
             removed = await self._removing.remove(parent_manifests, to_remove, metadata, sequence_number)
         request = self.request
-        produced = await produce(
+        produced = await produce_snapshot(
             writer,
             SnapshotTerms(change.operation, request.branch, summary, request.producer),
             added,

@@ -225,10 +225,10 @@ class Commits:
                     if group:
                         await self._commit_group(namespace, name, group)
                 except SeamarkError as error:
-                    _fail(group, error)
+                    _fail_changes(group, error)
                 except Exception as error:  # noqa: BLE001  the waiting requests must receive the error
                     # Set the outcomes before writing the log entry, because logging may fail as well.
-                    _fail(group, error)
+                    _fail_changes(group, error)
                     _log.error("a commit failed unexpectedly", table=name, exc_info=error)
         finally:
             del self._queues[namespace, name]
@@ -297,7 +297,7 @@ class Commits:
                     await self._check_not_done(pending.request, pending.uuid, namespace, name)
                 except CommitUnknown as done:
                     pending.fail(done)
-            _fail(group, error)
+            _fail_changes(group, error)
             return
         metadata = await self._context.documents.table(entry.metadata_location)
         check_uuid(entry, metadata)
@@ -346,7 +346,7 @@ class Commits:
                 is_checked=True,
             )
         except CommitUnknown as error:
-            _fail(group, error)
+            _fail_changes(group, error)
             return
         assert loaded.entry is not None
         self._metrics.observe_group(len(attempt.produced))
@@ -355,7 +355,7 @@ class Commits:
             pending.succeed(CommitResult(committed, loaded.entry.metadata_location))
         for pending, refusal in attempt.refused:
             pending.fail(refusal)
-        _fail(attempt.twins, IdempotencyTaken("by another change of the group"))
+        _fail_changes(attempt.twins, IdempotencyTaken("by another change of the group"))
         for pending in attempt.repeats:
             assert pending.request.producer is not None
             last = attempt.producers[pending.request.producer.id]
@@ -495,7 +495,7 @@ class Commits:
                 pending.fail(error)
 
 
-def _fail(jobs: Sequence[PendingChange], error: BaseException) -> None:
+def _fail_changes(jobs: Sequence[PendingChange], error: BaseException) -> None:
     for pending in jobs:
         pending.fail(error)
 

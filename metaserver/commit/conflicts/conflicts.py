@@ -52,7 +52,7 @@ from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
-from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView, return_false
+from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView, never_expires
 
 _IN_LOOP_FILES_MAX = 200
 """The maximum number of files and partitions that are compared on the event loop. A thread compares larger numbers."""
@@ -365,7 +365,7 @@ class ConflictCheck:
         rows = read() if is_short else await asyncio.to_thread(read)
         if len(rows) and scope.bound is not None:
             exclude = exclude_data if stats else exclude_deletes
-            rows = (await exclude(self._files, _restrict(files, rows), scope.bound)).selection.list_entry_ids()
+            rows = (await exclude(self._files, _select_entries(files, rows), scope.bound)).selection.list_entry_ids()
         if len(rows):
             block, local = files.view.locate(int(rows[0]))
             raise Collision(
@@ -381,9 +381,9 @@ class ConflictCheck:
             if scope.bound != TRUE:
                 specs = {spec.spec_id: project_inclusive(scope.bound, spec) for spec in self._metadata.partition_specs}
                 by_spec = {number: demand for number, demand in specs.items() if number in files.view.specs}
-                narrow_by_partition(selection, by_spec, return_false)
+                narrow_by_partition(selection, by_spec, never_expires)
                 if stats:
-                    narrow_by_stats(selection, scope.bound, return_false)
+                    narrow_by_stats(selection, scope.bound, never_expires)
             return selection.list_entry_ids()
         rows = selection.list_entry_ids()
         groups = group_by_partition(find_files_at(files.view, rows))
@@ -431,7 +431,7 @@ def find_first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | Non
     return paths[at] if at < len(paths) and (high is None or paths[at] <= high) else None
 
 
-def _restrict(files: AddedFiles, entry_ids: Longs) -> AddedFiles:
+def _select_entries(files: AddedFiles, entry_ids: Longs) -> AddedFiles:
     """Return the files with these entry ids, as a selection of the same view."""
     mask = np.zeros(files.view.file_count, dtype=np.uint8)
     mask[files.view.find_positions(entry_ids)] = 1

@@ -21,7 +21,7 @@ from seamark.metaserver.commit.change_requests.change_body import APPEND, DELETE
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import read_strings
-from seamark.metaserver.planner.pruning.file_pruning import keep_appended
+from seamark.metaserver.planner.pruning.file_pruning import keep_appended_files
 from seamark.metaserver.planner.view.view import FileSelection, TableView
 
 _DATA = 0
@@ -106,14 +106,14 @@ class History:
             ]
         view = TableView(manifests, await self._manifests.read_blocks(manifests))
         selection = FileSelection.select_all(view)
-        keep_appended(selection, {snapshot.snapshot_id for snapshot in changing})
+        keep_appended_files(selection, {snapshot.snapshot_id for snapshot in changing})
         return AddedFiles(view, selection)
 
     def select_writing_deletes(self, deletes: AddedFiles) -> AddedFiles:
         """Return the delete files whose snapshots may also have added data files."""
         ids = {snapshot_id for snapshot_id, operation in self._operations.items() if operation != DELETE}
         selection = deletes.selection.copy()
-        keep_appended(selection, ids)
+        keep_appended_files(selection, ids)
         return AddedFiles(deletes.view, selection)
 
     async def find_removed(self, *, deletes: bool, replaced: bool) -> list[RemovedFiles]:

@@ -38,11 +38,11 @@ from seamark.metaserver.commit.conflicts.history import AddedFiles
 from seamark.metaserver.commit.snapshots.manifests import CheckPaths
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.planner.deletes.delete_files import delete_files_at
+from seamark.metaserver.planner.deletes.delete_files import list_delete_files_at
 from seamark.metaserver.planner.joins.dimension_columns import FileColumn, find_rows_where, iterate_filtered_columns
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.rows.row_deletes import find_key_columns
-from seamark.metaserver.planner.view.view import FileSelection, TableView, return_false
+from seamark.metaserver.planner.view.view import FileSelection, TableView, never_expires
 
 FILES_MAX = 200
 """The maximum number of files whose keys one check reads. If there are more, all files count as matches."""
@@ -91,9 +91,9 @@ def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[FileSelection
         if condition == TRUE:
             continue
         part = _select_files(added, positions)
-        narrow_by_stats(part, condition, return_false)
+        narrow_by_stats(part, condition, never_expires)
         matching = set(part.list_positions().tolist())
-        _drop(selection, [position for position in positions if position not in matching])
+        _drop_positions(selection, [position for position in positions if position not in matching])
         unmatched_files += (_describe_file(added.view, position, condition) for position in sorted(matching))
     return selection, unmatched_files
 
@@ -146,7 +146,7 @@ def _locate_row(view: TableView, position: int) -> tuple[int, Block, int]:
     return number, view.blocks[number], position - int(view.starts[number])
 
 
-def _mask(view: TableView, positions: Iterable[int], *, elsewhere: bool) -> npt.NDArray[np.uint8]:
+def _make_position_mask(view: TableView, positions: Iterable[int], *, elsewhere: bool) -> npt.NDArray[np.uint8]:
     mask = np.full(view.file_count, elsewhere, dtype=np.uint8)
     mask[list(positions)] = not elsewhere
     return mask
@@ -154,13 +154,13 @@ def _mask(view: TableView, positions: Iterable[int], *, elsewhere: bool) -> npt.
 
 def _select_files(files: AddedFiles, positions: Iterable[int]) -> FileSelection:
     selection = files.selection.copy()
-    selection.intersect(_mask(files.view, positions, elsewhere=False))
+    selection.intersect(_make_position_mask(files.view, positions, elsewhere=False))
     return selection
 
 
-def _drop(selection: FileSelection, positions: Sequence[int]) -> None:
+def _drop_positions(selection: FileSelection, positions: Sequence[int]) -> None:
     if positions:
-        selection.intersect(_mask(selection.view, positions, elsewhere=True))
+        selection.intersect(_make_position_mask(selection.view, positions, elsewhere=True))
 
 
 def _describe_file(view: TableView, position: int, condition: Expression) -> _File:
@@ -196,7 +196,7 @@ async def find_first_match(
     row_sets = {row for row, _ in pairs}, {delete for _, delete in pairs}
     if sum(map(len, row_sets)) > FILES_MAX:
         return pairs[0]
-    deletes = delete_files_at(view, row_sets[1])
+    deletes = list_delete_files_at(view, row_sets[1])
     files = {row: _describe_file(view, position, TRUE) for row, position in _list_positions(view, row_sets[0])}
     keyed = [delete for delete in deletes.values() if delete.content == EQUALITY]
     sizes = {file.path: file.size_bytes for file in files.values()} | {file.path: file.size_bytes for file in keyed}
@@ -264,7 +264,9 @@ async def _drop_disjoint(source: CheckedFiles, selection: FileSelection, files: 
                 return False
 
     results = await asyncio.gather(*map(disjoint, readable))
-    _drop(selection, [file.position for file, is_disjoint in zip(readable, results, strict=True) if is_disjoint])
+    _drop_positions(
+        selection, [file.position for file, is_disjoint in zip(readable, results, strict=True) if is_disjoint]
+    )
 
 
 def _is_disjoint(data: bytes, file: _File) -> bool:

@@ -19,13 +19,13 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.transforms import (
     IDENTITY,
     VOID,
-    apply,
     canonicalize_transform,
+    compute_transform,
     get_transform_name,
     get_transform_width,
     is_known,
 )
-from seamark.formats.iceberg.types.values import Value, make_value_key, partition_key
+from seamark.formats.iceberg.types.values import Value, compute_partition_key, make_value_key
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.lookup.partitions import PartitionFieldValue, PartitionTuple
 from seamark.metaserver.planner.view.view import are_comparable
@@ -153,7 +153,7 @@ class Targets:
 
 
 def _make_key(constraints: Iterable[_Constraint]) -> object:
-    return partition_key([constraint.value for constraint in constraints])
+    return compute_partition_key([constraint.value for constraint in constraints])
 
 
 def _have_same_fields(left: Sequence[_Constraint], right: Sequence[_Constraint]) -> bool:
@@ -184,10 +184,10 @@ def _are_disjoint(left: _Constraint, right: _Constraint) -> bool:
     if get_transform_name(left.transform) == get_transform_name(right.transform) == "bucket":
         shared = gcd(get_transform_width(left.transform), get_transform_width(right.transform))
         return bool(int(left.value) % shared != int(right.value) % shared)
-    return _differs(left, right) or _differs(right, left)
+    return _contradicts(left, right) or _contradicts(right, left)
 
 
-def _differs(exact: _Constraint, other: _Constraint) -> bool:
+def _contradicts(exact: _Constraint, other: _Constraint) -> bool:
     """Return whether an exact value contradicts the other constraint."""
     if exact.transform != IDENTITY or exact.value is None:
         return False
@@ -225,6 +225,6 @@ def _apply_transform(transform: str, kind: str, value: Value) -> Value | None:
     if get_transform_name(transform) == "truncate" and not is_ordered(transform, kind):
         return None  # Writers implement this transform differently (`ranges.py`).
     try:
-        return apply(transform, kind, value)
+        return compute_transform(transform, kind, value)
     except (BadRequest, ValueError, TypeError, OverflowError, KeyError):
         return None  # The column had a different type when the partition value was written.

@@ -57,7 +57,7 @@ async def find_replaced_files(
     matching = await planner.bind_and_plan(metadata, ScanRequest(filter=scope.bound, snapshot_id=head.snapshot_id))
     paths = await asyncio.to_thread(_list_paths, matching.view, matching.entry_ids)
     if scope.bound != TRUE:
-        opposite = await asyncio.to_thread(negate, scope.bound, metadata)
+        opposite = await asyncio.to_thread(negate_bound_expression, scope.bound, metadata)
         unmatched = await planner.bind_and_plan(metadata, ScanRequest(filter=opposite, snapshot_id=head.snapshot_id))
         partly = await asyncio.to_thread(lambda: paths & _list_paths(unmatched.view, unmatched.entry_ids))
         if partly and not (matching.complete and unmatched.complete):
@@ -93,7 +93,7 @@ def _select_files_in_scope(view: TableView, metadata: TableMetadata, scope: Read
     return {Remove(path) for path in _list_paths(view, rows[np.array(removed, dtype=np.bool_)[groups.numbers]])}
 
 
-def negate(expression: Expression, metadata: TableMetadata) -> Expression:
+def negate_bound_expression(expression: Expression, metadata: TableMetadata) -> Expression:
     """Return the negation of a bound expression. Each row that does not match the expression matches its negation.
 
     If neither a predicate nor its negation matches null or NaN, the result also matches these values. Engines disagree
@@ -101,9 +101,9 @@ def negate(expression: Expression, metadata: TableMetadata) -> Expression:
     """
     match expression:
         case And(children):
-            return join_by_or(*(negate(child, metadata) for child in children))
+            return join_by_or(*(negate_bound_expression(child, metadata) for child in children))
         case Or(children):
-            return join_by_and(*(negate(child, metadata) for child in children))
+            return join_by_and(*(negate_bound_expression(child, metadata) for child in children))
         case Always(value):
             return Always(not value)
         case Bound():

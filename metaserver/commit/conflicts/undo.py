@@ -160,11 +160,11 @@ async def _read_entries(manifests: Manifests, metadata: TableMetadata, listed: S
     entries_by_key: _Entries = {}
     for manifest in listed:
         entries = await manifests.read_entries(manifest, metadata)
-        await run_by_count(len(entries), partial(_add, entries, entries_by_key))
+        await run_by_count(len(entries), partial(_add_entries, entries, entries_by_key))
     return entries_by_key
 
 
-def _add(entries: Iterable[ManifestEntry], entries_by_key: _Entries) -> None:
+def _add_entries(entries: Iterable[ManifestEntry], entries_by_key: _Entries) -> None:
     entries_by_key.update((make_file_key(entry.file), entry) for entry in entries)
 
 

@@ -25,7 +25,7 @@ from seamark.formats.iceberg.metadata.requirements import (
 )
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.iceberg.metadata.updates import AddSnapshot, AssignUuid, Update, apply_updates
-from seamark.formats.protocol.wire import check_changeable, check_name, check_new_name, show
+from seamark.formats.protocol.wire import check_changeable, check_name, check_new_name, format_path
 from seamark.formats.runtime.errors import (
     BadRequest,
     CommitConflict,
@@ -52,7 +52,7 @@ from seamark.metaserver.commit.engine_commits.rebase import (
     RevisedUpdates,
     can_rebase_appends,
     find_snapshot_commit,
-    rebase,
+    rebase_snapshot,
 )
 from seamark.metaserver.commit.publication import CommitEvent, PreparedCommit, Publisher, Races, make_pointer_moved
 from seamark.metaserver.commit.removed_files import check_snapshots_stored
@@ -182,9 +182,9 @@ class EngineCommits:
         names = [(change.namespace, change.name) for change in changes]
         if len(set(names)) != len(names):
             repeated = next(name for name, following in itertools.pairwise(names) if name == following)
-            raise BadRequest(f"The transaction has two changes for {show(*repeated)}; merge them")
+            raise BadRequest(f"The transaction has two changes for {format_path(*repeated)}; merge them")
         context = self._context
-        parse = partial(_parse, changes)
+        parse = partial(_parse_changes, changes)
         tables, identity = await context.large.run_by_size(caller.principal_name, caller.request_bytes, parse)
         if any(table.added_snapshots or table.removed_snapshot_ids for table in tables):
             await self._plans.drop_overtaken(tables)
@@ -305,7 +305,7 @@ class EngineCommits:
             metadata = await self._apply(commit, base, updates)
         if base is None:
             await self._check_new_uuid(metadata)
-        events = [_describe(commit, updates)]
+        events = [_describe_commit(commit, updates)]
         files = rebased.files if rebased else ()
         prepared = await self.publisher.prepare(caller, full_name, entry, base, metadata, events=events, files=files)
         if rebased is None and (table.added_snapshots or table.statistics_paths):
@@ -335,7 +335,7 @@ class EngineCommits:
             check_uuid(entry, base)
             return entry, base
         if not table.is_create:
-            raise NoSuchTable(f"Table does not exist: {show(table.namespace, table.name)}")
+            raise NoSuchTable(f"Table does not exist: {format_path(table.namespace, table.name)}")
         check_new_name(table.name, "table name")
         await check_name_free(self._context, table.namespace, table.name)
         return None, None
@@ -389,7 +389,7 @@ class EngineCommits:
         await self._raise_if_committed(commit)
         folder = check_metadata_folder(self._context, base.location, base.properties)
         uuid, is_single = get_uuid(entry, base), commit.is_single
-        return await rebase(
+        return await rebase_snapshot(
             self._context,
             commit.manifests,
             uuid,
@@ -444,7 +444,7 @@ class EngineCommits:
         return LoadedTable(entry=committed_entry, metadata=metadata)
 
 
-def _parse(changes: Sequence[TableChange]) -> tuple[list[TableCommit], str | None]:
+def _parse_changes(changes: Sequence[TableChange]) -> tuple[list[TableCommit], str | None]:
     """Parse the changes. Return the commits, and the fingerprint of the request, or None if it adds no snapshot."""
     tables = [read_table_commit(change) for change in changes]
     adds_snapshot = any(table.added_snapshots for table in tables)
@@ -468,7 +468,7 @@ def _lower_action(update: dict[str, Any]) -> dict[str, Any]:
     return {**update, "action": update["action"].lower()}
 
 
-def _describe(commit: _Commit, updates: Sequence[Update]) -> CommitEvent:
+def _describe_commit(commit: _Commit, updates: Sequence[Update]) -> CommitEvent:
     """Return the event that the timeline records for the updates of one table."""
     added = [update.snapshot for update in updates if isinstance(update, AddSnapshot)]
     return CommitEvent(

@@ -140,7 +140,7 @@ def can_rebase_appends(metadata: TableMetadata) -> bool:
     return metadata.properties.get(PROPERTY, "").lower() == "append"
 
 
-async def rebase(
+async def rebase_snapshot(
     context: CatalogContext,
     manifests: CommitManifests,
     uuid: str,

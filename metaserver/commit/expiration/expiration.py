@@ -22,7 +22,7 @@ import structlog
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.updates import RemoveSnapshotRef, RemoveSnapshots, Update, apply_updates
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound, SeamarkError
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
@@ -37,7 +37,7 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry, EntryKind, Instant, InstantState, NamespacePath
 from seamark.metaserver.store.operations import MoveInstant, RecordInstant
-from seamark.metaserver.store.passed_time import look_at_clock
+from seamark.metaserver.store.passed_time import read_passed_time
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 
 ACTION = "expiration"
@@ -157,7 +157,7 @@ class Expiration:
                 if attempt == retries:
                     raise
                 continue
-            report = _report(removal)
+            report = _make_report(removal)
             if instant is None:
                 return report
             failed = await self._delete(instant, removal.unused)
@@ -185,7 +185,7 @@ class Expiration:
                     removal = await self._plan(namespace, name, request)
             except TimeoutError:
                 raise CommitConflict(
-                    f"{show(namespace, name)} changes faster than the expiration can read it; try again later"
+                    f"{format_path(namespace, name)} changes faster than the expiration can read it; try again later"
                 ) from None
             if request.dry_run or removal.after is removal.before:
                 return removal, None
@@ -219,10 +219,11 @@ class Expiration:
         check_uuid(entry, former_metadata)
         if not is_collectable(former_metadata):
             raise BadRequest(
-                f"Cannot expire snapshots of {show(namespace, name)}: its gc.enabled is false, so others may use its "
+                f"Cannot expire snapshots of {format_path(namespace, name)}: its gc.enabled is false, so others may "
+                f"use its "
                 "files"
             )
-        passed = await look_at_clock(context.store, context.clock)
+        passed = await read_passed_time(context.store, context.clock)
         now_ms = passed.now_ms
         policies = await load_policies(context.store, namespace)
         policy = ExpirationPolicy.of(
@@ -324,7 +325,7 @@ class Expiration:
         assert instant.name is not None
         entry = await self._context.store.load_entry(EntryKind.TABLE, instant.namespace, instant.name)
         if entry is None or entry.uuid != instant.uuid:
-            raise NotFound(f"{show(instant.namespace, instant.name)} was dropped or renamed")
+            raise NotFound(f"{format_path(instant.namespace, instant.name)} was dropped or renamed")
         return entry
 
     async def _delete(self, instant: Instant, unused: UnusedFiles) -> int:
@@ -369,7 +370,7 @@ class Expiration:
             return  # Another replica has completed the instant.
 
 
-def _report(removal: _Removal) -> ExpirationReport:
+def _make_report(removal: _Removal) -> ExpirationReport:
     unused = removal.unused
     return ExpirationReport(
         snapshots=len(removal.expired.snapshot_ids),

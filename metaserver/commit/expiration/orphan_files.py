@@ -36,7 +36,7 @@ from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import get_metadata_folder, parse_long
 from seamark.formats.iceberg.metadata.retention import MIN_ORPHAN_AGE, MIN_ORPHAN_AGE_DEFAULT_MS
-from seamark.formats.protocol.wire import CLOCK_FOLDER, FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, fold_path, show
+from seamark.formats.protocol.wire import CLOCK_FOLDER, FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, fold_path, format_path
 from seamark.formats.runtime.errors import BadRequest, SeamarkError
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.catalog import Catalog
@@ -54,7 +54,7 @@ from seamark.metaserver.objects.port import ObjectInfo, Upload
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
-from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
+from seamark.metaserver.store.passed_time import PassedTime, read_passed_time
 
 ACTION = "orphan-files"
 AGE_MIN_MS = 24 * 3_600_000
@@ -173,7 +173,7 @@ class OrphanRemoval:
         """
         async with self._slots:
             entry, metadata = await self._load(namespace, name)
-            passed = await look_at_clock(self._context.store, self._context.clock)
+            passed = await read_passed_time(self._context.store, self._context.clock)
             policies = await load_policies(self._context.store, namespace)
             older_than_ms = self._check_age(with_policies(metadata, policies), request, passed)
             needed_names = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
@@ -187,7 +187,7 @@ class OrphanRemoval:
             if confirmed or uploads:
                 for folder in _drop_nested_folders(list_own_folders(self._context, metadata)):
                     await read_storage_time_ms(self._context.objects, self._context.clock, f"{folder}/{CLOCK_FOLDER}")
-            report = _report(confirmed, listing.listed, is_complete=listing.is_complete)
+            report = _make_report(confirmed, listing.listed, is_complete=listing.is_complete)
             report = msgspec.structs.replace(report, files_unconfirmed=len(listing.orphans) - len(confirmed))
             if request.dry_run:
                 return msgspec.structs.replace(report, uploads=len(uploads))
@@ -207,7 +207,7 @@ class OrphanRemoval:
         elif await context.store.count_names(entry.uuid) != 1:
             reason = "several names, live or dropped, share its UUID and with it its files"
         if reason is not None:
-            raise BadRequest(f"Cannot remove orphan files of {show(namespace, name)}: {reason}")
+            raise BadRequest(f"Cannot remove orphan files of {format_path(namespace, name)}: {reason}")
         return entry, metadata
 
     def _check_age(self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, passed: PassedTime) -> int:
@@ -322,7 +322,7 @@ class OrphanRemoval:
             deleted += [info for info, is_deleted in zip(batch, outcomes, strict=True) if is_deleted]
             failed += outcomes.count(False)
         deletion = msgspec.structs.replace(
-            _report(deleted, report.listed, is_complete=not report.files_left), uploads=report.uploads
+            _make_report(deleted, report.listed, is_complete=not report.files_left), uploads=report.uploads
         )
         summary: dict[str, Any] = {
             "deleted-files": deletion.files,
@@ -344,7 +344,9 @@ class OrphanRemoval:
         """
         current, metadata = await self._load(entry.namespace, entry.name)
         if current.uuid != entry.uuid:
-            raise BadRequest(f"{show(entry.namespace, entry.name)} now refers to another table; the removal stops here")
+            raise BadRequest(
+                f"{format_path(entry.namespace, entry.name)} now refers to another table; the removal stops here"
+            )
         await needed.add(current, metadata)
 
 
@@ -448,7 +450,7 @@ async def _batch_objects(infos: AsyncIterator[ObjectInfo]) -> AsyncIterator[list
         yield batch
 
 
-def _report(files: list[ObjectInfo], listed: int, *, is_complete: bool) -> OrphanReport:
+def _make_report(files: list[ObjectInfo], listed: int, *, is_complete: bool) -> OrphanReport:
     return OrphanReport(
         files=len(files),
         size_in_bytes=sum(info.size_bytes for info in files),

@@ -21,7 +21,7 @@ from seamark.formats.runtime.errors import BadRequest, Corrupt
 from seamark.formats.storage.locations import list_spellings, normalize_location
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.planner.lookup.lookup import lookup
+from seamark.metaserver.planner.lookup.lookup import find_files_by_prefix
 from seamark.metaserver.planner.view.view import TableView
 
 _MANIFESTS_PER_READ = 64
@@ -186,7 +186,7 @@ async def list_content_files(
 def _estimate_sizes(listed: Sequence[ManifestFile], blocks: Sequence[Block]) -> dict[str, tuple[str, int]]:
     sizes_by_path: dict[str, tuple[str, int]] = {}
     for manifest, block in zip(listed, blocks, strict=True):
-        files = lookup(TableView((manifest,), (block,)))
+        files = find_files_by_prefix(TableView((manifest,), (block,)))
         paths, sizes = files.read_texts("file_path").list_values(), files.read_longs("file_size_in_bytes").tolist()
         for path, size in zip(paths, sizes, strict=True):
             if path is not None:

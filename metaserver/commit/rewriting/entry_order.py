@@ -16,7 +16,7 @@ from seamark.formats.iceberg.manifests.content_file import ContentFile
 from seamark.formats.iceberg.manifests.writer import ManifestEntry
 from seamark.formats.iceberg.metadata.clustering import ClusteringLayout
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.types.values import decode, partition_key
+from seamark.formats.iceberg.types.values import compute_partition_key, decode_single_value
 from seamark.formats.runtime.errors import BadRequest
 
 Key = tuple[object, ...]
@@ -24,7 +24,7 @@ Key = tuple[object, ...]
 
 def make_partition_key(entry: ManifestEntry) -> Key:
     """Return a key that is equal for all entries of one partition in the manifests of one spec."""
-    return partition_key(entry.file.partition)
+    return compute_partition_key(entry.file.partition)
 
 
 def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, int]:
@@ -38,7 +38,9 @@ def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, in
     return touches, len(seen_keys)
 
 
-def divide(entries: Sequence[ManifestEntry], fitting: int, bound: Callable[[ContentFile], Key]) -> list[list[Any]]:
+def divide_entries(
+    entries: Sequence[ManifestEntry], fitting: int, bound: Callable[[ContentFile], Key]
+) -> list[list[Any]]:
     """Divide the entries among new manifests.
 
     Args:
@@ -49,7 +51,10 @@ def divide(entries: Sequence[ManifestEntry], fitting: int, bound: Callable[[Cont
     Returns:
         The entries of each new manifest.
     """
-    ordered = sorted(entries, key=lambda entry: (_order(entry.file.partition), bound(entry.file), entry.file.file_path))
+    ordered = sorted(
+        entries,
+        key=lambda entry: (_make_partition_order(entry.file.partition), bound(entry.file), entry.file.file_path),
+    )
     chunks: list[list[ManifestEntry]] = [[]]
     for _, members in groupby(ordered, key=make_partition_key):
         partition = list(members)
@@ -63,7 +68,7 @@ def divide(entries: Sequence[ManifestEntry], fitting: int, bound: Callable[[Cont
     return [chunk for chunk in chunks if chunk]
 
 
-def _order(partition: Sequence[Any]) -> Key:
+def _make_partition_order(partition: Sequence[Any]) -> Key:
     """Return the sort key of a partition. Nulls sort first."""
     return tuple((value is not None, 0 if value is None else value) for value in partition)
 
@@ -87,7 +92,7 @@ def make_clustering_bound(metadata: TableMetadata) -> Callable[[ContentFile], Ke
         if stored is None:
             return (False, 0)
         try:
-            return (True, decode(kind, stored))
+            return (True, decode_single_value(kind, stored))
         except ValueError:  # The bound was written with an earlier type of the column.
             return (False, 0)
 

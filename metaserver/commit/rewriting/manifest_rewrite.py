@@ -31,7 +31,7 @@ from seamark.formats.iceberg.metadata.manifest_policy import MIN_COUNT, MIN_COUN
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import parse_int
 from seamark.formats.iceberg.metadata.snapshot import MAIN
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, CommitUnknown
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
@@ -39,11 +39,11 @@ from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.change_requests.change_body import REPLACE
 from seamark.metaserver.commit.publication import MANIFESTS_REWRITTEN, CommitEvent, Publisher
-from seamark.metaserver.commit.rewriting.entry_order import count_touches, divide, make_clustering_bound
+from seamark.metaserver.commit.rewriting.entry_order import count_touches, divide_entries, make_clustering_bound
 from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests, drop_dead_manifests
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
 from seamark.metaserver.commit.snapshots.manifests import MANIFESTS_CONCURRENT_MAX, Manifests
-from seamark.metaserver.commit.snapshots.snapshot_producer import SnapshotTerms, produce
+from seamark.metaserver.commit.snapshots.snapshot_producer import SnapshotTerms, produce_snapshot
 from seamark.metaserver.commit.snapshots.snapshot_writer import (
     ENTRIES_MAX,
     SnapshotWriter,
@@ -146,7 +146,7 @@ class _WrittenGroup(NamedTuple):
 
     def fits(self, listed: Sequence[ManifestFile]) -> bool:
         """Return whether the head still lists all old manifests of the group, with the same inherited values."""
-        return set(map(_identify, self.group.replaced)) <= set(map(_identify, listed))
+        return set(map(_make_manifest_identity, self.group.replaced)) <= set(map(_make_manifest_identity, listed))
 
 
 class ManifestRewrite:
@@ -199,16 +199,16 @@ class ManifestRewrite:
             min_count = max(2, parse_int(with_policies(metadata, policies).properties, MIN_COUNT, MIN_COUNT_DEFAULT))
         groups = await self._choose_groups(manifests, listed, metadata, min_count)
         if request.dry_run or not groups:
-            return _report(listed, groups, ())
+            return _make_report(listed, groups, ())
         writer = await open_writer(self._context, self._manifests, entry.uuid, metadata)
         needed: frozenset[str] = frozenset()
         try:
-            written = [await _write(writer, group, metadata) for group in groups]
+            written = [await _write_group(writer, group, metadata) for group in groups]
             async with self._publisher.lock(namespace, name):
                 try:
                     report, needed = await self._commit(caller, entry, metadata.format_version, writer, written)
                 except CommitConflict:  # Another server has committed first.
-                    report = _report(listed, (), (), conflicts=len(groups))
+                    report = _make_report(listed, (), (), conflicts=len(groups))
         except CommitUnknown:
             needed = frozenset(writer.written)  # Keep all files until the outcome is known, because they may be live.
             raise
@@ -222,7 +222,8 @@ class ManifestRewrite:
         check_uuid(entry, metadata)
         if metadata.format_version == 1:
             raise BadRequest(
-                f"Cannot rewrite the manifests of {show(namespace, name)}: it has format version 1; upgrade it to "
+                f"Cannot rewrite the manifests of {format_path(namespace, name)}: it has format version 1; upgrade it "
+                f"to "
                 "version 2"
             )
         return entry, metadata
@@ -242,13 +243,13 @@ class ManifestRewrite:
         for (spec_id, content), members in by_kind.items():
             if not can_be_written(metadata, spec_id):
                 continue
-            chosen_manifests = _choose(members)
+            chosen_manifests = _choose_smallest(members)
             group: _Group | None = None
             if len(chosen_manifests) >= min(min_count, _TOUCHES):
                 read = [await manifests.read_entries(manifest, metadata) for manifest in chosen_manifests]
                 group = await asyncio.to_thread(_divide_entries, spec_id, content, chosen_manifests, read, metadata)
             if group is None or not _is_worth(group, min_count):
-                chosen_manifests = _choose(await self._with_wrong_metrics(members, metadata))
+                chosen_manifests = _choose_smallest(await self._with_wrong_metrics(members, metadata))
                 if not chosen_manifests:
                     continue
                 read = [await manifests.read_entries(manifest, metadata) for manifest in chosen_manifests]
@@ -292,13 +293,13 @@ class ManifestRewrite:
         is_same_table = entry.uuid == before.uuid and metadata.format_version == version
         fitting = [written_group for written_group in written if is_same_table and written_group.fits(listed)]
         if not fitting:
-            return _report(listed, (), (), conflicts=len(written)), frozenset()
+            return _make_report(listed, (), (), conflicts=len(written)), frozenset()
         replaced = {manifest.manifest_path for written_group in fitting for manifest in written_group.group.replaced}
         stored = [manifest for written_group in fitting for manifest in written_group.stored]
         unchanged = tuple(manifest for manifest in listed if manifest.manifest_path not in replaced)
-        produced = await produce(
+        produced = await produce_snapshot(
             writer,
-            SnapshotTerms(REPLACE, MAIN, _summarize(fitting, len(unchanged))),
+            SnapshotTerms(REPLACE, MAIN, _build_summary(fitting, len(unchanged))),
             stored,
             NOTHING,
             RewrittenManifests(unchanged, ()),
@@ -310,7 +311,7 @@ class ManifestRewrite:
         event = CommitEvent(caller, requested_ms, produced.snapshot.snapshot_id, produced.summary, MANIFESTS_REWRITTEN)
         await self._publisher.publish(caller, entry, metadata, produced.metadata, events=[event], operations=())
         groups = [written_group.group for written_group in fitting]
-        report = _report(listed, groups, stored, conflicts=len(written) - len(fitting))
+        report = _make_report(listed, groups, stored, conflicts=len(written) - len(fitting))
         return msgspec.structs.replace(report, snapshot_id=produced.snapshot.snapshot_id), produced.needed
 
 
@@ -326,12 +327,12 @@ async def open_manifest_rewrite(
         await cleanup.close()
 
 
-def _identify(manifest: ManifestFile) -> tuple[str, int, int | None]:
+def _make_manifest_identity(manifest: ManifestFile) -> tuple[str, int, int | None]:
     """Return the path of a manifest, and the values that its entries inherit."""
     return manifest.manifest_path, manifest.sequence_number, manifest.first_row_id
 
 
-def _choose(members: Sequence[ManifestFile]) -> list[ManifestFile]:
+def _choose_smallest(members: Sequence[ManifestFile]) -> list[ManifestFile]:
     """Return the smallest manifests that fit into the limits of a group, in the order of the manifest list."""
     paths: set[str] = set()
     size_bytes = entries = 0
@@ -358,7 +359,7 @@ def _divide_entries(
         for entry in former_entries
     ]
     repaired = sum(new.file is not old.file for new, old in zip(entries, former_entries, strict=True))
-    chunks = divide(
+    chunks = divide_entries(
         entries, _count_fitting_entries(entries, metadata, spec_id, content), make_clustering_bound(metadata)
     )
     before, partitions = count_touches(read)
@@ -393,12 +394,12 @@ def _is_worth(group: _Group, min_count: int) -> bool:
     return spread and group.touches_after <= _FEWER * group.touches_before
 
 
-async def _write(writer: SnapshotWriter, group: _Group, metadata: TableMetadata) -> _WrittenGroup:
+async def _write_group(writer: SnapshotWriter, group: _Group, metadata: TableMetadata) -> _WrittenGroup:
     work = [partial(writer.write_manifest, chunk, metadata, group.spec_id, group.content) for chunk in group.chunks]
     return _WrittenGroup(group, tuple(await gather(work, MANIFESTS_CONCURRENT_MAX)))
 
 
-def _summarize(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str]:
+def _build_summary(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str]:
     """Return the summary that Iceberg's `rewrite_manifests` writes."""
     created = sum(len(group.stored) for group in written)
     replaced = sum(len(group.group.replaced) for group in written)
@@ -410,7 +411,7 @@ def _summarize(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, s
     }
 
 
-def _report(
+def _make_report(
     listed: Sequence[ManifestFile], groups: Sequence[_Group], stored: Sequence[StoredManifest], *, conflicts: int = 0
 ) -> ManifestReport:
     replaced = [manifest for group in groups for manifest in group.replaced]

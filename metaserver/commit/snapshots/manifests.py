@@ -42,7 +42,7 @@ from seamark.formats.runtime.errors import BadRequest, Corrupt, ObjectMissing
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.objects.port import ObjectReader
-from seamark.metaserver.planner.lookup.lookup import lookup
+from seamark.metaserver.planner.lookup.lookup import find_files_by_prefix
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.settings.settings import Settings
@@ -408,7 +408,7 @@ def _decode_block(data: bytes, location: str) -> Block:
 
 
 def _list_names(manifest: ManifestFile, block: Block) -> PathHashes:
-    files = lookup(TableView((manifest,), (block,)))
+    files = find_files_by_prefix(TableView((manifest,), (block,)))
     hashed = []
     for name in ("file_path", "referenced_data_file"):
         texts = files.read_texts(name)

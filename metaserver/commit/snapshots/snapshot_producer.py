@@ -50,7 +50,7 @@ class ProducedSnapshot(NamedTuple):
     """The manifests of the snapshot and its manifest list."""
 
 
-async def produce(
+async def produce_snapshot(
     writer: SnapshotWriter,
     terms: SnapshotTerms,
     added: Sequence[StoredManifest],

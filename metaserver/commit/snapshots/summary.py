@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from seamark.formats.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
-from seamark.formats.iceberg.types.values import LONG_MAX, partition_key
+from seamark.formats.iceberg.types.values import LONG_MAX, compute_partition_key
 from seamark.formats.protocol.wire import PRODUCER_KEY, SEQUENCE_KEY
 from seamark.metaserver.commit.change_requests.change_body import Producer
 
@@ -40,7 +40,7 @@ def count_files(files: Iterable[ContentFile]) -> SummaryCounts:
         counts[name] = counts.get(name, 0) + amount
 
     for file in files:
-        partitions.add((file.spec_id, partition_key(file.partition)))
+        partitions.add((file.spec_id, compute_partition_key(file.partition)))
         add("files-size", file.content_size_in_bytes if file.is_deletion_vector else file.file_size_in_bytes)  # type: ignore[arg-type]
         if file.content == DATA:
             add("data-files", 1)

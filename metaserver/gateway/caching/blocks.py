@@ -15,7 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from seamark.cache.admission import AdmittingCache
-from seamark.cache.disk import DiskTier, account_key
+from seamark.cache.disk import DiskTier, make_account_key
 from seamark.cache.frequency import FrequencySketch
 from seamark.cache.tier import TierStats
 
@@ -144,7 +144,7 @@ class ObjectBlocks:
                 continue
             if absent:
                 return None, absent
-            block = await asyncio.get_running_loop().run_in_executor(self._readers, _read, tiers, key)
+            block = await asyncio.get_running_loop().run_in_executor(self._readers, _read_block, tiers, key)
             if block is not None:
                 self._memory.put(key, block, len(block), owner.holder, pinned=owner.pinned)
                 return block, 0
@@ -197,10 +197,10 @@ def _make_key(name: str, number: int) -> str:
     return f"{name}:{number}"
 
 
-def _read(tiers: Sequence[DiskTier], key: str) -> memoryview | None:
+def _read_block(tiers: Sequence[DiskTier], key: str) -> memoryview | None:
     return next((block for tier in tiers if (block := tier.get(key)) is not None), None)
 
 
-def identify(key: str) -> bytes:
+def compute_sketch_key(key: str) -> bytes:
     """Return the key of a block in the frequency sketch, which all tiers share."""
-    return account_key(key)
+    return make_account_key(key)

@@ -372,7 +372,7 @@ class CachingBackend:
             try:
                 if request.keep_alive and request.version == HttpVersion11:
                     head = _encode_head(record, part, call.request_id, self._clock.now_ms())
-                    _start(request, [head] if first is None else [head, first])
+                    _send_first_bytes(request, [head] if first is None else [head, first])
                     del first
                     await _send_rest(request.writer, pieces)
                     return SentAnswer(206 if part else 200, length)
@@ -425,7 +425,7 @@ def _make_response(record: ObjectRecord, part: tuple[int, int] | None, call: S3C
     return response
 
 
-def _start(request: web.BaseRequest, pieces: list[bytes | memoryview]) -> None:
+def _send_first_bytes(request: web.BaseRequest, pieces: list[bytes | memoryview]) -> None:
     """Pass the header and the first bytes to the connection in one call, without copying them.
 
     aiohttp's writer would make a copy, and keep it until the client has received it.

@@ -191,7 +191,7 @@ class Fetches:
                 check_part(answer, record, start, fetch.end)
                 await self._receive(fetch, answer, 0)
 
-        _spawn(self._reads, self._finish(fetch, run()))
+        _start_task(self._reads, self._finish(fetch, run()))
         return fetch
 
     async def open(
@@ -221,7 +221,7 @@ class Fetches:
         if not self._take(expected_bytes, owner):
             return None
         opened: asyncio.Future[ObjectRecord] = asyncio.get_running_loop().create_future()
-        _spawn(self._reads, self._open(location, span, expected_bytes, record_of, owner, opened))
+        _start_task(self._reads, self._open(location, span, expected_bytes, record_of, owner, opened))
         return await asyncio.shield(opened)
 
     async def _open(
@@ -302,7 +302,7 @@ class Fetches:
                 fetch.writes -= 1
                 self._retire(fetch)
 
-        _spawn(self._writes, write())
+        _start_task(self._writes, write())
 
     async def _finish(self, fetch: Fetch, work: Coroutine[Any, Any, None]) -> None:
         self.requests += 1
@@ -388,7 +388,7 @@ def split_bucket_and_key(location: str) -> tuple[str, str]:
     return bucket, key
 
 
-def _spawn(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+def _start_task(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.get_running_loop().create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

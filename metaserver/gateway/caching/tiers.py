@@ -14,7 +14,7 @@ from seamark.cache.disk import DiskTier
 from seamark.cache.frequency import FrequencySketch
 from seamark.cache.ledger import BUDGET_BYTES_MIN
 from seamark.formats.runtime.clock import Clock
-from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner, identify, open_tier
+from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner, compute_sketch_key, open_tier
 from seamark.metaserver.gateway.caching.fetches import Fetches
 from seamark.metaserver.gateway.caching.hedging import HedgedStore
 from seamark.metaserver.gateway.caching.records import ObjectRecord, Records
@@ -62,7 +62,7 @@ class CacheTiers:
             sketch,
             pinned_bytes=budget_bytes * settings.gateway_cache_pinned_percent // 100,
             holder_bytes=budget_bytes * share_percent // 100,
-            identify=identify,
+            identify=compute_sketch_key,
             name="gateway-blocks",
         )
         fetch_bytes = settings.gateway_cache_fetch_bytes

@@ -33,7 +33,7 @@ class WriteVersions:
         """
         self._clock = clock
         path.parent.mkdir(parents=True, exist_ok=True)
-        _create(path, clock)
+        _create_versions_file(path, clock)
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _BYTES)
         self._slots = memoryview(self._map).cast("Q")
@@ -53,7 +53,7 @@ def _compute_slot(location: str) -> int:
     return int.from_bytes(hashlib.blake2b(location.encode("utf-8", "surrogatepass"), digest_size=2).digest(), "little")
 
 
-def _create(path: Path, clock: Clock) -> None:
+def _create_versions_file(path: Path, clock: Clock) -> None:
     """Create the file with random versions, so that records with versions of an earlier file are not trusted.
 
     If several workers call the function at the same time, one of them creates the file.

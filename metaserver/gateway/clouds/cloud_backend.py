@@ -23,7 +23,13 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import ObjectMissing, RetryLater, SeamarkError
 from seamark.formats.storage.locations import Location
 from seamark.metaserver.api.http.slots import HolderLimit
-from seamark.metaserver.gateway.answers import answer_copy, make_document, make_xml_response, name_object, tag
+from seamark.metaserver.gateway.answers import (
+    answer_copy,
+    build_xml_element,
+    make_document,
+    make_xml_response,
+    name_object,
+)
 from seamark.metaserver.gateway.backend import PromptResponse, S3Call
 from seamark.metaserver.gateway.clouds.cloud_uploads import CloudUploads
 from seamark.metaserver.gateway.clouds.object_stream import put_stream, read_first, read_stream
@@ -128,7 +134,7 @@ class CloudBackend:
         ):
             # Read the size and the ETag of the object first, because the range and the conditions need them.
             result = await obstore.get_async(store, key, options={"head": True})
-            etag, modified = _quote(result.meta["e_tag"]), result.meta["last_modified"]
+            etag, modified = _quote_etag(result.meta["e_tag"]), result.meta["last_modified"]
             check_read(call.headers, etag, int(modified.timestamp()))
             applies = call.headers.get("if-range") in (None, etag)
             part = read_range(header, result.meta["size"]) if applies else None
@@ -163,7 +169,7 @@ class CloudBackend:
         meta = result.meta
         headers = {
             "Content-Type": "binary/octet-stream",
-            "ETag": _quote(meta["e_tag"]),
+            "ETag": _quote_etag(meta["e_tag"]),
             "Last-Modified": format_datetime(meta["last_modified"], usegmt=True),
             "Accept-Ranges": "bytes",
             "x-amz-request-id": call.request_id,
@@ -211,7 +217,7 @@ class CloudBackend:
                 )
         else:
             stored = await put_stream(store, key, _read_body(call), call.body.length, attributes)
-        return web.Response(headers={"ETag": _quote(stored["e_tag"]), "x-amz-request-id": call.request_id})
+        return web.Response(headers={"ETag": _quote_etag(stored["e_tag"]), "x-amz-request-id": call.request_id})
 
     @contextmanager
     def _reserve_memory(self, call: S3Call, size: int) -> Iterator[None]:
@@ -254,7 +260,7 @@ class CloudBackend:
         await obstore.copy_async(store, source.path, key, overwrite=True)
         meta = await obstore.head_async(store, key)
         modified_ns = int(meta["last_modified"].timestamp() * 1e9)
-        return answer_copy("CopyObjectResult", _quote(meta["e_tag"]), modified_ns, call)
+        return answer_copy("CopyObjectResult", _quote_etag(meta["e_tag"]), modified_ns, call)
 
     async def _delete(self, call: S3Call) -> web.StreamResponse:
         store, key = self._place(call)
@@ -273,7 +279,9 @@ class CloudBackend:
             except (*FAILED, SeamarkError) as error:
                 failure = error if isinstance(error, SeamarkError) else self._objects.explain(error, key)
                 code = convert_error(failure).code
-                outcomes.append(f"<Error>{tag('Key', key)}{tag('Code', code)}{tag('Message', failure.message)}</Error>")
+                parts = (("Key", key), ("Code", code), ("Message", failure.message))
+                texts = "".join(build_xml_element(name, value) for name, value in parts)
+                outcomes.append(f"<Error>{texts}</Error>")
             else:
                 if not is_quiet:
                     outcomes.append(f"<Deleted><Key>{escape_xml(key)}</Key></Deleted>")
@@ -284,7 +292,7 @@ class CloudBackend:
         headers = select_kept_headers(call.headers)
         self._describe(headers)
         upload_id = await self._uploads.create(store, key, headers)
-        text = name_object(call) + tag("UploadId", upload_id)
+        text = name_object(call) + build_xml_element("UploadId", upload_id)
         return make_xml_response(make_document("InitiateMultipartUploadResult", text), call)
 
     async def _put_part(self, call: S3Call) -> web.StreamResponse:
@@ -312,7 +320,7 @@ class CloudBackend:
         size = sum(part.size for part in chosen)
         stored = await put_stream(store, key, pieces, size, self._describe(headers))
         await self._uploads.remove(store, key, upload_id)
-        text = name_object(call) + tag("ETag", _quote(stored["e_tag"]))
+        text = name_object(call) + build_xml_element("ETag", _quote_etag(stored["e_tag"]))
         return make_xml_response(make_document("CompleteMultipartUploadResult", text), call)
 
     async def _abort_upload(self, call: S3Call) -> web.StreamResponse:
@@ -436,7 +444,7 @@ def _list_folder(store: RemoteStore, listing: ListingRequest) -> list[Listed]:
 
 def _describe_object(meta: obstore.ObjectMeta) -> Listed:
     modified_ns = int(meta["last_modified"].timestamp() * 1e9)
-    return Listed(meta["path"], meta["size"], modified_ns, _quote(meta["e_tag"]))
+    return Listed(meta["path"], meta["size"], modified_ns, _quote_etag(meta["e_tag"]))
 
 
 async def _delete_object(store: RemoteStore, key: str) -> None:
@@ -449,7 +457,7 @@ async def _delete_object(store: RemoteStore, key: str) -> None:
         return
 
 
-def _quote(etag: str | None) -> str:
+def _quote_etag(etag: str | None) -> str:
     return f'"{(etag or "none").strip(chr(34))}"'
 
 

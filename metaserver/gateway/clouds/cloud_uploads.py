@@ -18,7 +18,7 @@ from obstore.store import ObjectStore as RemoteStore
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.decoding import convert_json
-from seamark.metaserver.gateway.answers import format_timestamp, name_object, tag
+from seamark.metaserver.gateway.answers import build_xml_element, format_timestamp, name_object
 from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.clouds.object_stream import put_stream, read_stream
 from seamark.metaserver.gateway.folder_uploads import Part, choose_parts
@@ -100,7 +100,7 @@ class CloudUploads:
         folder = _get_upload_folder(key, upload_id)
         names = [meta["path"] async for page in obstore.list(store, f"{folder}/") for meta in page]
         for name in sorted(names, key=lambda name: name.endswith(f"/{_HEADERS}")):
-            await _delete(store, name)
+            await _delete_if_stored(store, name)
 
     async def delete_abandoned(self, store: RemoteStore, before_ms: int) -> None:
         """Delete the uploads to which nothing was written since `before_ms`."""
@@ -115,7 +115,7 @@ class CloudUploads:
         for folder, modified_ms in newest_ms.items():
             if modified_ms < before_ms:
                 for name in names[folder]:
-                    await _delete(store, name)
+                    await _delete_if_stored(store, name)
 
     def describe_parts(self, parts: Sequence[Part], call: S3Call) -> str:
         """Return the page of parts that the query requests, as XML for the answer to ListParts."""
@@ -126,12 +126,21 @@ class CloudUploads:
         limit = min(int(max_parts[:9]), 1000)
         later_parts = [part for part in parts if part.number > int(marker)]
         page = later_parts[:limit]
-        text = name_object(call) + tag("UploadId", query["uploadId"]) + tag("PartNumberMarker", marker)
-        text += tag("NextPartNumberMarker", str(page[-1].number if page else 0)) + tag("MaxParts", str(limit))
-        text += tag("IsTruncated", str(len(later_parts) > len(page)).lower())
+        text = (
+            name_object(call)
+            + build_xml_element("UploadId", query["uploadId"])
+            + build_xml_element("PartNumberMarker", marker)
+        )
+        text += build_xml_element("NextPartNumberMarker", str(page[-1].number if page else 0)) + build_xml_element(
+            "MaxParts", str(limit)
+        )
+        text += build_xml_element("IsTruncated", str(len(later_parts) > len(page)).lower())
         for part in page:
-            fields = tag("PartNumber", str(part.number)) + tag("LastModified", format_timestamp(part.modified_ns))
-            text += f"<Part>{fields}{tag('ETag', part.etag)}{tag('Size', str(part.size))}</Part>"
+            fields = build_xml_element("PartNumber", str(part.number)) + build_xml_element(
+                "LastModified", format_timestamp(part.modified_ns)
+            )
+            fields += build_xml_element("ETag", part.etag) + build_xml_element("Size", str(part.size))
+            text += f"<Part>{fields}</Part>"
         return text
 
     async def _list_all(self, store: RemoteStore, key: str, upload_id: str) -> list[Part]:
@@ -158,7 +167,7 @@ def _get_upload_folder(key: str, upload_id: str) -> str:
     return f"{UPLOADS}/{digest}-{upload_id}"
 
 
-async def _delete(store: RemoteStore, name: str) -> None:
+async def _delete_if_stored(store: RemoteStore, name: str) -> None:
     try:
         await obstore.delete_async(store, name)
     except (FileNotFoundError, exceptions.NotFoundError):

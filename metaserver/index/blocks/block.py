@@ -417,7 +417,7 @@ class Block:
             [_decode_value(self._open_column(entry.values), entry.kind, row) for entry in self._directory.partition]
         )
 
-    def partition_column(self, field_id: int) -> tuple[str, Packed | None] | None:
+    def find_partition_column(self, field_id: int) -> tuple[str, Packed | None] | None:
         """Return the type and the packed values of a partition field, or None if the block's spec lacks the field.
 
         The second item is None if all values are null.
@@ -440,10 +440,10 @@ class Block:
 
         The names are `value_counts`, `null_value_counts`, `nan_value_counts` and `column_sizes`.
         """
-        column = self.count_column(name, column_id)
+        column = self.find_count_column(name, column_id)
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.read_longs()
 
-    def count_column(self, name: str, column_id: int) -> PackedColumn | None:
+    def find_count_column(self, name: str, column_id: int) -> PackedColumn | None:
         """Return the packed counts of a column with this name, or None if no row has such a count."""
         entry = self._columns.get(column_id)
         return None if entry is None else self._open_column(entry.counts[COUNTS.index(name)])
@@ -476,17 +476,17 @@ def read_longs_at(column: PackedColumn, rows: Longs) -> Longs:
         codes = column.read_array(packed.codes, f"<u{packed.width}", column.rows)[rows].astype(np.uint64)
         values = (codes + np.uint64(packed.base & 0xFFFFFFFFFFFFFFFF)).view(np.int64)
     if packed.presence != NONE:
-        values[~present_at(column, rows)] = MISSING
+        values[~read_present_at(column, rows)] = MISSING
     return values
 
 
-def doubles_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.float64]:
+def read_doubles_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.float64]:
     """Return the values of `PackedColumn.doubles` for some rows, float64[n]."""
     packed = column.packed
     return column.read_array(packed.codes, f"<f{packed.width}", column.rows)[rows].astype(np.float64)
 
 
-def present_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.bool_]:
+def read_present_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.bool_]:
     """Return the values of `PackedColumn.present` for some rows, bool[n]."""
     if column.packed.presence == NONE:
         return np.ones(len(rows), dtype=np.bool_)

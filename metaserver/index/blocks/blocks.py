@@ -140,14 +140,14 @@ class Blocks:
             absent = {key: manifest for key, manifest in absent.items() if key not in blocks}
         if absent:
             blocks.update(await self._load_absent(absent))
-        return _check_agreement(manifests, [blocks[key] for key in keys])
+        return _check_blocks(manifests, [blocks[key] for key in keys])
 
     async def _load_absent(self, absent: Mapping[str, ManifestFile]) -> dict[str, Block]:
         """Return the blocks of manifests by key, from the disk or from the storage."""
         tasks: list[asyncio.Task[tuple[str, Block]]] = []
         try:
             size_bytes = sum(manifest.manifest_length for manifest in absent.values())
-            with self._decoders.expecting(size_bytes):
+            with self._decoders.expect_manifests(size_bytes):
                 async with asyncio.TaskGroup() as group:
                     tasks = [
                         group.create_task(self._load_block(*key_and_manifest)) for key_and_manifest in absent.items()
@@ -163,7 +163,7 @@ class Blocks:
 
     async def _load_block(self, key: str, manifest: ManifestFile) -> tuple[str, Block]:
         async with self._slots:
-            block = await self._stack.get(key, lambda: self._fetch(manifest), Block)
+            block = await self._stack.get(key, lambda: self._fetch_block(manifest), Block)
         return key, self._register_in_use(key, block)
 
     def _register_in_use(self, key: str, block: Block) -> Block:
@@ -180,11 +180,11 @@ class Blocks:
         memory = block.memory
         memory.on_growth = self._changes.append
         self._live_bytes += memory.size_bytes
-        weakref.finalize(block, _release, self._changes, memory)
+        weakref.finalize(block, _release_memory, self._changes, memory)
         return block
 
-    async def _fetch(self, manifest: ManifestFile) -> bytes | memoryview:
-        return await self._decode_with_retry(partial(self._decode, manifest))
+    async def _fetch_block(self, manifest: ManifestFile) -> bytes | memoryview:
+        return await self._decode_with_retry(partial(self._decode_manifest, manifest))
 
     async def _decode_with_retry(self, decode: Callable[[ObjectStore], Awaitable[T]]) -> T:
         """Return the result of `decode`.
@@ -198,7 +198,7 @@ class Blocks:
                 raise
             return await decode(self._stored)
 
-    async def _decode(self, manifest: ManifestFile, objects: ObjectStore) -> bytes | memoryview:
+    async def _decode_manifest(self, manifest: ManifestFile, objects: ObjectStore) -> bytes | memoryview:
         """Read and decode a manifest, and return the memory of its block.
 
         Raises:
@@ -214,7 +214,7 @@ class Blocks:
         self.decoded += 1
         packed = await self._decoders.decode(data, location)
         # Check the block before it is cached, because the next read of the file may return valid bytes.
-        _check(manifest, Block(packed))
+        _check_manifest(manifest, Block(packed))
         return packed
 
     async def _read(self, location: str, file_kind: str, objects: ObjectStore) -> bytes:
@@ -230,22 +230,22 @@ class Blocks:
             raise Corrupt.missing(file_kind, location) from None
 
 
-def _release(changes: deque[int], memory: BlockMemory) -> None:
+def _release_memory(changes: deque[int], memory: BlockMemory) -> None:
     changes.append(-memory.size_bytes)
 
 
-def _check_agreement(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Block]:
+def _check_blocks(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Block]:
     """Compare blocks with their manifests, and return the blocks.
 
     Raises:
         Corrupt: A manifest contradicts its manifest list.
     """
     for manifest, block in zip(manifests, blocks, strict=True):
-        _check(manifest, block)
+        _check_manifest(manifest, block)
     return blocks
 
 
-def _check(manifest: ManifestFile, block: Block) -> None:
+def _check_manifest(manifest: ManifestFile, block: Block) -> None:
     """Compare a manifest with its entry in the manifest list.
 
     Raises:

@@ -56,7 +56,7 @@ class _ProcessLost(Exception):
 class Decoders:
     """Decodes manifests in the threads of the executor, and in processes.
 
-    There are up to `threads` processes while `expecting` is active for `processes_min_bytes` or more.
+    There are up to `threads` processes while `expect_manifests` is active for `processes_min_bytes` or more.
     """
 
     def __init__(self, executor: ThreadPoolExecutor, threads: int, *, processes_min_bytes: int = PROCESSES_MIN_BYTES):
@@ -81,7 +81,7 @@ class Decoders:
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._decode_in_process, data, location)
 
     @contextmanager
-    def expecting(self, size_bytes: int) -> Iterator[None]:
+    def expect_manifests(self, size_bytes: int) -> Iterator[None]:
         """While the context is active, expect manifests of this total size. If it is large, start processes."""
         if size_bytes < self._min_bytes or not self._processes_max:
             yield
@@ -98,31 +98,31 @@ class Decoders:
             log.info("manifests_decoded", size_bytes=size_bytes, by_processes=self.by_processes - earlier_count)
             with contextlib.suppress(RuntimeError):  # After the executor's shutdown, `close` ends the processes.
                 for process in idle:
-                    self._executor.submit(self._end, process)
+                    self._executor.submit(self._end_process, process)
 
     def close(self) -> None:
         """End the remaining processes. The method is called after the executor's shutdown."""
         for process in list(self._processes):
-            self._end(process)
+            self._end_process(process)
 
     def _decode_in_process(self, data: bytes, location: str) -> bytes | memoryview:
         """Decode a manifest in an idle process, or in this thread if there is none or the process is lost."""
-        process = self._take()
+        process = self._take_process()
         if process is None:
             return decode_block_memory(data, location)
         try:
             block_memory = process.decode(data, location)
         except _ProcessLost as error:
             log.warning("decoder_lost", manifest=location, error=str(error))
-            self._end(process)
+            self._end_process(process)
             return decode_block_memory(data, location)
         except Corrupt:
-            self._give(process)
+            self._return_process(process)
             raise
-        self._give(process)
+        self._return_process(process)
         return block_memory
 
-    def _take(self) -> _Process | None:
+    def _take_process(self) -> _Process | None:
         """Return an idle process, or None. If more processes are allowed, start one for later callers."""
         with self._lock:
             if not self._active_loads:
@@ -144,15 +144,15 @@ class Decoders:
             self._idle.append(started)
             return None
 
-    def _give(self, process: _Process) -> None:
+    def _return_process(self, process: _Process) -> None:
         """Make a process idle, or end it if nothing is being loaded."""
         with self._lock:
             if self._active_loads:
                 self._idle.append(process)
                 return
-        self._end(process)
+        self._end_process(process)
 
-    def _end(self, process: _Process) -> None:
+    def _end_process(self, process: _Process) -> None:
         process.end()
         with self._lock:
             self._processes.discard(process)
@@ -198,7 +198,7 @@ class _Process:
             if self._ready:
                 # The process has ended. Its next use reports this.
                 with contextlib.suppress(_ProcessLost):
-                    self._answer()
+                    self._read_answer()
         return self._ready
 
     def decode(self, data: bytes, location: str) -> memoryview:
@@ -211,14 +211,14 @@ class _Process:
         name = location.encode()
         self._write(memoryview(_REQUEST_HEAD.pack(len(name), len(data)) + name))
         self._write(memoryview(data))
-        kind, answer = self._answer()
+        kind, answer = self._read_answer()
         if kind == _CORRUPT:
             raise Corrupt(bytes(answer).decode())
         if kind != _BLOCK:
             raise _ProcessLost(f"the type of its answer is {kind}, not {_BLOCK} or {_CORRUPT}")
         return answer
 
-    def _answer(self) -> tuple[int, memoryview]:
+    def _read_answer(self) -> tuple[int, memoryview]:
         kind, size = _ANSWER_HEAD.unpack(self._read(_ANSWER_HEAD.size))
         return kind, self._read(size)
 
@@ -275,7 +275,7 @@ def decode_block_memory(data: bytes | memoryview, location: str) -> bytes:
     return b"".join(encode_block(decode_manifest(data, location)))
 
 
-def serve(requests: BinaryIO, responses: BinaryIO) -> None:
+def serve_decoding(requests: BinaryIO, responses: BinaryIO) -> None:
     """Decode manifests until the input ends.
 
     An error other than Corrupt ends the process. The parent then decodes the manifest itself, and gets the same error.
@@ -306,6 +306,6 @@ def main() -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        serve(sys.stdin.buffer, sys.stdout.buffer)
+        serve_decoding(sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout at exit.

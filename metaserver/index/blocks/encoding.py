@@ -151,12 +151,12 @@ def _add_partition(
         primitive = None if source is None else _canonicalize_primitive(source.type)
         if primitive is not None:
             kind = compute_result_type(field.transform, primitive)
-    if kind is None or not _is_stored_as(values, kind):
+    if kind is None or not _can_stored_type_represent(values, kind):
         kind = _convert_avro_kind(values)
     return values.field_id, kind, _add_values(packer, values, kind)
 
 
-def _is_stored_as(values: PartitionFieldValues, kind: str) -> bool:
+def _can_stored_type_represent(values: PartitionFieldValues, kind: str) -> bool:
     """Return whether the stored Avro type can represent values of the Iceberg type."""
     form = get_form(kind)
     if values.doubles is not None:

@@ -22,7 +22,7 @@ from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.objects.clock_check import read_storage_time_ms
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import Entry
-from seamark.metaserver.store.passed_time import look_at_clock
+from seamark.metaserver.store.passed_time import read_passed_time
 from seamark.metaserver.store.port import PointerStore
 
 _FILES_PER_ROUND_MAX = 1000
@@ -89,7 +89,7 @@ class Cleaner:
     async def _delete_unused(self) -> int:
         """Delete superseded and quarantined files after their retention, and return their number."""
         deleted_count = 0
-        before_ms = (await look_at_clock(self._store, self._clock)).find_time_ago(self._retention_ms)
+        before_ms = (await read_passed_time(self._store, self._clock)).find_time_ago(self._retention_ms)
         for file in await self._store.index_files_unused(before_ms, _FILES_PER_ROUND_MAX):
             try:
                 await self._objects.delete(file.location)
@@ -129,7 +129,7 @@ class Cleaner:
             return 0  # The definition of these files may be one of the unreadable definitions.
         registered = await self._registry.load_files(entry)
         superseded_count = 0
-        before_ms = (await look_at_clock(self._store, self._clock)).find_time_ago(self._retention_ms)
+        before_ms = (await read_passed_time(self._store, self._clock)).find_time_ago(self._retention_ms)
         for definition_id in set(registered.definitions) - defined:
             old_locations = [
                 file.location for file in registered.list_live(definition_id) if file.changed_ms < before_ms
@@ -152,7 +152,7 @@ class Cleaner:
             if len(self._orphans_ms) >= _FOLDERS_MAX:
                 self._orphans_ms.clear()
             self._orphans_ms[folder] = now_ms
-            before_ms = (await look_at_clock(self._store, self._clock)).find_time_ago(_ORPHAN_AGE_MS)
+            before_ms = (await read_passed_time(self._store, self._clock)).find_time_ago(_ORPHAN_AGE_MS)
             # Complete the listing first, because deletions during a listing may make it skip files.
             old_files = [file async for file in self._objects.list(folder) if file.modified_ms < before_ms]
             unknown = [stored.location for stored in old_files if stored.location not in registered_locations]

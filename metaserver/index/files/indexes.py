@@ -116,7 +116,7 @@ class Indexes:
 
     def find_in_memory(self, file: RegisteredIndexFile) -> OpenIndex | None:
         """Return the open file if it is in memory, otherwise None."""
-        return self._stack.get_cached(_make_key(file.location))
+        return self._stack.get_cached(_make_cache_key(file.location))
 
     async def open(self, file: RegisteredIndexFile) -> OpenIndex | None:
         """Open an index file, or return None if the file cannot be used.
@@ -131,21 +131,21 @@ class Indexes:
             return None
         try:
             return await self._stack.get(
-                _make_key(file.location),
+                _make_cache_key(file.location),
                 lambda: self._objects.read(file.location, limit_bytes=self._limit_bytes),
                 lambda data: _open_registered(data, file),
             )
         except (Corrupt, ObjectMissing, TooLarge) as error:
             if self._stored is self._objects:
-                await self._quarantine(file, error.message)
+                await self._quarantine_file(file, error.message)
             else:
                 # A cache may have caused the error, so read the storage itself.
-                self._defer(file, error.message)
+                self._defer_reading(file, error.message)
                 await self.verify_source([file], error.message)
         except UnknownVersion as error:
-            self._defer(file, str(error), until_s=math.inf)
+            self._defer_reading(file, str(error), until_s=math.inf)
         except SeamarkError as error:
-            self._defer(file, error.message)
+            self._defer_reading(file, error.message)
         return None
 
     def is_unsupported(self, file: RegisteredIndexFile) -> bool:
@@ -178,7 +178,7 @@ class Indexes:
 
         async def load() -> RemoteIndexFile:
             header, opened = await open_remote(self._objects, file)
-            _check(header, file)
+            _check_registration(header, file)
             self._remote.put(file.location, opened, opened.size_bytes)
             return opened
 
@@ -257,29 +257,29 @@ class Indexes:
         A file whose stored object is damaged is quarantined. The method never raises.
         """
         for file in files:
-            self._stack.discard(_make_key(file.location))
+            self._stack.discard(_make_cache_key(file.location))
             try:
                 data = await self._stored.read(file.location, limit_bytes=self._limit_bytes)
-                await asyncio.to_thread(_verify, memoryview(data), file)
+                await asyncio.to_thread(_verify_data, memoryview(data), file)
             except UnknownVersion as error:  # The data are from the storage, so no cached copy is the cause.
-                self._defer(file, str(error), until_s=math.inf)
+                self._defer_reading(file, str(error), until_s=math.inf)
             except (ValueError, Corrupt, ObjectMissing, TooLarge) as error:
-                await self._quarantine(file, f"{reason}; {error}")
+                await self._quarantine_file(file, f"{reason}; {error}")
             except SeamarkError as error:
-                self._defer(file, error.message)
+                self._defer_reading(file, error.message)
 
-    async def _quarantine(self, file: RegisteredIndexFile, reason: str) -> None:
+    async def _quarantine_file(self, file: RegisteredIndexFile, reason: str) -> None:
         """Quarantine an index file, so that plans no longer read it."""
-        self._defer(file, reason)
+        self._defer_reading(file, reason)
         try:
-            await self.registry.quarantine(file.uuid, file.location, reason)
+            await self.registry.quarantine_file(file.uuid, file.location, reason)
             self.quarantined += 1
         except (
             SeamarkError
         ) as error:  # The file is not in the registry, or the store is unavailable. The next failure tries again.
             log.warning("index file not quarantined", location=file.location, reason=str(error))
 
-    def _defer(self, file: RegisteredIndexFile, reason: str, *, until_s: float | None = None) -> None:
+    def _defer_reading(self, file: RegisteredIndexFile, reason: str, *, until_s: float | None = None) -> None:
         self.failures += 1
         until_s = self._clock.monotonic() + RETRY_S if until_s is None else until_s
         self._retry_at.put(file.location, until_s, _LATER_BYTES)
@@ -303,7 +303,7 @@ def _open_registered(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
         UnknownVersion: A server of a different version wrote the file.
     """
     content = open_index_file(data, file.location)
-    _check(content.header, file)
+    _check_registration(content.header, file)
     try:
         index = KINDS[file.kind].open(content.blob)
     except UnknownVersion as error:
@@ -315,7 +315,7 @@ def _open_registered(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
     return OpenIndex(file.location, content.files, index, len(data))
 
 
-def _check(header: IndexHeader, file: RegisteredIndexFile) -> None:
+def _check_registration(header: IndexHeader, file: RegisteredIndexFile) -> None:
     """Check that a header belongs to the registered index file.
 
     Raises:
@@ -329,7 +329,7 @@ def _check(header: IndexHeader, file: RegisteredIndexFile) -> None:
         )
 
 
-def _verify(data: memoryview, file: RegisteredIndexFile) -> None:
+def _verify_data(data: memoryview, file: RegisteredIndexFile) -> None:
     """Verify the data of an index file completely.
 
     Raises:
@@ -339,7 +339,7 @@ def _verify(data: memoryview, file: RegisteredIndexFile) -> None:
     _open_registered(data, file).index.verify()
 
 
-def _make_key(location: str) -> str:
+def _make_cache_key(location: str) -> str:
     return f"index/{location}"
 
 

@@ -64,9 +64,9 @@ class Registry:
             return IndexFiles(0, ())
         key = (entry.uuid, entry.index_version)
         cached = self._cache.get(key)
-        return cached if cached is not None else await self._flights.run(key, lambda: self._fetch(key))
+        return cached if cached is not None else await self._flights.run(key, lambda: self._fetch_files(key))
 
-    async def _fetch(self, key: tuple[str, int]) -> IndexFiles:
+    async def _fetch_files(self, key: tuple[str, int]) -> IndexFiles:
         uuid, version = key
         files = IndexFiles(version, await self._store.index_files(uuid))
         self._cache.put(key, files, measure_object_bytes(files.files) + _LIVE_BYTES * len(files.files))
@@ -88,13 +88,13 @@ class Registry:
         """
         operation = ReplaceIndexFiles(uuid, definition_id, tuple(add), tuple(remove), self._clock.now_ms())
         try:
-            return await self._change(operation)
+            return await self._change_files(operation)
         except CommitUnknown:
             if not add:
                 raise
-            return await self._change(operation)
+            return await self._change_files(operation)
 
-    async def quarantine(self, uuid: str, location: str, reason: str) -> int:
+    async def quarantine_file(self, uuid: str, location: str, reason: str) -> int:
         """Exclude a file from plans.
 
         Returns:
@@ -103,7 +103,7 @@ class Registry:
         Raises:
             NotFound: The file is not registered.
         """
-        return await self._change(QuarantineIndexFile(uuid, location, reason, self._clock.now_ms()))
+        return await self._change_files(QuarantineIndexFile(uuid, location, reason, self._clock.now_ms()))
 
     async def forget(self, uuid: str, location: str) -> int:
         """Remove the row of a file that was deleted from storage.
@@ -111,9 +111,9 @@ class Registry:
         Raises:
             CommitConflict: The file is live.
         """
-        return await self._change(ForgetIndexFile(uuid, location, self._clock.now_ms()))
+        return await self._change_files(ForgetIndexFile(uuid, location, self._clock.now_ms()))
 
-    async def _change(self, operation: Operation) -> int:
+    async def _change_files(self, operation: Operation) -> int:
         results = await self._store.transact([operation])
         version: int = results[0]
         return version

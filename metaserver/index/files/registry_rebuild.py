@@ -96,7 +96,7 @@ class RegistryRebuild:
         ]
         definitions = {definition.id: definition for definition in read_definitions(metadata).by_name.values()}
         unknown = [info for info in folder_objects if info.location not in registered_locations]
-        files, left_out = await self._describe(uuid, definitions, unknown)
+        files, left_out = await self._describe_files(uuid, definitions, unknown)
         registered: list[tuple[IndexDefinition, list[FolderIndexFile]]] = []
         redundant = 0
         for definition in definitions.values():
@@ -107,7 +107,7 @@ class RegistryRebuild:
             needed_files = await self._select_needed(registered_files, definition, candidates)
             redundant += len(candidates) - len(needed_files)
             if needed_files:
-                await self._register(uuid, definition, needed_files)
+                await self._register_files(uuid, definition, needed_files)
                 registered.append((definition, needed_files))
         registered_before = sum(info.location in registered_locations for info in folder_objects)
         return RebuiltRegistry(f"{location}/{INDEX_FOLDER}", registered_before, registered, redundant, left_out)
@@ -124,7 +124,7 @@ class RegistryRebuild:
                 )
         return folder_objects
 
-    async def _describe(
+    async def _describe_files(
         self, uuid: str, definitions: Mapping[str, IndexDefinition], files: Sequence[ObjectInfo]
     ) -> tuple[list[FolderIndexFile], dict[str, str]]:
         """Read the summaries of files.
@@ -187,7 +187,7 @@ class RegistryRebuild:
 
         return await asyncio.to_thread(choose)
 
-    async def _register(self, uuid: str, definition: IndexDefinition, files: Sequence[FolderIndexFile]) -> None:
+    async def _register_files(self, uuid: str, definition: IndexDefinition, files: Sequence[FolderIndexFile]) -> None:
         """Add index files to the registry, in batches."""
         now_ms = self.clock.now_ms()
         add = [

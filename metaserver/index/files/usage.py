@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-KEPT_MAX = 10_000
+COUNTED_INDEXES_MAX = 10_000
 """The maximum number of indexes that are counted. The least recently used index is evicted."""
 
 
@@ -44,7 +44,7 @@ class Usage:
         index_usage = self._used.get(key)
         if index_usage is None:
             index_usage = self._used[key] = IndexUsage(now_ms)
-            if len(self._used) > KEPT_MAX:
+            if len(self._used) > COUNTED_INDEXES_MAX:
                 self._used.popitem(last=False)
         else:
             self._used.move_to_end(key)

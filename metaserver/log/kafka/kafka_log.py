@@ -395,7 +395,7 @@ class KafkaLog:
         self._groups.discard(task)
         journaled.set()
         self._slots.release()
-        _refuse([waiting.future for waiting in group], _make_unknown_error())
+        _fail_futures([waiting.future for waiting in group], _make_unknown_error())
 
     async def _write_group(self, group: list[_Waiting], previous: asyncio.Event, journaled: asyncio.Event) -> None:
         """Write the rows of a group, then its record of the journal.
@@ -425,7 +425,7 @@ class KafkaLog:
             finally:
                 self._answer(number, None)
         except SeamarkError as error:
-            _refuse(futures, error)
+            _fail_futures(futures, error)
         except TimeoutError:
             pass
         except Exception:  # noqa: BLE001  `_end_group` refuses its requests
@@ -460,7 +460,7 @@ class KafkaLog:
                     sizes = batch.rows, len(batch.payload), len(batch.kinds)
                     entries.append(RowsEntry(shard.stream, shard.number, *sizes, offsets))
                 if errors:
-                    _refuse([waiting.future], errors[0])
+                    _fail_futures([waiting.future], errors[0])
                     continue
                 request = structs.replace(request, batches=tuple(entries))
             requests.append(request)
@@ -469,7 +469,7 @@ class KafkaLog:
 
     def _refuse_waiting(self) -> None:
         while self._requests:
-            _refuse([self._requests.popleft().future], LogUnavailable(self._failure or ""))
+            _fail_futures([self._requests.popleft().future], LogUnavailable(self._failure or ""))
         self._waiting_bytes = 0
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -627,7 +627,7 @@ def _make_unknown_error() -> CommitUnknown:
     )
 
 
-def _refuse(futures: Sequence[asyncio.Future[Outcome]], error: SeamarkError) -> None:
+def _fail_futures(futures: Sequence[asyncio.Future[Outcome]], error: SeamarkError) -> None:
     for future in futures:
         if not future.done():
             future.set_exception(error)

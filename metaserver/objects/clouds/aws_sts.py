@@ -72,7 +72,7 @@ def assume_role(settings: Settings, table: Location, *, writable: bool) -> Issue
         ) as client:
             issued = client.assume_role(**arguments)["Credentials"]
     except aws_errors.ClientError as error:
-        raise _explain(error, settings.s3_sts_role) from None
+        raise _explain_error(error, settings.s3_sts_role) from None
     except aws_errors.BotoCoreError:
         raise RetryLater("AWS STS did not answer; try again later") from None
     expires_ms = int(issued["Expiration"].timestamp() * 1000)
@@ -113,7 +113,7 @@ def make_policy(role: str, table: Location, *, writable: bool) -> str:
     return policy
 
 
-def _explain(error: Any, role: str) -> StorageError | RetryLater:
+def _explain_error(error: Any, role: str) -> StorageError | RetryLater:
     code = error.response.get("Error", {}).get("Code", "")
     if code in _THROTTLED or error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500:
         return RetryLater("AWS STS issues no keys now; try again later")

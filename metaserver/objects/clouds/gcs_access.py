@@ -77,7 +77,7 @@ def build_key_properties(settings: Settings) -> dict[str, str]:
     with _explain_errors("the server's service account"):
         source = _open_credentials(settings)
         source.refresh(_make_request(settings))
-        return _describe(source).properties
+        return _describe_token(source).properties
 
 
 def restrict_token(settings: Settings, table: Location, *, writable: bool) -> IssuedKeys:
@@ -96,7 +96,7 @@ def restrict_token(settings: Settings, table: Location, *, writable: bool) -> Is
         )
         # This also refreshes the server's own token, because the restricted token expires with it.
         restricted.refresh(_make_request(settings))
-        return _describe(restricted)
+        return _describe_token(restricted)
 
 
 def _make_boundary(table: Location, *, writable: bool) -> downscoped.CredentialAccessBoundary:
@@ -146,7 +146,7 @@ def _parse_key(settings: Settings) -> dict[str, Any]:
     return key
 
 
-def _describe(credentials: Credentials) -> IssuedKeys:
+def _describe_token(credentials: Credentials) -> IssuedKeys:
     """Return a new token as properties of a FileIO."""
     assert credentials.token is not None
     assert credentials.expiry is not None

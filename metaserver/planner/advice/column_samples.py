@@ -34,7 +34,7 @@ from seamark.metaserver.planner.joins.dimensions import ListedFile, list_files_a
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import FileSelection, return_false
+from seamark.metaserver.planner.view.view import FileSelection, never_expires
 from seamark.metaserver.runtime.gathering import gather
 
 COLUMNS_MAX = 4
@@ -164,14 +164,14 @@ async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
     try:
         async with asyncio.timeout(SAMPLE_S):
             for column_id, parts in condition_parts:
-                samples[column_id] = await _sample(rows, scan, parts)
+                samples[column_id] = await _sample_column(rows, scan, parts)
     except TimeoutError:
         timeout_reason = f"the values could not be read within {SAMPLE_S:g} s"
         samples.update({column_id: timeout_reason for column_id, _ in condition_parts if column_id not in samples})
     return samples
 
 
-async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> ColumnSample | str:
+async def _sample_column(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> ColumnSample | str:
     """Read a sample of the column that `parts` compare, or return a text that says why it cannot be read."""
     column = DimensionColumn(parts[0].column_id, parts[0].kind)
     files = await asyncio.to_thread(_find_files_left, scan, parts)
@@ -196,8 +196,8 @@ def _find_files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]
     selection = FileSelection.select_all(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     for part in parts:
-        narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, return_false)
-        narrow_by_stats(selection, part, return_false)
+        narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, never_expires)
+        narrow_by_stats(selection, part, never_expires)
     return list_files_at(scan, selection.list_entry_ids())
 
 

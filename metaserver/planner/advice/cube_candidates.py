@@ -55,7 +55,7 @@ class CubeCandidate:
         return self.groups * _VALUE_BYTES * (len(self.dimensions) + 2 * len(self.measures))
 
 
-def find_answered(shapes: Mapping[str, RecordedShape], cubes: Iterable[IndexDefinition]) -> frozenset[str]:
+def find_answered_shapes(shapes: Mapping[str, RecordedShape], cubes: Iterable[IndexDefinition]) -> frozenset[str]:
     """Return the fingerprints of the shapes that the cubes of the table answer."""
     answered = set()
     for cube in cubes:
@@ -91,12 +91,12 @@ def find_cube_candidates(
     for recorded in frequent:
         dimensions = _find_dimensions(recorded)
         sets.append(dimensions)
-        if _estimate_shrink(union | dimensions, sample, rows_per_file) >= ROWS_PER_GROUP_MIN:
+        if _estimate_rows_per_group(union | dimensions, sample, rows_per_file) >= ROWS_PER_GROUP_MIN:
             union |= dimensions
     return [
         _make_candidate(dimensions, frequent, sample, rows_per_file)
         for dimensions in dict.fromkeys([union, *sets])
-        if dimensions and _estimate_shrink(dimensions, sample, rows_per_file) >= ROWS_PER_GROUP_MIN
+        if dimensions and _estimate_rows_per_group(dimensions, sample, rows_per_file) >= ROWS_PER_GROUP_MIN
     ]
 
 
@@ -106,7 +106,7 @@ def _make_candidate(
     """Make a cube with these dimensions, and with the measures of all shapes that it answers."""
     answered_shapes = [recorded for recorded in shapes if dimensions >= _find_dimensions(recorded)]
     measures = {aggregate for recorded in answered_shapes for aggregate in recorded.shape.aggregates}
-    groups = rows_per_file / _estimate_shrink(dimensions, sample, rows_per_file)
+    groups = rows_per_file / _estimate_rows_per_group(dimensions, sample, rows_per_file)
     fingerprints = frozenset(recorded.fingerprint for recorded in answered_shapes)
     return CubeCandidate(tuple(sorted(dimensions)), tuple(sorted(measures)), fingerprints, groups)
 
@@ -131,7 +131,7 @@ def _find_dimensions(recorded: RecordedShape) -> frozenset[int]:
     return recorded.shape.compared_columns | frozenset(recorded.shape.grouping)
 
 
-def _estimate_shrink(dimensions: frozenset[int], sample: RowSample, rows_per_file: int) -> float:
+def _estimate_rows_per_group(dimensions: frozenset[int], sample: RowSample, rows_per_file: int) -> float:
     """Return the estimated number of rows for each group of a file, or 0 if a dimension is not sampled."""
     if not dimensions <= sample.columns.keys() or len(dimensions) > DIMENSIONS_MAX or not sample.rows:
         return 0.0

@@ -81,7 +81,7 @@ class EngineTimes:
             if shape is not None:
                 engines[sums.fingerprint] = shape.engine
                 if sums.sums.timed:
-                    timed_shapes[shape.engine].append(_average(sums))
+                    timed_shapes[shape.engine].append(_compute_means(sums))
         costs = {engine: fit_costs(timed) for engine, timed in timed_shapes.items()}
         ratios = {
             timed.fingerprint: timed.seconds / max(costs[engine].estimate(timed.files, timed.bytes), _SECONDS_MIN)
@@ -96,7 +96,7 @@ class EngineTimes:
         return costs.estimate(files, size_bytes) * self.ratios.get(fingerprint, 1.0)
 
 
-def _average(sums: QueryShapeSums) -> _TimedShape:
+def _compute_means(sums: QueryShapeSums) -> _TimedShape:
     """Return the means of the timed statements of a shape."""
     counts = sums.sums
     return _TimedShape(

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from seamark.formats.iceberg.expressions.expression import And, Bound, Op
 from seamark.formats.iceberg.expressions.projection import project
-from seamark.formats.iceberg.expressions.ranges import end_of_prefix
+from seamark.formats.iceberg.expressions.ranges import find_end_of_prefix
 from seamark.formats.iceberg.metadata.clustering import COLUMNS_MAX as POLICY_COLUMNS_MAX
 from seamark.formats.iceberg.metadata.clustering import LAYER_BYTES, LAYER_FILES, ClusteringLayout
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, parse_count
@@ -44,7 +44,7 @@ from seamark.metaserver.planner.lookup.lookup import (
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import FileSelection, return_false
+from seamark.metaserver.planner.view.view import FileSelection, never_expires
 
 COLUMNS_MAX = 4
 """The maximum number of columns of a clustering. With more columns, each column would divide the rows too coarsely."""
@@ -127,7 +127,7 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
         return LayoutEstimates([], {})
     selection = FileSelection.select_all(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
-    narrow_by_partition(selection, {spec.spec_id: project(scan.bound, spec).possible for spec in specs}, return_false)
+    narrow_by_partition(selection, {spec.spec_id: project(scan.bound, spec).possible for spec in specs}, never_expires)
     files = find_files_at(scan.view, selection.list_entry_ids())
     policy = _read_policy_columns(properties)
     shares_of: dict[str, Shares] = {}
@@ -267,7 +267,7 @@ def _group_intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], l
                 intersection
                 for earlier_interval in before[1]
                 for interval in intervals
-                if (intersection := _intersect(earlier_interval, interval))
+                if (intersection := _intersect_intervals(earlier_interval, interval))
             ]
         columns[part.name] = ([*(() if before is None else before[0]), part], intervals)
     return columns
@@ -288,11 +288,11 @@ def _find_intervals(part: Bound) -> list[Interval] | None:
             return [(keys[0], None, part.op == Op.GT_EQ, True)]
         case Op.STARTS_WITH:
             assert isinstance(keys[0], bytes)
-            return [(keys[0], end_of_prefix(keys[0]), True, False)]
+            return [(keys[0], find_end_of_prefix(keys[0]), True, False)]
     return None
 
 
-def _intersect(left: Interval, right: Interval) -> Interval | None:
+def _intersect_intervals(left: Interval, right: Interval) -> Interval | None:
     """Return the intersection of two intervals, or None if it is empty."""
     low, has_low = _choose_tighter((left[0], left[2]), (right[0], right[2]), lower=True)
     high, has_high = _choose_tighter((left[1], left[3]), (right[1], right[3]), lower=False)
@@ -437,11 +437,11 @@ class _Axis(NamedTuple):
     def shares(self, interval: Interval) -> tuple[float, float]:
         """Return the share of all rows below the start of the interval, and the share below its end."""
         low, high, has_low, has_high = interval
-        start = 0.0 if low is None else self._share_below(self._locate(low, after=not has_low))
-        end = 1.0 if high is None else self._share_below(self._locate(high, after=has_high))
+        start = 0.0 if low is None else self._compute_share_below(self._locate_key(low, after=not has_low))
+        end = 1.0 if high is None else self._compute_share_below(self._locate_key(high, after=has_high))
         return start, max(start, end)
 
-    def _locate(self, key: Key, *, after: bool) -> float:
+    def _locate_key(self, key: Key, *, after: bool) -> float:
         """Return the position of a key on the axis.
 
         Args:
@@ -450,7 +450,7 @@ class _Axis(NamedTuple):
         position = _to_number(key, self.common) if isinstance(key, bytes) else float(key - self.base) * self.scale
         return max(position + self.unit, math.nextafter(position, math.inf)) if after else position
 
-    def _share_below(self, position: float) -> float:
+    def _compute_share_below(self, position: float) -> float:
         """Return the share of all rows below the position, if the rows of a file are evenly distributed."""
         with np.errstate(over="ignore"):  # Division by a tiny width may give infinity, which is clipped to 1.
             parts = np.clip((position - self.lower) / (self.upper - self.lower), 0.0, 1.0)

@@ -25,10 +25,10 @@ from seamark.formats.iceberg.metadata.clustering import COLUMNS as CLUSTERING_CO
 from seamark.formats.iceberg.metadata.clustering import CURVE, HILBERT, LINEAR, ClusteringLayout
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, parse_count
-from seamark.formats.index.definitions import IndexDefinition, define, read_definitions
+from seamark.formats.index.definitions import IndexDefinition, define_index, read_definitions
 from seamark.formats.index.kinds.bloom import FALSE_POSITIVE_PROBABILITY
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.planner.advice.cube_candidates import CubeCandidate, find_answered, find_cube_candidates
+from seamark.metaserver.planner.advice.cube_candidates import CubeCandidate, find_answered_shapes, find_cube_candidates
 from seamark.metaserver.planner.advice.current_layout import make_current_layout
 from seamark.metaserver.planner.advice.engine_times import SCAN_BYTES_PER_S, EngineTimes
 from seamark.metaserver.planner.advice.replay import (
@@ -40,7 +40,7 @@ from seamark.metaserver.planner.advice.replay import (
     compute_index_shares,
     compute_read_shares,
     compute_weighted_mean,
-    cut_layout,
+    simulate_layout,
 )
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
 from seamark.metaserver.planner.lookup.lookup import FoundFiles
@@ -191,7 +191,7 @@ def make_proposals(state: AdvisedTable) -> tuple[Reads, list[Proposal]]:
     return advisor.before, advisor.rank_proposals()
 
 
-def measure(state: AdvisedTable) -> Reads:
+def measure_reads(state: AdvisedTable) -> Reads:
     """Return the files, bytes and seconds that an average statement reads at present.
 
     The reads are predicted by a replay over the bounds and indexes of the table.
@@ -215,13 +215,13 @@ class _Advisor:
             if index.kind in FALSE_SHARES and not index.dimension_tables
         ]
         cubes = [index for index in read_definitions(state.metadata).enabled if index.kind == CUBE]
-        self._answered = find_answered(state.shapes, cubes)
+        self._answered = find_answered_shapes(state.shapes, cubes)
         self._layout = make_current_layout(state.files, state.sample)
         self._current, self._current_files = compute_read_shares(self._layout, state.statements)
         self._buckets = self._estimate_bucket_shares({})
-        self._indexed = self._index_shares(self._indexes)
+        self._indexed = self._compute_index_shares(self._indexes)
         shares = self._buckets * self._indexed
-        self.before = self._reads(self._current * shares, self._current_files * shares, state.files.files)
+        self.before = self._compute_mean_reads(self._current * shares, self._current_files * shares, state.files.files)
 
     def rank_proposals(self) -> list[Proposal]:
         """Return the useful proposals, sorted by the net bytes that they save, or no proposal if none pays."""
@@ -243,7 +243,7 @@ class _Advisor:
         ]
         useful.sort(key=lambda proposal: (not proposal.pays, -_compute_net_bytes(proposal), proposal.id))
         # Proposals that cannot pay come last. If no proposal pays, there is nothing to propose.
-        return _drop_weaker(useful)[:PROPOSALS_MAX] if useful and useful[0].pays else []
+        return _keep_best_of_each_kind(useful)[:PROPOSALS_MAX] if useful and useful[0].pays else []
 
     def _is_useful(self, proposal: Proposal) -> bool:
         """Return whether the proposal saves at least the minimum share of the bytes."""
@@ -276,7 +276,9 @@ class _Advisor:
         """Propose clusterings by combinations of the most compared columns, and one with smaller files."""
         # The property separates names by commas, and a dot refers to a joined table.
         columns = [
-            column_id for column_id in self._rank_compared_columns() if not set(self._name(column_id)) & set(",.")
+            column_id
+            for column_id in self._rank_compared_columns()
+            if not set(self._get_column_name(column_id)) & set(",.")
         ]
         try:
             current_layout = ClusteringLayout.of(self._state.metadata.properties)
@@ -284,13 +286,13 @@ class _Advisor:
             current_layout = None
         for count in range(1, CLUSTERED_MAX + 1):
             for combination in combinations(columns, count):
-                names = [self._name(column_id) for column_id in combination]
+                names = [self._get_column_name(column_id) for column_id in combination]
                 if current_layout is not None and sorted(current_layout.columns) == sorted(names):
                     continue
                 yield self._propose_clustering(combination, names, None)
         if columns:
             smaller = self._state.target_bytes // 4
-            names = [self._name(column_id) for column_id in columns[:2]]
+            names = [self._get_column_name(column_id) for column_id in columns[:2]]
             if smaller >= 1 << 20:
                 yield self._propose_clustering(tuple(columns[:2]), names, smaller)
 
@@ -301,7 +303,7 @@ class _Advisor:
         files = math.ceil(self._state.total_bytes / (smaller_bytes or self._state.target_bytes))
         if len(columns) > 1:
             files = math.ceil(files * _CELL_FILES_FACTOR)
-        layout = cut_layout(sample, compute_curve_order(sample, columns, curve), files)
+        layout = simulate_layout(sample, compute_curve_order(sample, columns, curve), files)
         size = "" if smaller_bytes is None else f" in files of {smaller_bytes >> 20} MiB"
         settings = [f"{CLUSTERING_COLUMNS}={','.join(names)}", f"{CURVE}={curve}"]
         if smaller_bytes is not None:
@@ -324,9 +326,9 @@ class _Advisor:
         """Make a proposal that rewrites the whole table in a simulated layout."""
         sizes, file_shares = compute_read_shares(layout, self._state.statements)
         shares = self._buckets * self._indexed
-        predicted = self._reads(sizes * shares, file_shares * shares, max(files, 1))
+        predicted = self._compute_mean_reads(sizes * shares, file_shares * shares, max(files, 1))
         # A rewrite reads the table and writes it.
-        return self._propose(kind, title, commands, change, predicted, 2 * self._state.total_bytes)
+        return self._make_proposal(kind, title, commands, change, predicted, 2 * self._state.total_bytes)
 
     def _propose_indexes(self) -> Iterator[Proposal]:
         """Propose a bitmap or bloom index on each compared column that has no index."""
@@ -336,19 +338,21 @@ class _Advisor:
             if column_id in indexed or not self._sum_weights(column_id, lambda values: values > 0):
                 continue
             kind = "bitmap" if len(column.values) <= _BITMAP_VALUES_MAX else "bloom"
-            name = self._name(column_id)
+            name = self._get_column_name(column_id)
             index_name = self._choose_index_name(name)
             try:
-                define(index_name, kind, [name], self._state.metadata.current_schema)
+                define_index(index_name, kind, [name], self._state.metadata.current_schema)
             except BadRequest:  # The name of the index may not have such characters, or the column needs quotes.
                 continue
-            index_shares = self._index_shares([*self._indexes, (kind, (column_id,))])
+            index_shares = self._compute_index_shares([*self._indexes, (kind, (column_id,))])
             shares = self._buckets * index_shares
-            predicted = self._reads(self._current * shares, self._current_files * shares, self._state.files.files)
+            predicted = self._compute_mean_reads(
+                self._current * shares, self._current_files * shares, self._state.files.files
+            )
             written_bytes = int(self._state.rows * _INDEX_BYTES_PER_ROW[kind])
             read_bytes = int(self._state.total_bytes / max(1, len(self._state.metadata.current_schema.fields)))
             table, options = self._state.name, ["--columns", name, "--name", index_name]
-            yield self._propose(
+            yield self._make_proposal(
                 "index",
                 f"Add a {kind} index on {name}",
                 [
@@ -370,7 +374,7 @@ class _Advisor:
     def _propose_index_drops(self) -> Iterator[Proposal]:
         """Propose to drop the indexes that plans have probed, but that left out no file."""
         for name in sorted(self._state.unused_indexes):
-            yield self._propose(
+            yield self._make_proposal(
                 "drop-index",
                 f"Drop the index {name}: plans probed it and it left out no file",
                 [shlex.join(["seamark", "index", "drop", self._state.name, name])],
@@ -386,7 +390,7 @@ class _Advisor:
             return
         for column_id in self._rank_compared_columns():
             column = sample.columns[column_id]
-            groups = _partition_codes(column)
+            groups = _compute_partition_codes(column)
             if groups is None:
                 continue
             transform, numbers = groups
@@ -396,13 +400,13 @@ class _Advisor:
             count = len(np.unique(partition_of_rows))
             if count > rows // 24 or count > 4 * max(target_files, self._state.files.files):
                 continue  # The partitions would be smaller than files are now.
-            layout = cut_layout(sample, order, target_files, partition_of_rows[order])
-            name = self._name(column_id)
+            layout = simulate_layout(sample, order, target_files, partition_of_rows[order])
+            name = self._get_column_name(column_id)
             field = name if transform == "identity" else f"{transform}({name})"
             yield self._rewrite(
                 "partition",
                 f"Partition by {field}",
-                self._partition_commands("{}" if transform == "identity" else f"{transform}({{}})", name),
+                self._format_partition_commands("{}" if transform == "identity" else f"{transform}({{}})", name),
                 ProposedChange(),
                 layout,
                 max(target_files, count),
@@ -420,12 +424,14 @@ class _Advisor:
             if not weight or len(column.values) < 10 * buckets or column.values.dtype == np.float64:
                 continue
             shares = self._estimate_bucket_shares({column_id: buckets}) * self._indexed
-            name = self._name(column_id)
-            predicted = self._reads(self._current * shares, self._current_files * shares, max(target_files, buckets))
-            yield self._propose(
+            name = self._get_column_name(column_id)
+            predicted = self._compute_mean_reads(
+                self._current * shares, self._current_files * shares, max(target_files, buckets)
+            )
+            yield self._make_proposal(
                 "bucket",
                 f"Partition into {buckets} buckets of {name}",
-                self._partition_commands(f"bucket({buckets}, {{}})", name),
+                self._format_partition_commands(f"bucket({buckets}, {{}})", name),
                 ProposedChange(),
                 predicted,
                 2 * self._state.total_bytes,
@@ -438,7 +444,7 @@ class _Advisor:
         columns = self._rank_compared_columns()[:_SORTED_MAX]
         files = math.ceil(self._state.total_bytes / self._state.target_bytes)
         for pair in permutations(columns, 2):
-            names = [self._name(column_id) for column_id in pair]
+            names = [self._get_column_name(column_id) for column_id in pair]
             order = compute_curve_order(self._state.sample, pair, LINEAR)
             fields = ", ".join(_quote_path(name) for name in names)
             table = _quote_path(self._state.name)
@@ -452,7 +458,7 @@ class _Advisor:
                     "options => map('rewrite-all', 'true'))",
                 ],
                 ProposedChange(columns=names),
-                cut_layout(self._state.sample, order, files),
+                simulate_layout(self._state.sample, order, files),
                 files,
             )
 
@@ -465,14 +471,14 @@ class _Advisor:
         for candidate in find_cube_candidates(open_shapes, self._state.sample, rows_per_file):
             if not all(column_id in schema.index.by_id for column_id in candidate.column_ids):
                 continue
-            dimensions = [self._name(column_id) for column_id in candidate.dimensions]
+            dimensions = [self._get_column_name(column_id) for column_id in candidate.dimensions]
             measures = [
-                f"{measure.function}({self._name(measure.column_id) if measure.column_id else '*'})"
+                f"{measure.function}({self._get_column_name(measure.column_id) if measure.column_id else '*'})"
                 for measure in candidate.measures
             ]
             index_name = self._choose_index_name("_and_".join(dimensions))
             try:
-                define(index_name, CUBE, dimensions, schema, measures=measures)
+                define_index(index_name, CUBE, dimensions, schema, measures=measures)
             except BadRequest:  # A cube cannot have such a column, or the name of a column needs quotes.
                 continue
             yield self._propose_cube(candidate, dimensions, measures, index_name, files)
@@ -492,7 +498,7 @@ class _Advisor:
         columns = max(1, len(self._state.metadata.current_schema.fields))
         read_bytes = int(self._state.total_bytes * min(1.0, len(candidate.column_ids) / columns))
         options = ["--columns", ",".join(dimensions), "--measures", ",".join(measures), "--name", index_name]
-        return self._propose(
+        return self._make_proposal(
             "cube",
             f"Add a cube by {', '.join(dimensions)} with {', '.join(measures)}",
             [
@@ -500,7 +506,7 @@ class _Advisor:
                 shlex.join(["seamark", "run", "index", table]),
             ],
             ProposedChange("add-cube", dimensions, index_kind=CUBE, index_name=index_name, measures=measures),
-            self._reads(size_shares, file_shares, files),
+            self._compute_mean_reads(size_shares, file_shares, files),
             read_bytes + int(cube_bytes),
         )
 
@@ -511,7 +517,7 @@ class _Advisor:
             return
         reads_per_day = self.before.bytes * self._state.statements_per_day / total
         if reads_per_day >= _PINNED_READS_PER_DAY_MIN:
-            yield self._propose(
+            yield self._make_proposal(
                 "pin",
                 f"Pin the table in the gateway's cache: statements read its bytes {reads_per_day:,.0f} times a day",
                 [f"ALTER TABLE {_quote_path(self._state.name)} SET TBLPROPERTIES ('{_CACHE_PINNED}'='true')"],
@@ -528,12 +534,12 @@ class _Advisor:
             return
         # A merged file covers the ranges of all files that it replaces, so statements read more of its bytes.
         order = np.arange(self._state.sample.rows)
-        layout = cut_layout(self._state.sample, order, target_files)
+        layout = simulate_layout(self._state.sample, order, target_files)
         sizes, file_shares = compute_read_shares(layout, self._state.statements)
         shares = self._buckets * self._indexed
-        predicted = self._reads(sizes * shares, file_shares * shares, target_files)
+        predicted = self._compute_mean_reads(sizes * shares, file_shares * shares, target_files)
         if predicted.seconds < self.before.seconds:
-            yield self._propose(
+            yield self._make_proposal(
                 "file-size",
                 f"Merge {files:,} files into {target_files:,} of {self._state.target_bytes >> 20} MiB",
                 [shlex.join(["seamark", "run", "compact", self._state.name])],
@@ -542,7 +548,7 @@ class _Advisor:
                 2 * total,
             )
 
-    def _partition_commands(self, transform: str, name: str) -> list[str]:
+    def _format_partition_commands(self, transform: str, name: str) -> list[str]:
         """Return the Spark statements that add a partition field and rewrite the table.
 
         Args:
@@ -557,7 +563,7 @@ class _Advisor:
 
     # Shares
 
-    def _index_shares(self, indexes: Sequence[IndexDefinition | tuple[str, tuple[int, ...]]]) -> Shares:
+    def _compute_index_shares(self, indexes: Sequence[IndexDefinition | tuple[str, tuple[int, ...]]]) -> Shares:
         """Return the share of the files that each statement reads with these indexes, float64[statements]."""
         by_kind: defaultdict[str, set[int]] = defaultdict(set)
         for index in indexes:
@@ -595,7 +601,7 @@ class _Advisor:
 
     # Proposals
 
-    def _reads(self, size_shares: Shares, file_shares: Shares, files: int) -> Reads:
+    def _compute_mean_reads(self, size_shares: Shares, file_shares: Shares, files: int) -> Reads:
         """Return the reads of an average statement.
 
         The shares, float64[statements], are the parts of the table's bytes and files that each statement reads.
@@ -609,7 +615,7 @@ class _Advisor:
         count, size = compute_weighted_mean(counts, statements), compute_weighted_mean(sizes, statements)
         return Reads(round(count, 2), int(size), round(compute_weighted_mean(np.array(estimates), statements), 4))
 
-    def _propose(
+    def _make_proposal(
         self,
         kind: str,
         title: str,
@@ -619,7 +625,7 @@ class _Advisor:
         cost_bytes: int,
     ) -> Proposal:
         """Make a proposal. Correct its prediction, and compute its cost and the bytes that it saves."""
-        uncorrected, predicted = predicted, self._correct(kind, predicted)
+        uncorrected, predicted = predicted, self._correct_prediction(kind, predicted)
         saved = (self.before.bytes - predicted.bytes) * self._state.statements_per_day
         if kind == "file-size":
             # A merge of small files saves time. Count the saved time as the bytes that a scan reads in this time.
@@ -641,7 +647,7 @@ class _Advisor:
             time_correction=self._state.time_corrections.get(kind, 1.0),
         )
 
-    def _correct(self, kind: str, predicted: Reads) -> Reads:
+    def _correct_prediction(self, kind: str, predicted: Reads) -> Reads:
         """Correct a prediction by the measurements of earlier proposals of the same kind.
 
         A correction turns no gain into a loss, and no loss into a gain.
@@ -660,18 +666,18 @@ class _Advisor:
             seconds = min(before.seconds, seconds * time_factor)
         return Reads(round(files, 2), int(size), round(seconds, 4))
 
-    def _name(self, column_id: int) -> str:
+    def _get_column_name(self, column_id: int) -> str:
         return self._state.metadata.current_schema.index.by_id[column_id].name
 
 
-def _quote(name: str) -> str:
+def _quote_name(name: str) -> str:
     """Quote a name for a Spark statement with backticks, if it is not an identifier."""
     return name if name.isascii() and name.isidentifier() else "`" + name.replace("`", "``") + "`"
 
 
 def _quote_path(name: str) -> str:
     """Quote each part of a dotted name for a Spark statement."""
-    return ".".join(map(_quote, name.split(".")))
+    return ".".join(map(_quote_name, name.split(".")))
 
 
 def _compute_net_bytes(proposal: Proposal) -> int:
@@ -679,7 +685,7 @@ def _compute_net_bytes(proposal: Proposal) -> int:
     return proposal.saved_bytes_per_day * HORIZON_DAYS - proposal.cost_bytes
 
 
-def _drop_weaker(proposals: Sequence[Proposal]) -> list[Proposal]:
+def _keep_best_of_each_kind(proposals: Sequence[Proposal]) -> list[Proposal]:
     """Return the best three proposals of each kind, so that the first proposals are not variants of one layout."""
     counts: defaultdict[str, int] = defaultdict(int)
     best = []
@@ -690,7 +696,7 @@ def _drop_weaker(proposals: Sequence[Proposal]) -> list[Proposal]:
     return best
 
 
-def _partition_codes(column: SampledColumn) -> tuple[str, npt.NDArray[np.int64]] | None:
+def _compute_partition_codes(column: SampledColumn) -> tuple[str, npt.NDArray[np.int64]] | None:
     """Return a partition transform of the column, and the partition number of each distinct value, int64[values]."""
     if column.kind in _DAY_UNITS:
         return "day", np.asarray(column.values, dtype=np.int64) // _DAY_UNITS[column.kind]

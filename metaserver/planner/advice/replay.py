@@ -132,7 +132,7 @@ def draw_statements(shapes: Sequence[RecordedShape], sample: RowSample, *, seed:
                 conditions = (
                     _draw_conditions(recorded.shape, widths, sample, rng)
                     if codes is None
-                    else _match_code(recorded.shape.conjuncts[0][0].column_id, int(codes[draw]), sample)
+                    else _build_equality(recorded.shape.conjuncts[0][0].column_id, int(codes[draw]), sample)
                 )
             statements.append(DrawnStatement(recorded.fingerprint, recorded.statements / draws, conditions))
     return statements
@@ -177,7 +177,7 @@ def _compute_repeat_share(counts: Shares, exponent: float) -> float:
     return float(((weights / weights.sum()) ** 2).sum())
 
 
-def _match_code(column_id: int, code: int, sample: RowSample) -> tuple[tuple[DrawnCondition, ...], ...]:
+def _build_equality(column_id: int, code: int, sample: RowSample) -> tuple[tuple[DrawnCondition, ...], ...]:
     """Return the conditions of a filter that requires a single value of a column."""
     matching = np.zeros(len(sample.columns[column_id].values) + 1, dtype=np.bool_)
     matching[code] = True
@@ -344,7 +344,7 @@ def compute_curve_order(sample: RowSample, column_ids: Sequence[int], curve: str
     return order
 
 
-def cut_layout(
+def simulate_layout(
     sample: RowSample, order: Longs, files: int, groups: npt.NDArray[np.int64] | None = None
 ) -> SimulatedLayout:
     """Cut ordered rows into files of equal size.
@@ -383,14 +383,14 @@ def compute_read_shares(layout: SimulatedLayout, statements: Sequence[DrawnState
         for alternatives in statement.conditions:
             has_match = np.zeros(layout.files, dtype=np.bool_)
             for condition in alternatives:
-                has_match |= _find_files_with(layout, condition)
+                has_match |= _find_files_that_may_match(layout, condition)
             is_read &= has_match
         size_shares[number] = float(layout.weights[is_read].sum())
         file_shares[number] = float(is_read.mean()) if layout.files else 0.0
     return size_shares, file_shares
 
 
-def _find_files_with(layout: SimulatedLayout, condition: DrawnCondition) -> Mask:
+def _find_files_that_may_match(layout: SimulatedLayout, condition: DrawnCondition) -> Mask:
     """Return the files whose bounds include a value that matches the condition, bool[files]."""
     column_id = condition.column_id
     if condition.matching[0]:

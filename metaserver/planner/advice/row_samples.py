@@ -99,7 +99,7 @@ class RowSample:
     rows: int
 
 
-def is_sampled(kind: str) -> bool:
+def is_type_sampled(kind: str) -> bool:
     """Return whether columns of an Iceberg type can be sampled."""
     name = get_base_name(kind)
     if name == "decimal":
@@ -133,7 +133,7 @@ async def sample_rows(
     try:
         async with asyncio.timeout(SAMPLE_S):
             parts = await gather([partial(read, file) for file in sample_files], _CONCURRENT_FILES_MAX)
-        return await asyncio.to_thread(_combine, parts, columns)
+        return await asyncio.to_thread(_combine_files, parts, columns)
     except TimeoutError:
         return f"the rows could not be read within {SAMPLE_S:g} s"
     except Unreadable as error:
@@ -174,7 +174,7 @@ def _to_array(column: pa.ChunkedArray | None, rows: int) -> pa.Array:
     return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
 
 
-def _combine(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]) -> RowSample:
+def _combine_files(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]) -> RowSample:
     """Combine the columns of the files, and keep at most `LAYOUT_ROWS_MAX` rows.
 
     Args:
@@ -189,16 +189,16 @@ def _combine(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]) -> R
         kept_rows = np.sort(np.random.default_rng(total).choice(total, LAYOUT_ROWS_MAX, replace=False))
     sampled = {}
     for column_id, kind in columns.items():
-        encoded = _encode([part[column_id] for part in parts], kind)
+        encoded = _encode_column([part[column_id] for part in parts], kind)
         if encoded is not None:
             values, codes = encoded
             pairs = np.unique(file_numbers.astype(np.int64) * (len(values) + 1) + codes)
             counts = np.bincount(pairs % (len(values) + 1), minlength=len(values) + 1)
-            sampled[column_id] = _keep_codes(SampledColumn(column_id, kind, values, codes[kept_rows], counts))
+            sampled[column_id] = _drop_unused_values(SampledColumn(column_id, kind, values, codes[kept_rows], counts))
     return RowSample(sampled, len(parts), len(kept_rows))
 
 
-def _keep_codes(column: SampledColumn) -> SampledColumn:
+def _drop_unused_values(column: SampledColumn) -> SampledColumn:
     """Return the column without the values that occur in no row.
 
     So the number of rows limits the number of values.
@@ -213,14 +213,14 @@ def _keep_codes(column: SampledColumn) -> SampledColumn:
     )
 
 
-def _encode(arrays: Sequence[pa.Array], kind: str) -> tuple[Values, npt.NDArray[np.int32]] | None:
+def _encode_column(arrays: Sequence[pa.Array], kind: str) -> tuple[Values, npt.NDArray[np.int32]] | None:
     """Return the sorted distinct values of all arrays, and the code of each row. None if no array has a value."""
     types = [array.type for array in arrays if not pa.types.is_null(array.type)]
     if not types:
         return None
     widest = max(types, key=lambda type: getattr(type, "bit_width", 0) if pa.types.is_primitive(type) else 0)
     encoded = pa.concat_arrays([array.cast(widest) for array in arrays]).dictionary_encode()
-    values = _to_values(encoded.dictionary, kind)
+    values = _convert_values(encoded.dictionary, kind)
     order = np.argsort(values, kind="stable")
     code_of = np.empty(len(values) + 1, dtype=np.int32)
     code_of[order] = np.arange(1, len(values) + 1)
@@ -229,7 +229,7 @@ def _encode(arrays: Sequence[pa.Array], kind: str) -> tuple[Values, npt.NDArray[
     return values[order], code_of[indices]
 
 
-def _to_values(values: pa.Array, kind: str) -> Values:
+def _convert_values(values: pa.Array, kind: str) -> Values:
     """Convert values to the units of Iceberg's bounds."""
     name = get_base_name(kind)
     if name == "decimal":

@@ -20,7 +20,7 @@ from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.planner.advice.column_samples import FUNCTION_NOT_SAMPLED, NOT_SAMPLED, ColumnSample, Samples
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import FileSelection, return_false
+from seamark.metaserver.planner.view.view import FileSelection, never_expires
 
 _TERMS_MAX = 16
 """The maximum number of reported conjuncts. For each conjunct, the bounds of all files are read once."""
@@ -65,11 +65,11 @@ def _measure_effect(scan: ScanPlan, part: Bound, definitions: Definitions, sampl
     selection = FileSelection.select_all(scan.view)
     files_in = selection.count()
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
-    narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, return_false)
-    narrow_by_stats(selection, part, return_false)
+    narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, never_expires)
+    narrow_by_stats(selection, part, never_expires)
     files_left = selection.count()
     index = next((definition.name for definition in _find_indexes_on_column(definitions, part)), None)
-    kind = _choose_kind(part) if index is None and files_left > max(1, _HELPED_MAX_FRACTION * files_in) else None
+    kind = _choose_index_kind(part) if index is None and files_left > max(1, _HELPED_MAX_FRACTION * files_in) else None
     sample = samples.get(part.column_id) if part.transform == IDENTITY else FUNCTION_NOT_SAMPLED
     files, note = (None, None) if kind is None else _estimate_with_index(part, kind, files_left, sample)
     if files is not None and files > _HELPED_MAX_FRACTION * files_left:
@@ -119,18 +119,20 @@ def _find_indexes_on_column(definitions: Definitions, part: Bound) -> Iterator[I
     for definition in definitions.enabled:
         if KINDS[definition.kind].aggregates:
             continue
-        if any(term.column_id == part.column_id and _serves(term.transform, part) for term in definition.terms):
+        if any(
+            term.column_id == part.column_id and _serves_predicate(term.transform, part) for term in definition.terms
+        ):
             yield definition
 
 
-def _serves(transform: str, part: Bound) -> bool:
+def _serves_predicate(transform: str, part: Bound) -> bool:
     """Return whether an index on this transform or function of the column can evaluate the predicate."""
     if is_function(part.transform):  # Indexes on `lower` and on `upper` have the same keys.
         return is_function(transform)
     return transform == part.transform
 
 
-def _choose_kind(part: Bound) -> str | None:
+def _choose_index_kind(part: Bound) -> str | None:
     """Return the kind of index that serves the predicate, or None if no kind does."""
     if part.kind in _UNINDEXED or not (part.transform == IDENTITY or is_function(part.transform)):
         return None

@@ -22,7 +22,7 @@ from seamark.formats.iceberg.metadata.auto_advice import AutoAdvicePolicy
 from seamark.formats.iceberg.metadata.clustering import COLUMNS, CURVE, HILBERT
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, parse_bool
-from seamark.formats.index.definitions import PREFIX, define, read_definitions
+from seamark.formats.index.definitions import PREFIX, define_index, read_definitions
 from seamark.formats.services.services import CLUSTERING
 from seamark.metaserver.history.shapes import QueryShape
 from seamark.metaserver.planner.advice.engine_times import EngineCosts
@@ -129,12 +129,12 @@ class Verdict:
     reason: str
 
 
-def record_shapes(shapes: Sequence[QueryShapeSums]) -> list[ShapeReads]:
+def select_shape_reads(shapes: Sequence[QueryShapeSums]) -> list[ShapeReads]:
     """Return the reads of the most frequent shapes. Later measurements are compared with them."""
-    return [ShapeReads(sums.fingerprint, round(_compute_fraction(sums.sums), 6)) for sums in shapes[:SHAPES_MAX]]
+    return [ShapeReads(sums.fingerprint, round(_compute_read_fraction(sums.sums), 6)) for sums in shapes[:SHAPES_MAX]]
 
 
-def judge(trial: Trial, shapes: Sequence[QueryShapeSums]) -> Verdict:
+def judge_trial(trial: Trial, shapes: Sequence[QueryShapeSums]) -> Verdict:
     """Decide whether a change pays, from the bytes that statements of each shape read before and after the change.
 
     The comparison uses shares of the table's bytes, so the growth of the table does not matter. If a shape is new and
@@ -154,10 +154,10 @@ def judge(trial: Trial, shapes: Sequence[QueryShapeSums]) -> Verdict:
     for shape_sums in shapes:
         sums = shape_sums.sums
         table_bytes = sums.statements * sums.bytes_in / sums.sized if sums.sized else sums.files_in
-        after = _compute_fraction(sums)
+        after = _compute_read_fraction(sums)
         before = before_of.get(shape_sums.fingerprint)
         if before is None:
-            before = 1.0 if _compares(shape_sums.shape, trial.columns) else after
+            before = 1.0 if _compares_columns(shape_sums.shape, trial.columns) else after
         before_bytes += before * table_bytes
         after_bytes += after * table_bytes
         files += sums.files_left
@@ -188,20 +188,20 @@ def make_reads(files: float, size_bytes: int, sums: Sequence[QuerySums]) -> Read
     return Reads(round(files, 2), size_bytes, round(seconds, 4))
 
 
-def _compute_fraction(sums: QuerySums) -> float:
+def _compute_read_fraction(sums: QuerySums) -> float:
     """Return the share of the table's bytes that the statements read, or of its files if the bytes are unknown."""
     if sums.sized and sums.bytes_in:
         return min(1.0, sums.bytes_left / sums.bytes_in)
     return min(1.0, sums.files_left / sums.files_in) if sums.files_in else 1.0
 
 
-def _compares(shape_text: str, column_ids: Sequence[int]) -> bool:
+def _compares_columns(shape_text: str, column_ids: Sequence[int]) -> bool:
     """Return whether statements of the shape compare one of the columns."""
     shape = QueryShape.parse(shape_text) if shape_text else None
     return shape is not None and not shape.compared_columns.isdisjoint(column_ids)
 
 
-def find_properties(proposal: Proposal, metadata: TableMetadata) -> dict[str, str] | None:
+def find_changed_properties(proposal: Proposal, metadata: TableMetadata) -> dict[str, str] | None:
     """Return the properties that a proposal sets, or None if a job cannot apply it.
 
     Raises:
@@ -215,18 +215,18 @@ def find_properties(proposal: Proposal, metadata: TableMetadata) -> dict[str, st
                 properties[TARGET_FILE_BYTES] = str(change.target_file_bytes)
             return properties
         case "add-index":
-            index = define(change.index_name, change.index_kind, change.columns, metadata.current_schema)
+            index = define_index(change.index_name, change.index_kind, change.columns, metadata.current_schema)
             return {PREFIX + change.index_name: index.property_text}
     return None
 
 
-def find_columns(proposal: Proposal, metadata: TableMetadata) -> list[int]:
+def find_changed_columns(proposal: Proposal, metadata: TableMetadata) -> list[int]:
     """Return the ids of the columns of a proposal."""
     by_name = metadata.current_schema.index.by_name
     return [by_name[name] for name in proposal.change.columns if name in by_name]
 
 
-def refuse(
+def refuse_proposal(
     proposal: Proposal,
     properties: Mapping[str, str] | None,
     effective: TableMetadata,
@@ -241,7 +241,7 @@ def refuse(
 
     Args:
         proposal: The proposal.
-        properties: The properties that the proposal sets; see `find_properties`.
+        properties: The properties that the proposal sets; see `find_changed_properties`.
         effective: The metadata of the table, with the properties of its namespaces.
         applied: The earlier proposals with trials.
         policy: The policy of the table.
@@ -267,11 +267,13 @@ def refuse(
             return "a user has defined a sort order"
     elif len(read_definitions(effective).by_name) >= indexes_max:
         return f"the table has {indexes_max} indexes, which is the limit"
-    columns = find_columns(proposal, effective)
-    return _refuse_again(proposal, columns, applied, policy, now_ms) or _refuse_cost(proposal, applied, policy, now_ms)
+    columns = find_changed_columns(proposal, effective)
+    return _refuse_after_trial(proposal, columns, applied, policy, now_ms) or _refuse_cost(
+        proposal, applied, policy, now_ms
+    )
 
 
-def _refuse_again(
+def _refuse_after_trial(
     proposal: Proposal,
     columns: Sequence[int],
     applied: Sequence[AppliedProposal],
@@ -299,7 +301,7 @@ def _refuse_cost(
     proposal: Proposal, applied: Sequence[AppliedProposal], policy: AutoAdvicePolicy, now_ms: int
 ) -> str | None:
     """Return the reason why the remaining budget is too small for the proposal, or None."""
-    spent_bytes, spent_seconds = sum_budget(applied, now_ms)
+    spent_bytes, spent_seconds = sum_spent_budget(applied, now_ms)
     if spent_bytes + proposal.cost_bytes > policy.bytes_per_day:
         return (
             f"the proposal costs {proposal.cost_bytes:,} bytes, and {spent_bytes:,} of the "
@@ -324,7 +326,7 @@ def list_own_properties(applied: Iterable[AppliedProposal]) -> dict[str, str]:
     return properties
 
 
-def sum_budget(applied: Iterable[AppliedProposal], now_ms: int) -> tuple[int, float]:
+def sum_spent_budget(applied: Iterable[AppliedProposal], now_ms: int) -> tuple[int, float]:
     """Return the bytes and seconds of the budget that the trials of the last 24 hours have used."""
     trials = [
         proposal.trial for proposal in applied if proposal.trial is not None and now_ms - proposal.applied_ms < _DAY_MS

@@ -34,8 +34,8 @@ from seamark.formats.runtime.memoization import computed_once
 from seamark.metaserver.index.blocks.block import Block, read_longs_at
 from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, write
 from seamark.metaserver.planner.answer.content_files import (
-    STANDARD,
-    UNCACHED,
+    STANDARD_DIALECT,
+    UNCACHED_TEXTS,
     BlockLayout,
     ClientDialect,
     FileStats,
@@ -47,7 +47,7 @@ from seamark.metaserver.planner.answer.content_files import (
     encode_keys,
     error_context,
     get_layout,
-    partition_texts,
+    get_partition_texts,
 )
 from seamark.metaserver.planner.deletes.delete_index import assign_first_row_ids, read_sequence_numbers
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -103,9 +103,9 @@ class ScanTaskWriter:
         scan: ScanPlan,
         *,
         stats: Sequence[int] = (),
-        dialect: ClientDialect = STANDARD,
+        dialect: ClientDialect = STANDARD_DIALECT,
         form: TaskForm = FULL,
-        texts: PartitionTextCache = UNCACHED,
+        texts: PartitionTextCache = UNCACHED_TEXTS,
     ) -> None:
         """Prepare the writer.
 
@@ -117,7 +117,7 @@ class ScanTaskWriter:
             texts: The cache of encoded partition tuples, which all answers share.
         """
         self._scan = scan
-        self._partitions = partition_texts(scan, dialect)
+        self._partitions = get_partition_texts(scan, dialect)
         self._texts = texts
         self._residuals = _Residuals(scan, form, dialect) if form.residuals else None
         self._form = form
@@ -271,7 +271,7 @@ class _Files:
             return write(rows, tuple(parts), block.rows, b",")
 
 
-class _Form(NamedTuple):
+class _ResidualForm(NamedTuple):
     """The properties of one file that decide how its residual can be simplified."""
 
     nan_free: bool
@@ -280,7 +280,7 @@ class _Form(NamedTuple):
     """Whether the client's reader returns all rows of the file only if the residual is `true`."""
 
 
-_PLAIN = _Form(nan_free=False, read_whole=False)
+_PLAIN = _ResidualForm(nan_free=False, read_whole=False)
 
 
 class _Residuals:
@@ -316,7 +316,7 @@ class _Residuals:
             if self._is_java and predicate.op is Op.IS_NAN:
                 self._nan_columns.add(predicate.column_id)
         self._by_key: dict[tuple[object, ...], bytes] = {}
-        self._to_stored: dict[tuple[int, _Form], tuple[Expression, bytes]] = {}
+        self._to_stored: dict[tuple[int, _ResidualForm], tuple[Expression, bytes]] = {}
 
     def set_file_count(self, files: int) -> None:
         """Divide the size limit of residuals by the number of files in the answer."""
@@ -356,22 +356,22 @@ class _Residuals:
             rows, texts = rows[matching], [texts[position] for position in matching]
         return rows, (CHOICE, texts)
 
-    def _choose_forms(self, block: Block, rows: Longs) -> list[_Form] | None:
+    def _choose_forms(self, block: Block, rows: Longs) -> list[_ResidualForm] | None:
         """Return the form of each file's residual, or None if all files have the plain form."""
         if not (self._nan_columns or self._whole_files):
             return None
         is_nan_free = np.full(len(rows), bool(self._nan_columns))
         for column_id in self._nan_columns:
-            counts = block.count_column("nan_value_counts", column_id)
+            counts = block.find_count_column("nan_value_counts", column_id)
             is_nan_free &= False if counts is None else read_longs_at(counts, rows) == 0
         read_whole = np.zeros(len(rows), dtype=np.bool_)
         if self._whole_files:
             read_whole |= [b"orc" in text for text in encode_formats(block, rows)]
         if not (is_nan_free.any() or read_whole.any()):
             return None
-        return list(map(_Form, is_nan_free.tolist(), read_whole.tolist()))
+        return list(map(_ResidualForm, is_nan_free.tolist(), read_whole.tolist()))
 
-    def _encode_partition(self, block: Block, row: int, form: _Form) -> bytes:
+    def _encode_partition(self, block: Block, row: int, form: _ResidualForm) -> bytes:
         """Return the residual of the row's partition with its JSON key."""
         fields, partition = block.partition_fields, block.partition(row)
         if self._work < self._size:
@@ -380,7 +380,7 @@ class _Residuals:
         self._work -= self._size
         return self._encode_residual(self._scan.compute_partition_residual(block.spec_id, fields, partition), form)
 
-    def _encode_residual(self, residual: Expression, form: _Form) -> bytes:
+    def _encode_residual(self, residual: Expression, form: _ResidualForm) -> bytes:
         """Return the residual with its JSON key. Equal residuals are encoded once."""
         # The key is the identity of the expression. Partitions share residuals, and comparing or hashing a long
         # list of values is slow.
@@ -391,7 +391,7 @@ class _Residuals:
             cached = self._to_stored[id(residual), form] = (residual, self._encode_bounded(residual, form))
         return cached[1]
 
-    def _encode_bounded(self, residual: Expression, form: _Form) -> bytes:
+    def _encode_bounded(self, residual: Expression, form: _ResidualForm) -> bytes:
         """Encode a residual in at most `_longest` bytes, as the client requires.
 
         The residual is weakened if it is longer and the client needs it. It is omitted if the client does not need it.

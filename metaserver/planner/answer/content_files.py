@@ -23,11 +23,19 @@ from seamark.cache.memory import MemoryCache
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.transforms import compute_values_type
 from seamark.formats.iceberg.types.types import get_base_name
-from seamark.formats.iceberg.types.values import FLOATS, INTS, LONGS, Value, encode, encode_json, promote_value
+from seamark.formats.iceberg.types.values import (
+    FLOATS,
+    INTS,
+    LONGS,
+    Value,
+    encode_json,
+    encode_single_value,
+    promote_value,
+)
 from seamark.formats.index.packing import MISSING, NONE, Form, Longs, PackedColumn
 from seamark.formats.protocol.wire import encode_json as to_json
 from seamark.formats.runtime.errors import Corrupt, NotAcceptable
-from seamark.metaserver.index.blocks.block import Block, doubles_at, present_at, read_longs_at
+from seamark.metaserver.index.blocks.block import Block, read_doubles_at, read_longs_at, read_present_at
 from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, HEX, ITEMS, NUMBER, TEXT, write
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
@@ -191,20 +199,26 @@ def encode_strings(block: Block, column: PackedColumn) -> Part:
     """Return a packed column of strings in the form that the compiled writer reads."""
     packed = column.packed
     offsets = (
-        _view_at(block, packed.lengths),
+        _compute_address(block, packed.lengths),
         packed.lengths_width,
-        _view_at(block, packed.ends),
-        _view_at(block, packed.tails),
+        _compute_address(block, packed.ends),
+        _compute_address(block, packed.tails),
     )
-    return packed.width, _view_at(block, packed.codes), _view_at(block, packed.presence), packed.common, *offsets
+    return (
+        packed.width,
+        _compute_address(block, packed.codes),
+        _compute_address(block, packed.presence),
+        packed.common,
+        *offsets,
+    )
 
 
 def _read_integers(block: Block, column: PackedColumn) -> Part:
     packed = column.packed
-    return packed.width, _view_at(block, packed.codes), _view_at(block, packed.presence), packed.base
+    return packed.width, _compute_address(block, packed.codes), _compute_address(block, packed.presence), packed.base
 
 
-def _view_at(block: Block, offset: int) -> int:
+def _compute_address(block: Block, offset: int) -> int:
     return 0 if offset == NONE else block.address + offset
 
 
@@ -266,7 +280,7 @@ class FileStats:
     def __init__(self, block: Block, columns: tuple[int, ...]) -> None:
         stored_columns = [column for column in columns if column in block.columns]
         self._maps: list[tuple[str, list[tuple[str, Texts]]]] = [
-            (wire, [(str(column), _read_counts(block.count_column(name, column))) for column in stored_columns])
+            (wire, [(str(column), _read_counts(block.find_count_column(name, column))) for column in stored_columns])
             for wire, name in _COUNTS.items()
         ]
         for side in ("lower", "upper"):
@@ -314,13 +328,13 @@ def _make_bound_reader(block: Block, side: str, column_id: int) -> Texts | None:
         ]
     if dtype is None:
         return lambda rows: [_write_bound(block, side, column_id, kind, row) for row in rows.tolist()]
-    read_at = doubles_at if kind in FLOATS else read_longs_at
+    read_at = read_doubles_at if kind in FLOATS else read_longs_at
 
     def read(rows: Longs) -> list[str | None]:
         numbers = read_at(column, rows).astype(dtype)
         size = 2 * numbers.itemsize
         digits = numbers.tobytes().hex().upper()
-        present = present_at(column, rows).tolist()
+        present = read_present_at(column, rows).tolist()
         return [
             f'"{digits[at * size : (at + 1) * size]}"' if has_value else None for at, has_value in enumerate(present)
         ]
@@ -330,7 +344,7 @@ def _make_bound_reader(block: Block, side: str, column_id: int) -> Texts | None:
 
 def _write_bound(block: Block, side: str, column_id: int, kind: str, row: int) -> str | None:
     value = block.get_bound(side, column_id, row)
-    return None if value is None else f'"{encode(kind, value).hex().upper()}"'
+    return None if value is None else f'"{encode_single_value(kind, value).hex().upper()}"'
 
 
 _ENCODINGS_MAX = 8
@@ -374,9 +388,9 @@ class ClientDialect:
     """
 
 
-STANDARD = ClientDialect()
-JAVA = ClientDialect(needs_residuals=True, filters_by_residual=True, changes_files=True)
-PYICEBERG = ClientDialect(
+STANDARD_DIALECT = ClientDialect()
+JAVA_DIALECT = ClientDialect(needs_residuals=True, filters_by_residual=True, changes_files=True)
+PYICEBERG_DIALECT = ClientDialect(
     numbers_for_times=True,
     unreadable=frozenset({"null", "binary", "fixed"}),
     polls=False,
@@ -394,9 +408,9 @@ def choose_dialect(user_agent: str, client_version: str = "") -> ClientDialect:
         client_version: The header X-Client-Version, which Iceberg's Java client sends.
     """
     if user_agent.startswith("PyIceberg/"):
-        return PYICEBERG
+        return PYICEBERG_DIALECT
     is_java = user_agent.startswith("Apache-HttpClient/") or client_version.startswith("Apache Iceberg")
-    return JAVA if is_java else STANDARD
+    return JAVA_DIALECT if is_java else STANDARD_DIALECT
 
 
 class _Field(NamedTuple):
@@ -508,7 +522,7 @@ class _TextsOfView:
         return sum([texts.size_bytes for texts in list(self.by_dialect.values())])
 
 
-def partition_texts(scan: ScanPlan, dialect: ClientDialect) -> PartitionTexts:
+def get_partition_texts(scan: ScanPlan, dialect: ClientDialect) -> PartitionTexts:
     """Return the partition texts for a plan. Plans with the same view and metadata share one object."""
     derived = scan.view.derived
     by_dialect = (derived.get(_TextsOfView) or derived.keep(_TextsOfView())).by_dialect
@@ -539,7 +553,7 @@ class PartitionTextCache:
         return texts
 
 
-UNCACHED = PartitionTextCache(0)
+UNCACHED_TEXTS = PartitionTextCache(0)
 
 
 def _encode_partition(fields: Fields, values: tuple[Value | None, ...], dialect: ClientDialect) -> str:

@@ -161,7 +161,7 @@ class CubeAnswer:
         return (*dimensions, *(_name_type(_find_result_kind(measure)) for measure in self.query.measures))
 
 
-def find_answer(query: GroupQuery, condition: Expression, cube: IndexDefinition) -> CubeAnswer:
+def find_cube_answer(query: GroupQuery, condition: Expression, cube: IndexDefinition) -> CubeAnswer:
     """Return the columns of a cube from which the answer to a request is computed.
 
     Args:
@@ -176,7 +176,7 @@ def find_answer(query: GroupQuery, condition: Expression, cube: IndexDefinition)
     dimensions = tuple(_find_dimension(term, finest) for term in query.dimensions)
     filtered = {}
     for predicate in collect_predicates(condition):
-        filtered[predicate.column_id] = _find_filtered(predicate, finest)
+        filtered[predicate.column_id] = _find_filter_column(predicate, finest)
     columns, functions = _find_partials(query.schema, cube)
     for measure in query.measures:
         _check_measure(measure, floats=query.floats)
@@ -222,7 +222,7 @@ def _find_dimension(term: Term, finest: Mapping[int, tuple[str, Term]]) -> _Grou
     return _GroupedDimension(column, term.source, None if term.transform == dimension.transform else term.transform)
 
 
-def _find_filtered(predicate: Bound, finest: Mapping[int, tuple[str, Term]]) -> str:
+def _find_filter_column(predicate: Bound, finest: Mapping[int, tuple[str, Term]]) -> str:
     """Return the column of the groups with which a predicate can be evaluated.
 
     Raises:
@@ -323,17 +323,17 @@ def aggregate_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
         NotFromGroups: A value does not fit its type, or the order of the rows is not certain.
     """
     try:
-        grouped = _group(_filter(groups, answer), answer)
+        grouped = _group_by_dimensions(_filter_groups(groups, answer), answer)
         columns = [grouped[f"k{number}"] for number in range(len(answer.dimensions))]
         finished: dict[tuple[str, tuple[str, ...]], pa.ChunkedArray] = {}
         for measure, partials in zip(answer.query.measures, answer.partials, strict=True):
             # A request may contain a measure several times, with different spaces.
             key = (measure.function, partials)
             if key not in finished:
-                finished[key] = _finish(measure, [grouped[name] for name in partials])
+                finished[key] = _finish_measure(measure, [grouped[name] for name in partials])
             columns.append(finished[key])
         numbered = pa.table({str(number): column for number, column in enumerate(columns)})
-        rows = _sort(numbered, answer.query.sort_keys)
+        rows = _sort_rows(numbered, answer.query.sort_keys)
     except (SumOverflow, pa.ArrowException) as error:
         raise NotFromGroups(str(error)) from None
     if answer.query.limit is not None:
@@ -341,7 +341,7 @@ def aggregate_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
     return rows.rename_columns(list(answer.query.names))
 
 
-def _filter(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
+def _filter_groups(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
     """Return the groups that satisfy the condition of the request."""
     if answer.condition == TRUE:
         return groups
@@ -352,16 +352,18 @@ def _filter(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
         raise NotFromGroups(str(error)) from None
 
 
-def _group(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
+def _group_by_dimensions(groups: pa.Table, answer: CubeAnswer) -> pa.Table:
     """Return the groups of the request: its dimensions `k0`, `k1`, … and its partial aggregates."""
     partial_names = dict.fromkeys(name for names in answer.partials for name in names)
-    columns = {f"k{number}": _truncate(groups, dimension) for number, dimension in enumerate(answer.dimensions)}
+    columns = {
+        f"k{number}": _truncate_dimension(groups, dimension) for number, dimension in enumerate(answer.dimensions)
+    }
     columns |= {name: groups[name] for name in partial_names}
     # Without dimensions, the result has exactly one row, even if there are no groups.
     return combine_groups(pa.table(columns), {name: answer.functions[name] for name in partial_names})
 
 
-def _truncate(groups: pa.Table, dimension: _GroupedDimension) -> pa.ChunkedArray:
+def _truncate_dimension(groups: pa.Table, dimension: _GroupedDimension) -> pa.ChunkedArray:
     """Return the column of a dimension, truncated to the unit of the dimension."""
     values = groups[dimension.column]
     if dimension.unit is None:
@@ -378,7 +380,7 @@ def _unify_zeros(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.is_nan(values), nan, pc.add(values, pa.scalar(0.0, values.type)))
 
 
-def _finish(measure: Measure, partials: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+def _finish_measure(measure: Measure, partials: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
     """Compute the values of a measure from its combined partial aggregates.
 
     Raises:
@@ -395,11 +397,11 @@ def _finish(measure: Measure, partials: Sequence[pa.ChunkedArray]) -> pa.Chunked
         counts = pc.fill_null(partials[1], 0)
         counts = pc.if_else(pc.equal(counts, 0), pa.scalar(None, counts.type), counts)
         averages = pc.divide(sums, counts.cast(pa.float64(), safe=False))
-        return _narrow(averages) if name == "float" else averages
+        return _narrow_to_floats(averages) if name == "float" else averages
     if measure.function == SUM and name in _INTEGERS:
         return first.cast(pa.int64())
     if measure.function == SUM and name == "float":
-        return _narrow(first)
+        return _narrow_to_floats(first)
     return first
 
 
@@ -413,7 +415,7 @@ def _to_doubles(sums: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(values, pa.float64())])
 
 
-def _narrow(values: pa.ChunkedArray) -> pa.ChunkedArray:
+def _narrow_to_floats(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Convert doubles to floats.
 
     Raises:
@@ -440,7 +442,7 @@ def _divide_decimals(sums: pa.ChunkedArray, counts: pa.ChunkedArray, kind: pa.Da
     return pa.chunked_array([pa.array(averages, kind)])
 
 
-def _sort(rows: pa.Table, sort_keys: Sequence[SortKey]) -> pa.Table:
+def _sort_rows(rows: pa.Table, sort_keys: Sequence[SortKey]) -> pa.Table:
     """Sort the rows. Nulls come last, as in Trino.
 
     Raises:

@@ -69,7 +69,7 @@ class EncodedGroups:
         self._columns: dict[str, _EncodedColumn | pa.Array] = {}
         for name in groups.column_names:
             array = _to_array(groups[name])
-            self._columns[name] = (_encode(array) if name.startswith("d") else None) or array
+            self._columns[name] = (_encode_column(array) if name.startswith("d") else None) or array
         self.nbytes = sum(int(column.nbytes) for column in self._columns.values())
 
     def select(self, condition: Expression, names: Sequence[str]) -> pa.Table:
@@ -83,7 +83,7 @@ class EncodedGroups:
             ValueError: A predicate cannot be evaluated.
         """
         rows = self._find_rows(condition)
-        columns = [self._take(self._columns[name], rows) for name in names]
+        columns = [self._take_rows(self._columns[name], rows) for name in names]
         return pa.table(columns, schema=pa.schema([self.schema.field(name) for name in names]))
 
     def _find_rows(self, condition: Expression) -> _Rows | None:
@@ -112,20 +112,20 @@ class EncodedGroups:
         for part in unencoded_parts:
             ids = {predicate.column_id for predicate in collect_predicates(part)}
             columns = {
-                column_id: self._take(self._columns[get_group_column_name(column_id)], rows) for column_id in ids
+                column_id: self._take_rows(self._columns[get_group_column_name(column_id)], rows) for column_id in ids
             }
             selected = evaluate_filter(part, columns, self.rows if rows is None else len(rows))
             rows = np.flatnonzero(selected) if rows is None else rows[selected]
         return rows
 
     @staticmethod
-    def _take(column: _EncodedColumn | pa.Array, rows: _Rows | None) -> pa.Array:
+    def _take_rows(column: _EncodedColumn | pa.Array, rows: _Rows | None) -> pa.Array:
         if isinstance(column, _EncodedColumn):
             return column.take(rows)
         return column if rows is None else column.take(pa.array(rows))
 
 
-def _encode(array: pa.Array) -> _EncodedColumn | None:
+def _encode_column(array: pa.Array) -> _EncodedColumn | None:
     """Return an encoded column, or None if its values should not be encoded.
 
     Floats are not encoded, because the encoding would replace -0.0 by 0.0 or the reverse, and different NaNs by one.

@@ -71,14 +71,14 @@ class FileTree:
         """Return whether the group does not change if files are added before and after the files of the tree."""
         if group.first == 0 or group.level > len(self._ends):
             return False
-        return group.end < len(self.ids) or _ends_group(self.ids[-1:], group.level)[0].item()
+        return group.end < len(self.ids) or _find_group_ends(self.ids[-1:], group.level)[0].item()
 
 
 def _find_ends(ids: Ids) -> list[npt.NDArray[np.int64]]:
     """Return the ends of the groups of each level, beginning with level 1. The highest level has one group."""
     levels = []
     for level in range(1, _LEVELS_MAX + 1):
-        ends = np.flatnonzero(_ends_group(ids, level)) + 1
+        ends = np.flatnonzero(_find_group_ends(ids, level)) + 1
         if level == _LEVELS_MAX:
             ends = ends[:0]
         if not len(ends) or ends[-1] != len(ids):
@@ -89,7 +89,7 @@ def _find_ends(ids: Ids) -> list[npt.NDArray[np.int64]]:
     return levels
 
 
-def _ends_group(ids: Ids, level: int) -> npt.NDArray[np.bool_]:
+def _find_group_ends(ids: Ids, level: int) -> npt.NDArray[np.bool_]:
     """Return bool[files]: whether a group of the level ends after each file."""
     is_end: npt.NDArray[np.bool_] = (ids[:, 1] & np.uint64((1 << (GROUP_BITS * level)) - 1)) == 0
     return is_end

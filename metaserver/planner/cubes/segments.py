@@ -187,7 +187,7 @@ class _Merging:
         self._rows += groups.num_rows
         self._bytes += groups.nbytes
         if self._rows > _UNCOMBINED_GROUPS_MAX or self._bytes > _COMBINED_BYTES:
-            self._combine()
+            self._combine_pending()
             if self._rows > GROUPS_MAX or self._bytes > BYTES_MAX:
                 raise SegmentTooLarge(f"the merged groups exceed {GROUPS_MAX:,} groups or {BYTES_MAX:,} bytes")
 
@@ -198,10 +198,10 @@ class _Merging:
             SegmentTooLarge: A sum does not fit its type.
         """
         if len(self._pending) != 1:
-            self._combine()
+            self._combine_pending()
         return self._pending[0]
 
-    def _combine(self) -> None:
+    def _combine_pending(self) -> None:
         """Combine the pending groups to one table."""
         groups = pa.concat_tables(self._pending) if self._pending else self._schema.empty_table()
         if groups.num_rows:
@@ -235,7 +235,7 @@ class Segments:
 
     async def find_covered(self, entry: Entry, definition: IndexDefinition, ids: Ids) -> npt.NDArray[np.bool_]:
         """Return bool[files]: whether the cube has an entry of each data file."""
-        return (await self._locate(entry, definition, ids, frozenset())).covered
+        return (await self._locate_entries(entry, definition, ids, frozenset())).covered
 
     async def read(
         self, entry: Entry, definition: IndexDefinition, ids: Ids, *, stores_all: bool = True
@@ -254,14 +254,14 @@ class Segments:
         """
         damaged = set[str]()
         for _ in range(_ATTEMPTS_MAX):
-            places = await self._locate(entry, definition, ids, frozenset(damaged))
+            places = await self._locate_entries(entry, definition, ids, frozenset(damaged))
             covered = places.covered
             if not covered.any():
                 return MergedGroups(build_entry_schema(definition.terms, definition.measures).empty_table(), covered)
             prefix = f"cube/{entry.uuid}/{definition.id}"
             merger = await asyncio.to_thread(_Merger, self, prefix, definition, places, stores_all)
             try:
-                return MergedGroups(await self._merge(merger, merger.tree.root), covered)
+                return MergedGroups(await self._merge_group(merger, merger.tree.root), covered)
             except _DamagedIndexFile as error:
                 self._indexes.schedule_verification([error.file], "the groups cannot be read")
                 damaged.add(error.file.location)
@@ -280,7 +280,7 @@ class Segments:
         damaged = set[str]()
         waiting = np.arange(len(ids))
         for _ in range(_ATTEMPTS_MAX):
-            places = await self._locate(entry, definition, ids[waiting], frozenset(damaged))
+            places = await self._locate_entries(entry, definition, ids[waiting], frozenset(damaged))
             covered = waiting[places.covered]
             if not len(covered):
                 return
@@ -308,7 +308,7 @@ class Segments:
                 yield number, number + 1, await merger.read_entry(number)
             return
         try:
-            merged = await self._merge(merger, group)
+            merged = await self._merge_group(merger, group)
         except SegmentTooLarge:  # Smaller groups of files have fewer groups of rows.
             members = merger.tree.list_members(group) or [
                 FileGroup(1, first, min(first + _ENTRY_FILES_MAX, group.end))
@@ -328,7 +328,7 @@ class Segments:
             self.put_entry(key, _WHOLE_SEGMENT, encoded)
         return encoded
 
-    async def _merge(self, merger: _Merger, group: FileGroup) -> pa.Table:
+    async def _merge_group(self, merger: _Merger, group: FileGroup) -> pa.Table:
         """Return the merged groups of a group of files, from the stored segment if possible.
 
         Raises:
@@ -353,13 +353,17 @@ class Segments:
 
         return await self._flights.run(f"{key}/{merger.stores_all}", build)
 
-    async def _locate(self, entry: Entry, definition: IndexDefinition, ids: Ids, damaged: frozenset[str]) -> _Places:
+    async def _locate_entries(
+        self, entry: Entry, definition: IndexDefinition, ids: Ids, damaged: frozenset[str]
+    ) -> _Places:
         """Return the places of the entries of these data files in live index files.
 
         The places are cached if all index files were opened and none is damaged.
         """
         registered = await self._registry.load_files(entry)
-        digest = _digest(ids) if len(ids) <= _IN_LOOP_FILES_MAX else await asyncio.to_thread(_digest, ids)
+        digest = (
+            _compute_digest(ids) if len(ids) <= _IN_LOOP_FILES_MAX else await asyncio.to_thread(_compute_digest, ids)
+        )
         key = (entry.uuid, definition.id, registered.version, digest)
         places = None if damaged else self._places.get(key)
         if places is not None:
@@ -394,10 +398,10 @@ class Segments:
         segment = self._stack.get_cached(key)
         if segment is not None or not self._stack.may_have(key):
             return segment
-        return (await self._stack.get_stored([key], _decode))[0]
+        return (await self._stack.get_stored([key], _decode_segment))[0]
 
     def put(self, key: str, segment: pa.Table, payload: memoryview) -> None:
-        self._stack.put(key, segment, payload, _decode)
+        self._stack.put(key, segment, payload, _decode_segment)
 
 
 class _Merger:
@@ -444,7 +448,7 @@ class _Merger:
             merged = await self._merge_entries(group)
         self._segments.stats.merged += 1
         if group.end - group.first > 1 and (self.stores_all or self.tree.is_closed(group)):
-            payload = await asyncio.to_thread(_encode, merged)
+            payload = await asyncio.to_thread(_encode_segment, merged)
             self._segments.put(key, merged, payload)
         return merged
 
@@ -494,7 +498,7 @@ class _Merger:
         return await asyncio.to_thread(merging.finish)
 
 
-def _digest(ids: Ids) -> bytes:
+def _compute_digest(ids: Ids) -> bytes:
     return blake2b(np.ascontiguousarray(ids).tobytes(), digest_size=16).digest()
 
 
@@ -511,15 +515,15 @@ def _read_entry(opened: OpenIndex, number: int) -> EncodedGroups:
     return EncodedGroups(pa.Table.from_batches(entries.read([number])))
 
 
-def _encode(segment: pa.Table) -> memoryview:
+def _encode_segment(segment: pa.Table) -> memoryview:
     """Encode a segment as a cube with one entry, which has a checksum."""
     batches = segment.combine_chunks().to_batches()
     batch = batches[0] if batches else pa.RecordBatch.from_pylist([], segment.schema)
     return memoryview(b"".join(CUBE.encode([batch])))
 
 
-def _decode(data: memoryview) -> pa.Table:
-    """Return the segment that `_encode` wrote.
+def _decode_segment(data: memoryview) -> pa.Table:
+    """Return the segment that `_encode_segment` wrote.
 
     Raises:
         ValueError: The bytes are damaged.

@@ -24,7 +24,7 @@ from seamark.metaserver.planner.view.view import TableView
 
 FILE_LIMIT_BYTES = 64 << 20
 """The maximum size of one delete file or deletion vector."""
-KEPT_BYTES = 128 << 20
+CACHED_DELETES_BYTES = 128 << 20
 CONCURRENT_DECODES_MAX = 2
 """The maximum number of delete files that all requests together decode concurrently.
 
@@ -34,7 +34,7 @@ FILES_CONCURRENT_MAX = 16
 """The maximum number of delete files that one request reads concurrently."""
 
 
-def delete_files_at(view: TableView, rows: Iterable[int]) -> dict[int, DeleteFile]:
+def list_delete_files_at(view: TableView, rows: Iterable[int]) -> dict[int, DeleteFile]:
     """Return the view's delete files at these delete rows, by delete row."""
     equality_ids: dict[str, list[list[int] | None]] = {}
     delete_files = {}
@@ -73,7 +73,7 @@ class DeleteFiles:
         self._objects = objects
         self._decoded_bytes = decoded_bytes
         self._decoding = asyncio.Semaphore(CONCURRENT_DECODES_MAX)
-        self._kept: MemoryCache[tuple[object, ...], Content] = MemoryCache(KEPT_BYTES, "delete-files")
+        self._kept: MemoryCache[tuple[object, ...], Content] = MemoryCache(CACHED_DELETES_BYTES, "delete-files")
         self._reading: SingleFlight[tuple[object, ...], Content] = SingleFlight()
 
     async def read_all(
@@ -95,7 +95,7 @@ class DeleteFiles:
         async def read(file: DeleteFile, columns: Columns) -> Content | Unreadable:
             async with limit:
                 try:
-                    content = await self._decode_content(file, columns)
+                    content = await self._get_content(file, columns)
                     budget.take(measure_object_bytes(content), file.path)
                     return content
                 except Unreadable as error:
@@ -105,7 +105,7 @@ class DeleteFiles:
         contents = await asyncio.gather(*(read(file, columns) for _, file, columns in all_requests))
         return {number: content for (number, _, _), content in zip(all_requests, contents, strict=True)}
 
-    async def _decode_content(self, file: DeleteFile, columns: Columns) -> Content:
+    async def _get_content(self, file: DeleteFile, columns: Columns) -> Content:
         """Return the content of a delete file from the cache, or read it. Concurrent requests share one read.
 
         Raises:
@@ -118,9 +118,9 @@ class DeleteFiles:
         if not 0 <= file.read_bytes <= FILE_LIMIT_BYTES:
             size = "an unknown number of" if file.read_bytes < 0 else f"{file.read_bytes:,}"
             raise Unreadable(file.path, f"the file has {size} bytes; the limit is {FILE_LIMIT_BYTES:,} bytes")
-        return await self._reading.run(key, lambda: self._fetch(key, file, columns))
+        return await self._reading.run(key, lambda: self._fetch_content(key, file, columns))
 
-    async def _fetch(self, key: tuple[object, ...], file: DeleteFile, columns: Columns) -> Content:
+    async def _fetch_content(self, key: tuple[object, ...], file: DeleteFile, columns: Columns) -> Content:
         """Read and decode a delete file, and cache its content.
 
         Raises:

@@ -118,19 +118,19 @@ class DeleteIndex:
         self._partitions: dict[int, dict[Partition, int]] = {}
         self._partition_count = 0
         self._paths: dict[bytes, int] = {}
-        vectors, by_path, by_partition = _Collected(), _Collected(), _Collected()
+        vectors, by_path, by_partition = _DeleteCollector(), _DeleteCollector(), _DeleteCollector()
         equality: list[EqualityDelete] = []
         for number, block in enumerate(view.delete_blocks):
             for field_id, _ in block.partition_fields:
                 field_ids = self._fields.get(block.spec_id, ())
                 self._fields[block.spec_id] = tuple(sorted({*field_ids, field_id}))
-            self._collect(number, block, vectors, by_path, by_partition, equality)
-        self._vectors, self._by_path = _Groups(vectors), _Groups(by_path)
-        self._by_partition = _Groups(by_partition)
+            self._collect_entries(number, block, vectors, by_path, by_partition, equality)
+        self._vectors, self._by_path = _DeletesByGroup(vectors), _DeletesByGroup(by_path)
+        self._by_partition = _DeletesByGroup(by_partition)
         self._equality = EqualityDeletes(view.delete_blocks, equality, self._schemas) if equality else None
         self._sorted_paths = sorted(self._paths)
 
-    def deletes_for_file(self, entry_id: int) -> tuple[int, ...]:
+    def find_deletes_for_file(self, entry_id: int) -> tuple[int, ...]:
         """Return the delete rows of the view that apply to the data file with this entry id, ascending."""
         return self.find_deletes(np.array([entry_id], dtype=np.int64))[0]
 
@@ -155,18 +155,18 @@ class DeleteIndex:
                 paths[positions] = self._find_path_ids(block, local)
             if block.spec_id in self._partitions:
                 partitions[positions] = self._find_partition_ids(block, local)
-        self._add_positions(applying, sequences, paths, partitions)
+        self._add_position_deletes(applying, sequences, paths, partitions)
         if self._equality is not None:
-            self._add_equality(self._equality, applying, entry_ids, sequences, partitions)
+            self._add_equality_deletes(self._equality, applying, entry_ids, sequences, partitions)
         return applying
 
-    def _collect(
+    def _collect_entries(
         self,
         number: int,
         block: Block,
-        vectors: _Collected,
-        by_path: _Collected,
-        by_partition: _Collected,
+        vectors: _DeleteCollector,
+        by_path: _DeleteCollector,
+        by_partition: _DeleteCollector,
         equality: list[EqualityDelete],
     ) -> None:
         """Add the entries of a delete manifest to the groups that lookups search."""
@@ -300,7 +300,7 @@ class DeleteIndex:
             number = int(numbers[positions[0]])
             yield number, positions, local[positions]
 
-    def _add_positions(
+    def _add_position_deletes(
         self, applying: list[tuple[int, ...]], sequences: Longs, paths: Longs, partitions: Longs
     ) -> None:
         """Add the position deletes of each data file to `applying`.
@@ -335,7 +335,7 @@ class DeleteIndex:
         for position, kind in zip(positions.tolist(), groups.tolist(), strict=True):
             applying[position] = tuples[kind]
 
-    def _add_equality(
+    def _add_equality_deletes(
         self,
         equality: EqualityDeletes,
         applying: list[tuple[int, ...]],
@@ -361,7 +361,7 @@ class DeleteIndex:
             applying[position] = shared.setdefault(merged, merged)
 
 
-class _Collected:
+class _DeleteCollector:
     """Collects delete files with their groups and sequence numbers."""
 
     def __init__(self) -> None:
@@ -378,13 +378,13 @@ class _Collected:
         return groups, sequences, deletes
 
 
-class _Groups:
+class _DeletesByGroup:
     """Delete files sorted by group, then by sequence number.
 
     With this order, the delete files that apply to a data file are at the end of the data file's group.
     """
 
-    def __init__(self, collected: _Collected) -> None:
+    def __init__(self, collected: _DeleteCollector) -> None:
         groups, sequences, deletes = collected.collect_columns()
         order = np.lexsort((deletes, sequences, groups))
         self._groups: Longs = groups[order]
@@ -411,7 +411,7 @@ class _Groups:
         return np.where((positions == in_range) & (self._groups[in_range] == groups), positions, -1)
 
 
-def _join_delete_files(parts: Sequence[tuple[_Groups, Longs]]) -> list[tuple[int, ...]]:
+def _join_delete_files(parts: Sequence[tuple[_DeletesByGroup, Longs]]) -> list[tuple[int, ...]]:
     """Return the sorted delete files of each example data file.
 
     Args:
@@ -469,7 +469,7 @@ def _read_partition_values(block: Block, field_id: int, rows: Longs) -> Sequence
     Objects are equal if the partition values are equal. Floats are compared by their bits (spec, "Scan Planning",
     note 3): NaN equals itself, and 0.0 differs from -0.0. A number equals the same number of a promoted type.
     """
-    kind_and_packed = block.partition_column(field_id)
+    kind_and_packed = block.find_partition_column(field_id)
     kind, packed = kind_and_packed or ("", None)
     if packed is None:
         return [None] * len(rows)

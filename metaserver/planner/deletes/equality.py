@@ -130,7 +130,7 @@ class _ColumnGroup:
             (blocks[number], np.array([delete.row for delete in rows], dtype=np.int64))
             for number, rows in groupby(members, key=lambda delete: delete.block)
         ]
-        columns = [_Column.from_pieces(column_id, pieces, schemas) for column_id in ids]
+        columns = [_EqualityColumn.from_pieces(column_id, pieces, schemas) for column_id in ids]
         self._columns = [pair[0] for pair in columns if pair is not None]
         ranks = [pair[1] for pair in columns if pair is not None]
         scopes = np.array([delete.scope for delete in members], dtype=np.int64)
@@ -259,7 +259,7 @@ def _spread_ranges(first: Longs, last: Longs) -> tuple[Longs, Longs]:
     return ranges, np.arange(len(ranges)) - np.repeat(starts - first, counts)
 
 
-class _Column:
+class _EqualityColumn:
     """One equality column: the bounds of the delete files, from which ranks are computed, and the order of its type."""
 
     def __init__(self, column_id: int, order: str, required: bool, lowers: Values, uppers: Values) -> None:
@@ -274,7 +274,7 @@ class _Column:
     @staticmethod
     def from_pieces(
         column_id: int, pieces: Sequence[tuple[Block, Longs]], schemas: Sequence[Schema]
-    ) -> tuple[_Column, tuple[Longs, Longs, npt.NDArray[np.uint8]]] | None:
+    ) -> tuple[_EqualityColumn, tuple[Longs, Longs, npt.NDArray[np.uint8]]] | None:
         """Create the column, and return it with the ranks and flags of each delete file.
 
         Returns:
@@ -283,11 +283,11 @@ class _Column:
         kind = next((kind for block, _ in pieces if (kind := block.find_kind(column_id)) is not None), None)
         if kind is None:
             return None
-        order, required = _order(kind), _is_required(column_id, schemas)
+        order, required = _name_order(kind), _is_required(column_id, schemas)
         stats = [_read_statistics(block, column_id, rows, order, required) for block, rows in pieces]
         lowers = _find_distinct([part.lower[part.lower_known] for part in stats if part.lower is not None])
         uppers = _find_distinct([part.upper[part.upper_known] for part in stats if part.upper is not None])
-        column = _Column(column_id, order, required, lowers, uppers)
+        column = _EqualityColumn(column_id, order, required, lowers, uppers)
         ranks = [
             (
                 _compute_ranks(lowers, part.lower, part.lower_known, "left", -1, part.empty, _UNBOUNDED),
@@ -311,7 +311,7 @@ class _Column:
         return above, below, statistics.flags
 
 
-class _Statistics(NamedTuple):
+class _ColumnStatistics(NamedTuple):
     """The statistics of one column in the files of a block."""
 
     lower: Values | None
@@ -325,11 +325,11 @@ class _Statistics(NamedTuple):
     """Whether all values of each file are null."""
 
 
-def _read_statistics(block: Block, column_id: int, rows: Longs, order: str, required: bool) -> _Statistics:
+def _read_statistics(block: Block, column_id: int, rows: Longs, order: str, required: bool) -> _ColumnStatistics:
     """Read the statistics of a column for some rows of a block.
 
     Args:
-        order: The comparison order of the type; see `_order`.
+        order: The comparison order of the type; see `_name_order`.
         required: Whether the column has a value in every row.
     """
     nulls = block.count("null_value_counts", column_id)[rows]
@@ -344,7 +344,7 @@ def _read_statistics(block: Block, column_id: int, rows: Longs, order: str, requ
         lower_known = upper_known = lower_known & upper_known & (lower <= upper)
     elif order == "uuid":
         lower = upper = None
-    return _Statistics(lower, lower_known, upper, upper_known, flags, empty)
+    return _ColumnStatistics(lower, lower_known, upper, upper_known, flags, empty)
 
 
 def _read_bounds(
@@ -355,7 +355,7 @@ def _read_bounds(
     The bounds are int64, float64 or comparable objects, or None if the block has no comparable bounds.
     """
     column, kind = block.get_bound_column(side, column_id), block.find_kind(column_id)
-    if column is None or kind is None or _order(kind) != order:
+    if column is None or kind is None or _name_order(kind) != order:
         return None, np.zeros(len(rows), dtype=np.bool_)
     is_known = column.present()[rows]
     if column.packed.form == Form.INTEGERS:
@@ -377,7 +377,7 @@ def _choose_reader(kind: str) -> Callable[[bytes], object]:
     return lambda text: text
 
 
-def _order(kind: str) -> str:
+def _name_order(kind: str) -> str:
     """Return a name for the comparison order of a type.
 
     Types that Iceberg promotes to each other without changing the meaning of values have the same order.

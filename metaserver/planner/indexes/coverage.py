@@ -23,7 +23,7 @@ from seamark.formats.index.index_file import FilesTable
 from seamark.formats.index.kernels import _hash
 from seamark.formats.index.kinds.queries import Flags
 from seamark.formats.index.packing import Longs
-from seamark.metaserver.planner.lookup.lookup import lookup
+from seamark.metaserver.planner.lookup.lookup import find_files_by_prefix
 from seamark.metaserver.planner.lookup.prefix import EVERYTHING
 from seamark.metaserver.planner.view.view import TableView
 
@@ -81,7 +81,7 @@ class FileIds:
         ids[chosen_places >= 0] = self._ids[chosen_places[chosen_places >= 0]]
         return ids, chosen_places >= 0
 
-    def are_covered_by(self, ids: Words) -> Mask:
+    def mark_files_in(self, ids: Words) -> Mask:
         """Return whether the identity of each file of the view is in `ids`, uint64[n, 2], as bool[count].
 
         If a view lists a file twice, the result is True for both positions.
@@ -98,7 +98,7 @@ def list_file_ids(view: TableView) -> tuple[Words, Mask]:
     Returns:
         uint64[n, 2], the identities, and bool[n], whether each file has an identity.
     """
-    parts = [_load_ids(view, number) for number in range(len(view.blocks))]
+    parts = [_get_block_ids(view, number) for number in range(len(view.blocks))]
     ids = np.concatenate([ids for ids, _ in parts]) if parts else np.empty((0, 2), dtype=np.uint64)
     is_known = np.concatenate([is_known for _, is_known in parts]) if parts else np.empty(0, dtype=np.bool_)
     return ids, is_known
@@ -248,19 +248,23 @@ def find_ids(ordered: Words, ids: Words) -> Longs:
     return positions
 
 
-def _load_ids(view: TableView, number: int) -> _BlockIds:
+def _get_block_ids(view: TableView, number: int) -> _BlockIds:
     """Return the identities of the files of a block. They are cached with the block."""
     block = view.blocks[number]
     cached_ids = block.derived.get(_BlockIds)
-    return block.keep(_identify(TableView((view.manifests[number],), (block,)))) if cached_ids is None else cached_ids
+    return (
+        block.keep(_compute_block_ids(TableView((view.manifests[number],), (block,))))
+        if cached_ids is None
+        else cached_ids
+    )
 
 
-def _identify(view: TableView) -> _BlockIds:
+def _compute_block_ids(view: TableView) -> _BlockIds:
     """Compute the identities of a view's files.
 
     The hash input of all files is built in one buffer: each path, followed by its size and record count.
     """
-    files = lookup(view, EVERYTHING)
+    files = find_files_by_prefix(view, EVERYTHING)
     paths = files.read_texts("file_path")
     counts = np.stack([files.read_longs("file_size_in_bytes"), files.read_longs("record_count")], axis=1)
     is_known = (counts >= 0).all(axis=1) & (paths.present != 0)

@@ -121,7 +121,7 @@ class IndexProjection:
         return single + [IndexPredicate(*composite) for composite in self.composite if composite[0].id == definition_id]
 
 
-def project(
+def project_onto_indexes(
     bound: Expression, definitions: Sequence[IndexDefinition], dynamic_filters: Sequence[DynamicFilter] = ()
 ) -> IndexProjection | None:
     """Project the filter onto the indexes.

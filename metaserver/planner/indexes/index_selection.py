@@ -28,7 +28,7 @@ from seamark.metaserver.index.files.registry import IndexFiles
 from seamark.metaserver.index.files.remote import RANGES_MAX, RemoteIndexFile
 from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.planner.indexes.coverage import IndexFileRef, compute_coverages
-from seamark.metaserver.planner.indexes.index_predicates import IndexProjection, project
+from seamark.metaserver.planner.indexes.index_predicates import IndexProjection, project_onto_indexes
 from seamark.metaserver.planner.indexes.probe import Probe
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.planner.view.view import TableView
@@ -106,7 +106,7 @@ class IndexSelection:
 
         The method never raises.
         """
-        projection = await self._project(bound_scan, definitions)
+        projection = await self._project_filter(bound_scan, definitions)
         if projection is None:
             return None
         registered_files = await self._list_files(entry)
@@ -149,12 +149,14 @@ class IndexSelection:
             if file.location in probe.damaged:
                 self._indexes.schedule_verification([file], probe.damaged[file.location])
 
-    async def _project(self, bound_scan: BoundScan, definitions: Sequence[IndexDefinition]) -> IndexProjection | None:
+    async def _project_filter(
+        self, bound_scan: BoundScan, definitions: Sequence[IndexDefinition]
+    ) -> IndexProjection | None:
         """Project the filter onto the indexes, in a thread if it has many values."""
         filter = join_by_and(bound_scan.bound, bound_scan.attribute_filter)
         if bound_scan.is_long:
-            return await asyncio.to_thread(project, filter, definitions, bound_scan.dynamic_filters)
-        return project(filter, definitions)
+            return await asyncio.to_thread(project_onto_indexes, filter, definitions, bound_scan.dynamic_filters)
+        return project_onto_indexes(filter, definitions)
 
     async def _list_files(self, entry: Entry) -> IndexFiles | None:
         """Return the index files of the table, or None if the registry cannot list them."""

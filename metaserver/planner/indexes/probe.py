@@ -81,7 +81,7 @@ class Probe:
         coverage = self.coverage.get(definition.id)
         return coverage is not None and not coverage.uncovered.any()
 
-    def reset(self) -> None:
+    def reset_counts(self) -> None:
         """Reset the counts before the plan runs again with more of the indexes loaded."""
         self.counts.clear()
         self.missing_rows.clear()
@@ -112,31 +112,34 @@ class Probe:
 
         `kinds` includes the kinds of earlier steps, because the children of a disjunction may need different kinds.
         """
-        self._narrow(selection, self.projection.expression, kinds, expired)
+        self._narrow_by_expression(selection, self.projection.expression, kinds, expired)
         for definition, equalities in self.projection.composite:
             if definition.kind in kinds and not expired():
-                self._intersect(selection, IndexPredicate(definition, equalities), expired)
+                self._narrow_by_predicate(selection, IndexPredicate(definition, equalities), expired)
         for predicate in self.projection.key_set_predicates:
             if predicate.definition.kind in kinds and not expired():
-                self._intersect(selection, predicate, expired)
+                self._narrow_by_predicate(selection, predicate, expired)
 
-    def _narrow(
+    def _narrow_by_expression(
         self, selection: FileSelection, expression: Expression, kinds: frozenset[str], expired: Expired
     ) -> None:
         """Narrow the selection by the indexes of these kinds on single terms."""
         match expression:
             case And(children):
                 for child in children:
-                    self._narrow(selection, child, kinds, expired)
+                    self._narrow_by_expression(selection, child, kinds, expired)
             case Or(children):
                 if not all(self._can_prune(child, kinds) for child in children):
                     return
-                ways = (partial(self._narrow, expression=child, kinds=kinds, expired=expired) for child in children)
+                ways = (
+                    partial(self._narrow_by_expression, expression=child, kinds=kinds, expired=expired)
+                    for child in children
+                )
                 narrow_to_any(selection, ways, expired)
             case Bound():
                 definition = self.projection.by_field[expression.column_id]
                 if definition.kind in kinds and not expired():
-                    self._intersect(selection, IndexPredicate(definition, (expression,)), expired)
+                    self._narrow_by_predicate(selection, IndexPredicate(definition, (expression,)), expired)
 
     def _can_prune(self, expression: Expression, kinds: frozenset[str]) -> bool:
         """Return whether an index of these kinds evaluates a predicate of the expression."""
@@ -144,7 +147,7 @@ class Probe:
             self.projection.by_field[predicate.column_id].kind in kinds for predicate in collect_predicates(expression)
         )
 
-    def _intersect(
+    def _narrow_by_predicate(
         self, selection: FileSelection, predicate: IndexPredicate | KeySetPredicate, expired: Expired
     ) -> None:
         """Keep the files that may match a predicate, and count the checked and removed files.

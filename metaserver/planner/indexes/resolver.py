@@ -115,9 +115,11 @@ class IndexResolver:
             covered = index.coverage.find_index_file(position)
             if covered is not None and isinstance(index.files.get(covered[0]), RemoteIndexFile):
                 missing_files.setdefault(covered[0], []).append(covered[1])
-        await asyncio.gather(*(self._load(index, location, files) for location, files in missing_files.items()))
+        await asyncio.gather(
+            *(self._load_file_rows(index, location, files) for location, files in missing_files.items())
+        )
 
-    async def _load(self, index: BitmapIndex, location: str, files: Sequence[int]) -> None:
+    async def _load_file_rows(self, index: BitmapIndex, location: str, files: Sequence[int]) -> None:
         """Load the rows of files from a remote index file."""
         file, remote = index.listed[location], index.files.pop(location)
         assert isinstance(remote, RemoteIndexFile)
@@ -129,7 +131,7 @@ class IndexResolver:
         if ready is not None:
             index.files[location] = ready
 
-    async def verify_sources(self, entry: Entry, damaged: Mapping[str, str]) -> None:
+    async def schedule_verification(self, entry: Entry, damaged: Mapping[str, str]) -> None:
         """Schedule a check of damaged index files.
 
         The method never raises.

@@ -30,7 +30,7 @@ is safe.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _ConjunctIndexFile:
     """An index file that can evaluate a conjunct.
 
     Attributes:
@@ -72,7 +72,7 @@ class Conjunct:
         self.share = min((part.share for part in self.parts if part is not None), default=1.0)
         """The approximate fraction of the existing keys that the conjunct selects."""
 
-    def _get_part(self, location: str, opened: Mapping[str, OpenIndex]) -> _Part | None:
+    def _get_part(self, location: str, opened: Mapping[str, OpenIndex]) -> _ConjunctIndexFile | None:
         """Return the part for the index file at this location.
 
         Returns:
@@ -84,7 +84,9 @@ class Conjunct:
         try:
             if index.index.has_only(self._keys):
                 return None
-            return _Part(location, index.index, index.files.records.tolist(), index.index.share(self._keys))
+            return _ConjunctIndexFile(
+                location, index.index, index.files.records.tolist(), index.index.share(self._keys)
+            )
         except ValueError as error:
             self._damaged[location] = str(error)
             return None
@@ -94,7 +96,7 @@ class Conjunct:
         """Whether any index file can evaluate the conjunct."""
         return any(part is not None for part in self.parts)
 
-    def find_index_file(self, position: int) -> tuple[_Part, int] | None:
+    def find_index_file(self, position: int) -> tuple[_ConjunctIndexFile, int] | None:
         """Return (part of the index file that covers the data file, number of the data file in it).
 
         `position` is the position of the data file in the view.
@@ -103,7 +105,7 @@ class Conjunct:
         part = None if number < 0 else self.parts[number]
         return None if part is None else (part, self._file_of[position])
 
-    def find_column(self, part: _Part, file: int) -> Column | None:
+    def find_column(self, part: _ConjunctIndexFile, file: int) -> Column | None:
         """Return the column of a data file, as `Bitmap.find_column` does.
 
         Raises:
@@ -116,11 +118,11 @@ class Conjunct:
         table = self._keys.table
         return None if table is None else part.bitmap.find_column(file, table)
 
-    def find_rows(self, part: _Part, file: int, among: Bits | None) -> Bits:
+    def find_rows(self, part: _ConjunctIndexFile, file: int, among: Bits | None) -> Bits:
         """Return the rows of a data file that satisfy the conjunct, among the rows in `among`."""
         return part.bitmap.find_rows_with_keys(file, self._keys, among)
 
-    def mark_damaged(self, part: _Part, reason: str) -> None:
+    def mark_damaged(self, part: _ConjunctIndexFile, reason: str) -> None:
         """Record that an index file is damaged, and do not use it again."""
         self._damaged[part.location] = reason
         self.parts[self.parts.index(part)] = None
@@ -133,8 +135,8 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Calla
         find_other_rows: Returns the rows that satisfy the rest of the expression, or None for all rows.
     """
     columns: list[Column] = []
-    used_parts: list[tuple[Conjunct, _Part]] = []
-    separate: list[tuple[Conjunct, _Part, int]] = []
+    used_parts: list[tuple[Conjunct, _ConjunctIndexFile]] = []
+    separate: list[tuple[Conjunct, _ConjunctIndexFile, int]] = []
     records = 0
     for conjunct in conjuncts:
         part_and_file = conjunct.find_index_file(position)

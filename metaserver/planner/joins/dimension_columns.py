@@ -35,7 +35,7 @@ from seamark.formats.index.keys.keys import (
     unpack_bits,
 )
 from seamark.formats.index.keys.ranks import Distinct, Ranks, rank_keys
-from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, open_dictionary, pack, read_distinct
+from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, open_dictionary, pack_dictionary, read_distinct
 from seamark.formats.index.kinds.postings import merge_distinct
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
@@ -65,7 +65,7 @@ class FileColumn:
             nans: bool[rows]: whether each row is NaN. None if no row is NaN.
         """
         self._form = CODES if codes else BYTES
-        self._packed: Bytes = pack(distinct)
+        self._packed: Bytes = pack_dictionary(distinct)
         self._count = len(distinct)
         self._ranks = ranks
         self.rows = len(ranks)
@@ -150,7 +150,7 @@ class FileColumn:
             *(positions.tolist() for positions in Bounds(ranges, self._form).find_intervals(self._opened)), strict=True
         ):
             selected[begin:end] = True
-        mask = self._find_rows_with(selected)
+        mask = self._find_rows_with_values(selected)
         if self._present is not None and (ranges.nulls or ranges.nans):
             nans = np.zeros(self.rows, dtype=np.bool_) if self._nans is None else self._nans
             mask |= ranges.nulls & ~self._present & ~nans
@@ -159,7 +159,7 @@ class FileColumn:
 
     def mark_rows_with_keys(self, keys: KeySet) -> Mask:
         """Return whether the key of each row is in `keys`, bool[rows]."""
-        return self._find_rows_with(keys.mark_keys(read_distinct(self._opened)).view(np.bool_))
+        return self._find_rows_with_values(keys.mark_keys(read_distinct(self._opened)).view(np.bool_))
 
     def mark_matching_rows(self, matching: Callable[[Distinct], Mask]) -> Mask:
         """Return whether each row has a matching key, bool[rows].
@@ -167,7 +167,7 @@ class FileColumn:
         Args:
             matching: A function that returns bool[keys]: whether each distinct key matches.
         """
-        return self._find_rows_with(matching(read_distinct(self._opened)))
+        return self._find_rows_with_values(matching(read_distinct(self._opened)))
 
     def collect_keys(self, rows: Mask | None) -> Distinct:
         """Return the distinct keys of these rows, or of all rows if `rows` is None."""
@@ -207,7 +207,7 @@ class FileColumn:
     def _opened(self) -> _ordered.Numbers | _ordered.Strings:
         return open_dictionary(self._packed.data, self._count, self._form)
 
-    def _find_rows_with(self, selected: Mask) -> Mask:
+    def _find_rows_with_values(self, selected: Mask) -> Mask:
         if not self._count:
             return np.zeros(self.rows, dtype=np.bool_)
         mask: Mask = selected[self._ranks]
@@ -227,7 +227,7 @@ def iterate_filtered_columns(bound: Expression, dynamic_filters: Sequence[Dynami
 
 def find_rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter], columns: Columns) -> Mask | None:
     """Return whether each row may match the expression and every dynamic filter, bool[rows]. None means all rows."""
-    mask = _find_rows(bound, columns)
+    mask = _find_matching_rows(bound, columns)
     for dynamic_filter in dynamic_filters:
         matching = columns[DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)].mark_rows_with_keys(
             dynamic_filter.keys
@@ -241,14 +241,14 @@ def intersect_masks(left: Mask | None, right: Mask | None) -> Mask | None:
     return right if left is None else left if right is None else left & right
 
 
-def _find_rows(expression: Expression, columns: Columns) -> Mask | None:
+def _find_matching_rows(expression: Expression, columns: Columns) -> Mask | None:
     """Return whether each row may match the expression, bool[rows], or None for all rows."""
     match expression:
         case And(children):
-            parts = [part for child in children if (part := _find_rows(child, columns)) is not None]
+            parts = [part for child in children if (part := _find_matching_rows(child, columns)) is not None]
             return np.logical_and.reduce(parts) if parts else None
         case Or(children):
-            branches = [_find_rows(child, columns) for child in children]
+            branches = [_find_matching_rows(child, columns) for child in children]
             bounded_branches = [branch for branch in branches if branch is not None]
             return np.logical_or.reduce(bounded_branches) if len(bounded_branches) == len(branches) else None
         case Always(value):
@@ -262,7 +262,7 @@ def _filter_rows(predicate: Bound, columns: Columns) -> Mask | None:
     """Return whether each row may match the predicate, bool[rows], or None if it cannot be evaluated."""
     plain = _to_plain_condition(predicate)
     if plain is None or not isinstance(plain, Bound):
-        return None if plain is None else _find_rows(plain, columns)
+        return None if plain is None else _find_matching_rows(plain, columns)
     ranges = compute_key_ranges(plain, plain.kind, ComparisonSemantics.POSSIBLE)
     return None if ranges is None else columns[DimensionColumn(plain.column_id, plain.kind)].find_rows_within(ranges)
 

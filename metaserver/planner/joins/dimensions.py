@@ -39,13 +39,13 @@ from seamark.metaserver.planner.joins.dimension_columns import (
     iterate_filtered_columns,
     union_keys,
 )
-from seamark.metaserver.planner.joins.like_predicates import AnyLike, like_columns, match_rows
+from seamark.metaserver.planner.joins.like_predicates import AnyLike, list_like_columns, match_rows_by_like
 from seamark.metaserver.planner.joins.ranges import (
     RankedColumn,
     compute_spans,
+    convert_spans_to_key_sets,
     find_ranked_spans,
     merge_spans,
-    to_key_sets,
 )
 from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.plan.planner import Planner
@@ -87,7 +87,7 @@ class DimensionLimits(NamedTuple):
     """The maximum memory of the decoded columns of one table's files."""
 
 
-def get_limits(settings: Settings) -> DimensionLimits:
+def get_dimension_limits(settings: Settings) -> DimensionLimits:
     return DimensionLimits(
         settings.join_rows_limit, settings.join_read_bytes, settings.join_memory_bytes, settings.decoded_limit_bytes
     )
@@ -130,7 +130,7 @@ class DimensionRequest:
                 (
                     *(column for column, _ in self.columns),
                     *iterate_filtered_columns(self.bound_scan.bound, self.bound_scan.dynamic_filters),
-                    *like_columns(self.likes),
+                    *list_like_columns(self.likes),
                 )
             )
         )
@@ -246,7 +246,7 @@ class Dimensions:
             def compute() -> tuple[KeySet, ...]:
                 masks = [
                     intersect_masks(
-                        find_rows_where(bound, dynamic_filters, of_file), match_rows(request.likes, of_file)
+                        find_rows_where(bound, dynamic_filters, of_file), match_rows_by_like(request.likes, of_file)
                     )
                     for of_file in file_columns
                 ]
@@ -294,14 +294,14 @@ def list_files_at(scan: ScanPlan, entry_ids: Longs) -> list[ListedFile]:
     paths, formats = (columns.read_texts(name).list_values() for name in ("file_path", "file_format"))
     sizes, records = (columns.read_longs(name).tolist() for name in ("file_size_in_bytes", "record_count"))
     specs = columns.repeat_by_segment([segment.block.spec_id for segment in columns.segments]).tolist()
-    identity = {spec: _find_identity_field(scan.metadata, spec) for spec in set(specs)}
+    identity = {spec: _find_identity_columns(scan.metadata, spec) for spec in set(specs)}
     return [
         ListedFile((path or b"").decode(), size, count, (kind or b"").decode().lower(), identity[spec])
         for path, size, count, kind, spec in zip(paths, sizes, records, formats, specs, strict=True)
     ]
 
 
-def _find_identity_field(metadata: TableMetadata, spec_id: int) -> frozenset[int]:
+def _find_identity_columns(metadata: TableMetadata, spec_id: int) -> frozenset[int]:
     """Return the source columns of the identity fields of a partition spec."""
     spec = metadata.spec(spec_id)
     fields = () if spec is None else spec.fields
@@ -409,7 +409,7 @@ def _collect_code_spans(
         of_file = compute_spans(compared, request.operators, kind)
         starts.append(of_file[0])
         ends.append(of_file[1])
-    return to_key_sets(*merge_spans(np.concatenate(starts), np.concatenate(ends)), kind)
+    return convert_spans_to_key_sets(*merge_spans(np.concatenate(starts), np.concatenate(ends)), kind)
 
 
 def _collect_ranked_spans(

@@ -24,7 +24,7 @@ from seamark.metaserver.planner.joins.ranges import LimitedColumn, make_limit_co
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, find_files_at
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.view import FileSelection, return_false
+from seamark.metaserver.planner.view.view import FileSelection, never_expires
 
 EXTREMES = (MINIMUM, MAXIMUM)
 FILES_MAX = 10_000
@@ -70,15 +70,15 @@ def find_extreme_limits(
     """
     files = find_files_at(scan.view, scan.entry_ids)
     statistics = files.find_statistics(column)
-    outermost = _find_outermost(extreme, files, statistics)
+    outermost = _find_outer_bound(extreme, files, statistics)
     if outermost is None:
         return ExtremeLimits(is_null=True)
-    nearest_bound = None if outside is None else _find_nearest(extreme, files, statistics, scan, outside)
+    nearest_bound = None if outside is None else _find_inner_bound(extreme, files, statistics, scan, outside)
     outer = outermost[0] if outermost else None
     return ExtremeLimits(nearest_bound, outer) if extreme == MAXIMUM else ExtremeLimits(outer, nearest_bound)
 
 
-def _find_outermost(extreme: str, files: FoundFiles, statistics: FoundStatistics) -> tuple[int, ...] | None:
+def _find_outer_bound(extreme: str, files: FoundFiles, statistics: FoundStatistics) -> tuple[int, ...] | None:
     """Return the bound that no value of the column exceeds, as a tuple with one item.
 
     For the maximum, it is the greatest upper bound. For the minimum, it is the least lower bound.
@@ -96,7 +96,7 @@ def _find_outermost(extreme: str, files: FoundFiles, statistics: FoundStatistics
     return (int(bounds.max() if extreme == MAXIMUM else bounds.min()),)
 
 
-def _find_nearest(
+def _find_inner_bound(
     extreme: str, files: FoundFiles, statistics: FoundStatistics, scan: ScanPlan, outside: RowsOutside
 ) -> int | None:
     """Return the limit that the extreme certainly reaches.
@@ -112,8 +112,8 @@ def _find_nearest(
     has_values = (bounds != MISSING) & (nulls != MISSING) & (nulls >= 0) & (nulls < rows)
     if outside.condition != FALSE:
         selection = FileSelection.select_all(scan.view)
-        narrow_by_partition(selection, outside.by_spec, return_false)
-        narrow_by_stats(selection, outside.condition, return_false)
+        narrow_by_partition(selection, outside.by_spec, never_expires)
+        narrow_by_stats(selection, outside.condition, never_expires)
         has_values &= ~np.isin(scan.entry_ids, selection.list_entry_ids())
     positions = np.flatnonzero(has_values)
     ordered = positions[np.argsort(bounds[positions], kind="stable")]

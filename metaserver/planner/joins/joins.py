@@ -205,7 +205,7 @@ async def _add_star_condition(
     return replace(join, star=star, needs_keys=needs_keys)
 
 
-async def join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], until_s: float) -> JoinFilters:
+async def build_join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], until_s: float) -> JoinFilters:
     """Return the dynamic filters and the condition that follow from a table's joins.
 
     The function waits until `until_s`, in monotonic seconds.
@@ -259,7 +259,7 @@ async def _build_filters(dimensions: Dimensions, join: RequestedJoin, until_s: f
     if not join.needs_keys:
         outcome = JoinOutcome(join.table, join.snapshot_id, None, used=True, indexes=indexes)
         return JoinFilters((), (outcome,), TRUE, star)
-    nested = await join_filters(dimensions, join.joins, until_s)
+    nested = await build_join_filters(dimensions, join.joins, until_s)
     is_compared, is_range = join.transform == IDENTITY, join.transform == RANGE
     pairs = [pair for pair in join.on if not is_compared or is_comparable(pair.kind, pair.other_kind)]
     dynamic_filters: tuple[DynamicFilter, ...] = ()
@@ -323,13 +323,13 @@ async def _build_extreme_condition(dimensions: Dimensions, join: RequestedJoin, 
 def _make_outside_condition(join: RequestedJoin) -> RowsOutside | None:
     """Return the rows of the other table that the extreme excludes, or None if they are not known exactly."""
     outside = join.outside
-    if outside is None or not all(map(_is_counted, collect_predicates(outside))):
+    if outside is None or not all(map(_is_decided_by_statistics, collect_predicates(outside))):
         return None
     bound_scan = BoundScan.bind(join.metadata, ScanRequest(filter=outside, snapshot_id=join.snapshot_id))
     return RowsOutside(bound_scan.bound, bound_scan.partition_filters)
 
 
-def _is_counted(predicate: Bound) -> bool:
+def _is_decided_by_statistics(predicate: Bound) -> bool:
     """Return whether statistics decide a predicate for each row, in the same way for all clients.
 
     Clients differ about NaN, and some file formats do not count a field of a null struct as null.

@@ -68,12 +68,12 @@ AnyLike = tuple[BoundLike, ...]
 """A disjunction of LIKE predicates."""
 
 
-def like_columns(likes: Sequence[AnyLike]) -> list[DimensionColumn]:
+def list_like_columns(likes: Sequence[AnyLike]) -> list[DimensionColumn]:
     """Return the columns that the LIKE predicates compare."""
     return [like.column for either in likes for like in either]
 
 
-def match_rows(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
+def match_rows_by_like(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
     """Return whether each row may match all of `likes`, bool[rows]. None means all rows."""
     mask: Mask | None = None
     for alternatives in likes:

@@ -12,10 +12,10 @@ from itertools import pairwise
 
 from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, join_by_and, join_by_or
 from seamark.formats.iceberg.types.transforms import (
-    accepts,
+    accepts_type,
     compute_values_type,
+    find_start_of_month,
     make_monotone_function,
-    start_of_month,
 )
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.metaserver.planner.pruning.file_pruning import pack_key
@@ -32,7 +32,7 @@ _YEAR_KINDS = ("int", "long")
 
 def has_periods(transform: str, kind: str, other: str) -> bool:
     """Return whether values of type `other` can identify the period of a column of type `kind`."""
-    if not accepts(transform, kind) or kind not in ("date", "timestamp", "timestamptz"):
+    if not accepts_type(transform, kind) or kind not in ("date", "timestamp", "timestamptz"):
         return False
     if other in _YEAR_KINDS:
         return transform == "year"
@@ -101,5 +101,5 @@ def _number_period(value: int, kind: str, transform: str) -> int | None:
     if transform == "hour":
         return None if micros % _HOUR_MICROS else micros // _HOUR_MICROS
     number: int = make_monotone_function(transform, "date")(day)
-    begin = {"day": day, "month": start_of_month(number), "year": start_of_month(12 * number)}[transform]
+    begin = {"day": day, "month": find_start_of_month(number), "year": find_start_of_month(12 * number)}[transform]
     return number if begin == day and not time_of_day else None

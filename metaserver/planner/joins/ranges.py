@@ -154,21 +154,21 @@ def make_span_condition(column: LimitedColumn, start: int, end: int) -> Expressi
 def _make_between(column: LimitedColumn, low: Value | None, high: Value | None) -> Expression:
     """Return the condition that a column is between two values. None means that there is no limit."""
     if low is not None and low == high:
-        return _compare(column, Op.EQ, low)
+        return _make_comparison(column, Op.EQ, low)
     return join_by_and(
-        TRUE if low is None else _compare(column, Op.GT_EQ, low),
-        TRUE if high is None else _compare(column, Op.LT_EQ, high),
+        TRUE if low is None else _make_comparison(column, Op.GT_EQ, low),
+        TRUE if high is None else _make_comparison(column, Op.LT_EQ, high),
     )
 
 
-def _compare(column: LimitedColumn, op: Op, *values: Value) -> Bound:
+def _make_comparison(column: LimitedColumn, op: Op, *values: Value) -> Bound:
     return Bound(op, column.column_id, column.name, column.kind, IDENTITY, column.kind, values)
 
 
 def _make_float_span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
     """Return the condition that the position of a column's value is in a span. A span up to NaN includes NaN."""
     lowest, highest = _get_position(-np.inf), _get_position(np.inf)
-    is_nan = _compare(column, Op.IS_NAN) if end == _NAN else FALSE
+    is_nan = _make_comparison(column, Op.IS_NAN) if end == _NAN else FALSE
     if start > min(end, highest) or end < lowest:
         return is_nan if start <= end else FALSE
     low = _decode_float(start) if start > lowest else None
@@ -290,7 +290,7 @@ def find_ranked_spans(
         ends.append(end)
     merged = merge_spans(np.concatenate(starts), np.concatenate(ends), partial(_measure_ranks, values))
     sides = merged[0] >> 1, (merged[1] + 1) >> 1
-    return _select(values, sides[0], kind), _select(values, sides[1], kind)
+    return _select_keys_at_ranks(values, sides[0], kind), _select_keys_at_ranks(values, sides[1], kind)
 
 
 def _measure_ranks(values: Distinct, starts: Longs, ends: Longs) -> Codes:
@@ -312,7 +312,7 @@ def _measure_ranks(values: Distinct, starts: Longs, ends: Longs) -> Codes:
     return distance
 
 
-def _select(values: Distinct, ranks: Longs, kind: str) -> KeySet:
+def _select_keys_at_ranks(values: Distinct, ranks: Longs, kind: str) -> KeySet:
     """Return the keys at ascending ranks. The rank -1 means no start, and the number of keys means no end."""
     all_keys = KeySet(kind, values)
     keys = [
@@ -323,7 +323,7 @@ def _select(values: Distinct, ranks: Longs, kind: str) -> KeySet:
     return KeySet(kind, Distinct(None, starts, np.frombuffer(b"".join(keys), dtype=np.uint8)))
 
 
-def to_key_sets(starts: Longs, ends: Longs, kind: str) -> tuple[KeySet, KeySet]:
+def convert_spans_to_key_sets(starts: Longs, ends: Longs, kind: str) -> tuple[KeySet, KeySet]:
     """Return the starts and the ends of merged spans as keys."""
     sign = np.uint64(SIGN)
     return KeySet(kind, Distinct(starts.view(np.uint64) ^ sign)), KeySet(kind, Distinct(ends.view(np.uint64) ^ sign))

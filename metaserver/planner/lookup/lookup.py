@@ -98,7 +98,7 @@ class FoundFiles:
         self.view = view
         self.files = _lookup.count(segments)
         self._table, self._picks = segments, picks
-        self._layouts = _list_layouts(view)
+        self._layouts = _get_layouts(view)
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -330,12 +330,12 @@ class IntegerColumn:
         return _lookup.write_integers(self._layout, files._table, files._picks, values, width, bits)
 
 
-def lookup(view: TableView, prefix: Prefix = EVERYTHING) -> FoundFiles:
+def find_files_by_prefix(view: TableView, prefix: Prefix = EVERYTHING) -> FoundFiles:
     """Return the data files in the partitions of a prefix, in the order of the view."""
     numbers = prefix.find_whole_blocks(view)
     if numbers is None:
         return find_files_at(view, prefix.select(view).list_entry_ids())
-    return FoundFiles(view, _list_layouts(view).whole.take(numbers, axis=0))
+    return FoundFiles(view, _get_layouts(view).whole.take(numbers, axis=0))
 
 
 def find_files_at(view: TableView, entry_ids: Longs) -> FoundFiles:
@@ -420,7 +420,11 @@ class _Layouts:
 
     def counts(self, view: TableView, name: str, column_id: int) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (name, column_id))
-        return self._read(view, key, lambda block: _count(block, name, column_id)) if cached is None else cached
+        return (
+            self._read(view, key, lambda block: _get_packed_counts(block, name, column_id))
+            if cached is None
+            else cached
+        )
 
     def read_bounds(self, view: TableView, side: str, column_id: int) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (side, column_id))
@@ -443,7 +447,7 @@ _NUMBER, _TEXT = -1, -2
 """The values that replace a column id in the cache keys of manifest fields: number fields and text fields."""
 
 
-def _list_layouts(view: TableView) -> _Layouts:
+def _get_layouts(view: TableView) -> _Layouts:
     """Return the layouts of a view, which are kept with the view."""
     return view.derived.get(_Layouts) or view.derived.keep(_Layouts(view))
 
@@ -453,7 +457,7 @@ def _get_packing(column: PackedColumn | None) -> Packed | None:
     return None if column is None else column.packed
 
 
-def _count(block: Block, name: str, column_id: int) -> Packed | None:
+def _get_packed_counts(block: Block, name: str, column_id: int) -> Packed | None:
     """Return the packed counts of a column in a block, or None if the block has no counts of the column."""
     entry = block.find_entry(column_id)
     return None if entry is None else entry.counts[COUNTS.index(name)]

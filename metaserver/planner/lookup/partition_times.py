@@ -91,7 +91,7 @@ def _find_time_column(
     derived = view.derived
     times = derived.get(_TimesOfView) or derived.keep(_TimesOfView())
     time = times.find_time_column(metadata, block.spec_id)
-    kind_and_packed = None if time is None else block.partition_column(time.partition_field_id)
+    kind_and_packed = None if time is None else block.find_partition_column(time.partition_field_id)
     if time is None or kind_and_packed is None:
         return None
     return time, None if kind_and_packed[1] is None else block.read_column(kind_and_packed[1])

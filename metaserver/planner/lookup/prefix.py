@@ -99,7 +99,7 @@ class Prefix:
                 continue
             blocks: Longs | None = None
             for predicate in _list_leaves(expression):
-                numbers = _list_partition_values(view, spec_id, predicate).find_blocks_with(predicate)
+                numbers = _get_block_values(view, spec_id, predicate).find_uniform_blocks(predicate)
                 if numbers is None:
                     return None
                 blocks = numbers if blocks is None else np.intersect1d(blocks, numbers, assume_unique=True)
@@ -119,7 +119,7 @@ class Prefix:
                 unknown = (selection.state != 0) & ~view.partition(predicate.column_id, predicate.kind).known
                 for number in np.flatnonzero(unknown & (view.spec_ids == spec_id)).tolist() if unknown.any() else ():
                     block = view.blocks[number]
-                    matches = [_matches(block, row, predicates) for row in range(block.rows)]
+                    matches = [_row_matches(block, row, predicates) for row in range(block.rows)]
                     selection.keep(number, np.array(matches, dtype=np.bool_))
         return selection
 
@@ -156,7 +156,7 @@ class _BlockValues:
         longs = sum(numbers.nbytes for numbers in self._by_key.values())
         self.size_bytes = longs + _KEY_BYTES * len(by_key) + sum(low.nbytes * 2 for _, low, _ in self._mixed)
 
-    def find_blocks_with(self, predicate: Bound) -> Longs | None:
+    def find_uniform_blocks(self, predicate: Bound) -> Longs | None:
         """Return the blocks whose rows all have the value of the predicate, int64[n], ascending.
 
         Returns:
@@ -186,7 +186,7 @@ _NO_BLOCKS: Longs = np.empty(0, dtype=np.int64)
 _Key = int | float | bytes | None
 
 
-class _KnownValues:
+class _BlockValuesCache:
     """The cached `_BlockValues` of a view, by spec, partition field and type.
 
     The number of cached fields is limited to the number of fields of the table's specs.
@@ -200,9 +200,9 @@ class _KnownValues:
         return sum(values.size_bytes for values in list(self.by_field.values()))
 
 
-def _list_partition_values(view: TableView, spec_id: int, predicate: Bound) -> _BlockValues:
+def _get_block_values(view: TableView, spec_id: int, predicate: Bound) -> _BlockValues:
     """Return the distinct values of a partition field in each block. They are cached with the view."""
-    known_values = view.derived.get(_KnownValues) or view.derived.keep(_KnownValues())
+    known_values = view.derived.get(_BlockValuesCache) or view.derived.keep(_BlockValuesCache())
     key = (spec_id, predicate.column_id, predicate.kind)
     values = known_values.by_field.get(key)
     if values is None:
@@ -476,7 +476,7 @@ def _list_leaves(expression: Expression) -> tuple[Bound, ...]:
     return tuple(child for child in children if isinstance(child, Bound))
 
 
-def _matches(block: Block, row: int, predicates: tuple[Bound, ...]) -> bool:
+def _row_matches(block: Block, row: int, predicates: tuple[Bound, ...]) -> bool:
     """Return whether one row matches all predicates.
 
     The comparison is in Python, because kernels support neither promoted dates nor fields that the block lacks.

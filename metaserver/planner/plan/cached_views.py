@@ -97,14 +97,14 @@ class _PrincipalMemory:
         for block in cached.all_blocks:
             counted = self._blocks.setdefault(block, [0, 0])
             counted[0] += 1
-            self._count(block, counted)
+            self._update_block_size(block, counted)
 
     def refresh(self, cached: CachedView) -> None:
         """Update the counted sizes of the view's blocks."""
         for block in cached.all_blocks:
-            self._count(block, self._blocks[block])
+            self._update_block_size(block, self._blocks[block])
 
-    def _count(self, block: Block, counted: list[int]) -> None:
+    def _update_block_size(self, block: Block, counted: list[int]) -> None:
         """Update the counted size of a block."""
         now_bytes = block.size_bytes
         self.size_bytes += now_bytes - counted[1]
@@ -194,9 +194,9 @@ class CachedViews:
         holder_views = self._held[cached.holder]
         self.added_bytes += size_bytes
         holder_views.size_bytes += size_bytes
-        self._compare(cached.holder, holder_views)
+        self._update_large_principals(cached.holder, holder_views)
 
-    def _compare(self, holder: str, holder_views: _PrincipalMemory) -> None:
+    def _update_large_principals(self, holder: str, holder_views: _PrincipalMemory) -> None:
         """Record whether the principal's views use more than their share of the budget."""
         if holder and holder_views.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR:
             self._wide.add(holder)
@@ -225,7 +225,7 @@ class CachedViews:
 
     def evict(self, key: ViewKey) -> None:
         if key in self._views:
-            self._evict(key)
+            self._evict_view(key)
 
     def evict_over_budget(self, used_view: CachedView) -> None:
         """Evict the least recently used views until the total fits the budget.
@@ -239,14 +239,14 @@ class CachedViews:
         leaving_bytes = 0
         if blocks_bytes + used_view.added_bytes > self.budget_bytes:
             for key in [key for key, cached in self._views.items() if cached is used_view]:
-                self._evict(key)
+                self._evict_view(key)
             leaving_bytes = blocks_bytes
         elif used_view.charged_bytes != _EVICTED:
             holder_views = self._held[used_view.holder]
             holder_views.refresh(used_view)
-            self._compare(used_view.holder, holder_views)
+            self._update_large_principals(used_view.holder, holder_views)
         while self._views and self._blocks.live_bytes - leaving_bytes + self.added_bytes > self.budget_bytes:
-            self._evict(self._choose_evicted_key())
+            self._evict_view(self._choose_evicted_key())
 
     def _choose_evicted_key(self) -> ViewKey:
         """Return the key of the view to evict next."""
@@ -257,13 +257,13 @@ class CachedViews:
                     return next(iter(views))
         return next(iter(self._views))
 
-    def _evict(self, key: ViewKey) -> None:
+    def _evict_view(self, key: ViewKey) -> None:
         """Remove a view from the cache."""
         evicted = self._views.pop(key)
         holder_views = self._held[evicted.holder]
         self._add(evicted, -evicted.charged_bytes)
         holder_views.remove(key)
-        self._compare(evicted.holder, holder_views)
+        self._update_large_principals(evicted.holder, holder_views)
         evicted.charged_bytes = _EVICTED
         if not holder_views.views:
             del self._held[evicted.holder]

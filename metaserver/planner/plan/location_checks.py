@@ -23,7 +23,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import BadRequest, Forbidden
 from seamark.formats.storage.locations import parse_location, parse_stored_location
 from seamark.metaserver.catalog.context import PATH_PROPERTIES
-from seamark.metaserver.catalog.ownership.claims import with_folders
+from seamark.metaserver.catalog.ownership.claims import list_keys_above
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.planner.view.view import TableView
@@ -54,7 +54,7 @@ class LocationChecker:
         prefixes = tuple(root.encode() for root in roots)
         folders = _list_folders(view)
         for folder in folders.find_unsure_manifests(prefixes):
-            await self._check(uuid, own_locations, folder)
+            await self._check_folder(uuid, own_locations, folder)
         mixed = {
             folder: [view.blocks[number] for number in numbers]
             for folder, numbers in folders.find_unsure_files(prefixes).items()
@@ -69,11 +69,11 @@ class LocationChecker:
             if not paths.common.startswith(prefixes):
                 mixed.setdefault(_cut_folder(paths.common.decode(errors="replace")), []).append(block)
         for part in await asyncio.to_thread(_find_folders_with_dots, dotted) if dotted else ():
-            await self._check(uuid, own_locations, part)
+            await self._check_folder(uuid, own_locations, part)
         for folder, blocks in mixed.items():
-            if not await self._check(uuid, own_locations, folder, blocks=True):
+            if not await self._check_folder(uuid, own_locations, folder, blocks=True):
                 for part in await asyncio.to_thread(_collect_folders, blocks, roots):
-                    await self._check(uuid, own_locations, part)
+                    await self._check_folder(uuid, own_locations, part)
 
     async def check_paths(
         self, uuid: str, metadata: TableMetadata, paths: Iterable[str]
@@ -87,10 +87,10 @@ class LocationChecker:
         own_locations = {claim.location for claim in claims}
         roots = _list_roots(self._warehouse, metadata, {claim.location for claim in claims if not claim.allowed})
         for folder in {_cut_folder(path) for path in paths if not path.startswith(roots) or _DOTS in path}:
-            await self._check(uuid, own_locations, folder)
+            await self._check_folder(uuid, own_locations, folder)
         return own_locations, roots
 
-    async def _check(self, uuid: str, own_locations: set[str], folder: str, *, blocks: bool = False) -> bool:
+    async def _check_folder(self, uuid: str, own_locations: set[str], folder: str, *, blocks: bool = False) -> bool:
         """Check one folder.
 
         Args:
@@ -113,10 +113,10 @@ class LocationChecker:
                     f"The snapshot names files in {folder[:_SHOWN_CHARS_MAX]!r}; remove '..' and escapes from its paths"
                 ) from None
             return not blocks  # The folder is not in this server's stores, or the files are in several stores.
-        if not own_locations.isdisjoint(with_folders(key)):
+        if not own_locations.isdisjoint(list_keys_above(key)):
             return True
         overlapping = await self._store.find_overlapping_claims([key], uuid, 1 if blocks else 0)
-        above = set(with_folders(key))
+        above = set(list_keys_above(key))
         if any(claim.location in above for claim in overlapping):
             raise Forbidden(
                 f"The snapshot names files in {folder[:_SHOWN_CHARS_MAX]!r}, a location of another table. A principal "
@@ -150,7 +150,7 @@ class _Folders:
             data_folder = numbers.setdefault(None if paths is None else paths.common.rpartition(b"/")[0], len(numbers))
             folder_rows.append((manifest_folder, data_folder, _DOTS in path, paths is not None and block.may_have_dots))
         blocks = np.array(folder_rows, dtype=np.int32).reshape(len(folder_rows), 4)
-        self.blocks: npt.NDArray[np.int32] = view.with_base(
+        self.blocks: npt.NDArray[np.int32] = view.merge_with_base(
             blocks, None if base_folders is None else base_folders.blocks
         )
         """int32[blocks, 4]: for each block, the folder of its manifest, the common folder of its files, whether the
@@ -210,7 +210,7 @@ def _list_roots(warehouse: Warehouse, metadata: TableMetadata, locations: set[st
             key = warehouse.make_key(parse_location(location))
         except BadRequest:
             continue
-        if not locations.isdisjoint(with_folders(key)):
+        if not locations.isdisjoint(list_keys_above(key)):
             prefixes.append(location.rstrip("/") + "/")
     return tuple(prefixes)
 

@@ -48,7 +48,9 @@ class SnapshotManifests:
         """Return the positions, in `data`, of the manifests that the filter needs."""
 
         def find() -> list[int]:
-            return self._summaries.find_needed(bound_scan.partition_filters, bound_scan.metadata.partition_specs)
+            return self._summaries.find_needed_manifests(
+                bound_scan.partition_filters, bound_scan.metadata.partition_specs
+            )
 
         return await asyncio.to_thread(find) if bound_scan.is_long else find()
 

@@ -54,7 +54,7 @@ def find_file_against_metadata_delete(
     Returns:
         None if Spark does not choose a metadata delete, or if Iceberg's library accepts it.
     """
-    if not _match_wholly(scan):
+    if not _do_files_match_wholly(scan):
         return None
     selection = FileSelection.select_all(scan.view)
     narrow_by_partition(selection, by_spec, expired)
@@ -70,7 +70,7 @@ def _is_simple(predicate: Bound) -> bool:
     return predicate.transform == IDENTITY and predicate.op not in _NEGATIVE and len(predicate.values) <= IN_VALUES_MAX
 
 
-def _match_wholly(scan: ScanPlan) -> bool:
+def _do_files_match_wholly(scan: ScanPlan) -> bool:
     """Return whether partition values prove for each file of the plan that either all rows match or no row matches.
 
     The answer to Spark contains no statistics, and no files whose residual is FALSE.

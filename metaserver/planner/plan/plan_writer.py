@@ -44,7 +44,7 @@ from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot, SnapshotRe
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.runtime.errors import Corrupt, ObjectMissing
-from seamark.metaserver.catalog.documents import name_suffix
+from seamark.metaserver.catalog.documents import choose_file_suffix
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.plan.reader_quirks import drop_nan_bounds, hide_partition_fields, may_have_nan
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -159,15 +159,15 @@ class PlanWriter:
         # The work is done in batches, because all decoded manifests of a large table do not fit into memory.
         for at in range(0, len(manifests.parts), _MANIFESTS_IN_FLIGHT_MAX):
             parts = manifests.parts[at : at + _MANIFESTS_IN_FLIGHT_MAX]
-            decoded = await asyncio.gather(*(self._add_manifest(part.manifest) for part in parts))
+            decoded = await asyncio.gather(*(self._get_manifest(part.manifest) for part in parts))
             for manifest, part in zip(decoded, parts, strict=True):
                 read = partial(_read_entries, manifest, part, metadata, hidden=manifests.hidden)
                 entries += read() if len(part.rows) <= _IN_LOOP_ENTRIES_MAX else await asyncio.to_thread(read)
-        work = partial(plan_files, manifests, entries, metadata, snapshot, location, plan_id)
+        work = partial(encode_plan_files, manifests, entries, metadata, snapshot, location, plan_id)
         small = len(entries) + len(manifests.whole) + len(manifests.deletes) <= _IN_LOOP_ENTRIES_MAX
         return work() if small else await asyncio.to_thread(work)
 
-    async def _add_manifest(self, manifest: ManifestFile) -> DecodedManifest:
+    async def _get_manifest(self, manifest: ManifestFile) -> DecodedManifest:
         """Return a decoded manifest. Recent manifests are cached."""
         path = manifest.manifest_path
         decoded = self._decoded.get(path)
@@ -212,7 +212,7 @@ def _read_entries(
     return entries
 
 
-def plan_files(
+def encode_plan_files(
     manifests: KeptManifests,
     entries: list[ManifestEntry],
     metadata: TableMetadata,
@@ -237,7 +237,7 @@ def plan_files(
         ),
         *manifests.deletes,
     ]
-    planned = plan_metadata(metadata, snapshot, location)
+    planned = make_plan_metadata(metadata, snapshot, location)
     if manifests.tests_nan:
         properties = {**planned.properties, TESTS_NAN: "true"}
         planned = msgspec.structs.replace(planned, properties=properties)
@@ -259,7 +259,7 @@ def plan_files(
         (
             *((path, data) for path, (_, data) in zip(paths, files, strict=True)),
             (at, manifest_list),
-            (f"{location}-{plan_id}{name_suffix(document)}", document),
+            (f"{location}-{plan_id}{choose_file_suffix(document)}", document),
         ),
         planned,
     )
@@ -282,7 +282,7 @@ def _write_new_manifests(
         yield msgspec.structs.replace(described, first_row_id=min(ids, default=None)), written.data
 
 
-def plan_metadata(metadata: TableMetadata, snapshot: Snapshot, location: str) -> TableMetadata:
+def make_plan_metadata(metadata: TableMetadata, snapshot: Snapshot, location: str) -> TableMetadata:
     """Return the table's metadata with this snapshot as the only and current snapshot.
 
     The location in the metadata is an empty folder, and `gc.enabled` is false. Otherwise, an engine that removes

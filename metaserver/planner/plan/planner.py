@@ -51,7 +51,7 @@ from seamark.metaserver.planner.plan.manifest_lists import (
     count_live_entries,
     list_locations,
 )
-from seamark.metaserver.planner.plan.stages import prune
+from seamark.metaserver.planner.plan.stages import run_stages
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, ViewKey
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
@@ -226,7 +226,7 @@ class Planner:
         try:
             # A quick plan completes before another request can join it.
             if index_access is None and _is_quick(cached.view, bound_scan):
-                scan = prune(cached, bound_scan, self._compute_deadline(), self._clock)
+                scan = run_stages(cached, bound_scan, self._make_deadline(), self._clock)
             else:
                 scan = await self._planning.run(
                     (id(cached), *key), lambda: self._make(cached, bound_scan, index_access)
@@ -269,13 +269,13 @@ class Planner:
         probe = None if index_access is None else await index_access.prepare(cached.view, bound_scan)
 
         def plan() -> ScanPlan:
-            return prune(cached, bound_scan, self._compute_deadline(), self._clock, probe=probe, loaded_us=loaded_us)
+            return run_stages(cached, bound_scan, self._make_deadline(), self._clock, probe=probe, loaded_us=loaded_us)
 
         quick = _is_quick(cached.view, bound_scan) and (probe is None or not probe.can_prune_by_row)
         scan = plan() if quick else await asyncio.to_thread(plan)
         if index_access is not None and probe is not None:
             if probe.missing_rows and await index_access.index_selection.load_rows(probe):
-                probe.reset()
+                probe.reset_counts()
                 scan = await asyncio.to_thread(plan)
             index_access.index_selection.record(probe, index_access.entry)
         return scan
@@ -305,9 +305,9 @@ class Planner:
 
     async def explain(self, bound_scan: BoundScan, entry: Entry | None = None) -> ScanPlan:
         """Plan like `plan`, but without the plan cache, and count files and bytes in each stage."""
-        return await self._repeat_if_damaged(partial(self._explain, bound_scan, entry))
+        return await self._repeat_if_damaged(partial(self._explain_scan, bound_scan, entry))
 
-    async def _explain(self, bound_scan: BoundScan, entry: Entry | None) -> ScanPlan:
+    async def _explain_scan(self, bound_scan: BoundScan, entry: Entry | None) -> ScanPlan:
         """Make a plan that is not cached, and count files and bytes in each stage."""
         before_s = self._clock.monotonic()
         # The counts include files of manifests that the filter does not need.
@@ -346,7 +346,7 @@ class Planner:
 
         async def make() -> CachedView:
             prepared = await self._load_checked_view(bound_scan, entry, whole=True)
-            await asyncio.to_thread(prepared.view.assemble, previous.view)
+            await asyncio.to_thread(prepared.view.compute_columns_like, previous.view)
             return prepared
 
         # The new view counts for the principal of the previous view.
@@ -491,7 +491,7 @@ class Planner:
             work
         )  # Do not use the decoders' pool: loading one table must not delay planning on another table.
 
-    def _compute_deadline(self) -> Callable[[], bool]:
+    def _make_deadline(self) -> Callable[[], bool]:
         """Return a function that says whether the time budget of a plan, which begins now, is exhausted."""
         monotonic = self._clock.monotonic
         until_s = monotonic() + self._time_budget_s

@@ -81,9 +81,9 @@ class Preparation:
                         async with asyncio.timeout(RECENTLY_PLANNED_S):
                             for instant in await self._timeline.read_next(watcher, _BATCH_TABLES_MAX):
                                 if instant.kind is EntryKind.TABLE and instant.state is InstantState.COMPLETED:
-                                    self._note(instant.uuid, instant.namespace, instant.name)
+                                    self._record_commit(instant.uuid, instant.namespace, instant.name)
 
-    def _note(self, uuid: str, namespace: NamespacePath, name: str) -> None:
+    def _record_commit(self, uuid: str, namespace: NamespacePath, name: str) -> None:
         """Record a commit to a table, if the table was planned recently."""
         if self._planned.get(uuid) is None:
             return

@@ -91,7 +91,7 @@ def hide_partition_fields(metadata: TableMetadata) -> TableMetadata:
     return msgspec.structs.replace(metadata, partition_specs=specs)
 
 
-def misread_deletes(view: TableView, metadata: TableMetadata) -> str:
+def explain_misread_deletes(view: TableView, metadata: TableMetadata) -> str:
     """Return the reason why a reader whose rules differ from Iceberg's applies equality deletes wrongly.
 
     The text is empty if such a reader applies the equality deletes of the snapshot correctly.

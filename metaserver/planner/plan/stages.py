@@ -20,7 +20,7 @@ from seamark.metaserver.planner.plan.cached_views import CachedView
 from seamark.metaserver.planner.plan.metadata_deletes import find_file_against_metadata_delete, weaken_to_java_pruning
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.pruning.file_pruning import (
-    keep_appended,
+    keep_appended_files,
     narrow_by_partition,
     narrow_by_stats,
     narrow_to_keys,
@@ -38,7 +38,7 @@ include the comparisons of earlier stages.
 """
 
 
-def prune(
+def run_stages(
     cached: CachedView,
     bound_scan: BoundScan,
     expired: Callable[[], bool],
@@ -115,7 +115,7 @@ def _list_stages(
     """Yield the stages that narrow the selection, with their names, in ascending order of cost."""
     if bound_scan.options.is_incremental:
         ids = {snapshot.snapshot_id for snapshot in list_appends(bound_scan.metadata, bound_scan.options)}
-        yield "appended", partial(keep_appended, snapshot_ids=ids)
+        yield "appended", partial(keep_appended_files, snapshot_ids=ids)
     if bound_scan.is_unfiltered:  # A stage would leave out files without rows.
         return
     by_spec = _make_partition_filters(view, bound_scan)

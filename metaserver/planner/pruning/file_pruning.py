@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
 from seamark.formats.iceberg.expressions.projection import find_source_ranges
-from seamark.formats.iceberg.expressions.ranges import end_of_prefix
+from seamark.formats.iceberg.expressions.ranges import find_end_of_prefix
 from seamark.formats.iceberg.manifests.writer import ADDED
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.values import Value
@@ -38,7 +38,7 @@ from seamark.metaserver.planner.view.view import (
     PartitionValues,
     TableView,
     narrow_to_any,
-    return_false,
+    never_expires,
 )
 
 LE, LT, GE, GT = 0, 1, 2, 3
@@ -52,7 +52,7 @@ Key = int | float | bytes
 BoundColumns = tuple[BoundColumn, ...]
 
 
-def narrow(
+def narrow_by_expression(
     selection: FileSelection, expression: Expression, leaf: Callable[[FileSelection, Bound], None], expired: Expired
 ) -> None:
     """Narrow a selection by an expression.
@@ -72,9 +72,11 @@ def narrow(
         for number, child in enumerate(sorted(expression.children, key=_estimate_cost)):
             if number and selection.is_empty:
                 return
-            narrow(selection, child, leaf, expired)
+            narrow_by_expression(selection, child, leaf, expired)
     elif isinstance(expression, Or):
-        branches = [partial(narrow, expression=child, leaf=leaf, expired=expired) for child in expression.children]
+        branches = [
+            partial(narrow_by_expression, expression=child, leaf=leaf, expired=expired) for child in expression.children
+        ]
         narrow_to_any(selection, branches, expired)
     else:
         assert isinstance(expression, Bound)
@@ -130,7 +132,7 @@ def narrow_to_prefix(selection: FileSelection, lower: BoundColumns, upper: Bound
     """Keep the files in which a value between `lower` and `upper` may start with the prefix `value`."""
     prefix = _encode_text(value)
     compare_keys(selection, upper, GE, prefix)
-    if following := end_of_prefix(prefix):
+    if following := find_end_of_prefix(prefix):
         compare_keys(selection, lower, LT, following)
 
 
@@ -143,7 +145,7 @@ def list_conditions_outside_prefix(
     """
     prefix = _encode_text(value)
     conditions: list[Callable[[FileSelection], None]] = [partial(compare_keys, sides=lower, op=LT, key=prefix)]
-    if following := end_of_prefix(prefix):
+    if following := find_end_of_prefix(prefix):
         conditions.append(partial(compare_keys, sides=upper, op=GE, key=following))
     return conditions
 
@@ -163,13 +165,13 @@ def narrow_by_partition(selection: FileSelection, by_spec: Mapping[int, Expressi
         expired: A function that returns whether the time budget of the plan is exhausted.
     """
     if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
-        narrow(selection, next(iter(by_spec.values())), _narrow_by_partition_leaf, expired)
+        narrow_by_expression(selection, next(iter(by_spec.values())), _narrow_by_partition_leaf, expired)
         return
     spec_ids = selection.view.spec_ids
     for spec_id, expression in by_spec.items():
         of_spec = spec_ids == spec_id
         part = FileSelection(selection.view, np.where(of_spec, selection.state, 0).astype(np.uint8), selection.mask)
-        narrow(part, expression, _narrow_by_partition_leaf, expired)
+        narrow_by_expression(part, expression, _narrow_by_partition_leaf, expired)
         selection.state[of_spec] = part.state[of_spec]
 
 
@@ -205,7 +207,7 @@ def _narrow_values(selection: FileSelection, column: PartitionValues, bound: Bou
     elif op is Op.IN:
         _narrow_values_in(selection, column, bound)
     elif op is Op.NOT_EQ or op is Op.NOT_IN:
-        _narrow_values_out(selection, column, bound)
+        _narrow_values_not_in(selection, column, bound)
     elif op is Op.STARTS_WITH:
         _keep_nulls(selection, column, nulls=False)
         narrow_to_prefix(selection, column.sides, column.sides, values[0])
@@ -242,7 +244,7 @@ def _narrow_values_in(selection: FileSelection, column: PartitionValues, bound: 
         )
 
 
-def _narrow_values_out(selection: FileSelection, column: PartitionValues, bound: Bound) -> None:
+def _narrow_values_not_in(selection: FileSelection, column: PartitionValues, bound: Bound) -> None:
     """Narrow by NOT_EQ or NOT_IN. Null satisfies both operators."""
     if len(bound.values) > IN_VALUES_MAX:
         return
@@ -328,7 +330,7 @@ def narrow_by_stats(selection: FileSelection, expression: Expression, expired: E
     The predicates of the expression are bound to columns.
     """
     uncounted = _narrow_by_record_count(selection)
-    narrow(selection, expression, _narrow_by_leaf, expired)
+    narrow_by_expression(selection, expression, _narrow_by_leaf, expired)
     if uncounted is not None:
         selection.add(uncounted)
 
@@ -361,26 +363,26 @@ def _narrow_by_leaf(selection: FileSelection, bound: Bound) -> None:
     if bound.transform != IDENTITY:
         ranges = find_source_ranges(bound)
         if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
-            narrow(selection, ranges, _narrow_by_leaf, return_false)
+            narrow_by_expression(selection, ranges, _narrow_by_leaf, never_expires)
         return
     column = selection.view.find_statistics(bound.column_id, bound.kind)
     op = bound.op
     if op in _POSITIVE:
-        _drop(selection, column, column.nulls_only, _find_nulls_only)
-        _drop(selection, column, column.nans_only, _find_nans_only)
+        _drop_files(selection, column, column.nulls_only, _find_nulls_only)
+        _drop_files(selection, column, column.nans_only, _find_nans_only)
         _narrow_by_bounds(selection, column, bound)
     elif op in _NEGATIVE:
         _narrow_by_exclusion(selection, column, bound)
     elif op is Op.IS_NULL:
-        _drop(selection, column, column.no_nulls, _find_no_nulls)
+        _drop_files(selection, column, column.no_nulls, _find_no_nulls)
     elif op is Op.NOT_NULL:
-        _drop(selection, column, column.nulls_only, _find_nulls_only)
+        _drop_files(selection, column, column.nulls_only, _find_nulls_only)
     elif op is Op.NOT_NAN:
-        _drop(selection, column, column.nans_only, _find_nans_only)
+        _drop_files(selection, column, column.nans_only, _find_nans_only)
     else:
         assert op is Op.IS_NAN
-        _drop(selection, column, column.nulls_only, _find_nulls_only)
-        _drop(selection, column, column.no_nans, _find_no_nans)
+        _drop_files(selection, column, column.nulls_only, _find_nulls_only)
+        _drop_files(selection, column, column.no_nans, _find_no_nans)
 
 
 Truths = npt.NDArray[np.bool_]
@@ -407,7 +409,7 @@ def _find_nans_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
     return np.asarray((values != MISSING) & (nans == values))
 
 
-def _drop(selection: FileSelection, column: ColumnStatistics, flags: Flags | None, test: CountTest) -> None:
+def _drop_files(selection: FileSelection, column: ColumnStatistics, flags: Flags | None, test: CountTest) -> None:
     """Remove the files for which `test` is true.
 
     `flags`, uint8[blocks], is 0 if the test is true for no file of a block, 1 if it is true for all files, and 2 if it
@@ -433,7 +435,7 @@ def _narrow_by_bounds(selection: FileSelection, column: ColumnStatistics, bound:
     """Narrow by the bounds of a column, for an operator in `_POSITIVE`."""
     op = bound.op
     if op in COMPARISONS:
-        by_value = partial(_compare, column=column, op=COMPARISONS[op], kind=bound.kind, value=bound.values[0])
+        by_value = partial(_compare_bounds, column=column, op=COMPARISONS[op], kind=bound.kind, value=bound.values[0])
         if bound.kind == "uuid":
             narrow_to_any(selection, [by_value, *_make_conditions_across_orders(column)])
         else:
@@ -443,10 +445,10 @@ def _narrow_by_bounds(selection: FileSelection, column: ColumnStatistics, bound:
     elif op is Op.STARTS_WITH:
         narrow_to_prefix(selection, column.lower, column.upper, bound.values[0])
     else:
-        _narrow_to_members(selection, column, bound)
+        _narrow_bounds_in(selection, column, bound)
 
 
-def _compare(selection: FileSelection, column: ColumnStatistics, op: int, kind: str, value: Value) -> None:
+def _compare_bounds(selection: FileSelection, column: ColumnStatistics, op: int, kind: str, value: Value) -> None:
     """Keep the files whose bounds allow a value that satisfies the comparison."""
     sides = column.lower if op in (LE, LT) else column.upper
     for side in sides:
@@ -520,7 +522,7 @@ def _narrow_by_exclusion(selection: FileSelection, column: ColumnStatistics, bou
     )
     for value in bound.values:
         if not (floats and value == 0):
-            narrow_to_any(part, _make_conditions_unlike(column, bound, value))
+            narrow_to_any(part, _make_exclusion_conditions(column, bound, value))
     view = selection.view
     for number in np.flatnonzero(candidates & (part.state != 1)).tolist():
         first, end = view.starts[number], view.starts[number + 1]
@@ -531,7 +533,7 @@ def _narrow_by_exclusion(selection: FileSelection, column: ColumnStatistics, bou
         selection.keep(number, keep_mask)
 
 
-def _make_conditions_unlike(
+def _make_exclusion_conditions(
     column: ColumnStatistics, bound: Bound, value: Value
 ) -> list[Callable[[FileSelection], None]]:
     """Return the alternative conditions under which bounds prove that a value other than `value` exists.
@@ -540,18 +542,18 @@ def _make_conditions_unlike(
     """
     if bound.op is not Op.NOT_STARTS_WITH:
         return [
-            partial(_compare, column=column, op=LT, kind=bound.kind, value=value),
-            partial(_compare, column=column, op=GT, kind=bound.kind, value=value),
+            partial(_compare_bounds, column=column, op=LT, kind=bound.kind, value=value),
+            partial(_compare_bounds, column=column, op=GT, kind=bound.kind, value=value),
         ]
     return list_conditions_outside_prefix(column.lower, column.upper, value)
 
 
-def _narrow_to_members(selection: FileSelection, column: ColumnStatistics, bound: Bound) -> None:
+def _narrow_bounds_in(selection: FileSelection, column: ColumnStatistics, bound: Bound) -> None:
     """Keep the files in which a value that the IN predicate lists is between the bounds."""
     values = bound.values
     if bound.kind != "uuid" or _have_one_order(values):
-        _compare(selection, column, LE, bound.kind, values[-1])
-        _compare(selection, column, GE, bound.kind, values[0])
+        _compare_bounds(selection, column, LE, bound.kind, values[-1])
+        _compare_bounds(selection, column, GE, bound.kind, values[0])
     sides = _read_integer_sides(column)
     if sides is not None:
         run_membership(selection, *sides, bound)
@@ -577,7 +579,7 @@ def narrow_to_keys(selection: FileSelection, column_id: int, kind: str, keys: Ke
     There must be at least one key.
     """
     column = selection.view.find_statistics(column_id, kind)
-    _drop(selection, column, column.nulls_only, _find_nulls_only)
+    _drop_files(selection, column, column.nulls_only, _find_nulls_only)
     if kind == "uuid":
         return
     low, high = (pack_key(keys.get_key(position), kind) for position in (0, len(keys) - 1))
@@ -613,11 +615,11 @@ def _have_one_order(uuids: Sequence[Value]) -> bool:
 
 def _narrow_by_equality(selection: FileSelection, column: ColumnStatistics, kind: str, value: Value) -> None:
     """Keep the files whose bounds enclose the value."""
-    _compare(selection, column, LE, kind, value)
-    _compare(selection, column, GE, kind, value)
+    _compare_bounds(selection, column, LE, kind, value)
+    _compare_bounds(selection, column, GE, kind, value)
 
 
-def keep_appended(selection: FileSelection, snapshot_ids: set[int]) -> None:
+def keep_appended_files(selection: FileSelection, snapshot_ids: set[int]) -> None:
     """Keep the files that one of the snapshots added.
 
     An entry without a snapshot id inherits the snapshot id of its manifest.

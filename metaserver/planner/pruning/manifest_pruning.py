@@ -19,7 +19,7 @@ import numpy.typing as npt
 from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
 from seamark.formats.iceberg.manifests.manifest import FieldSummary, ManifestFile
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
-from seamark.formats.iceberg.types.values import Value, decode
+from seamark.formats.iceberg.types.values import Value, decode_single_value
 from seamark.formats.index.packing import LONG_MAX, Form, Longs, encode_key, get_form
 
 Key = int | float | bytes
@@ -43,10 +43,10 @@ class ManifestSummaries:
     def __init__(self, manifests: Sequence[ManifestFile]) -> None:
         self._manifests = manifests
         self._numbers: dict[int, Longs] = {}
-        self._columns: dict[tuple[int, int, str], _Column] = {}
+        self._columns: dict[tuple[int, int, str], _FieldSummaries] = {}
         self._columns_max = 0
 
-    def find_needed(self, by_spec: Mapping[int, Expression], specs: Sequence[PartitionSpec]) -> list[int]:
+    def find_needed_manifests(self, by_spec: Mapping[int, Expression], specs: Sequence[PartitionSpec]) -> list[int]:
         """Return the indexes of the manifests that may list a file whose partition satisfies its spec's expression."""
         if all(isinstance(expression, Always) and expression.value for expression in by_spec.values()):
             return list(range(len(self._manifests)))
@@ -54,7 +54,7 @@ class ManifestSummaries:
         is_needed, keys = np.ones(len(self._manifests), dtype=np.bool_), _Keys()
         for spec_id, numbers in self._group_by_spec().items():
             if spec_id in by_spec:
-                is_needed[numbers] = self._may_hold(by_spec[spec_id], spec_id, positions[spec_id], keys)
+                is_needed[numbers] = self._find_possible_manifests(by_spec[spec_id], spec_id, positions[spec_id], keys)
         numbers_needed: list[int] = np.flatnonzero(is_needed).tolist()
         return numbers_needed
 
@@ -72,10 +72,14 @@ class ManifestSummaries:
             self._numbers = {spec_id: np.array(of_spec, dtype=np.int64) for spec_id, of_spec in numbers.items()}
         return self._numbers
 
-    def _may_hold(self, expression: Expression, spec_id: int, positions: FieldPositions, keys: _Keys) -> Flags:
+    def _find_possible_manifests(
+        self, expression: Expression, spec_id: int, positions: FieldPositions, keys: _Keys
+    ) -> Flags:
         """Return whether each manifest of the spec may list a matching file, bool[manifests of the spec]."""
         if isinstance(expression, (And, Or)):
-            first, *other_flags = (self._may_hold(child, spec_id, positions, keys) for child in expression.children)
+            first, *other_flags = (
+                self._find_possible_manifests(child, spec_id, positions, keys) for child in expression.children
+            )
             for other in other_flags:
                 first = first & other if isinstance(expression, And) else first | other
             return first
@@ -87,7 +91,7 @@ class ManifestSummaries:
         is_possible = not isinstance(expression, Always) or expression.value
         return np.full(len(self._numbers[spec_id]), is_possible, dtype=np.bool_)
 
-    def _open_column(self, spec_id: int, position: int, kind: str) -> _Column:
+    def _open_column(self, spec_id: int, position: int, kind: str) -> _FieldSummaries:
         """Return the summaries of the field at a position of the spec."""
         key = (spec_id, position, kind)
         column = self._columns.get(key)
@@ -96,7 +100,7 @@ class ManifestSummaries:
                 partitions[position] if position < len(partitions := self._manifests[number].partitions or ()) else None
                 for number in self._numbers[spec_id].tolist()
             ]
-            column = _Column(summaries, kind)
+            column = _FieldSummaries(summaries, kind)
             if len(self._columns) >= self._columns_max:  # Tables with the same list may have different types.
                 self._columns.clear()
             self._columns[key] = column
@@ -120,7 +124,7 @@ class _Keys:
         return keys
 
 
-class _Column:
+class _FieldSummaries:
     """The summaries of one field in all manifests of a spec, with bounds of type `kind`.
 
     `nulls` and `nans`, uint8[manifests]: whether the manifest has nulls or NaNs. `unbounded`: whether the summary has
@@ -154,7 +158,7 @@ class _Column:
             flags = (self.nulls if bound.op is Op.IS_NULL else self.nans) != _NO
             return flags
         if self.form is Form.INTEGERS:
-            flags = ~self.is_known | self._overlaps(bound.op, keys.sort_keys(bound, self.form))
+            flags = ~self.is_known | self._compute_overlaps(bound.op, keys.sort_keys(bound, self.form))
         elif self.summaries:
             flags = np.array([_may_match(bound, summary, keys) for summary in self.summaries], dtype=np.bool_)
         else:
@@ -165,8 +169,9 @@ class _Column:
             flags &= ~(self.unbounded & (self.nulls == _YES))
         return flags
 
-    def _overlaps(self, op: Op, keys: Sequence[int]) -> Flags:
-        """Return whether the bounds of each manifest overlap with the keys, as the function `_overlaps` does."""
+    def _compute_overlaps(self, op: Op, keys: Sequence[int]) -> Flags:
+        """Return whether the bounds of each manifest overlap with the keys, as the function `_does_range_overlap`
+        does."""
         flags: Flags = np.ones(len(self.low), dtype=np.bool_)
         if op is Op.LT:
             flags = self.low < keys[0]
@@ -197,10 +202,10 @@ def _may_match(bound: Bound, summary: FieldSummary | None, keys: _Keys) -> bool:
     if summary is None:
         return True
     low, high = (_read_key(Form.STRINGS, bound.kind, data) for data in (summary.lower, summary.upper))
-    return low is None or high is None or _overlaps(bound.op, keys.sort_keys(bound, Form.STRINGS), low, high)
+    return low is None or high is None or _does_range_overlap(bound.op, keys.sort_keys(bound, Form.STRINGS), low, high)
 
 
-def _overlaps(op: Op, keys: Sequence[Any], low: Key, high: Key) -> bool:
+def _does_range_overlap(op: Op, keys: Sequence[Any], low: Key, high: Key) -> bool:
     """Return whether a value from `low` to `high` may satisfy the operator with one of the ascending keys."""
     match op:
         case Op.LT:
@@ -229,7 +234,7 @@ def _read_key(form: Form, kind: str, data: bytes | None) -> Key | None:
     if data is None:
         return None
     try:
-        value: Value = decode(kind, data)
+        value: Value = decode_single_value(kind, data)
     except ValueError:
         return None
     return encode_key(form, kind, value)

@@ -18,7 +18,7 @@ from enum import Enum
 
 from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
 from seamark.formats.iceberg.expressions.expression import ORDERED, Bound, Op
-from seamark.formats.iceberg.expressions.ranges import end_of_prefix
+from seamark.formats.iceberg.expressions.ranges import find_end_of_prefix
 from seamark.formats.iceberg.types.values import FLOATS, Value
 from seamark.formats.index.keys.keys import Key, KeyRange, KeyRanges, make_key
 
@@ -113,7 +113,7 @@ def _make_prefix_range(value: Value) -> KeyRange:
     """Return the range of the keys that start with the prefix."""
     assert isinstance(value, str)
     prefix = value.encode("utf-8", "surrogatepass")
-    after = end_of_prefix(prefix)
+    after = find_end_of_prefix(prefix)
     return KeyRange(prefix, after, False, after is not None)
 
 

@@ -32,7 +32,7 @@ _WAIT_S = 120.0
 """The timeout of one range read, in seconds. The storage has a shorter timeout, which usually ends the read first."""
 
 
-class _Ranges:
+class _StoredFile:
     """An object in storage, as a file that pyarrow reads in a thread. The storage itself runs on the event loop."""
 
     closed = False
@@ -171,13 +171,13 @@ class DataRows:
 
         The decoded columns count towards the budget until the context ends.
         """
-        source = _Ranges(self._objects, self._loop, path, size, self._fetched)
+        source = _StoredFile(self._objects, self._loop, path, size, self._fetched)
         with BudgetShare(self.decoded) as budget:
             yield self._decode_file(source, path, records, read, budget)
 
     def _decode_file(
         self,
-        source: _Ranges,
+        source: _StoredFile,
         path: str,
         records: int,
         read: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]],

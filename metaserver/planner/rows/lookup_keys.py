@@ -166,7 +166,7 @@ def _make_column(term: Term, values: list[Any], possible: Mask) -> Keys:
             key = _convert_key(term, value, number)
             possible[number] &= key is not None
         keys.append(key)
-    return _convert_keys(term.kind, keys, nulls, nans)
+    return _assemble_keys(term.kind, keys, nulls, nans)
 
 
 def _convert_key(term: Term, value: Any, number: int) -> Key | None:
@@ -187,7 +187,7 @@ def _convert_key(term: Term, value: Any, number: int) -> Key | None:
         return None
 
 
-def _convert_keys(kind: str, keys: list[Key | None], nulls: Mask, nans: Mask) -> Keys:
+def _assemble_keys(kind: str, keys: list[Key | None], nulls: Mask, nans: Mask) -> Keys:
     """Convert the keys of one column to the form of the index."""
     valid = pack_mask(~nulls) if nulls.any() else None
     nan = pack_mask(nans) if nans.any() else None

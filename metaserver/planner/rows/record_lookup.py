@@ -34,7 +34,7 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import TooLarge
 from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.planner.indexes.resolver import IndexResolver, RecordIndex
-from seamark.metaserver.planner.lookup.lookup import lookup
+from seamark.metaserver.planner.lookup.lookup import find_files_by_prefix
 from seamark.metaserver.planner.rows.row_deletes import RowDeletes
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.runtime.gathering import gather
@@ -46,7 +46,7 @@ ROWS_MAX = 4_000_000
 _KEYS_PER_BATCH = 1 << 16
 _THREADS = max(1, len(os.sched_getaffinity(0)))
 _IN_LOOP_KEYS_MAX = 200
-_QUICK_BYTES = 64 << 10
+_IN_LOOP_BYTES_MAX = 64 << 10
 """A lookup with at most this many keys and bytes runs on the event loop, because a thread would take longer."""
 
 
@@ -106,7 +106,7 @@ class Locator:
         parts = [_make_empty_result()]
         # The keys are looked up in batches, so that no step holds the GIL for long.
         for start in range(0, keys.count, _KEYS_PER_BATCH):
-            query, data_file, position = work.run(start) if keys.is_quick else await work.run_in_threads(start)
+            query, data_file, position = work.run(start) if keys.is_quick else await work.search_batch_in_threads(start)
             deletion = await evaluator.evaluate(data_file, position, query)
             is_live = ~deletion.deleted
             parts.append((query[is_live], data_file[is_live], position[is_live], deletion.undecided[is_live]))
@@ -119,10 +119,10 @@ class Locator:
             files_removed=removed,
             now_ms=self._clock.now_ms(),
         )
-        await self._resolver.verify_sources(entry, work.damaged)
+        await self._resolver.schedule_verification(entry, work.damaged)
         uncovered = located.uncovered
         if len(uncovered):
-            uncovered = uncovered[lookup(view).read_longs("record_count")[uncovered] != 0]
+            uncovered = uncovered[find_files_by_prefix(view).read_longs("record_count")[uncovered] != 0]
         return replace(located, uncovered=uncovered, problems=evaluator.problems)
 
 
@@ -171,7 +171,7 @@ class _LookupKeys:
         self._hashes: tuple[Hashes, Hashes] | None = None
         self.count = columns[0].rows
         heap_bytes = sum(len(column.heap) for column in columns if column.heap is not None)
-        self.is_quick = self.count <= _IN_LOOP_KEYS_MAX and heap_bytes <= _QUICK_BYTES
+        self.is_quick = self.count <= _IN_LOOP_KEYS_MAX and heap_bytes <= _IN_LOOP_BYTES_MAX
 
     async def get_if_few(self) -> tuple[Hashes, Hashes] | None:
         """Return the two halves of the hashes of all keys, or None if there are too many keys for remote reads."""
@@ -207,7 +207,7 @@ class _Search:
         """Look up one batch of keys, and return the `query`, `data_file` and `position` of all rows, sorted by key."""
         return self._merge_results([self._search_parts(range(len(self._coverage.parts)), *self._keys.get_batch(start))])
 
-    async def run_in_threads(self, start: int) -> _Rows:
+    async def search_batch_in_threads(self, start: int) -> _Rows:
         """Look up one batch of keys as `run` does, but search several index files in parallel.
 
         A lookup mostly waits for memory, and does not hold the GIL while it waits.
@@ -285,11 +285,11 @@ class _Search:
         record = self._index.opened[location].index
         assert isinstance(record, RecordBlob)
         if record.count > ROWS_MAX:
-            _refuse_many(record, high)
+            _refuse_too_many_rows(record, high)
         return record.lookup(high, low)
 
 
-def _refuse_many(record: RecordBlob, high: Hashes) -> None:
+def _refuse_too_many_rows(record: RecordBlob, high: Hashes) -> None:
     """Refuse keys with too many rows before their rows are read.
 
     Raises:

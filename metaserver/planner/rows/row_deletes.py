@@ -34,11 +34,11 @@ from seamark.formats.index.keys.delete_files import (
 )
 from seamark.formats.index.keys.hashing import Hashes, hash_halves
 from seamark.formats.index.keys.keys import Keys, Mask
-from seamark.formats.index.keys.terms import resolve_id
+from seamark.formats.index.keys.terms import resolve_term_by_id
 from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.planner.deletes.delete_files import DeleteFiles, delete_files_at
+from seamark.metaserver.planner.deletes.delete_files import DeleteFiles, list_delete_files_at
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
@@ -157,7 +157,7 @@ class DeleteEvaluator:
         applying = self._scan.find_deletes_by_file(entry_ids)
         new = {number for deletes in applying for number in deletes} - self.files.keys()
         unread: list[tuple[int, DeleteFile, Columns]] = []
-        for number, file in delete_files_at(self.view, sorted(new)).items():
+        for number, file in list_delete_files_at(self.view, sorted(new)).items():
             self.files[number] = file
             columns = find_key_columns(self._scan.metadata, file)
             self._left_bytes -= max(0, file.read_bytes)
@@ -196,7 +196,8 @@ def find_key_columns(metadata: TableMetadata, file: DeleteFile) -> Columns | Unr
         return ()
     try:
         terms = [
-            resolve_id(IDENTITY, column_id, metadata.current_schema, metadata.schemas) for column_id in file.columns
+            resolve_term_by_id(IDENTITY, column_id, metadata.current_schema, metadata.schemas)
+            for column_id in file.columns
         ]
     except BadRequest as error:
         return Unreadable(file.path, f"the key columns are not supported: {error.message}")
@@ -217,9 +218,9 @@ class _Evaluation:
     def run(self, groups: _Groups, applying: Iterable[tuple[int, ...]]) -> None:
         for (data_file, rows), deletes in zip(groups, applying, strict=True):
             if deletes:
-                self._evaluate(data_file, rows, deletes)
+                self._evaluate_file(data_file, rows, deletes)
 
-    def _evaluate(self, data_file: int, rows: Longs, deletes: tuple[int, ...]) -> None:
+    def _evaluate_file(self, data_file: int, rows: Longs, deletes: tuple[int, ...]) -> None:
         """Evaluate the deletes that apply to some rows of one data file."""
         evaluator, view = self.evaluator, self.evaluator.view
         block, local = view.locate(int(view.find_entry_ids(np.array([data_file], dtype=np.int64))[0]))

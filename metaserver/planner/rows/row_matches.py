@@ -69,15 +69,15 @@ class PredicateMatcher:
             case Always(value):
                 return MatchingRows(None if value else make_empty_bits(records), True)
             case And(children):
-                return self._intersect([self.match_rows(child, position, records) for child in children])
+                return self._intersect_parts([self.match_rows(child, position, records) for child in children])
             case Or(children):
-                return self._unite([self.match_rows(child, position, records) for child in children])
+                return self._unite_parts([self.match_rows(child, position, records) for child in children])
             case Bound():
-                return self._find_rows(expression, position, records)
+                return self._match_predicate(expression, position, records)
         raise TypeError(f"the expression is not bound: {expression}")
 
     @staticmethod
-    def _intersect(parts: list[MatchingRows]) -> MatchingRows:
+    def _intersect_parts(parts: list[MatchingRows]) -> MatchingRows:
         """Return the rows that all parts may match."""
         narrowest: Bits | None = None
         for part in parts:
@@ -88,7 +88,7 @@ class PredicateMatcher:
         )
 
     @staticmethod
-    def _unite(parts: list[MatchingRows]) -> MatchingRows:
+    def _unite_parts(parts: list[MatchingRows]) -> MatchingRows:
         """Return the rows that any part may match."""
         widest: Bits | None = None
         for part in parts:
@@ -97,7 +97,7 @@ class PredicateMatcher:
             widest = part.bits if widest is None else widest | part.bits
         return MatchingRows(widest, all(part.exact for part in parts))
 
-    def _find_rows(self, predicate: Bound, position: int, records: int) -> MatchingRows:
+    def _match_predicate(self, predicate: Bound, position: int, records: int) -> MatchingRows:
         """Return the rows of a file that may match a predicate, or all rows if no index can evaluate it."""
         index = self.indexes.get((predicate.column_id, predicate.transform))
         ranges = None if index is None else self._compute_ranges(predicate, index.definition)

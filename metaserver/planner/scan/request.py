@@ -113,7 +113,7 @@ class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
             return bind_for_java(metadata, self, filter)
         snapshot = resolve_snapshot(metadata, self)
         schema = resolve_schema(metadata, snapshot, self)
-        return BoundScan.bind_by(schema, metadata, self, snapshot, filter, self.attributes)
+        return BoundScan.bind_by_schema(schema, metadata, self, snapshot, filter, self.attributes)
 
     def parse_filter(self) -> Expression:
         """Return the filter, which is not bound.
@@ -158,10 +158,10 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
         """
         snapshot = resolve_snapshot(metadata, request)
         schema = resolve_schema(metadata, snapshot, request)
-        return cls.bind_by(schema, metadata, request, snapshot, request.filter, request.attributes)
+        return cls.bind_by_schema(schema, metadata, request, snapshot, request.filter, request.attributes)
 
     @classmethod
-    def bind_by(
+    def bind_by_schema(
         cls,
         schema: Schema,
         metadata: TableMetadata,
@@ -269,10 +269,10 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
     schema = resolve_schema(metadata, snapshot, options)
     other_schemas = find_schemas_while_head(metadata, snapshot, schema) if options.use_snapshot_schema else []
     if not other_schemas:
-        return BoundScan.bind_by(schema, metadata, options, snapshot, filter)
+        return BoundScan.bind_by_schema(schema, metadata, options, snapshot, filter)
     sure, ambiguous, filtered = [], [], set()
     for conjunct in filter.children if isinstance(filter, And) else (filter,):
-        readings = [_Reading.read(metadata, other, options, conjunct) for other in (schema, *other_schemas)]
+        readings = [_BoundConjunct.read(metadata, other, options, conjunct) for other in (schema, *other_schemas)]
         bound = {repr(reading.bound): reading.bound for reading in readings if reading.bound is not None}
         if not bound:
             # This call raises the error that the snapshot's schema causes.
@@ -298,7 +298,7 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
             "Filter by columns that are not partition sources, plan on the client (set the table's property "
             "seamark.scan-planning-mode to client), or commit rows: the next snapshot resolves the ambiguity"
         )
-    return BoundScan.bind_by(schema, metadata, options, snapshot, join_by_and(*sure))
+    return BoundScan.bind_by_schema(schema, metadata, options, snapshot, join_by_and(*sure))
 
 
 def has_ambiguous_names(metadata: TableMetadata) -> bool:
@@ -340,7 +340,7 @@ def find_schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, 
     return [other for other in metadata.schemas if min(ids) <= other.id <= max(ids) and other.id != schema.id]
 
 
-class _Reading(msgspec.Struct, frozen=True):
+class _BoundConjunct(msgspec.Struct, frozen=True):
     """A conjunct of a filter, bound by one schema."""
 
     bound: Expression | None
@@ -352,7 +352,7 @@ class _Reading(msgspec.Struct, frozen=True):
     """
 
     @classmethod
-    def read(cls, metadata: TableMetadata, schema: Schema, options: ScanOptions, part: Expression) -> _Reading:
+    def read(cls, metadata: TableMetadata, schema: Schema, options: ScanOptions, part: Expression) -> _BoundConjunct:
         """Bind a conjunct of a filter by one schema."""
         try:
             bound = bind_filter(metadata, schema, options, part)

@@ -120,7 +120,7 @@ class ScanPlan:
         other.entry_ids = entry_ids
         return other
 
-    def find_first_with_rows(self, min_rows: int, files_max: int) -> Longs:
+    def find_first_files_with_rows(self, min_rows: int, files_max: int) -> Longs:
         """Return the first files that certainly contain `min_rows` matching rows in total.
 
         Only the rows of files without a residual and without deletes count. If the first `files_max` files have too few
@@ -150,7 +150,7 @@ class ScanPlan:
             fields: The id and the type of each partition field, in the order of the manifest.
             partition: The value of each field.
         """
-        residuals = self._list_residuals(spec_id) if self.find_deciding_fields(spec_id) else None
+        residuals = self._get_residuals(spec_id) if self.find_deciding_fields(spec_id) else None
         if residuals is None:
             return self.bound
         # The key contains the text of the values, because 0.0 equals -0.0, but their residuals differ. Few
@@ -206,7 +206,7 @@ class ScanPlan:
             self._kinds[spec_id] = kinds
         return kinds
 
-    def _list_residuals(self, spec_id: int) -> Residuals | None:
+    def _get_residuals(self, spec_id: int) -> Residuals | None:
         """Return the residuals of a spec, or None if the metadata lack the spec."""
         if spec_id not in self._by_spec:
             spec = self.metadata.spec(spec_id)
@@ -216,7 +216,7 @@ class ScanPlan:
 
     def deletes(self, entry_id: int) -> tuple[int, ...]:
         """Return the delete files that apply to a data file, as rows of the view's delete blocks."""
-        return self._deletes.deletes_for_file(entry_id)
+        return self._deletes.find_deletes_for_file(entry_id)
 
     def find_deletes_by_file(self, entry_ids: Longs) -> list[tuple[int, ...]]:
         """Return, for each data file, the delete files that apply to it, as `deletes` does."""

@@ -60,29 +60,29 @@ class Tokens:
 
         `packed` is the result of `pack`, which is the same for all pages.
         """
-        return self._seal(_TASK, _ROWS.pack(first_row, end_row) + packed, table_uuid)
+        return self._sign_token(_TASK, _ROWS.pack(first_row, end_row) + packed, table_uuid)
 
     def plan_id(self, packed: bytes, table_uuid: str) -> str:
         """Return a signed plan id as URL-safe text."""
-        return self._seal(_PLAN, _ROWS.pack(0, ROWS_MAX) + packed, table_uuid)
+        return self._sign_token(_PLAN, _ROWS.pack(0, ROWS_MAX) + packed, table_uuid)
 
     def open_plan_task(self, token: str, table_uuid: str) -> PlanTask | None:
         """Verify a token, and return its plan task, or None if `plan_task` did not make the token for this table."""
-        body = self._open(_TASK, token, table_uuid)
-        return None if body is None else PlanTask(_unpack(body[_ROWS.size :]), *_ROWS.unpack_from(body))
+        body = self._open_token(_TASK, token, table_uuid)
+        return None if body is None else PlanTask(_unpack_request(body[_ROWS.size :]), *_ROWS.unpack_from(body))
 
     def open_plan_id(self, token: str, table_uuid: str) -> PinnedRequest | None:
         """Verify a plan id, and return its request, or None if `plan_id` did not make the id for this table."""
-        body = self._open(_PLAN, token, table_uuid)
-        return None if body is None else _unpack(body[_ROWS.size :])
+        body = self._open_token(_PLAN, token, table_uuid)
+        return None if body is None else _unpack_request(body[_ROWS.size :])
 
-    def _seal(self, purpose: bytes, body: bytes, table_uuid: str) -> str:
+    def _sign_token(self, purpose: bytes, body: bytes, table_uuid: str) -> str:
         """Return the token with this body, signed for a purpose and a table."""
         key_id, key = self._keyring.find_signing_key(_PURPOSE)
         sealed = bytes((VERSION,)) + key_id + _compute_mac(key, purpose, table_uuid, body) + body
         return to_base64url(sealed)
 
-    def _open(self, purpose: bytes, token: str, table_uuid: str) -> bytes | None:
+    def _open_token(self, purpose: bytes, token: str, table_uuid: str) -> bytes | None:
         """Return the body of a token, or None if the token is not valid for this purpose and table."""
         try:
             raw = decode_base64url(token)
@@ -101,12 +101,12 @@ def _compute_mac(key: bytes, purpose: bytes, table_uuid: str, body: bytes) -> by
     return hmac.digest(key, about + body, hashlib.sha256)[:_MAC_BYTES]
 
 
-def pack(request: PinnedRequest) -> bytes:
+def pack_request(request: PinnedRequest) -> bytes:
     """Encode a request for `Tokens.plan_task` and `Tokens.plan_id`."""
     return zlib.compress(msgspec.msgpack.encode(request), 6)
 
 
-def _unpack(packed: bytes) -> PinnedRequest:
+def _unpack_request(packed: bytes) -> PinnedRequest:
     return convert_msgpack(zlib.decompress(packed), PinnedRequest)
 
 

@@ -145,13 +145,15 @@ class ColumnStatistics:
             _to_usable_entry(view.blocks[number].find_entry(column_id), kind)
             for number in view.list_blocks_to_compute(of_base)
         ]
-        self.entries: Objects = view.with_base(make_object_array(read), None if of_base is None else of_base.entries)
+        self.entries: Objects = view.merge_with_base(
+            make_object_array(read), None if of_base is None else of_base.entries
+        )
         """object[blocks]: the `ColumnEntry` of each block, or None."""
         flags = np.zeros((len(read), 4), dtype=np.uint8)
         for number, entry in enumerate(read):
             if entry is not None:
                 flags[number] = entry.nulls_only, entry.nans_only, entry.no_nulls, entry.no_nans
-        self._flags: Flags = view.with_base(flags, None if of_base is None else of_base._flags)
+        self._flags: Flags = view.merge_with_base(flags, None if of_base is None else of_base._flags)
         self.nulls_only, self.nans_only, self.no_nulls, self.no_nans = (
             np.ascontiguousarray(flag) if flag.any() else None for flag in self._flags.T
         )
@@ -160,7 +162,10 @@ class ColumnStatistics:
         if of_base is None:
             self._bounds = lower, upper
         else:
-            self._bounds = view.with_base(lower, of_base._bounds[0]), view.with_base(upper, of_base._bounds[1])
+            self._bounds = (
+                view.merge_with_base(lower, of_base._bounds[0]),
+                view.merge_with_base(upper, of_base._bounds[1]),
+            )
         self.lower: tuple[BoundColumn, ...] = compute_bound_columns(
             view, self._bounds[0], None if of_base is None else of_base.lower
         )
@@ -194,14 +199,20 @@ class PartitionValues:
 
         `of_base` are the same values of the view's base, or None if the base has not read them.
         """
-        stored = [view.blocks[number].partition_column(field_id) for number in view.list_blocks_to_compute(of_base)]
+        stored = [
+            view.blocks[number].find_partition_column(field_id) for number in view.list_blocks_to_compute(of_base)
+        ]
         usable = [entry if entry is not None and are_comparable(entry[0], kind) else None for entry in stored]
         has_field = np.array([entry is not None for entry in usable], dtype=np.bool_)
         packed = [None if entry is None else entry[1] for entry in usable]
         nulls = [1 if values is None else 0 if values.presence == NONE else 2 for values in packed]
-        self.known: npt.NDArray[np.bool_] = view.with_base(has_field, None if of_base is None else of_base.known)
-        self.packed: Objects = view.with_base(make_object_array(packed), None if of_base is None else of_base.packed)
-        self.nulls: Flags = view.with_base(np.array(nulls, dtype=np.uint8), None if of_base is None else of_base.nulls)
+        self.known: npt.NDArray[np.bool_] = view.merge_with_base(has_field, None if of_base is None else of_base.known)
+        self.packed: Objects = view.merge_with_base(
+            make_object_array(packed), None if of_base is None else of_base.packed
+        )
+        self.nulls: Flags = view.merge_with_base(
+            np.array(nulls, dtype=np.uint8), None if of_base is None else of_base.nulls
+        )
         self.sides: tuple[BoundColumn, ...] = compute_bound_columns(
             view, self.packed, None if of_base is None else of_base.sides
         )
@@ -253,12 +264,12 @@ class TableView:
         self.new_blocks: list[int] = np.flatnonzero(is_new).tolist()
         """The numbers of the blocks that are not in the base."""
         heads = [_read_head(self.blocks[number]) for number in self.list_blocks_to_compute(base)]
-        self._heads: Longs = self.with_base(
+        self._heads: Longs = self.merge_with_base(
             np.array(heads, dtype=np.int64).reshape(len(heads), 3), None if base is None else base._heads
         )
         ends: Longs = np.cumsum(self._heads[:, 0])
         self.starts: list[int] = [0, *ends.tolist()]
-        self.delete_starts = _starts(self.delete_blocks)
+        self.delete_starts = _compute_starts(self.delete_blocks)
         self.spec_ids: Longs = np.ascontiguousarray(self._heads[:, 1])
         self.specs = frozenset(np.unique(self.spec_ids).tolist())
         self._stats: dict[tuple[int, str], ColumnStatistics] = {}
@@ -387,7 +398,7 @@ class TableView:
             column = self._partition[key] = PartitionValues(self, field_id, kind, of_base)
         return column
 
-    def assemble(self, other: TableView) -> None:
+    def compute_columns_like(self, other: TableView) -> None:
         """Compute the same columns that another view has computed.
 
         The method may be called in any thread.
@@ -401,7 +412,7 @@ class TableView:
         """Return the numbers of the blocks to compute: all blocks if `of_base` is None, otherwise the new blocks."""
         return range(len(self.blocks)) if of_base is None else self.new_blocks
 
-    def with_base(self, computed: Array, of_base: Array | None) -> Array:
+    def merge_with_base(self, computed: Array, of_base: Array | None) -> Array:
         """Combine rows computed for the new blocks with the rows of the base. The result has a row for each block."""
         if of_base is None:
             return computed
@@ -412,7 +423,7 @@ class TableView:
         return cast("Array", merged)
 
 
-def _starts(blocks: Sequence[Block]) -> list[int]:
+def _compute_starts(blocks: Sequence[Block]) -> list[int]:
     """Return the position of the first row of each block, and the number of all rows."""
     starts = [0]
     for block in blocks:
@@ -463,14 +474,14 @@ def compute_bound_columns(
         forms_of_base = np.full(view.base_blocks, -1, dtype=np.int8)
         for side in of_base:
             forms_of_base[side.layout[:, _FORM] >= 0] = side.form
-    forms = view.with_base(computed, forms_of_base)
+    forms = view.merge_with_base(computed, forms_of_base)
     several = np.unique(forms[forms >= 0]).tolist()
     if len(several) == 1:
         return (BoundColumn(Form(several[0]), packed, view, of_base),)
-    return tuple(BoundColumn(Form(form), _select(packed, forms == form), view, of_base) for form in several)
+    return tuple(BoundColumn(Form(form), _replace_unselected(packed, forms == form), view, of_base) for form in several)
 
 
-def _select(values: Objects, is_selected: npt.NDArray[np.bool_]) -> Objects:
+def _replace_unselected(values: Objects, is_selected: npt.NDArray[np.bool_]) -> Objects:
     """Replace the values for which `is_selected` is False by None."""
     selected = np.full(len(values), None, dtype=np.object_)
     selected[is_selected] = values[is_selected]
@@ -671,13 +682,13 @@ class FileSelection:
             assert set(np.unique(part).tolist()) <= {0, 1}
 
 
-def return_false() -> bool:
+def never_expires() -> bool:
     """Return False. The function replaces `expired` where there is no time budget."""
     return False
 
 
 def narrow_to_any(
-    selection: FileSelection, branches: Iterable[Callable[[FileSelection], None]], expired: Expired = return_false
+    selection: FileSelection, branches: Iterable[Callable[[FileSelection], None]], expired: Expired = never_expires
 ) -> None:
     """Narrow to the union of the files that the branches keep."""
     union: FileSelection | None = None

@@ -26,7 +26,7 @@ _NAMESPACE = ("seamark:access-check",)
 """The namespace of the job's token. It has no tables."""
 
 
-def access_probe(settings: Settings, clock: Clock) -> Job:
+def make_access_probe(settings: Settings, clock: Clock) -> Job:
     """Return the job that checks access."""
     return Job(ACCESS_CHECK, _NAMESPACE, "", str(clock.uuid4()), arguments=list_probe_arguments(settings, clock))
 
@@ -47,7 +47,7 @@ async def find_storage_problem(settings: Settings, clock: Clock, job_worker: str
     """
     storage = find_storage(settings.make_warehouse_uri())
     login = JobLogin("http://127.0.0.1", None, None, 0o022, keys=storage.make_job_keys(settings))
-    probe = access_probe(settings, clock)
+    probe = make_access_probe(settings, clock)
     arguments = {**probe.arguments, "reaches_server": False}
     environment = list_job_variables([storage])
     worker = WorkerProcess(login, job_worker, memory_bytes=settings.services_memory_bytes, environment=environment)

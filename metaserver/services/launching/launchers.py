@@ -129,7 +129,7 @@ def read_launcher(properties: Mapping[str, str]) -> str:
     return launcher_name if launcher_name in CHOICES else AUTO
 
 
-def why_ignored(launcher: str, permitted: Sequence[str]) -> str | None:
+def explain_ignored_launcher(launcher: str, permitted: Sequence[str]) -> str | None:
     """Return the reason why the server ignores the property, or None if it does not.
 
     If the server ignores the property, jobs run as with the value `auto`.

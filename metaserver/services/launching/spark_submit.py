@@ -49,7 +49,7 @@ failures.
 _QUIET = ("spark.ui.enabled=false", "spark.ui.showConsoleProgress=false", "spark.log.level=ERROR")
 
 
-def submit_program() -> str | None:
+def find_submit_program() -> str | None:
     """Return the path of spark-submit, or None if it is not installed.
 
     The function searches SPARK_HOME, PySpark and the PATH.
@@ -118,7 +118,7 @@ class SparkSubmit:
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
         """Run a job with its own driver, and return its totals; see `Launcher.run`."""
-        program = submit_program()
+        program = find_submit_program()
         if program is None:
             raise JobFailed("spark-submit is not installed; pip install 'seamark[spark]', or set SPARK_HOME")
         request = await self._login.request(job)
@@ -132,7 +132,7 @@ class SparkSubmit:
             alive = os.open(folder / ALIVE, os.O_RDWR | os.O_CLOEXEC)
             try:
                 async with asyncio.timeout(JOB_S_MAX):
-                    answer = await self._drive(program, folder, report)
+                    answer = await self._run_driver(program, folder, report)
             except TimeoutError:
                 raise JobFailed(f"The job took longer than {JOB_S_MAX:g} s and was stopped") from None
             except (OSError, msgspec.DecodeError, ValueError) as error:
@@ -155,7 +155,7 @@ class SparkSubmit:
         configured = [word for value in defaults for word in ("--conf", value)]
         return [program, "--master", self._master, *configured, *self._options, str(folder / "job.py"), str(folder)]
 
-    def _limit(self, pid: int) -> None:
+    def _limit_process(self, pid: int) -> None:
         """Set the limits of the shell script that starts the JVM. All processes of the job inherit them.
 
         Raises:
@@ -166,7 +166,7 @@ class SparkSubmit:
         os.setpriority(os.PRIO_PROCESS, pid, _NICE)
         Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))  # See `job_worker.yield_to_requests`.
 
-    async def _drive(self, program: str, folder: Path, report: Report) -> JobAnswer:
+    async def _run_driver(self, program: str, folder: Path, report: Report) -> JobAnswer:
         """Run the driver, and return its answer.
 
         Raises:
@@ -183,7 +183,7 @@ class SparkSubmit:
             )
             try:
                 with suppress(OSError):
-                    self._limit(process.pid)
+                    self._limit_process(process.pid)
                 code = await _wait_for_end(process, folder / PROGRESS, report)
             finally:
                 with suppress(ProcessLookupError):  # The group includes the driver, a child of Spark's launcher.

@@ -86,7 +86,7 @@ class WorkerProcess:
         """Run a job in the worker, and return its totals; see `Launcher.run`."""
         try:
             async with asyncio.timeout(JOB_S_MAX):
-                answer = await self._ask(job, report)
+                answer = await self._send_job(job, report)
         except TimeoutError:
             await self.close()
             raise JobFailed(f"The job took longer than {JOB_S_MAX:g} s and was stopped") from None
@@ -115,14 +115,14 @@ class WorkerProcess:
             process.kill()
             await process.wait()
 
-    async def _ask(self, job: Job, report: Report) -> JobAnswer:
+    async def _send_job(self, job: Job, report: Report) -> JobAnswer:
         """Send a job to the worker, report its progress, and return its answer.
 
         Raises:
             JobFailed: The worker ended during the job.
         """
         request = await self._login.request(job)
-        process = await self._start()
+        process = await self._get_process()
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(request) + b"\n")
@@ -138,7 +138,7 @@ class WorkerProcess:
                 return answer
             report(answer.progress)
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _get_process(self) -> asyncio.subprocess.Process:
         """Return the running worker, or start a worker."""
         if self._process is None or self._process.returncode is not None:
             # With -P, Python does not import modules from the working directory.

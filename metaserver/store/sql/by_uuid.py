@@ -41,11 +41,11 @@ def forget_unnamed(dropped_entry: DroppedEntry, *, purged: bool = False) -> Step
     """Delete the rows of a table after a drop, unless another name refers to the table.
 
     The locations of the table stay claimed. If the table is purged, they stay claimed until its files are deleted, and
-    `ReleaseLocations` runs. Otherwise they stay claimed while the table has files (`retain`).
+    `ReleaseLocations` runs. Otherwise they stay claimed while the table has files (`retain_entry`).
     """
     uuid = dropped_entry.entry.uuid
     if not purged:
-        yield from retain(dropped_entry)
+        yield from retain_entry(dropped_entry)
     # The rows of sums contain the number of a shape instead of the UUID.
     yield StoreStatement(
         f"DELETE FROM query_sums WHERE number IN (SELECT number FROM query_shapes WHERE uuid = $1) AND {UNNAMED}",  # noqa: S608
@@ -57,7 +57,7 @@ def forget_unnamed(dropped_entry: DroppedEntry, *, purged: bool = False) -> Step
         yield StoreStatement(f"DELETE FROM leases WHERE name = $2 AND {UNNAMED}", (uuid, lease))  # noqa: S608
 
 
-def retain(dropped_entry: DroppedEntry) -> Steps[None]:
+def retain_entry(dropped_entry: DroppedEntry) -> Steps[None]:
     """Retain an entry without a name: keep its claims for the namespace of its last name.
 
     The claims end only when no files remain. Otherwise, a table of another namespace could get the location, and the

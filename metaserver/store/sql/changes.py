@@ -43,7 +43,7 @@ class CommitCounter:
         self._connection.close()
 
 
-def watch(url: str) -> CommitCounter | None:
+def open_commit_counter(url: str) -> CommitCounter | None:
     """Return a counter for the database with this URL, or None for PostgreSQL, which has no number of commits."""
     if not url.lower().startswith("sqlite:"):
         return None

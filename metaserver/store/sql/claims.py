@@ -15,7 +15,7 @@ import msgspec
 
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.store import model, operations
-from seamark.metaserver.store.sql.by_uuid import UNNAMED, retain
+from seamark.metaserver.store.sql.by_uuid import UNNAMED, retain_entry
 from seamark.metaserver.store.sql.rows import pack
 from seamark.metaserver.store.sql.statement import Row, Steps, StoreStatement
 
@@ -25,7 +25,7 @@ _AFTER_SLASH = "0"
 """The character that follows the slash in ASCII. All paths below a folder sort between `folder/` and `folder0`."""
 
 
-def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
+def claim_locations(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
     rows = yield StoreStatement("SELECT location FROM claims WHERE uuid = $1 AND shared <> $2", (op.uuid, _ALLOWED))
     if op.fresh and rows:
         raise BadRequest(f"The UUID {op.uuid} is in use, or its files are being purged; choose another UUID")
@@ -39,7 +39,7 @@ def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
     yield StoreStatement("SELECT turn FROM claim_turns", lock="UPDATE")
     for location in missing:
         if op.checked:
-            yield from _check(op, location)
+            yield from _check_location(op, location)
         yield StoreStatement(
             "INSERT INTO claims (location, uuid, shared, spelled) VALUES ($1, $2, $3, $4) "
             "ON CONFLICT (location, uuid) DO UPDATE SET shared = excluded.shared, spelled = excluded.spelled "
@@ -48,7 +48,7 @@ def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
         )
 
 
-def allow(op: operations.AllowLocations, now_ms: int) -> Steps[None]:
+def allow_locations(op: operations.AllowLocations, now_ms: int) -> Steps[None]:
     yield StoreStatement("DELETE FROM claims WHERE uuid = $1 AND shared = $2", (op.uuid, _ALLOWED))
     for location in op.locations:
         yield StoreStatement(
@@ -57,9 +57,9 @@ def allow(op: operations.AllowLocations, now_ms: int) -> Steps[None]:
         )
 
 
-def release(op: operations.ReleaseLocations, now_ms: int) -> Steps[None]:
+def release_locations(op: operations.ReleaseLocations, now_ms: int) -> Steps[None]:
     if op.retained is not None:
-        yield from retain(op.retained)
+        yield from retain_entry(op.retained)
         return
     for table in ("claims", "retained"):
         yield StoreStatement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (op.uuid,))  # noqa: S608
@@ -96,10 +96,10 @@ def list_claims(uuid: str) -> Steps[list[model.Claim]]:
     rows = yield StoreStatement(
         "SELECT location, uuid, shared, spelled FROM claims WHERE uuid = $1 ORDER BY location", (uuid,)
     )
-    return [msgspec.structs.replace(_claim(row), spelled=row[3] or "") for row in rows]
+    return [msgspec.structs.replace(_decode_claim(row), spelled=row[3] or "") for row in rows]
 
 
-def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> Steps[None]:
+def _check_location(op: operations.ClaimLocations, location: model.ClaimedLocation) -> Steps[None]:
     # A shared folder may be inside a shared folder of another entry, but not inside any other location of it.
     overlaps = yield from find_overlapping([location.key], op.uuid, 1, shared=not location.shared)
     for claim in overlaps:
@@ -161,7 +161,7 @@ def _find_above(key: str, uuid: str, first: int, last: int) -> Steps[list[model.
         "AND shared BETWEEN $3 AND $4",
         (json.dumps(folders), uuid, first, last),
     )
-    return [_claim(row) for row in rows]
+    return [_decode_claim(row) for row in rows]
 
 
 def _find_below(key: str, uuid: str, limit: int, first: int, last: int) -> Steps[list[model.Claim]]:
@@ -170,12 +170,12 @@ def _find_below(key: str, uuid: str, limit: int, first: int, last: int) -> Steps
         "AND shared BETWEEN $4 AND $5 ORDER BY location LIMIT $6",
         (f"{key}/", f"{key}{_AFTER_SLASH}", uuid, first, last, limit),
     )
-    return [_claim(row) for row in rows]
+    return [_decode_claim(row) for row in rows]
 
 
 def _is_within(key: str, folder: str) -> bool:
     return key == folder or key.startswith(f"{folder}/")
 
 
-def _claim(row: Row) -> model.Claim:
+def _decode_claim(row: Row) -> model.Claim:
     return model.Claim(location=str(row[0]), uuid=str(row[1]), shared=row[2] == _SHARED, allowed=row[2] == _ALLOWED)

@@ -166,13 +166,13 @@ class GeneratorStore(ABC):
     list_warehouses = _list_read(records.list_warehouses)
     load_catalog_id = _point_read(records.load_catalog_id)
     list_column_reads = _list_read(read_steps.list_reads_of_table)
-    prune_column_reads = _run_as_transaction(read_steps.prune)
+    prune_column_reads = _run_as_transaction(read_steps.delete_old_column_reads)
     query_shapes = _list_read(read_steps.query_shapes)
     query_totals = _list_read(read_steps.query_totals)
     merge_query_hours = _run_as_transaction(read_steps.merge_query_hours)
     prune_queries = _run_as_transaction(read_steps.prune_queries)
     list_applied_advice = _list_read(read_steps.list_applied_advice)
-    prune = _run_as_transaction(records.prune)
+    prune = _run_as_transaction(records.prune_records)
 
     async def grants(self, principal: str | None) -> list[Grant]:
         if principal is None:
@@ -182,7 +182,7 @@ class GeneratorStore(ABC):
     async def archive_instants(self, keep: int, limit: int) -> int:
         # Search outside the transaction, because the search reads a whole index, and writers must not wait for it.
         ids = await self._list(lambda: queries.list_archivable(keep, limit))
-        return await self._change(lambda: instants.archive(ids)) if ids else 0
+        return await self._change(lambda: instants.move_to_archive(ids)) if ids else 0
 
     async def close_reads(self) -> None:
         """Cancel reads for which no request is waiting. The driver calls this method before it closes."""

@@ -16,7 +16,7 @@ from seamark.metaserver.store.sql.rows import INDEX_FILE, pack_json
 from seamark.metaserver.store.sql.statement import Steps, StoreStatement, split_batches
 
 
-def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
+def replace_index_files(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
     yield from hold_table(op.uuid)
     version = yield from _raise_version(op.uuid, op.now_ms)
     definitions = yield from _read_definitions(op.uuid, [file.location for file in op.add])
@@ -40,24 +40,24 @@ def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
     return version
 
 
-def quarantine(op: operations.QuarantineIndexFile, now_ms: int) -> Steps[int]:
+def record_quarantine(op: operations.QuarantineIndexFile, now_ms: int) -> Steps[int]:
     version = yield from _raise_version(op.uuid, op.now_ms)
     rows = yield StoreStatement(
         "UPDATE index_files SET state = 'quarantined', changed_ms = $1, reason = $2 "
         "WHERE uuid = $3 AND location = $4 AND state = 'live' RETURNING 1",
         (op.now_ms, op.reason, op.uuid, op.location),
     )
-    if not rows and (yield from _state(op.uuid, op.location)) is None:
+    if not rows and (yield from _read_state(op.uuid, op.location)) is None:
         raise NotFound(f"Index file is not registered: {op.location}")
     return version
 
 
-def forget(op: operations.ForgetIndexFile, now_ms: int) -> Steps[int]:
+def forget_index_file(op: operations.ForgetIndexFile, now_ms: int) -> Steps[int]:
     version = yield from _raise_version(op.uuid, op.now_ms)
     yield StoreStatement(
         "DELETE FROM index_files WHERE uuid = $1 AND location = $2 AND state <> 'live'", (op.uuid, op.location)
     )
-    if (yield from _state(op.uuid, op.location)) is IndexFileState.LIVE:
+    if (yield from _read_state(op.uuid, op.location)) is IndexFileState.LIVE:
         raise CommitConflict(f"The index file {op.location} is live and used by plans; replace or quarantine it first")
     return version
 
@@ -80,6 +80,6 @@ def _read_definitions(uuid: str, locations: list[str]) -> Steps[dict[str, str]]:
     return {row[0]: row[1] for row in rows}
 
 
-def _state(uuid: str, location: str) -> Steps[IndexFileState | None]:
+def _read_state(uuid: str, location: str) -> Steps[IndexFileState | None]:
     rows = yield StoreStatement("SELECT state FROM index_files WHERE uuid = $1 AND location = $2", (uuid, location))
     return IndexFileState(rows[0][0]) if rows else None

@@ -54,7 +54,7 @@ def move_instant(op: operations.MoveInstant, now_ms: int) -> Steps[None]:
     raise CommitConflict(f"Instant {op.id} is {rows[0][0]}, not {op.expected.value}: another request moved it first")
 
 
-def archive(ids: Sequence[str]) -> Steps[int]:
+def move_to_archive(ids: Sequence[str]) -> Steps[int]:
     """Archive the finished instants with these ids, and return the number of archived instants."""
     rows = yield StoreStatement(
         "SELECT id FROM instants WHERE id IN {each_of_1} AND state IN ('completed', 'rolled_back')",

@@ -1,8 +1,8 @@
 """The schema as numbered migrations, and the generator that migrates a database.
 
-A released migration is never edited. A change of the schema needs a new migration. The driver runs `migrate` in one
-transaction under a lock (SQLite: BEGIN EXCLUSIVE, PostgreSQL: an advisory lock), so that replicas may start at the same
-time. A database with a newer version is refused, because a write could violate rules of the newer version.
+A released migration is never edited. A change of the schema needs a new migration. The driver runs `apply_migrations`
+in one transaction under a lock (SQLite: BEGIN EXCLUSIVE, PostgreSQL: an advisory lock), so that replicas may start at
+the same time. A database with a newer version is refused, because a write could violate rules of the newer version.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def create_schema(version: int, dialect: SqlDialect) -> Steps[None]:
     yield StoreStatement("INSERT INTO schema_version (version) VALUES ($1)", (version,))
 
 
-def migrate(dialect: SqlDialect) -> Steps[int]:
+def apply_migrations(dialect: SqlDialect) -> Steps[int]:
     """Apply missing migrations, and return the version before them.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import (
     AlreadyExists,
     BadRequest,
@@ -63,7 +63,7 @@ def _hold_namespace(path: NamespacePath) -> Steps[None]:
     """Lock the namespace, so that it cannot be dropped until this transaction ends."""
     rows = yield StoreStatement("SELECT 1 FROM namespaces WHERE path = $1", (pack(path),), lock="KEY SHARE")
     if not rows:
-        raise NoSuchNamespace(f"Namespace does not exist: {show(path)}")
+        raise NoSuchNamespace(f"Namespace does not exist: {format_path(path)}")
 
 
 def create_namespace(op: operations.CreateNamespace, now_ms: int) -> Steps[None]:
@@ -78,7 +78,7 @@ def create_namespace(op: operations.CreateNamespace, now_ms: int) -> Steps[None]
         (pack(op.path), pack(parent), pack_json(op.properties)),
     )
     if not rows:
-        raise AlreadyExists(f"Namespace already exists: {show(op.path)}")
+        raise AlreadyExists(f"Namespace already exists: {format_path(op.path)}")
 
 
 def replace_namespace_properties(op: operations.ReplaceNamespaceProperties, now_ms: int) -> Steps[None]:
@@ -88,21 +88,24 @@ def replace_namespace_properties(op: operations.ReplaceNamespaceProperties, now_
     )
     if not rows:
         yield from _hold_namespace(op.path)
-        raise CommitConflict(f"Namespace {show(op.path)} was changed by another request; read it again and retry")
+        raise CommitConflict(
+            f"Namespace {format_path(op.path)} was changed by another request; read it again and retry"
+        )
 
 
 def drop_namespace(op: operations.DropNamespace, now_ms: int) -> Steps[None]:
     path = pack(op.path)
     rows = yield StoreStatement("SELECT 1 FROM namespaces WHERE path = $1", (path,), lock="UPDATE")
     if not rows:
-        raise NoSuchNamespace(f"Namespace does not exist: {show(op.path)}")
+        raise NoSuchNamespace(f"Namespace does not exist: {format_path(op.path)}")
     rows = yield StoreStatement(
         "SELECT 1 FROM entries WHERE namespace = $1 UNION ALL SELECT 1 FROM namespaces WHERE parent = $1 LIMIT 1",
         (path,),
     )
     if rows:
         raise NamespaceNotEmpty(
-            f"Namespace {show(op.path)} is not empty: drop its tables, views, functions and child namespaces first"
+            f"Namespace {format_path(op.path)} is not empty: drop its tables, views, functions and child namespaces "
+            f"first"
         )
     yield StoreStatement("DELETE FROM namespaces WHERE path = $1", (path,))
     yield from forget_grants_below(op.path)
@@ -112,12 +115,12 @@ def drop_namespace(op: operations.DropNamespace, now_ms: int) -> Steps[None]:
 
 
 def _make_missing_error(kind: EntryKind, path: NamespacePath, name: str) -> Exception:
-    return _MISSING[kind](f"{_TITLES[kind]} does not exist: {show(path, name)}")
+    return _MISSING[kind](f"{_TITLES[kind]} does not exist: {format_path(path, name)}")
 
 
 def _make_exists_error(requested: EntryKind, existing: EntryKind, path: NamespacePath, name: str) -> Exception:
     suffix = " with same name" if existing is not requested else ""
-    return AlreadyExists(f"{_TITLES[existing]}{suffix} already exists: {show(path, name)}")
+    return AlreadyExists(f"{_TITLES[existing]}{suffix} already exists: {format_path(path, name)}")
 
 
 def _put_entry(
@@ -141,7 +144,9 @@ def _put_entry(
         )
         if rows:
             raise make_error(entry.kind, EntryKind(rows[0][0]), entry.namespace, entry.name)
-    raise CommitConflict(f"{show(entry.namespace, entry.name)} is created and dropped by other requests; try again")
+    raise CommitConflict(
+        f"{format_path(entry.namespace, entry.name)} is created and dropped by other requests; try again"
+    )
 
 
 def _take_entry(
@@ -157,7 +162,9 @@ def _take_entry(
     rows = yield StoreStatement(f"{sql} RETURNING {ENTRY}", tuple(params))
     if not rows:
         yield from _require_entry(kind, path, name)
-        raise CommitConflict(f"{_TITLES[kind]} {show(path, name)} was changed by another request; read it and retry")
+        raise CommitConflict(
+            f"{_TITLES[kind]} {format_path(path, name)} was changed by another request; read it and retry"
+        )
     return ENTRY.decode(rows[0])
 
 
@@ -199,7 +206,7 @@ def swap_pointer(op: operations.SwapPointer, now_ms: int) -> Steps[None]:
     if rows:
         return
     uuid, _ = yield from _require_entry(op.kind, op.namespace, op.name)
-    description = f"{_TITLES[op.kind]} {show(op.namespace, op.name)}"
+    description = f"{_TITLES[op.kind]} {format_path(op.namespace, op.name)}"
     if uuid != op.uuid:
         raise CommitConflict(
             f"{description} was dropped and created again (its uuid is {uuid}, not {op.uuid}); load it again"
@@ -210,7 +217,8 @@ def swap_pointer(op: operations.SwapPointer, now_ms: int) -> Steps[None]:
 def rename_entry(op: operations.RenameEntry, now_ms: int) -> Steps[None]:
     def make_error(requested: EntryKind, existing: EntryKind, path: NamespacePath, name: str) -> Exception:
         return AlreadyExists(
-            f"Cannot rename {show(op.namespace, op.name)} to {show(path, name)}. {_TITLES[existing]} already exists"
+            f"Cannot rename {format_path(op.namespace, op.name)} to {format_path(path, name)}. {_TITLES[existing]} "
+            f"already exists"
         )
 
     # Delete and insert the row. An UPDATE could violate the primary key, which would abort the transaction.
@@ -250,7 +258,8 @@ def _check_room(path: NamespacePath) -> Steps[None]:
     )
     if rows[0][0] >= DROPPED_MAX:
         raise BadRequest(
-            f"Namespace {show(path)} has {DROPPED_MAX:,} dropped entries that keep their locations; have an admin "
+            f"Namespace {format_path(path)} has {DROPPED_MAX:,} dropped entries that keep their locations; have an "
+            f"admin "
             "purge or release some with DELETE /api/v1/dropped/{id} first"
         )
 
@@ -288,6 +297,6 @@ def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
         live_names = yield StoreStatement(f"{name_selects} LIMIT 1", (dropped_entry.entry.uuid,))
         if live_names:
             raise CommitConflict(
-                f"{show(unpack(live_names[0][0]), live_names[0][1])} has the same uuid, so its files are in use"
+                f"{format_path(unpack(live_names[0][0]), live_names[0][1])} has the same uuid, so its files are in use"
             )
     yield from forget_unnamed(dropped_entry, purged=op.unshared)

@@ -11,7 +11,7 @@ from seamark.metaserver.store.sql.rows import PLAN_TABLE, pack
 from seamark.metaserver.store.sql.statement import Steps, StoreStatement
 
 
-def keep(op: operations.KeepPlanTable, now_ms: int) -> Steps[model.StoredPlanTable]:
+def keep_plan_table(op: operations.KeepPlanTable, now_ms: int) -> Steps[model.StoredPlanTable]:
     rows = yield StoreStatement(
         f"INSERT INTO plan_tables ({PLAN_TABLE}) VALUES ({PLAN_TABLE.placeholders}) "  # noqa: S608
         "ON CONFLICT (namespace, name) DO UPDATE SET expires_ms = "
@@ -22,7 +22,7 @@ def keep(op: operations.KeepPlanTable, now_ms: int) -> Steps[model.StoredPlanTab
     return PLAN_TABLE.decode(rows[0])
 
 
-def renew(op: operations.RenewPlanTable, now_ms: int) -> Steps[bool]:
+def extend_plan_table(op: operations.RenewPlanTable, now_ms: int) -> Steps[bool]:
     rows = yield StoreStatement(
         "UPDATE plan_tables SET expires_ms = CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END "
         "WHERE id = $2 AND name IS NOT NULL RETURNING 1",
@@ -31,7 +31,7 @@ def renew(op: operations.RenewPlanTable, now_ms: int) -> Steps[bool]:
     return bool(rows)
 
 
-def lease(op: operations.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
+def insert_plan_leases(op: operations.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
     new = "$1" if op.withdraw else "CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END"
     count = 0
     for plan_snapshot_id in op.plan_snapshot_ids:
@@ -44,7 +44,7 @@ def lease(op: operations.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
     return count
 
 
-def drop(op: operations.DropPlanSnapshots, now_ms: int) -> Steps[int]:
+def drop_plan_snapshots(op: operations.DropPlanSnapshots, now_ms: int) -> Steps[int]:
     dropped = 0
     for plan_snapshot_id in op.plan_snapshot_ids:
         rows = yield StoreStatement(
@@ -56,7 +56,7 @@ def drop(op: operations.DropPlanSnapshots, now_ms: int) -> Steps[int]:
     return dropped
 
 
-def retire(op: operations.RetirePlanTables, now_ms: int) -> Steps[int]:
+def retire_plan_tables(op: operations.RetirePlanTables, now_ms: int) -> Steps[int]:
     # Repeat the condition, because under READ COMMITTED, a lease may be renewed between the subquery and the update.
     rows = yield StoreStatement(
         "UPDATE plan_tables SET name = NULL WHERE expires_ms < $1 AND name IS NOT NULL AND id IN "
@@ -67,5 +67,5 @@ def retire(op: operations.RetirePlanTables, now_ms: int) -> Steps[int]:
     return len(rows)
 
 
-def forget(op: operations.ForgetPlanTable, now_ms: int) -> Steps[None]:
+def forget_plan_table(op: operations.ForgetPlanTable, now_ms: int) -> Steps[None]:
     yield StoreStatement("DELETE FROM plan_tables WHERE id = $1 AND name IS NULL", (op.id,))

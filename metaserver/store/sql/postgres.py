@@ -35,7 +35,7 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from seamark.metaserver.store.sql.migrations import migrate, renew_epoch
+from seamark.metaserver.store.sql.migrations import apply_migrations, renew_epoch
 from seamark.metaserver.store.sql.statement import APPLICATION_NAME, POSTGRES, Steps
 from seamark.metaserver.store.stale_reads import StaleReads
 
@@ -97,7 +97,7 @@ async def open_postgres(
     database = describe_database(dsn)
     pool = await open_pool(dsn, database, pool_min, pool_max, timeout_s)
     try:
-        await _prepare(pool, database, dsn)
+        await _prepare_database(pool, database, dsn)
         store = _PostgresStore(pool, clock, database, pool_max, timeout_s, stale_reads)
         try:
             yield store
@@ -168,7 +168,7 @@ async def create_search_path_schema(connection: Any, dsn: str) -> None:
         await connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{quoted_name}"')
 
 
-async def _prepare(pool: Any, where: str, dsn: str) -> None:
+async def _prepare_database(pool: Any, where: str, dsn: str) -> None:
     try:
         async with pool.acquire() as connection:
             if connection.get_server_version().major < 13:
@@ -178,8 +178,8 @@ async def _prepare(pool: Any, where: str, dsn: str) -> None:
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
                 await create_search_path_schema(connection, dsn)
-                await drive(connection, migrate(POSTGRES))
-                await drive(connection, renew_epoch())
+                await run_steps_in_postgres(connection, apply_migrations(POSTGRES))
+                await run_steps_in_postgres(connection, renew_epoch())
     except asyncpg.InsufficientPrivilegeError as error:
         fix = "make the account of the URL the owner: ALTER DATABASE … OWNER TO …"
         raise ConfigError(f"{where}: the server cannot create its tables: {error}; {fix}") from None
@@ -200,7 +200,7 @@ def explain_lost_connection(error: Exception) -> str:
     return type(error).__name__
 
 
-async def drive(connection: Any, steps: Steps[T]) -> T:
+async def run_steps_in_postgres(connection: Any, steps: Steps[T]) -> T:
     """Execute the statements that a generator yields on this connection, and return the generator's result."""
     try:
         statement = next(steps)
@@ -255,7 +255,7 @@ class _PostgresStore(GeneratorStore):
                 if not _is_lost(error):
                     raise self._convert_error(error) from error
                 # Close the connection, because the pool would reuse it, or wait for a server that does not answer.
-                _terminate(connection)
+                _terminate_connection(connection)
                 if isinstance(error, TimeoutError):
                     raise RetryLater(f"PostgreSQL took longer than {self._timeout_s:g} s") from error
             finally:
@@ -280,12 +280,12 @@ class _PostgresStore(GeneratorStore):
         try:
             await self._pool.release(connection, timeout=ROLLBACK_TIMEOUT_S)
         except (asyncpg.PostgresError, *LOST):
-            _terminate(connection)
+            _terminate_connection(connection)
 
     async def _run_transaction(self, connection: Any, make_steps: Callable[[], Steps[T]]) -> T:
         await connection.execute("BEGIN")
         try:
-            result = await drive(connection, make_steps())
+            result = await run_steps_in_postgres(connection, make_steps())
         except BaseException:
             await _roll_back(connection)
             raise
@@ -293,10 +293,10 @@ class _PostgresStore(GeneratorStore):
             await connection.execute("COMMIT")
         except asyncio.CancelledError:
             # The outcome is unknown, because asyncpg has asked the server to cancel the statement.
-            _terminate(connection)
+            _terminate_connection(connection)
             raise
         except LOST as error:
-            _terminate(connection)
+            _terminate_connection(connection)
             raise CommitUnknown(f"PostgreSQL was lost while committing ({explain_lost_connection(error)})") from error
         return result
 
@@ -325,7 +325,7 @@ class _PostgresStore(GeneratorStore):
 
 
 async def _drive_begun(connection: Any, make_steps: Callable[[], Steps[T]]) -> T:
-    return await drive(connection, make_steps())
+    return await run_steps_in_postgres(connection, make_steps())
 
 
 def _is_lost(error: Exception) -> bool:
@@ -341,10 +341,10 @@ async def _roll_back(connection: Any) -> None:
     try:
         await connection.execute("ROLLBACK", timeout=ROLLBACK_TIMEOUT_S)
     except (asyncpg.PostgresError, *LOST):
-        _terminate(connection)
+        _terminate_connection(connection)
 
 
-def _terminate(connection: Any) -> None:
+def _terminate_connection(connection: Any) -> None:
     """Close the connection. If the pool has already removed a broken connection, do nothing."""
     with suppress(asyncpg.InterfaceError):
         connection.terminate()

@@ -9,7 +9,7 @@ from seamark.metaserver.store.sql.rows import PRODUCER
 from seamark.metaserver.store.sql.statement import Steps, StoreStatement
 
 
-def advance(op: operations.AdvanceProducer, now_ms: int) -> Steps[None]:
+def advance_producer_sequence(op: operations.AdvanceProducer, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
     rows = yield StoreStatement(
         f"INSERT INTO producers (uuid, producer, {PRODUCER}) VALUES ($1, $2, $3, $4, $5) "  # noqa: S608

@@ -67,7 +67,7 @@ def _read_all(decode: Callable[[Row], T], sql: str, *params: Any) -> Steps[list[
     return [decode(row) for row in rows]
 
 
-def _count(sql: str, *params: Any) -> Steps[int]:
+def _read_count(sql: str, *params: Any) -> Steps[int]:
     rows = yield StoreStatement(sql, params)
     return int(rows[0][0])
 
@@ -217,7 +217,7 @@ def plan_snapshots(
 
 
 def plan_table_count(now_ms: int) -> Steps[int]:
-    return _count("SELECT count(*) FROM plan_tables WHERE name IS NOT NULL AND expires_ms > $1", now_ms)
+    return _read_count("SELECT count(*) FROM plan_tables WHERE name IS NOT NULL AND expires_ms > $1", now_ms)
 
 
 def list_planned_snapshots(uuid: str, now_ms: int) -> Steps[set[int]]:
@@ -245,7 +245,7 @@ def count_names(uuid: str, *, dropped: bool = True, namespace: NamespacePath | N
     tables = ("entries", "dropped") if dropped else ("entries",)
     inside = "" if namespace is None else " AND namespace = $2"
     counts = (f"(SELECT count(*) FROM {table} WHERE uuid = $1{inside})" for table in tables)  # noqa: S608
-    return _count(f"SELECT {' + '.join(counts)}", uuid, *(() if namespace is None else (pack(namespace),)))
+    return _read_count(f"SELECT {' + '.join(counts)}", uuid, *(() if namespace is None else (pack(namespace),)))
 
 
 def list_unclaimed(after: str, limit: int) -> Steps[list[Entry]]:

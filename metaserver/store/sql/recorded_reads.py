@@ -18,7 +18,7 @@ from seamark.metaserver.store.sql.rows import pack, unpack
 from seamark.metaserver.store.sql.statement import Steps, StoreStatement, split_batches
 
 
-def add(op: operations.AddColumnReads, now_ms: int) -> Steps[None]:
+def add_column_reads(op: operations.AddColumnReads, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
     # Sort the columns, so that two replicas do not deadlock.
     rows = [(op.uuid, op.day, column_id, age_d, reads) for column_id, age_d, reads in sorted(op.reads)]
@@ -41,7 +41,7 @@ def list_reads_of_table(uuid: str, since_day: int, limit: int) -> Steps[list[mod
     return [model.ColumnReads(*map(int, row)) for row in rows]
 
 
-def prune(before_day: int, limit: int) -> Steps[int]:
+def delete_old_column_reads(before_day: int, limit: int) -> Steps[int]:
     rows = yield StoreStatement(
         "DELETE FROM column_reads WHERE (uuid, day, column_id) IN "
         "(SELECT uuid, day, column_id FROM column_reads WHERE day < $1 ORDER BY day LIMIT $2) RETURNING 1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR, show
+from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR, format_path
 from seamark.formats.runtime.errors import (
     AlreadyExists,
     BadRequest,
@@ -103,7 +103,7 @@ def _check_grant_limits(grant: Grant, limits: GrantLimits) -> Steps[None]:
         f"(SELECT count(*) FROM grants WHERE {below})",
         (path, grant.name, grant.principal, top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff"),
     )
-    place = f"in namespace {show(grant.namespace[:1])}"
+    place = f"in namespace {format_path(grant.namespace[:1])}"
     counted = (
         ("on this object", limits.of_object),
         (f"of {grant.principal}", limits.of_principal),
@@ -303,7 +303,7 @@ def swap_secret(name: str, expected: bytes | None, value: bytes) -> Steps[bytes]
     return bytes(rows[0][0]) if rows else b""
 
 
-def prune(now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> Steps[int]:
+def prune_records(now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> Steps[int]:
     """Remove at most `limit` rows in total, the oldest first."""
     removed = 0
     for table, key, time, before_ms in (

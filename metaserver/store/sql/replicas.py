@@ -16,7 +16,7 @@ So rows are rarely deleted, and an operator can find the row of a crashed replic
 """
 
 
-def renew(op: operations.RenewReplica, now_ms: int) -> Steps[list[Replica]]:
+def renew_replica(op: operations.RenewReplica, now_ms: int) -> Steps[list[Replica]]:
     replica = op.replica
     yield StoreStatement(
         "INSERT INTO replicas (address, weight, version, protocol, started_ms, until_ms) "
@@ -29,7 +29,7 @@ def renew(op: operations.RenewReplica, now_ms: int) -> Steps[list[Replica]]:
     return (yield from list_live_replicas())
 
 
-def remove(op: operations.RemoveReplica, now_ms: int) -> Steps[None]:
+def remove_replica(op: operations.RemoveReplica, now_ms: int) -> Steps[None]:
     yield StoreStatement("DELETE FROM replicas WHERE address = $1", (op.address,))
 
 

@@ -37,7 +37,7 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.metaserver.store.port import IdempotencyTaken, PointerStore
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from seamark.metaserver.store.sql.migrations import migrate
+from seamark.metaserver.store.sql.migrations import apply_migrations
 from seamark.metaserver.store.sql.statement import SQLITE, Rows, Steps, StoreStatement
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ async def open_sqlite(path: Path | str, *, clock: Clock, queue_limit: int = 1024
         await writer.close()
 
 
-def connect(path: Path, *, read_only: bool, busy_timeout_s: float) -> sqlite3.Connection:
+def open_sqlite_connection(path: Path, *, read_only: bool, busy_timeout_s: float) -> sqlite3.Connection:
     mode = "ro" if read_only else "rwc"
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
@@ -90,7 +90,7 @@ def connect(path: Path, *, read_only: bool, busy_timeout_s: float) -> sqlite3.Co
     )
 
 
-def drive(connection: sqlite3.Connection, steps: Steps[T]) -> T:
+def run_steps_in_sqlite(connection: sqlite3.Connection, steps: Steps[T]) -> T:
     """Execute the statements that a generator yields on this connection, and return the generator's result."""
     try:
         statement: StoreStatement = next(steps)
@@ -223,7 +223,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         create_private_database(path)
-        connection = connect(path, read_only=False, busy_timeout_s=BUSY_TIMEOUT_S)
+        connection = open_sqlite_connection(path, read_only=False, busy_timeout_s=BUSY_TIMEOUT_S)
     except (sqlite3.Error, OSError) as error:
         if _is_disk_full(path.parent):
             raise ConfigError(f"The disk of the database {path} is full: free space, then start again") from None
@@ -236,7 +236,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         if tables and "schema_version" not in tables:
             raise ConfigError(f"The database {path} belongs to another application; name another file")
-        drive(connection, migrate(SQLITE))
+        run_steps_in_sqlite(connection, apply_migrations(SQLITE))
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         connection.close()
@@ -296,7 +296,7 @@ def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction
     try:
         connection.execute("BEGIN IMMEDIATE")
         for queued in group:
-            _apply(connection, queued)
+            _apply_transaction(connection, queued)
         committing = True
         connection.execute("COMMIT")
     except Exception as error:  # noqa: BLE001  the tasks of all transactions receive it
@@ -315,11 +315,11 @@ def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction
                 queued.error = _convert_error(error)
 
 
-def _apply(connection: sqlite3.Connection, queued: _QueuedTransaction) -> None:
+def _apply_transaction(connection: sqlite3.Connection, queued: _QueuedTransaction) -> None:
     """Run one transaction in its savepoint. The function raises only errors that fail the whole group."""
     connection.execute("SAVEPOINT one_transaction")
     try:
-        queued.result = drive(connection, queued.make_steps())
+        queued.result = run_steps_in_sqlite(connection, queued.make_steps())
     except (SeamarkError, IdempotencyTaken) as error:
         queued.error = error
     except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
@@ -340,13 +340,13 @@ class _SqliteStore(GeneratorStore):
         super().__init__(clock, stale_reads=None)
         self._path = path
         self._writer = writer
-        self._inline = connect(path, read_only=True, busy_timeout_s=INLINE_BUSY_TIMEOUT_S)
+        self._inline = open_sqlite_connection(path, read_only=True, busy_timeout_s=INLINE_BUSY_TIMEOUT_S)
         self._local = threading.local()
         self._readers: list[sqlite3.Connection] = []
         self._threads = ThreadPoolExecutor(READER_THREADS, "seamark-sqlite-reader", initializer=self._open_reader)
 
     def _open_reader(self) -> None:
-        self._local.connection = connect(self._path, read_only=True, busy_timeout_s=BUSY_TIMEOUT_S)
+        self._local.connection = open_sqlite_connection(self._path, read_only=True, busy_timeout_s=BUSY_TIMEOUT_S)
         self._readers.append(self._local.connection)
 
     async def close(self) -> None:
@@ -359,17 +359,17 @@ class _SqliteStore(GeneratorStore):
         return await self._writer.submit(make_steps)
 
     async def _point(self, make_steps: Callable[[], Steps[T]]) -> T:
-        return _read(self._inline, make_steps)
+        return _run_read(self._inline, make_steps)
 
     async def _list(self, make_steps: Callable[[], Steps[T]]) -> T:
         def read() -> T:
-            return _read(self._local.connection, make_steps)
+            return _run_read(self._local.connection, make_steps)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, read)
 
 
-def _read(connection: sqlite3.Connection, make_steps: Callable[[], Steps[T]]) -> T:
+def _run_read(connection: sqlite3.Connection, make_steps: Callable[[], Steps[T]]) -> T:
     try:
-        return drive(connection, make_steps())
+        return run_steps_in_sqlite(connection, make_steps())
     except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
         raise _convert_error(error) from error

@@ -26,7 +26,7 @@ def open_stream(op: operations.OpenStream, now_ms: int) -> Steps[None]:
         )
 
 
-def move(op: operations.MoveFlushedOffsets, now_ms: int) -> Steps[None]:
+def move_flushed_offsets(op: operations.MoveFlushedOffsets, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
     # Sort the shards, so that two replicas do not deadlock.
     for moved in sorted(op.ranges, key=lambda moved: moved.shard):

@@ -63,7 +63,7 @@ async def write_backup(
     """
     _check_free(path, overwrite=overwrite)
     partial = path.with_name(f".{path.name}.partial")
-    _remove(partial)
+    _remove_partial(partial)
     try:
         async with write_sqlite(partial, overwrite=True, is_log_used=False) as writer:
             digests = await copy_database(reader, writer, is_for_server=False)
@@ -78,7 +78,7 @@ async def write_backup(
     except OSError as error:
         raise ConfigError(f"The file {path} cannot be written: {error.strerror}") from None
     finally:
-        _remove(partial)
+        _remove_partial(partial)
     return info
 
 
@@ -123,7 +123,7 @@ def _check_free(path: Path, *, overwrite: bool) -> None:
         raise ConfigError(f"The file {path} exists; name another file, or add --overwrite to replace it")
 
 
-def _remove(partial: Path) -> None:
+def _remove_partial(partial: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         partial.unlink()
     with contextlib.suppress(FileNotFoundError):

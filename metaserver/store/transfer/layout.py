@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 from seamark.metaserver.store.sql.migrations import create_schema
-from seamark.metaserver.store.sql.sqlite import drive
+from seamark.metaserver.store.sql.sqlite import run_steps_in_sqlite
 from seamark.metaserver.store.sql.statement import SQLITE
 
 VERSION_TABLE = "schema_version"
@@ -38,12 +38,12 @@ class TableLayout(NamedTuple):
 def read_layout(version: int) -> tuple[TableLayout, ...]:
     """Return the tables of a schema version, except the table that contains the version."""
     with closing(sqlite3.connect(":memory:")) as connection:
-        drive(connection, create_schema(version, SQLITE))
+        run_steps_in_sqlite(connection, create_schema(version, SQLITE))
         names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return tuple(_describe(connection, name) for name in sorted(names) if name != VERSION_TABLE)
+        return tuple(_describe_table(connection, name) for name in sorted(names) if name != VERSION_TABLE)
 
 
-def _describe(connection: sqlite3.Connection, name: str) -> TableLayout:
+def _describe_table(connection: sqlite3.Connection, name: str) -> TableLayout:
     rows = connection.execute(f"PRAGMA table_info({name})").fetchall()
     columns = tuple(row[1] for row in rows)
     key = tuple(row[1] for row in sorted(rows, key=lambda row: row[5]) if row[5])

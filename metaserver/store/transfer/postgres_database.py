@@ -13,16 +13,16 @@ from typing import Any
 import asyncpg
 
 from seamark.formats.runtime.errors import ConfigError, RetryLater
-from seamark.metaserver.store.sql.migrations import MIGRATIONS, create_schema, migrate, renew_epoch
+from seamark.metaserver.store.sql.migrations import MIGRATIONS, apply_migrations, create_schema, renew_epoch
 from seamark.metaserver.store.sql.postgres import (
     CONNECT_TIMEOUT_S,
     LOST,
     MIGRATION_LOCK,
     create_search_path_schema,
     describe_database,
-    drive,
     explain_lost_connection,
     open_pool,
+    run_steps_in_postgres,
 )
 from seamark.metaserver.store.sql.statement import APPLICATION_NAME, POSTGRES, Row
 from seamark.metaserver.store.transfer.database import BATCH_ROWS, check_version, make_not_empty_error
@@ -57,7 +57,7 @@ class PostgresWriter:
     async def create(self, version: int) -> None:
         await self._connection.execute(f"DROP TABLE IF EXISTS {', '.join(_list_names())}")
         await self._connection.execute("DROP SEQUENCE IF EXISTS instant_sequence")
-        await drive(self._connection, create_schema(version, POSTGRES))
+        await run_steps_in_postgres(self._connection, create_schema(version, POSTGRES))
         for table in read_layout(version):
             await self._connection.execute(f"DELETE FROM {table.name}")  # noqa: S608
 
@@ -68,8 +68,8 @@ class PostgresWriter:
         return _read_batches(self._connection, table)
 
     async def migrate(self) -> None:
-        await drive(self._connection, migrate(POSTGRES))
-        await drive(self._connection, renew_epoch())
+        await run_steps_in_postgres(self._connection, apply_migrations(POSTGRES))
+        await run_steps_in_postgres(self._connection, renew_epoch())
 
 
 def _list_names() -> tuple[str, ...]:
@@ -100,7 +100,7 @@ async def read_postgres(url: str, *, is_writer_excluded: bool = False) -> AsyncI
         RetryLater: The database does not answer.
     """
     subject = describe_database(url)
-    async with _begin(url, subject, isolation="repeatable_read", readonly=True) as connection:
+    async with _open_transaction(url, subject, isolation="repeatable_read", readonly=True) as connection:
         if is_writer_excluded:
             await _check_unused(connection, subject)
         if not await _table_exists(connection, VERSION_TABLE):
@@ -121,7 +121,7 @@ async def write_postgres(url: str, *, overwrite: bool) -> AsyncIterator[Postgres
         RetryLater: The database does not answer.
     """
     subject = describe_database(url)
-    async with _begin(url, subject) as connection:
+    async with _open_transaction(url, subject) as connection:
         await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
         await create_search_path_schema(connection, url)
         await _check_unused(connection, subject)
@@ -137,7 +137,7 @@ async def write_postgres(url: str, *, overwrite: bool) -> AsyncIterator[Postgres
 
 
 @asynccontextmanager
-async def _begin(url: str, subject: str, **options: Any) -> AsyncIterator[Any]:
+async def _open_transaction(url: str, subject: str, **options: Any) -> AsyncIterator[Any]:
     """Open a connection with a transaction, which commits when the context ends without an error."""
     with _explain_errors(subject):
         pool = await open_pool(url, subject, 1, 1, _STATEMENT_TIMEOUT_S)

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from seamark.formats.runtime.errors import ConfigError
-from seamark.metaserver.store.sql.migrations import create_schema, migrate
+from seamark.metaserver.store.sql.migrations import apply_migrations, create_schema
 from seamark.metaserver.store.sql.sqlite import (
     BUSY_TIMEOUT_S,
-    connect,
     create_private_database,
-    drive,
+    open_sqlite_connection,
+    run_steps_in_sqlite,
     switch_to_wal,
 )
 from seamark.metaserver.store.sql.statement import SQLITE, Row
@@ -46,7 +46,7 @@ class SqliteWriter:
     async def create(self, version: int) -> None:
         for name in _list_tables(self.connection):
             self.connection.execute(f'DROP TABLE "{name}"')
-        drive(self.connection, create_schema(version, SQLITE))
+        run_steps_in_sqlite(self.connection, create_schema(version, SQLITE))
         for table in read_layout(version):
             self.connection.execute(f"DELETE FROM {table.name}")  # noqa: S608
 
@@ -58,7 +58,7 @@ class SqliteWriter:
         return _read_batches(self.connection, table)
 
     async def migrate(self) -> None:
-        drive(self.connection, migrate(SQLITE))
+        run_steps_in_sqlite(self.connection, apply_migrations(SQLITE))
 
 
 async def _read_batches(connection: sqlite3.Connection, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
@@ -79,7 +79,7 @@ async def read_sqlite(path: Path, *, is_writer_excluded: bool = False) -> AsyncI
     """
     _check_exists(path)
     with _explain_errors(path):
-        connection = connect(path, read_only=not is_writer_excluded, busy_timeout_s=BUSY_TIMEOUT_S)
+        connection = open_sqlite_connection(path, read_only=not is_writer_excluded, busy_timeout_s=BUSY_TIMEOUT_S)
         try:
             connection.execute("BEGIN IMMEDIATE" if is_writer_excluded else "BEGIN")
             tables = _list_tables(connection)
@@ -107,7 +107,7 @@ async def write_sqlite(path: Path, *, overwrite: bool, is_log_used: bool = True)
     with _explain_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         create_private_database(path)
-        connection = connect(path, read_only=False, busy_timeout_s=BUSY_TIMEOUT_S)
+        connection = open_sqlite_connection(path, read_only=False, busy_timeout_s=BUSY_TIMEOUT_S)
         try:
             if is_log_used:
                 switch_to_wal(connection, path)

@@ -147,7 +147,7 @@ def read_avro(data: bytes, subject: str, *, rows_max: int) -> pa.RecordBatch:
         container = read_container(data, subject, inflated_limit_bytes=INFLATED_BYTES_MAX)
     except Corrupt as error:
         raise BadRequest(error.message) from None
-    reader = _compile(container.metadata["avro.schema"])
+    reader = _compile_schema(container.metadata["avro.schema"])
     counts, edges = container.counts.tolist(), container.edges.tolist()
     if sum(counts) > rows_max:
         raise TooLarge(f"{subject} has more than {rows_max:,} rows; send them in several messages")
@@ -182,7 +182,7 @@ def _to_array(values: list[Any], column: _Column) -> pa.Array:
 
 
 @lru_cache(_SCHEMAS_MAX)
-def _compile(text: str) -> _RowReader:
+def _compile_schema(text: str) -> _RowReader:
     """Return the reader for rows with a schema.
 
     Raises:

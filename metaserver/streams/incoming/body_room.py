@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import TooManyRequests
 from seamark.metaserver.catalog.values import LoadedTable
@@ -28,11 +28,11 @@ _PRINCIPAL_WAITERS_MAX = 8
 """The maximum number of waiting bodies of one principal."""
 _WAITING_SHARE = 1 / 4
 """The fraction of `bodies_memory_bytes` that waiting bodies may use."""
-_LOOK_S = 0.02
+_CHECK_INTERVAL_S = 0.02
 """The interval between two checks for free memory."""
 
 
-class BodyRoom:
+class BodyReservations:
     """Reserves memory for large bodies of rows. An instance belongs to one event loop."""
 
     def __init__(
@@ -108,7 +108,7 @@ class BodyRoom:
     def _check_pause(self, loaded: LoadedTable) -> None:
         entry = loaded.entry
         assert entry is not None
-        self._pauses.check(entry.uuid, loaded.metadata, show(entry.namespace, entry.name))
+        self._pauses.check(entry.uuid, loaded.metadata, format_path(entry.namespace, entry.name))
 
     def _has_room(self, table: StreamTable, size_bytes: int) -> bool:
         try:
@@ -146,7 +146,7 @@ class BodyRoom:
                 while not self._has_room(table, size_bytes):
                     if self._clock.monotonic() >= until_s:
                         self._check_memory(table, size_bytes, table.reserved_bytes)
-                    await asyncio.sleep(_LOOK_S)
+                    await asyncio.sleep(_CHECK_INTERVAL_S)
                     self._check_pause(loaded)
                 self._check_pause(loaded)
         finally:

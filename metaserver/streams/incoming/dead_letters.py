@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from seamark.formats.protocol.wire import check_name, show
+from seamark.formats.protocol.wire import check_name, format_path
 from seamark.formats.runtime.errors import BadRequest, NoSuchTable
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.values import LoadedTable
@@ -29,7 +29,7 @@ _COLUMNS = {
 """The columns of a dead-letter table, with their possible types. Only `raw` and `reason` are required."""
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """A rejected row, and the name of the table that it does not fit."""
 
     table: str
@@ -55,12 +55,12 @@ class DeadLetters(NamedTuple):
     @property
     def name(self) -> str:
         assert self.loaded.entry is not None
-        return show(self.loaded.entry.namespace, self.loaded.entry.name)
+        return format_path(self.loaded.entry.namespace, self.loaded.entry.name)
 
 
 def pack_letters(
     dead_letters: DeadLetters,
-    letters: Sequence[Letter],
+    letters: Sequence[DeadLetter],
     row_files: RowFiles,
     *,
     now_ms: int,
@@ -119,7 +119,7 @@ async def find_dead_letters(catalog: Catalog, loaded: LoadedTable) -> DeadLetter
         return None
     namespace, name = place
     assert loaded.entry is not None
-    subject = f"The dead-letter table {show(namespace, name)}"
+    subject = f"The dead-letter table {format_path(namespace, name)}"
     try:
         entry = await catalog.tables.load_entry(namespace, name)
     except NoSuchTable:
@@ -134,4 +134,4 @@ async def find_dead_letters(catalog: Catalog, loaded: LoadedTable) -> DeadLetter
             raise BadRequest(f"{subject} has the column {column} of another type than {' or '.join(sorted(types))}")
         if column not in kinds and column in ("raw", "reason"):
             raise BadRequest(f"{subject} has no column {column} of type string; add it")
-    return DeadLetters(LoadedTable(entry, metadata), show(loaded.entry.namespace, loaded.entry.name))
+    return DeadLetters(LoadedTable(entry, metadata), format_path(loaded.entry.namespace, loaded.entry.name))

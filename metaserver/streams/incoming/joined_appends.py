@@ -129,11 +129,15 @@ class JoinedAppends:
             while batch := queue.take_batch():
                 await self._append(batch)
         finally:
-            _refuse(batch, CommitUnknown("The server failed while it stored the rows; they may be stored or not"))
+            _refuse_requests(
+                batch, CommitUnknown("The server failed while it stored the rows; they may be stored or not")
+            )
             queue.append_count -= 1
             if not queue.append_count:
                 del self._queues[uuid]
-                _refuse(queue.waiting, RetryLater("The server failed before it stored the rows; send them again"))
+                _refuse_requests(
+                    queue.waiting, RetryLater("The server failed before it stored the rows; send them again")
+                )
 
     async def _append(self, batch: Sequence[_Request]) -> None:
         """Append the rows of a batch of requests together, and answer the requests."""
@@ -150,10 +154,12 @@ class JoinedAppends:
             await self._append_alone(batch, error)
             return
         except Exception as error:  # noqa: BLE001  no request may wait for a task that has ended
-            _refuse(batch, error)
+            _refuse_requests(batch, error)
             return
         except BaseException:
-            _refuse(batch, CommitUnknown("The server stops while it stores the rows; they may be stored or not"))
+            _refuse_requests(
+                batch, CommitUnknown("The server stops while it stores the rows; they may be stored or not")
+            )
             raise
         (position,) = acknowledged.positions
         offset = position.offset
@@ -166,12 +172,12 @@ class JoinedAppends:
     async def _append_alone(self, batch: Sequence[_Request], error: Exception) -> None:
         """Append each request of a refused batch alone. If the batch has only one request, refuse this request."""
         if len(batch) == 1:
-            _refuse(batch, error)
+            _refuse_requests(batch, error)
         else:
             await asyncio.gather(*(self._append([request]) for request in batch))
 
 
-def _refuse(batch: Iterable[_Request], error: Exception) -> None:
+def _refuse_requests(batch: Iterable[_Request], error: Exception) -> None:
     for request in batch:
         if not request.answer.done():
             request.answer.set_exception(error)

@@ -96,7 +96,8 @@ def find_missing_columns(
         columns = find_json_columns(rows, names)
     if rule is NewColumns.REFUSE and columns:
         raise BadRequest(
-            f"The rows have the column {_show(next(iter(columns)))}, which {subject} does not have, and its property "
+            f"The rows have the column {_show_name(next(iter(columns)))}, which {subject} does not have, and its "
+            f"property "
             f"{NEW_COLUMNS} refuses such rows"
         )
     types = {name: kind for name, kind in columns.items() if kind is not None}
@@ -146,7 +147,7 @@ def _list_json_types(name: str, value: Any) -> set[str]:
     if value is None:
         return set()
     if type(value) is int and not -_LONG <= value < _LONG:
-        raise BadRequest(f"The new column {_show(name)} has the value {value}, which no long integer has")
+        raise BadRequest(f"The new column {_show_name(name)} has the value {value}, which no long integer has")
     return {_JSON_TYPES.get(type(value), "struct")}
 
 
@@ -165,7 +166,8 @@ def _choose_type(name: str, types: set[str]) -> str | None:
     kind = _WIDER_TYPES.get(frozenset(types), next(iter(types)) if len(types) == 1 else "struct")
     if kind == "struct":
         raise BadRequest(
-            f"The values of the new column {_show(name)} have several types, or are objects or arrays, or decimals "
+            f"The values of the new column {_show_name(name)} have several types, or are objects or arrays, or "
+            f"decimals "
             "without a precision; add the column to the table with its type first"
         )
     return kind
@@ -179,7 +181,7 @@ def find_arrow_columns(schema: pa.Schema, names: AbstractSet[str]) -> dict[str, 
     """
     repeated = [name for name, count in Counter(schema.names).items() if count > 1]
     if repeated:
-        raise BadRequest(f"The rows have the column {_show(repeated[0])} twice; send each column once")
+        raise BadRequest(f"The rows have the column {_show_name(repeated[0])} twice; send each column once")
     return {field.name: _to_iceberg(field) for field in schema if field.name not in names}
 
 
@@ -196,7 +198,9 @@ def _to_iceberg(field: pa.Field) -> str | None:
     for is_kind, name in _ARROW_KINDS:
         if is_kind(kind):
             return name
-    raise BadRequest(f"The new column {_show(field.name)} has the type {kind}; add it to the table with its type first")
+    raise BadRequest(
+        f"The new column {_show_name(field.name)} has the type {kind}; add it to the table with its type first"
+    )
 
 
 _ARROW_KINDS = (
@@ -228,11 +232,12 @@ def check_new_columns(columns: Mapping[str, str], metadata: TableMetadata) -> No
         check_name(name, "new column")
         if name.lower() in lower:
             raise BadRequest(
-                f"The new column {_show(name)} differs from the column {_show(lower[name.lower()])} only in case, and "
+                f"The new column {_show_name(name)} differs from the column {_show_name(lower[name.lower()])} only in "
+                f"case, and "
                 "engines would confuse them; rename it in the rows"
             )
         lower[name.lower()] = name
 
 
-def _show(name: str) -> str:
+def _show_name(name: str) -> str:
     return repr(name[:_SHOWN_CHARACTERS])

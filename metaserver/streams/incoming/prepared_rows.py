@@ -166,7 +166,7 @@ class RowPreparation:
         parts: list[_Conformed] = []
         # Conform requests with different columns separately, because a missing column gets its default.
         for _, similar in itertools.groupby(requests, key=_list_columns):
-            batch = _join(list(similar), self.metadata)
+            batch = _join_rows(list(similar), self.metadata)
             kinds = bytes([RowKind.UPDATE]) * batch.num_rows if key else b""
             parts.append(_Conformed(self.row_files.conform(batch, self.metadata, kinds, key), kinds))
         return self._pack(parts, key, [])
@@ -295,7 +295,7 @@ def _list_columns(rows: JoinedRows) -> AbstractSet[str] | pa.Schema:
     return rows.schema if isinstance(rows, pa.RecordBatch) else set().union(*rows)
 
 
-def _join(requests: Sequence[JoinedRows], metadata: TableMetadata) -> pa.RecordBatch:
+def _join_rows(requests: Sequence[JoinedRows], metadata: TableMetadata) -> pa.RecordBatch:
     """Return the rows of requests with the same columns as one batch.
 
     Raises:

@@ -77,7 +77,7 @@ def decode_rows(body: bytes, row_format: RowFormat, *, rows_max: int) -> list[An
         if any(isinstance(row, RejectedRow) for row in decoded) or has_repeated_key(body, decoded):
             decoded = [_check_line(line, row) for line, row in zip(lines, decoded, strict=True)]
         return decoded
-    rows = _decode(body, "The body ")
+    rows = _decode_json(body, "The body ")
     _check_keys(body, rows, "The body ")
     if isinstance(rows, dict) and set(rows) == {"rows"}:
         rows = rows["rows"]
@@ -94,7 +94,7 @@ def split_lines(body: bytes) -> list[bytes]:
 
 def _decode_line(line: bytes) -> Any:
     try:
-        return _decode(line, "")
+        return _decode_json(line, "")
     except BadRequest as error:
         return RejectedRow(line.decode("utf-8", "replace"), error.message)
 
@@ -104,7 +104,7 @@ def _check_count(count: int, rows_max: int) -> None:
         raise TooLarge(f"The body has {count:,} rows; the limit is {rows_max:,} rows. Send several requests")
 
 
-def _decode(text: bytes, subject: str) -> Any:
+def _decode_json(text: bytes, subject: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -174,10 +174,10 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
     try:
         if not isinstance(kind, str):
             nested = _make_nested_converter(kind, _Budget())
-            converted = [_convert(nested, value, number, path, kind) for number, value in enumerate(values)]
+            converted = [_convert_value(nested, value, number, path, kind) for number, value in enumerate(values)]
             return pa.array(converted, to_row_type(kind))
         return build_arrow_array(
-            kind, [_convert(_make_converter(kind), value, n, path, kind) for n, value in enumerate(values)]
+            kind, [_convert_value(_make_converter(kind), value, n, path, kind) for n, value in enumerate(values)]
         )
     except MemoryError:  # Do not treat it as an `ArrowException`, of which a subclass is also a MemoryError.
         raise
@@ -185,14 +185,14 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
         raise BadRequest(f"Column {path}: {str(error)[:300]}") from None
 
 
-def _convert(convert: Callable[[Any], Any], value: Any, row: int, path: str, kind: Type) -> Any:
+def _convert_value(convert: Callable[[Any], Any], value: Any, row: int, path: str, kind: Type) -> Any:
     try:
         return convert(value)
     except (ValueError, TypeError, OverflowError) as error:
         why = f": {error}" if str(error) else ""
         shown = kind if isinstance(kind, str) else "its type"
         raise BadRequest(
-            f"Row {row}, column {path}: the value {_show(value)} is not a valid {shown}{why[:200]}"
+            f"Row {row}, column {path}: the value {_show_value(value)} is not a valid {shown}{why[:200]}"
         ) from None
 
 
@@ -262,10 +262,10 @@ def _make_nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
         return convert_struct
     if isinstance(kind, ListType):
         element = _make_nested_converter(kind.element, budget)
-        return lambda value: None if value is None else [element(item) for item in _require(value, list)]
+        return lambda value: None if value is None else [element(item) for item in _require_type(value, list)]
     if isinstance(kind, MapType):
         key, item = _make_nested_converter(kind.key, budget), _make_nested_converter(kind.value, budget)
-        return lambda value: None if value is None else _map(value, key, item)
+        return lambda value: None if value is None else _convert_map_entries(value, key, item)
     convert, arrow_kind = _make_converter(kind), kind
 
     def primitive(value: Any) -> Any:
@@ -276,19 +276,19 @@ def _make_nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
 
 
 def _convert_struct(value: Any, children: Sequence[tuple[Field, Callable[[Any], Any]]]) -> dict[str, Any]:
-    fields = _require(value, dict)
+    fields = _require_type(value, dict)
     if unknown := fields.keys() - {field.name for field, _ in children}:
         raise ValueError(f"there is no field {sorted(unknown)[0]!r}")
     return {field.name: convert(fields.get(field.name)) for field, convert in children}
 
 
-def _map(value: Any, key: Callable[[Any], Any], item: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+def _convert_map_entries(value: Any, key: Callable[[Any], Any], item: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
     """Return the entries of a map: an object whose names are the keys, or Iceberg's object with `keys` and `values`.
 
     Raises:
         ValueError: A key occurs twice, or a key or a value does not fit.
     """
-    entries = _require(value, dict)
+    entries = _require_type(value, dict)
     pairs = entries.items()
     if set(entries) == {"keys", "values"} and all(isinstance(part, list) for part in entries.values()):
         pairs = zip(entries["keys"], entries["values"], strict=True)
@@ -302,12 +302,12 @@ def _map(value: Any, key: Callable[[Any], Any], item: Callable[[Any], Any]) -> l
     return converted
 
 
-def _require(value: Any, kind: type) -> Any:
+def _require_type(value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"the value is not an {'array' if kind is list else 'object'}")
     return value
 
 
-def _show(value: Any) -> str:
+def _show_value(value: Any) -> str:
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -36,14 +36,14 @@ from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.log.kafka.topics import InputTopic, TopicMessage, TopicSource
 from seamark.metaserver.log.port import Acknowledgement, Batch, StreamLog, make_topic_producer_name
 from seamark.metaserver.streams.appends import TableRows, TopicProducer
-from seamark.metaserver.streams.incoming.dead_letters import DeadLetters, Letter, pack_letters
+from seamark.metaserver.streams.incoming.dead_letters import DeadLetter, DeadLetters, pack_letters
 from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
 from seamark.metaserver.streams.incoming.rows import RejectedRow
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.stream_counts import TopicCounts
 from seamark.metaserver.streams.stream_properties import check_stream_table, read_shard_count
 from seamark.metaserver.streams.stream_table import RunInThread
-from seamark.metaserver.streams.topics.messages import MessageRun, divide_messages, read_messages, reject
+from seamark.metaserver.streams.topics.messages import MessageRun, divide_messages, make_rejected_row, read_messages
 
 ENVELOPE = "seamark.stream.topic-envelope"
 """The table property for the envelope of JSON messages.
@@ -194,7 +194,7 @@ class TopicIntake:
                 await self._store(partition, await self._run_in_thread(read))
         elif run.row_count:
             (message,) = run.messages
-            await self._store(partition, MessageRun([message], rejected=[reject(message, reason)]))
+            await self._store(partition, MessageRun([message], rejected=[make_rejected_row(message, reason)]))
         elif run.rejected:  # The dead-letter table does not accept the message.
             self._report_skipped(run.messages[0], reason)
             await self._store(partition, MessageRun(run.messages))
@@ -244,7 +244,7 @@ class TopicIntake:
             self._report_skipped(run.messages[-1], rejected[0].reason, len(rejected))
 
     def _pack(self, dead_letters: DeadLetters, rejected: Sequence[RejectedRow], partition: int) -> Batch:
-        letters = [Letter(dead_letters.subject, row) for row in rejected]
+        letters = [DeadLetter(dead_letters.subject, row) for row in rejected]
         producer = f"{self._topic.name}/{partition}"
         return pack_letters(dead_letters, letters, self._row_files, now_ms=self._clock.now_ms(), producer=producer)
 

@@ -19,9 +19,9 @@ from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.stream_counts import TopicCounts
 from seamark.metaserver.streams.topics.intake import TopicIntake
 
-LOOK_S = 5.0
+CHECK_INTERVAL_S = 5.0
 """The interval between two checks of the topics and their owners."""
-_AGAIN_S = 30.0
+_RETRY_DELAY_S = 30.0
 """The pause before an intake is restarted after an error that does not come from Kafka."""
 _log = structlog.get_logger("seamark.streams")
 
@@ -69,7 +69,7 @@ class TopicIntakes:
                     await self.look()
                 except SeamarkError as error:
                     _log.warning("input topics are not found", error=error.message)
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(CHECK_INTERVAL_S)
         finally:
             tasks = [running.task for running in self._running.values()]
             for task in tasks:
@@ -103,11 +103,11 @@ class TopicIntakes:
         except ProducerFenced:
             _log.info("another process reads an input topic", topic=topic.name)
         except (NoSuchTable, StreamRemoved):
-            self._not_before_s[uuid] = self._clock.monotonic() + _AGAIN_S
+            self._not_before_s[uuid] = self._clock.monotonic() + _RETRY_DELAY_S
             _log.info("an input topic has no table", topic=topic.name)
         except SeamarkError as error:
             self._counts.waiting[uuid] = error.message
             _log.warning("an input topic is not read; it is tried again", topic=topic.name, error=error.message)
         except Exception:  # noqa: BLE001  a bug of one topic must not end the intakes of all
-            self._not_before_s[uuid] = self._clock.monotonic() + _AGAIN_S
+            self._not_before_s[uuid] = self._clock.monotonic() + _RETRY_DELAY_S
             _log.exception("an input topic is not read; it is tried again", topic=topic.name)

@@ -77,7 +77,7 @@ def divide_messages(
             or (run.batches and read.rows)
             or size_bytes > RUN_BYTES_MAX
             or run.decoded_bytes + read.decoded_bytes > DECODED_BYTES_MAX
-            or not _fits(run.row_count + read.row_count, metadata, rows_max)
+            or not _fits_one_append(run.row_count + read.row_count, metadata, rows_max)
         )
         if run.messages and is_full:
             yield run
@@ -92,7 +92,7 @@ def divide_messages(
         yield run
 
 
-def _fits(rows: int, metadata: TableMetadata, rows_max: int) -> bool:
+def _fits_one_append(rows: int, metadata: TableMetadata, rows_max: int) -> bool:
     try:
         check_columns(rows, metadata)
     except TooLarge:
@@ -113,25 +113,25 @@ def read_messages(messages: Sequence[TopicMessage], metadata: TableMetadata, *, 
         try:
             rows, decoded_bytes = _read_message(message.value, _read_format(message), metadata, rows_max)
         except SeamarkError as error:
-            run.rejected.append(reject(message, error.message))
+            run.rejected.append(make_rejected_row(message, error.message))
             continue
         except MemoryError:  # Read the message again, because it has not caused this error.
             raise
         except Exception as error:  # noqa: BLE001  a message must not block later messages
-            run.rejected.append(reject(message, f"The message cannot be read ({type(error).__name__})"))
+            run.rejected.append(make_rejected_row(message, f"The message cannot be read ({type(error).__name__})"))
             continue
         run.decoded_bytes += decoded_bytes
         for row in rows:
             if isinstance(row, pa.RecordBatch):
                 run.batches.append(row)
             elif isinstance(row, RejectedRow):  # The row is an invalid line.
-                run.rejected.append(reject(message, row.reason, row.raw))
+                run.rejected.append(make_rejected_row(message, row.reason, row.raw))
             else:
                 run.rows.append(row)
     return run
 
 
-def reject(message: TopicMessage, reason: str, raw: str | None = None) -> RejectedRow:
+def make_rejected_row(message: TopicMessage, reason: str, raw: str | None = None) -> RejectedRow:
     """Return a message as a rejected row.
 
     Args:

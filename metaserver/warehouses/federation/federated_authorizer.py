@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from seamark.formats.runtime.errors import ReadOnlyServer
 from seamark.formats.storage.storages import is_remote
-from seamark.metaserver.access.authorizer import Authorizer, WarehouseAuthorizer, writes
+from seamark.metaserver.access.authorizer import Authorizer, WarehouseAuthorizer, needs_writer
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.settings.settings import Settings
@@ -67,7 +67,7 @@ class FederatedAuthorizer(WarehouseAuthorizer):
             )
 
     def _is_refused(self, operation: str) -> bool:
-        return operation in self._refused_reads or (writes(operation) and operation not in _ALLOWED_CHANGES)
+        return operation in self._refused_reads or (needs_writer(operation) and operation not in _ALLOWED_CHANGES)
 
 
 def make_warehouse_authorizer(settings: Settings, store: PointerStore) -> Authorizer:

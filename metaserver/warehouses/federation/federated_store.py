@@ -91,7 +91,7 @@ class FederatedStore:
         entry = await mirrors.find(kind, namespace, name, location)
         if entry is not None and await self._is_namespace_listed(namespace):
             names = await self._other.list_entries(kind, namespace, fresh_s=_LISTING_S)
-            if _contains(names, name):
+            if _contains_name(names, name):
                 return entry
         async with self._lock(kind, namespace, name):
             # The answer may be older than the mirror, which another request has written meanwhile. So write a mirror
@@ -120,19 +120,19 @@ class FederatedStore:
         location = await self._other.find_entry(kind, namespace, name, is_new=True)
         if location is None or not await self._is_namespace_listed(namespace):
             return None
-        if _contains(await self._other.list_entries(kind, namespace), name):
+        if _contains_name(await self._other.list_entries(kind, namespace), name):
             return location
         # The name may be newer than the listing.
         names = await self._other.list_entries(kind, namespace, is_new=True)
-        return location if _contains(names, name) else None
+        return location if _contains_name(names, name) else None
 
     async def _is_namespace_listed(self, path: NamespacePath) -> bool:
         """Return whether the other catalog lists each level of the path in this spelling."""
         for depth in range(1, len(path) + 1):
             parent, level = path[: depth - 1], path[:depth]
-            if _contains(await self._other.list_namespaces(parent), level):
+            if _contains_name(await self._other.list_namespaces(parent), level):
                 continue
-            if not _contains(await self._other.list_namespaces(parent, is_new=True), level):
+            if not _contains_name(await self._other.list_namespaces(parent, is_new=True), level):
                 return False
         return True
 
@@ -143,7 +143,7 @@ class FederatedStore:
         return self._locks.setdefault(key, asyncio.Lock())
 
 
-def _contains(names: Sequence[T], name: T) -> bool:
+def _contains_name(names: Sequence[T], name: T) -> bool:
     """Return whether a sorted listing contains a name. The binary search is fast in long listings."""
     index = bisect_left(names, name)
     return index < len(names) and names[index] == name

@@ -16,7 +16,7 @@ from msgspec import structs
 from seamark.formats.iceberg.metadata.metadata import TableMetadata, add_previous_file
 from seamark.formats.iceberg.metadata.properties import METADATA_PATH
 from seamark.formats.iceberg.metadata.table_json import encode_table
-from seamark.formats.protocol.wire import show
+from seamark.formats.protocol.wire import format_path
 from seamark.formats.runtime.errors import (
     AlreadyExists,
     BadRequest,
@@ -31,9 +31,9 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.context import CatalogContext
-from seamark.metaserver.catalog.documents import compress
+from seamark.metaserver.catalog.documents import compress_document
 from seamark.metaserver.catalog.imports import check_table_locations, check_view_locations
-from seamark.metaserver.catalog.ownership.claims import claim
+from seamark.metaserver.catalog.ownership.claims import make_claim
 from seamark.metaserver.catalog.ownership.owners import borrows_rights
 from seamark.metaserver.catalog.pointers import build_swap, create_metadata_location, make_entry, table_uuid
 from seamark.metaserver.catalog.values import Caller
@@ -80,7 +80,7 @@ class Mirrors:
         entry = await self._store.load_entry(kind, namespace, name)
         if entry is not None:
             with suppress(CommitConflict, NotFound):  # Another request has removed or changed the entry.
-                await self._store.transact(_drop(entry))
+                await self._store.transact(_make_removals(entry))
 
     async def find(self, kind: EntryKind, namespace: NamespacePath, name: str, location: str | None) -> Entry | None:
         """Return the entry of a name if it refers to the mirror of this metadata file, or else None.
@@ -112,12 +112,12 @@ class Mirrors:
                 continue  # Another request has written the mirror, or has changed a definition of an index.
             except (BadRequest, Corrupt) as error:
                 raise Forbidden(
-                    f"{show(namespace, name)} of the other catalog cannot be shown: {error.message}"
+                    f"{format_path(namespace, name)} of the other catalog cannot be shown: {error.message}"
                 ) from None
             written_entry = await self._store.load_entry(kind, namespace, name)
             if written_entry is not None:
                 return written_entry
-        raise RetryLater(f"{show(namespace, name)} changes in the other catalog at the same time; try again")
+        raise RetryLater(f"{format_path(namespace, name)} changes in the other catalog at the same time; try again")
 
     async def _find_source(self, entry: Entry) -> str:
         """Return the metadata file of the other catalog that the entry mirrors."""
@@ -150,8 +150,10 @@ class Mirrors:
             raise BadRequest("the view runs with the rights of a user of the other catalog")
         new_entry = make_entry(namespace, name, view.view_uuid, location, self._context.clock.now_ms(), EntryKind.VIEW)
         former_entry = await self._find_former(new_entry, entry)
-        claimed = await claim(self._context, _CALLER, view, new_entry, may_restore=former_entry is None)
-        await self._context.transact([*_drop_replaced(new_entry, entry), *_point(new_entry, former_entry), claimed])
+        claimed = await make_claim(self._context, _CALLER, view, new_entry, may_restore=former_entry is None)
+        await self._context.transact(
+            [*_drop_replaced(new_entry, entry), *_make_pointer_change(new_entry, former_entry), claimed]
+        )
 
     async def _write_table(self, namespace: NamespacePath, name: str, location: str, entry: Entry | None) -> None:
         metadata = await self._context.documents.peek(location)
@@ -166,12 +168,12 @@ class Mirrors:
             with suppress(NotFound):  # The mirror was deleted.
                 former_mirror = await self._context.documents.table(former_entry.metadata_location)
         mirror, unused_files = self._make_mirror(metadata, location, new_entry.uuid, former_entry, former_mirror)
-        document, suffix = compress("none", encode_table(mirror))
+        document, suffix = compress_document("none", encode_table(mirror))
         previous = None if former_entry is None else former_entry.metadata_location
         file = create_metadata_location(self._context, mirror.location, mirror.properties, previous, suffix)
         new_entry = structs.replace(new_entry, metadata_location=file)
-        claimed = await claim(self._context, _CALLER, mirror, new_entry, may_restore=former_entry is None)
-        operations = [*_drop_replaced(new_entry, entry), *_point(new_entry, former_entry), claimed]
+        claimed = await make_claim(self._context, _CALLER, mirror, new_entry, may_restore=former_entry is None)
+        operations = [*_drop_replaced(new_entry, entry), *_make_pointer_change(new_entry, former_entry), claimed]
         await self._context.create_and_transact(file, document, operations)
         for unused_file in unused_files:
             with suppress(SeamarkError):  # The file is small, and nothing reads it.
@@ -218,7 +220,8 @@ class Mirrors:
             location = await self._locate(former.kind, former.namespace, former.name)
             if location is not None and await self._read_uuid(former.kind, location) == new.uuid:
                 raise BadRequest(
-                    f"the other catalog lists it as {show(former.namespace, former.name)}, too. Remove one of the "
+                    f"the other catalog lists it as {format_path(former.namespace, former.name)}, too. Remove one of "
+                    f"the "
                     "names there, or change the UUID: rights apply to one name"
                 )
         return former
@@ -258,11 +261,11 @@ async def remove_mirrors(store: PointerStore) -> None:
         for kind in (EntryKind.TABLE, EntryKind.VIEW):
             while entries := await store.list_entries(kind, path, None, _ENTRIES_PER_PAGE):
                 for entry in entries:
-                    await store.transact(_drop(entry))
+                    await store.transact(_make_removals(entry))
         await store.transact([DropNamespace(path=path)])
 
 
-def _drop(entry: Entry) -> list[Operation]:
+def _make_removals(entry: Entry) -> list[Operation]:
     """Return the operations that remove a name and its claims. The files belong to the other catalog."""
     drop = DropEntry(
         kind=entry.kind,
@@ -276,10 +279,10 @@ def _drop(entry: Entry) -> list[Operation]:
 
 def _drop_replaced(new: Entry, entry: Entry | None) -> list[Operation]:
     """Return the operations that remove the table or view that had the name before, if it is not the new entry."""
-    return [] if entry is None or entry.uuid == new.uuid else _drop(entry)
+    return [] if entry is None or entry.uuid == new.uuid else _make_removals(entry)
 
 
-def _point(new: Entry, former: Entry | None) -> list[Operation]:
+def _make_pointer_change(new: Entry, former: Entry | None) -> list[Operation]:
     """Return the operations that create the new entry, or rename the former entry and move its pointer."""
     if former is None:
         return [CreateEntry(entry=new)]

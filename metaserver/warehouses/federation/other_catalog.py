@@ -84,7 +84,7 @@ class _Answer(NamedTuple):
     etag: str
 
 
-class _Kept(NamedTuple):
+class _CachedAnswer(NamedTuple):
     value: Any
     etag: str
     read_s: float
@@ -117,7 +117,7 @@ class OtherCatalog:
         self._root = ""
         self._separator = NAMESPACE_SEPARATOR
         self._token, self._token_end_s = settings.federation_token, float("inf")
-        self._answers: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._answers: OrderedDict[Hashable, _CachedAnswer] = OrderedDict()
         self._answers_bytes = 0
         self._flights: SingleFlight[Hashable, Any] = SingleFlight()
         self._failures: dict[str, _Failure] = {}
@@ -159,7 +159,7 @@ class OtherCatalog:
         if await self._is_ambiguous(path):
             return None
 
-        async def read(_: _Kept | None) -> _Kept:
+        async def read(_: _CachedAnswer | None) -> _CachedAnswer:
             answer = await self._get(f"/namespaces/{self._encode(path)}")
             is_missing = answer.status == 404
             return self._keep(None if is_missing else self._decode(answer, _Namespace).properties or {})
@@ -177,7 +177,7 @@ class OtherCatalog:
         if await self._is_ambiguous(parent):
             return []
 
-        async def read(_: _Kept | None) -> _Kept:
+        async def read(_: _CachedAnswer | None) -> _CachedAnswer:
             query = {"parent": self._separator.join(parent)} if parent else {}
             paths = [
                 path
@@ -208,7 +208,7 @@ class OtherCatalog:
         if await self._is_ambiguous(namespace):
             return []
 
-        async def read(_: _Kept | None) -> _Kept:
+        async def read(_: _CachedAnswer | None) -> _CachedAnswer:
             path = f"/namespaces/{self._encode(namespace)}/{kind.value}s"
             names = {
                 identifier.name
@@ -234,7 +234,7 @@ class OtherCatalog:
         if await self._is_ambiguous(namespace):
             return None
 
-        async def read(cached: _Kept | None) -> _Kept:
+        async def read(cached: _CachedAnswer | None) -> _CachedAnswer:
             path = f"/namespaces/{self._encode(namespace)}/{kind.value}s/{quote(name, safe='')}"
             query = {"snapshots": "refs"} if kind is EntryKind.TABLE else {}
             answer = await self._get(path, query, "" if cached is None else cached.etag)
@@ -253,7 +253,7 @@ class OtherCatalog:
     async def _read(
         self,
         key: Hashable,
-        read: Callable[[_Kept | None], Awaitable[_Kept]],
+        read: Callable[[_CachedAnswer | None], Awaitable[_CachedAnswer]],
         *,
         is_new: bool = False,
         fresh_s: float = 0.0,
@@ -281,8 +281,8 @@ class OtherCatalog:
             return last_answer.value
         return await self._flights.run(key, refresh)
 
-    def _keep(self, value: Any, etag: str = "") -> _Kept:
-        return _Kept(value, etag, self._clock.monotonic())
+    def _keep(self, value: Any, etag: str = "") -> _CachedAnswer:
+        return _CachedAnswer(value, etag, self._clock.monotonic())
 
     async def _list(self, path: str, query: Mapping[str, str]) -> AsyncIterator[_Answer]:
         """Yield the pages of a listing. Yield nothing if the namespace does not exist."""

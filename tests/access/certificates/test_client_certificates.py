@@ -43,7 +43,7 @@ from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.settings.sources import check
+from seamark.metaserver.settings.sources import check_consistency
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
 from seamark.metaserver.store.port import PointerStore
@@ -661,7 +661,7 @@ def test_invalid_rules_stop_the_start(tmp_path: Path, text: str, message: str) -
 )
 def test_contradicting_client_certificate_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        check(Settings(**settings))
+        check_consistency(Settings(**settings))
 
 
 @pytest.mark.spark

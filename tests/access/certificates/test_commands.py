@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from seamark.commands.main import cli
 from tests.services.authority import Authority
 from tests.services.command import SEAMARK
-from tests.services.process import ManagedProcess, free_port
+from tests.services.process import ManagedProcess, choose_free_port
 from tests.waits import PATIENCE_S
 
 
 def test_commands_log_in_with_a_certificate_until_its_authority_is_removed(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port, log, bundle = free_port(), tmp_path / "log", tmp_path / "clients.pem"
+    port, log, bundle = choose_free_port(), tmp_path / "log", tmp_path / "clients.pem"
     bundle.write_text(authority.pem)
     rules = tmp_path / "rules.toml"
     rules.write_text('[[rule]]\ncn = "{name}"\nprincipal = "{name}"\nroles = ["admin"]\n')

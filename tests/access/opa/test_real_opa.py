@@ -14,7 +14,7 @@ from seamark.metaserver.access.opa import open_authorizer
 from seamark.metaserver.settings.settings import Settings
 from tests.access.opa.recorded import ALLOW, ALLOWED, RECORDED
 from tests.access.opa.test_opa import ANN, ORDERS, SALARIES, STAFF
-from tests.services.process import CACHE, ManagedProcess, ServiceFailed, free_port, is_http_ok
+from tests.services.process import CACHE, ManagedProcess, ServiceFailed, choose_free_port, is_http_ok
 
 pytestmark = pytest.mark.slow
 _PROGRAM = CACHE / "bin" / "opa"
@@ -25,7 +25,7 @@ _POLICY = Path(__file__).with_name("seamark.rego")
 def opa_url(tmp_path: Path) -> Iterator[str]:
     if not _PROGRAM.exists():
         raise ServiceFailed("Open Policy Agent is not installed; run `make opa`")
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{choose_free_port()}"
     argv = [str(_PROGRAM), "run", "--server", "--addr", address, "--disable-telemetry", str(_POLICY)]
     with ManagedProcess(argv, log=tmp_path / "opa.log", cwd=tmp_path) as process:
         process.start(lambda: is_http_ok(f"http://{address}/health"), timeout_s=60)

@@ -29,7 +29,7 @@ from tests.api.plans.planned import EQ_5, T
 
 def build_sampled_column(numbers: list[list[int | None]]) -> SampledColumn:
     """Return the sampled column of files that have these values."""
-    return row_samples._combine([{1: pa.array(file, pa.int64())} for file in numbers], {1: "long"}).columns[1]
+    return row_samples._combine_files([{1: pa.array(file, pa.int64())} for file in numbers], {1: "long"}).columns[1]
 
 
 def test_sample_keeps_only_values_of_the_picked_rows(monkeypatch: pytest.MonkeyPatch) -> None:

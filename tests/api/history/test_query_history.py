@@ -21,7 +21,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import AddQueryRecords
 from tests.api.client import Api
-from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, build_ten_id_files
+from tests.api.plans.planned import EQ_5, PYICEBERG, T, append_files, build_ten_id_files
 from tests.server.rig import RunningServer, run_server
 
 HISTORY = "/api/v1/tables/db/t/history"
@@ -127,7 +127,7 @@ async def test_no_literal_reaches_the_database_unless_a_setting_keeps_it(tmp_pat
         async with run_server(home, query_history_literals=literals) as server:
             api = Api(server)
             await api.table()
-            await append(api, "t", build_ten_id_files(30), snapshot_id=1)
+            await append_files(api, "t", build_ten_id_files(30), snapshot_id=1)
             hostile = {"type": "transform", "transform": f"truncate[{SECRET}]", "term": "data"}
             for filter in (
                 build_comparison("eq", SECRET),
@@ -149,7 +149,7 @@ async def test_history_survives_a_restart(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", build_ten_id_files(3), snapshot_id=1)
+        await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
         await api("POST", f"{T}/plan", {"filter": EQ_5})
     async with run_server(tmp_path) as server:
         (shape,) = await load_shapes(Api(server))
@@ -170,7 +170,7 @@ async def create_table_as(login: dict[str, str], server: RunningServer) -> Api:
     api = Api(server)
     await api("POST", "/v1/namespaces", {"namespace": ["db"]})
     await api.table()
-    await append(api, "t", build_ten_id_files(3), snapshot_id=1)
+    await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
     return api
 
 
@@ -212,7 +212,7 @@ async def test_failure_of_one_table_does_not_lose_statements_of_other_tables(
         api = Api(server)
         for name in ("a", "b"):
             await api.table(name)
-            await append(api, name, build_ten_id_files(3), snapshot_id=1)
+            await append_files(api, name, build_ten_id_files(3), snapshot_id=1)
             assert (await api("POST", f"/v1/namespaces/db/tables/{name}/plan", {"filter": EQ_5})).status == 200
         transact, refused_operations = type(server.components.store).transact, []
 
@@ -233,7 +233,7 @@ async def test_failing_sampler_loses_only_its_sample(tmp_path: Path) -> None:
     async with run_server(tmp_path) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", build_ten_id_files(3), snapshot_id=1)
+        await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
         await api("POST", f"{T}/plan", {"filter": EQ_5})
         (counts,) = server.components.history._counts.values()
 
@@ -290,7 +290,7 @@ async def test_history_can_be_turned_off(tmp_path: Path) -> None:
     async with run_server(tmp_path, query_history_days=0) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", build_ten_id_files(3), snapshot_id=1)
+        await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
         await api("POST", f"{T}/plan", {"filter": EQ_5})
         answer = (await api("GET", HISTORY)).json
         assert (answer["shapes"], "query_history_days" in answer["reason"]) == ([], True)

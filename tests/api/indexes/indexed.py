@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seamark.formats.index.index_file import FilesTable, assemble
+from seamark.formats.index.index_file import FilesTable, assemble_index_file
 from seamark.formats.index.keys.hashing import compute_file_ids
 from tests.api.client import Answer, Api
 from tests.planner.lakes.lake import DataFile
@@ -23,10 +23,10 @@ def build_index_file(build: dict[str, Any], files: Sequence[DataFile], **other: 
     table = FilesTable.of(compute_file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
     arguments = {"definition": build["definition-id"], "kind": build["kind"], "table_uuid": build["table-uuid"]} | other
     definition, kind = arguments.pop("definition"), arguments.pop("kind")
-    return b"".join(assemble(definition, kind, table, [b"any"], field_ids=[1], **arguments))
+    return b"".join(assemble_index_file(definition, kind, table, [b"any"], field_ids=[1], **arguments))
 
 
-def write(build: dict[str, Any], name: str, data: bytes) -> dict[str, Any]:
+def write_index_file(build: dict[str, Any], name: str, data: bytes) -> dict[str, Any]:
     """Write an index file into the build's folder, and return the body to register it."""
     path = Path(build["folder"].removeprefix("file://")) / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def write(build: dict[str, Any], name: str, data: bytes) -> dict[str, Any]:
     return {"location": f"{build['folder']}/{name}", "size-in-bytes": len(data)}
 
 
-async def define(api: Api, name: str = "i", **body: Any) -> dict[str, Any]:
+async def define_index(api: Api, name: str = "i", **body: Any) -> dict[str, Any]:
     answer = await api("PUT", f"{INDEXES}/{name}", body or {"kind": "bloom", "columns": ["id"]})
     assert answer.status == 200, answer.raw
     answer_body: dict[str, Any] = answer.json
@@ -48,7 +48,7 @@ async def begin_build(api: Api, name: str = "i") -> dict[str, Any]:
     return body
 
 
-async def register(api: Api, build: dict[str, Any], *files: dict[str, Any], **options: Any) -> Answer:
+async def register_files(api: Api, build: dict[str, Any], *files: dict[str, Any], **options: Any) -> Answer:
     return await api(
         "POST",
         f"{INDEXES}/{build['index']}/builds/{build['build-id']}/index-files",

@@ -29,7 +29,7 @@ from seamark.metaserver.planner.scan.request import BoundScan
 from tests.api.client import Api
 from tests.api.indexes.test_lookups import create_table_with_deletes
 from tests.api.rest.stored import Row, StoredTable, draw_row, read_rows
-from tests.seeds import quick
+from tests.seeds import mark_fast
 
 BITMAP = "/api/v1/tables/db/t/bitmap"
 COLUMNS = ("id", "name", "price", "part")
@@ -60,7 +60,7 @@ def build_random_tree(rng: random.Random, depth: int, columns: tuple[int, ...]) 
     return Leaf(column, rng.choice(list(OPPOSITE)), rng.choice(values))
 
 
-def to_sql(tree: Tree) -> str:
+def format_as_sql(tree: Tree) -> str:
     if isinstance(tree, Leaf):
         name = COLUMNS[tree.column]
         if tree.value is None:
@@ -69,18 +69,18 @@ def to_sql(tree: Tree) -> str:
         return f"{name} {next(sql for sql, op in SQLS.items() if op == tree.op)} {literal}"
     operator, children = tree
     if operator == "not":
-        return f"NOT ({to_sql(children[0])})"
-    return "(" + f" {operator.upper()} ".join(map(to_sql, children)) + ")"
+        return f"NOT ({format_as_sql(children[0])})"
+    return "(" + f" {operator.upper()} ".join(map(format_as_sql, children)) + ")"
 
 
-def filter_json(tree: Tree) -> dict[str, Any]:
+def build_filter_json(tree: Tree) -> dict[str, Any]:
     if isinstance(tree, Leaf):
         leaf = {"type": tree.op, "term": COLUMNS[tree.column]}
         return leaf if tree.value is None else {**leaf, "value": tree.value}
     operator, children = tree
     if operator == "not":
-        return {"type": "not", "child": filter_json(children[0])}
-    return {"type": operator, "left": filter_json(children[0]), "right": filter_json(children[1])}
+        return {"type": "not", "child": build_filter_json(children[0])}
+    return {"type": operator, "left": build_filter_json(children[0]), "right": build_filter_json(children[1])}
 
 
 def evaluate_as_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
@@ -96,7 +96,7 @@ def evaluate_as_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
             return None
         if isinstance(value, float) and math.isnan(value) and nan_is_high:
             return tree.op in ("not-eq", "gt", "gt-eq")
-        return compare(tree.op, value, tree.value)
+        return compare_values(tree.op, value, tree.value)
     operator, children = tree
     results = [evaluate_as_sql(child, row, nan_is_high=nan_is_high) for child in children]
     if operator == "not":
@@ -115,8 +115,8 @@ def evaluate_as_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
         if value is None:
             return op == "not-eq"
         if isinstance(value, float):
-            return compare(op, compute_java_order(value), compute_java_order(tree.value))
-        return compare(op, value, tree.value)
+            return compare_values(op, compute_java_order(value), compute_java_order(tree.value))
+        return compare_values(op, value, tree.value)
     operator, children = tree
     if operator == "not":
         return evaluate_as_iceberg(children[0], row, negated=not negated)
@@ -128,7 +128,7 @@ def compute_java_order(value: float) -> tuple[bool, float, float]:
     return (True, 0.0, 0.0) if math.isnan(value) else (False, value, math.copysign(1.0, value))
 
 
-def compare(op: str, left: Any, right: Any) -> bool:
+def compare_values(op: str, left: Any, right: Any) -> bool:
     cases: dict[str, Callable[[], bool]] = {
         "eq": lambda: left == right,
         "not-eq": lambda: left != right,
@@ -177,7 +177,7 @@ async def create_indexed_table(api: Api, rng: random.Random) -> StoredTable:
     return table
 
 
-@pytest.mark.parametrize("seed", quick(range(6), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(6), 1))
 async def test_matching_rows_follow_the_callers_semantics(api: Api, seed: int) -> None:
     rng = random.Random(seed)
     indexed_table = await create_indexed_table(api, rng)
@@ -187,10 +187,10 @@ async def test_matching_rows_follow_the_callers_semantics(api: Api, seed: int) -
         form = rng.choice(["roaring", "positions"])
         for body, meanings in (
             (
-                {"where": to_sql(tree)},
+                {"where": format_as_sql(tree)},
                 [partial(evaluate_as_sql, tree, nan_is_high=high) for high in (True, False)],
             ),
-            ({"filter": filter_json(tree)}, [partial(evaluate_as_iceberg, tree)]),
+            ({"filter": build_filter_json(tree)}, [partial(evaluate_as_iceberg, tree)]),
         ):
             answer = {page["file-path"]: page for page in await read_pages(api, {**body, "rows": form, "limit": 2})}
             for file in indexed_table.snapshots[-1].data:
@@ -324,7 +324,7 @@ async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_l
 
         return record_thread
 
-    monkeypatch.setattr(bodies, "parse_now", with_recorded_thread(bodies.parse_now))
+    monkeypatch.setattr(bodies, "parse_body", with_recorded_thread(bodies.parse_body))
     monkeypatch.setattr(bitmaps, "parse_expression", with_recorded_thread(parse_expression))
     monkeypatch.setattr(BoundScan, "bind", with_recorded_thread(BoundScan.bind))
     answer = await api("POST", BITMAP, body, headers={"Content-Type": "application/json"})

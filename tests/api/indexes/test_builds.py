@@ -15,13 +15,13 @@ from tests.api.indexes.indexed import (
     INDEXES,
     begin_build,
     build_index_file,
-    define,
+    define_index,
     list_missing_files,
     load_index,
-    register,
-    write,
+    register_files,
+    write_index_file,
 )
-from tests.api.plans.planned import append, build_data_file
+from tests.api.plans.planned import append_files, build_data_file
 from tests.server.rig import run_server
 
 FILES = [build_data_file(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
@@ -32,8 +32,8 @@ PATHS = [file.path for file in FILES]
 async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t` of 6 files in 2 manifests, and a bloom index `i` without index files."""
     await api.table()
-    await append(api, "t", FILES, snapshot_id=1, manifests=2)
-    await define(api)
+    await append_files(api, "t", FILES, snapshot_id=1, manifests=2)
+    await define_index(api)
     return api
 
 
@@ -99,8 +99,8 @@ async def test_missing_files_are_listed_page_by_page_with_what_a_reader_needs(ap
 async def test_listing_skips_no_file_while_files_become_covered(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
     first_page = (await api_with_table("GET", build_url(build, "/files?limit=2"))).json
-    await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:2])))
-    await append(api_with_table, "t", [build_data_file("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
+    await register_files(api_with_table, build, write_index_file(build, "a", build_index_file(build, FILES[:2])))
+    await append_files(api_with_table, "t", [build_data_file("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
     next_page = (
         await api_with_table("GET", build_url(build, f"/files?page-token={first_page['next-page-token']}"))
     ).json
@@ -117,8 +117,8 @@ async def test_files_of_branches_and_tags_are_listed_once_after_the_current_file
     api_with_table: Api, limit: int
 ) -> None:
     branch_files = [build_data_file(f"file:///t/b{n}.parquet", n, n) for n in range(3)]
-    await append(api_with_table, "t", branch_files[:2], snapshot_id=2, parent=1, branch="work")
-    await append(api_with_table, "t", branch_files[2:], snapshot_id=3, parent=2, branch="more")
+    await append_files(api_with_table, "t", branch_files[:2], snapshot_id=2, parent=1, branch="work")
+    await append_files(api_with_table, "t", branch_files[2:], snapshot_id=3, parent=2, branch="more")
     build = await begin_build(api_with_table)
     assert build["progress"]["files-total"] == 9
     index = await load_index(api_with_table)
@@ -126,7 +126,9 @@ async def test_files_of_branches_and_tags_are_listed_once_after_the_current_file
     listing = await list_missing_files(api_with_table, build, limit=limit)
     assert listing[:6] == PATHS
     assert sorted(listing[6:]) == [file.path for file in branch_files]
-    await register(api_with_table, build, write(build, "a", build_index_file(build, [*FILES, branch_files[0]])))
+    await register_files(
+        api_with_table, build, write_index_file(build, "a", build_index_file(build, [*FILES, branch_files[0]]))
+    )
     index = await load_index(api_with_table)
     assert (index["health"], index["lag-files"], index["lag-files-of-refs"]) == ("ok", 0, 2)
     assert sorted(await list_missing_files(api_with_table, build, limit=limit)) == [
@@ -140,7 +142,7 @@ async def test_only_the_newest_snapshots_of_very_many_tags_are_searched(
 ) -> None:
     monkeypatch.setattr(index_state, "SNAPSHOTS_MAX", 2)
     for n in (2, 3, 4):
-        await append(
+        await append_files(
             api_with_table,
             "t",
             [build_data_file(f"file:///t/b{n}.parquet", n, n)],
@@ -156,15 +158,19 @@ async def test_only_the_newest_snapshots_of_very_many_tags_are_searched(
 
 async def test_build_finishes_when_no_file_is_missing(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
-    answer = await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:3])))
+    answer = await register_files(
+        api_with_table, build, write_index_file(build, "a", build_index_file(build, FILES[:3]))
+    )
     assert answer.json["progress"]["files-done"] == 3
     assert answer.json["progress"]["rows-done"] == 60
     assert answer.json["progress"]["eta-ms"] > 0
     (instant,) = await list_instants(api_with_table)
     assert (instant["state"], instant["summary"]["rows-done"]) == ("inflight", 60)
     new_file = build_data_file("file:///t/new.parquet", 9, 9)
-    await append(api_with_table, "t", [new_file], snapshot_id=2, parent=1)
-    await register(api_with_table, build, write(build, "b", build_index_file(build, [*FILES[3:], new_file])))
+    await append_files(api_with_table, "t", [new_file], snapshot_id=2, parent=1)
+    await register_files(
+        api_with_table, build, write_index_file(build, "b", build_index_file(build, [*FILES[3:], new_file]))
+    )
     assert await list_missing_files(api_with_table, build) == []
     answer = await api_with_table("POST", build_url(build, "/finish"))
     assert (answer.status, answer.json["state"]) == (200, "completed")
@@ -181,7 +187,9 @@ async def test_finishing_a_build_is_idempotent_and_a_finished_build_accepts_no_f
         assert (answer.status, answer.json["state"], answer.json["reason"]) == (200, "rolled_back", "no memory")
     assert (await api_with_table("POST", build_url(build, "/finish"), {"outcome": "completed"})).error[0] == 409
     assert (await api_with_table("GET", build_url(build, "/files"))).error[0] == 409
-    assert (await register(api_with_table, build, write(build, "a", build_index_file(build, FILES)))).error[0] == 409
+    assert (
+        await register_files(api_with_table, build, write_index_file(build, "a", build_index_file(build, FILES)))
+    ).error[0] == 409
     assert (await api_with_table("POST", build_url(build, "/finish"), {"outcome": "maybe"})).error[0] == 400
 
 
@@ -194,7 +202,7 @@ async def test_exclusive_build_yields_to_a_live_build_of_its_index(
     first_build = (await start_exclusive_build()).json
     assert (await start_exclusive_build()).error[:2] == (409, "CommitFailedException")
     assert (await api_with_table("POST", f"{INDEXES}/i/builds", {"exclusive": 1})).error[0] == 400
-    await define(api_with_table, "other", kind="bitmap", columns=["data"])
+    await define_index(api_with_table, "other", kind="bitmap", columns=["data"])
     assert (await start_exclusive_build("other")).status == 200
     await api_with_table("POST", build_url(first_build, "/finish"))
     assert (await start_exclusive_build()).status == 200
@@ -218,16 +226,16 @@ async def test_only_one_of_concurrent_exclusive_builds_continues(api_with_table:
 
 async def test_registering_a_file_twice_changes_nothing(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
-    registration = write(build, "a", build_index_file(build, FILES[:3]))
-    answers = [await register(api_with_table, build, registration) for _ in range(3)]
+    registration = write_index_file(build, "a", build_index_file(build, FILES[:3]))
+    answers = [await register_files(api_with_table, build, registration) for _ in range(3)]
     assert [answer.json["progress"]["files-done"] for answer in answers] == [3, 3, 3]
     assert len((await load_index(api_with_table))["index-files"]) == 1
 
 
 async def test_concurrent_registrations_all_succeed(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
-    files = [write(build, f"{n}", build_index_file(build, [data])) for n, data in enumerate(FILES)]
-    answers = await asyncio.gather(*(register(api_with_table, build, file) for file in files))
+    files = [write_index_file(build, f"{n}", build_index_file(build, [data])) for n, data in enumerate(FILES)]
+    answers = await asyncio.gather(*(register_files(api_with_table, build, file) for file in files))
     assert [answer.status for answer in answers] == [200] * 6
     assert (await api_with_table("GET", build_url(build))).json["progress"]["files-done"] == 6
     assert (await load_index(api_with_table))["files"] == 6
@@ -235,12 +243,12 @@ async def test_concurrent_registrations_all_succeed(api_with_table: Api) -> None
 
 async def test_only_one_of_two_merges_of_the_same_files_is_registered(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
-    old_files = [write(build, name, build_index_file(build, FILES[:3])) for name in "ab"]
-    await register(api_with_table, build, *old_files)
+    old_files = [write_index_file(build, name, build_index_file(build, FILES[:3])) for name in "ab"]
+    await register_files(api_with_table, build, *old_files)
     replaced = [index_file["location"] for index_file in old_files]
-    merged_index_files = [write(build, name, build_index_file(build, FILES[:3], level=1)) for name in "xy"]
+    merged_index_files = [write_index_file(build, name, build_index_file(build, FILES[:3], level=1)) for name in "xy"]
     answers = await asyncio.gather(
-        *(register(api_with_table, build, index_file, replaces=replaced) for index_file in merged_index_files)
+        *(register_files(api_with_table, build, index_file, replaces=replaced) for index_file in merged_index_files)
     )
     assert sorted(answer.status for answer in answers) == [200, 409]
     assert (await load_index(api_with_table))["levels"] == {"1": 1}
@@ -249,14 +257,14 @@ async def test_only_one_of_two_merges_of_the_same_files_is_registered(api_with_t
 @pytest.mark.slow
 async def test_builds_and_commits_do_not_block_each_other(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
-    files = [write(build, f"{n}", build_index_file(build, [data_file])) for n, data_file in enumerate(FILES)]
+    files = [write_index_file(build, f"{n}", build_index_file(build, [data_file])) for n, data_file in enumerate(FILES)]
 
     async def commit_files() -> None:
         for number in range(2, 8):
             new_file = build_data_file(f"file:///t/new{number}.parquet", 9, 9)
-            await append(api_with_table, "t", [new_file], snapshot_id=number, parent=number - 1)
+            await append_files(api_with_table, "t", [new_file], snapshot_id=number, parent=number - 1)
 
-    results = await asyncio.gather(commit_files(), *(register(api_with_table, build, file) for file in files))
+    results = await asyncio.gather(commit_files(), *(register_files(api_with_table, build, file) for file in files))
     assert [answer.status for answer in results[1:] if answer is not None] == [200] * 6
     assert len(await list_missing_files(api_with_table, build)) == 6
 
@@ -274,8 +282,10 @@ async def test_error_for_an_index_file_of_another_index_names_that_index(
     api_with_table: Api, other: dict[str, Any], expected: str
 ) -> None:
     build = await begin_build(api_with_table)
-    good = write(build, "good", build_index_file(build, FILES[:1]))
-    answer = await register(api_with_table, build, good, write(build, "bad", build_index_file(build, FILES, **other)))
+    good = write_index_file(build, "good", build_index_file(build, FILES[:1]))
+    answer = await register_files(
+        api_with_table, build, good, write_index_file(build, "bad", build_index_file(build, FILES, **other))
+    )
     assert answer.error[:2] == (400, "BadRequestException")
     assert expected in answer.error[2]
     assert f"{build['folder']}/bad" in answer.error[2]
@@ -293,11 +303,11 @@ async def test_index_file_that_is_damaged_missing_or_of_another_size_is_rejected
         ("text", b"no index file at all", 20),
         ("empty", b"", 0),
     ):
-        expected = {**write(build, name, content), "size-in-bytes": size}
-        answer = await register(api_with_table, build, expected)
+        expected = {**write_index_file(build, name, content), "size-in-bytes": size}
+        answer = await register_files(api_with_table, build, expected)
         assert answer.error[0] == 400, name
         assert expected["location"] in answer.error[2], name
-    answer = await register(api_with_table, build, {"location": f"{build['folder']}/nope", "size-in-bytes": 9})
+    answer = await register_files(api_with_table, build, {"location": f"{build['folder']}/nope", "size-in-bytes": 9})
     assert answer.error[0] == 400
 
 
@@ -306,14 +316,14 @@ async def test_index_file_of_a_newer_version_is_rejected(api_with_table: Api, mo
     with monkeypatch.context() as newer:
         newer.setattr(KINDS["bloom"], "version", 99)
         data = build_index_file(build, FILES)
-    answer = await register(api_with_table, build, write(build, "a", data))
+    answer = await register_files(api_with_table, build, write_index_file(build, "a", data))
     assert "version 99" in answer.error[2]
 
 
 async def test_only_files_in_the_builds_folder_are_registered(api_with_table: Api) -> None:
     build, other_build = await begin_build(api_with_table), await begin_build(api_with_table)
     data = build_index_file(build, FILES)
-    elsewhere = write(other_build, "a", data)
+    elsewhere = write_index_file(other_build, "a", data)
     folder = build["folder"]
     for location in (
         elsewhere["location"],
@@ -326,7 +336,7 @@ async def test_only_files_in_the_builds_folder_are_registered(api_with_table: Ap
         "file:///etc/passwd",
         "http://127.0.0.1/a",
     ):
-        answer = await register(api_with_table, build, {"location": location, "size-in-bytes": len(data)})
+        answer = await register_files(api_with_table, build, {"location": location, "size-in-bytes": len(data)})
         assert answer.error[0] == 400, location
 
 
@@ -347,7 +357,7 @@ async def test_invalid_registration_is_rejected(api_with_table: Api) -> None:
 
 
 async def test_build_is_found_only_under_its_own_index_and_table(api_with_table: Api) -> None:
-    await define(api_with_table, "other", kind="bitmap", columns=["data"])
+    await define_index(api_with_table, "other", kind="bitmap", columns=["data"])
     await api_with_table.table("u")
     build = await begin_build(api_with_table)
     ids = [build["build-id"], (await api_with_table.server.record()).id, "nope"]
@@ -362,16 +372,18 @@ async def test_build_is_found_only_under_its_own_index_and_table(api_with_table:
 
 
 async def test_paused_index_is_not_built(api_with_table: Api) -> None:
-    await define(api_with_table, state="paused")
+    await define_index(api_with_table, state="paused")
     assert "paused" in (await api_with_table("POST", f"{INDEXES}/i/builds")).error[2]
     assert await list_instants(api_with_table) == []
 
 
 async def test_build_of_a_redefined_index_cannot_continue(api_with_table: Api) -> None:
     build = await begin_build(api_with_table)
-    await define(api_with_table, fpp=0.5)
+    await define_index(api_with_table, fpp=0.5)
     assert "redefined" in (await api_with_table("GET", build_url(build, "/files"))).error[2]
-    assert (await register(api_with_table, build, write(build, "a", build_index_file(build, FILES)))).error[0] == 409
+    assert (
+        await register_files(api_with_table, build, write_index_file(build, "a", build_index_file(build, FILES)))
+    ).error[0] == 409
     assert (await api_with_table("POST", build_url(build, "/finish"), {"outcome": "rolled-back"})).status == 200
 
 
@@ -387,7 +399,7 @@ async def test_invented_page_token_is_rejected(api_with_table: Api, token: str) 
 
 async def test_next_build_rolls_back_an_abandoned_build(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = await begin_build(api_with_table)
-    await register(api_with_table, silent, write(silent, "a", build_index_file(silent, FILES[:2])))
+    await register_files(api_with_table, silent, write_index_file(silent, "a", build_index_file(silent, FILES[:2])))
     await begin_build(api_with_table)
     assert [instant["state"] for instant in await list_instants(api_with_table)] == ["inflight", "inflight"]
     monkeypatch.setattr(build_state, "ABANDONED_MS", -1)
@@ -400,11 +412,11 @@ async def test_next_build_rolls_back_an_abandoned_build(api_with_table: Api, mon
 
 async def test_build_continues_on_another_server(api_with_table: Api, tmp_path: Path) -> None:
     build = await begin_build(api_with_table)
-    await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:2])))
+    await register_files(api_with_table, build, write_index_file(build, "a", build_index_file(build, FILES[:2])))
     async with run_server(tmp_path) as server:
         other_api = Api(server)
         assert await list_missing_files(other_api, build) == PATHS[2:]
-        await register(other_api, build, write(build, "b", build_index_file(build, FILES[2:])))
+        await register_files(other_api, build, write_index_file(build, "b", build_index_file(build, FILES[2:])))
         assert (await other_api("POST", build_url(build, "/finish"))).json["progress"]["files-done"] == 6
     assert (await api_with_table("GET", build_url(build))).json["state"] == "completed"
 
@@ -415,5 +427,5 @@ async def test_files_of_large_tables_are_counted_off_the_event_loop(
 ) -> None:
     monkeypatch.setattr("seamark.metaserver.api.indexes.index_state._IN_THREAD_FILES", 0)
     build = await begin_build(api_with_table)
-    await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:2])))
+    await register_files(api_with_table, build, write_index_file(build, "a", build_index_file(build, FILES[:2])))
     assert await list_missing_files(api_with_table, build) == PATHS[2:]

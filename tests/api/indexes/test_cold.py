@@ -12,12 +12,18 @@ import pytest
 
 from seamark.metaserver.index.files import remote as cold
 from tests.api.client import Api
-from tests.api.indexes.test_bitmaps import build_random_tree, create_indexed_table, decode_rows, filter_json, read_pages
+from tests.api.indexes.test_bitmaps import (
+    build_filter_json,
+    build_random_tree,
+    create_indexed_table,
+    decode_rows,
+    read_pages,
+)
 from tests.api.indexes.test_lookups import (
-    ask,
     create_table_with_deletes,
     decode_found_rows,
     find_expected_rows,
+    look_up,
     to_json_key,
 )
 from tests.api.rest.stored import StoredTable, draw_row
@@ -65,7 +71,7 @@ async def test_few_keys_are_looked_up_by_range_in_every_snapshot(server: Running
         for count in (1, 5, 16):
             keys = [draw_row(rng, 1)[:2] for _ in range(count)]
             json_keys = [to_json_key((name, id)) for id, name in keys]
-            answer = await ask(api, json_keys, index="keys", **{"snapshot-id": snapshot.id})
+            answer = await look_up(api, json_keys, index="keys", **{"snapshot-id": snapshot.id})
             assert decode_found_rows(answer) == find_expected_rows(table, snapshot, keys, (1, 2))
             assert answer["complete"]
     assert storage.ranges
@@ -78,7 +84,7 @@ async def test_many_keys_wait_for_the_whole_file(server: RunningServer) -> None:
     await table.index("keys", "record", ["id"], table.snapshots[-1].data)
     storage = delay_whole_files(server)
     keys = [draw_row(rng, 1)[:1] for _ in range(30)]
-    asking = asyncio.create_task(ask(api, list(map(to_json_key, keys)), index="keys"))
+    asking = asyncio.create_task(look_up(api, list(map(to_json_key, keys)), index="keys"))
     await asyncio.sleep(0.1)
     assert not asking.done()
     storage.let_go()
@@ -89,7 +95,7 @@ async def test_rows_by_predicate_are_the_same_by_range(server: RunningServer) ->
     api, rng = Api(server), random.Random(9)
     await create_indexed_table(api, rng)
     trees = [build_random_tree(rng, 3, (0, 1, 2)) for _ in range(12)]
-    bodies: list[dict[str, Any]] = [{"filter": filter_json(tree), "limit": 2} for tree in trees]
+    bodies: list[dict[str, Any]] = [{"filter": build_filter_json(tree), "limit": 2} for tree in trees]
     storage = delay_whole_files(server)
     by_range = [await read_pages(api, body) for body in bodies]
     assert storage.ranges
@@ -117,7 +123,7 @@ async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(ser
 
     async def read_answers() -> Any:
         if kind == "record":
-            return [(await ask(api, list(range(n, n + 10)), index="by_id"))["complete"] for n in range(0, 1000, 10)]
+            return [(await look_up(api, list(range(n, n + 10)), index="by_id"))["complete"] for n in range(0, 1000, 10)]
         (page,) = await read_pages(api, {"where": "id = 3"})
         return decode_rows(page["rows"]), page["exact"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.definitions import define
+from seamark.formats.index.definitions import define_index
 from seamark.metaserver.api.lookups import cube_groups
 from seamark.metaserver.api.lookups.cube_groups import GroupReading
 from seamark.metaserver.planner.cubes.encoded_groups import EncodedGroups
@@ -65,7 +65,7 @@ def test_groups_with_an_overflowing_sum_are_left_to_the_engine() -> None:
 
 def test_condition_that_takes_too_long_excludes_no_groups() -> None:
     schema = Schema((Field(1, "name", False, "string"),))
-    cube = define("sums", "cube", ["name"], schema, measures=["count(*)"])
+    cube = define_index("sums", "cube", ["name"], schema, measures=["count(*)"])
 
     def parse_values(count: int) -> Expression:
         return parse_condition({"type": "in", "term": "d0", "values": [f"v{number}" for number in range(count)]})

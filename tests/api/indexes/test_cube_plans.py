@@ -15,7 +15,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.metaserver.api.plans import cube_plans, plan_tables
 from tests.api.client import Answer
-from tests.connector.lake import append, create, open_catalog
+from tests.connector.lake import append_parts, create_lake_table, open_catalog
 from tests.connector.server_thread import ServerThread
 
 PATH = "/api/v1/tables/db/t/cube-plans"
@@ -28,12 +28,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     """Serve a table with a cube of four files, and a fifth file without an entry."""
     server = ServerThread(tmp_path_factory.mktemp("cube_plans"))
     server.start()
-    create(server.url)
-    append(server.url, "db.t", [range(100 * part, 100 * part + 10) for part in range(4)])
+    create_lake_table(server.url)
+    append_parts(server.url, "db.t", [range(100 * part, 100 * part + 10) for part in range(4)])
     with closing(IndexClient(server.url)) as client, closing(InProcessWorkers()) as workers:
         client.put_index("db.t", "cube", kind="cube", columns=["country"], measures=["sum(discount)"])
         build(client, "db.t", "cube", workers)
-    append(server.url, "db.t", [range(400, 410)])
+    append_parts(server.url, "db.t", [range(400, 410)])
     yield server
     server.stop()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from seamark.formats.index.index_file import FilesTable, assemble, read_header
+from seamark.formats.index.index_file import FilesTable, assemble_index_file, read_header
 from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.hashing import compute_file_ids
 from seamark.formats.index.kinds import bloom
@@ -23,13 +23,13 @@ from tests.api.indexes.indexed import (
     INDEXES,
     begin_build,
     build_index_file,
-    define,
+    define_index,
     list_missing_files,
     load_index,
-    register,
-    write,
+    register_files,
+    write_index_file,
 )
-from tests.api.plans.planned import append, build_data_file
+from tests.api.plans.planned import append_files, build_data_file
 from tests.planner.lakes.lake import DataFile
 from tests.server.rig import run_server
 
@@ -47,8 +47,8 @@ async def api_with_table(api: Api) -> Api:
 
 async def create_index(api: Api) -> Api:
     await api.table()
-    await append(api, "t", FILES, snapshot_id=1, manifests=2)
-    await define(api, kind="bloom", columns=["id"], fpp=1e-6)
+    await append_files(api, "t", FILES, snapshot_id=1, manifests=2)
+    await define_index(api, kind="bloom", columns=["id"], fpp=1e-6)
     return api
 
 
@@ -56,19 +56,20 @@ def build_valid_index_file(build: Mapping[str, Any], files: Sequence[DataFile], 
     """Return a valid bloom index file of these data files. `other` replaces fields."""
     paths, sizes, records = zip(*((file.path, file.size, file.record_count) for file in files), strict=True)
     listed_table = FilesTable.of(compute_file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
-    entries = [bloom.build(convert_to_keys(pa.array(IDS[path], pa.int64()), "long"), 1e-6) for path in paths]
+    entries = [bloom.build_filter(convert_to_keys(pa.array(IDS[path], pa.int64()), "long"), 1e-6) for path in paths]
     fields = {"table_uuid": build["table-uuid"], "field_ids": [1]} | other
-    blob = map(memoryview, bloom.encode(entries))
-    return b"".join(assemble(build["definition-id"], "bloom", listed_table, blob, **fields))
+    blob = map(memoryview, bloom.encode_filters(entries))
+    return b"".join(assemble_index_file(build["definition-id"], "bloom", listed_table, blob, **fields))
 
 
 async def create_build(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str, Any], list[str]]:
     """Return a build with a registered index file for each group, and their locations."""
     build = await begin_build(api)
     registrations = [
-        write(build, str(number), build_valid_index_file(build, group)) for number, group in enumerate(groups)
+        write_index_file(build, str(number), build_valid_index_file(build, group))
+        for number, group in enumerate(groups)
     ]
-    assert (await register(api, build, *registrations)).status == 200
+    assert (await register_files(api, build, *registrations)).status == 200
     return build, [registration["location"] for registration in registrations]
 
 
@@ -110,15 +111,17 @@ async def test_quarantined_index_file_is_unused_and_built_again(api_with_table: 
         second_file: "live",
     }
     assert await list_missing_files(api_with_table, build) == [file.path for file in FILES[:3]]
-    await register(api_with_table, build, write(build, "again", build_valid_index_file(build, FILES[:3])))
+    await register_files(
+        api_with_table, build, write_index_file(build, "again", build_valid_index_file(build, FILES[:3]))
+    )
     assert (await load_index(api_with_table))["health"] == "ok"
     assert await find_kept_paths(api_with_table, "id = 102") == [FILES[1].path]
 
 
 async def test_quarantine_is_idempotent_and_a_superseded_file_stays_superseded(api_with_table: Api) -> None:
     build, (first_file, second_file) = await create_build(api_with_table, FILES[:3], FILES[3:])
-    merged_index_file = write(build, "merged", build_valid_index_file(build, FILES[3:], level=1))
-    await register(api_with_table, build, merged_index_file, replaces=[second_file])
+    merged_index_file = write_index_file(build, "merged", build_valid_index_file(build, FILES[3:], level=1))
+    await register_files(api_with_table, build, merged_index_file, replaces=[second_file])
     await quarantine_file(api_with_table, first_file)
     assert (await quarantine_file(api_with_table, first_file, "another reason")).json["reason"] == "it lies"
     assert (await quarantine_file(api_with_table, second_file)).json["state"] == "superseded"
@@ -143,8 +146,8 @@ async def test_checked_index_file_is_quarantined_only_if_it_is_damaged(api_with_
 
 async def test_only_registered_index_files_of_the_index_are_quarantined(api_with_table: Api) -> None:
     build, (first_file,) = await create_build(api_with_table, FILES)
-    await define(api_with_table, "other", kind="bitmap", columns=["data"])
-    unlisted = write(build, "unlisted", build_valid_index_file(build, FILES))["location"]
+    await define_index(api_with_table, "other", kind="bitmap", columns=["data"])
+    unlisted = write_index_file(build, "unlisted", build_valid_index_file(build, FILES))["location"]
     for name, location in (("i", unlisted), ("i", "nope"), ("i", ""), ("other", first_file), ("nope", first_file)):
         assert (await quarantine_file(api_with_table, location, name=name)).error[0] == 404, (name, location)
     for body in ({"location": first_file}, {"location": first_file, "reason": " "}, {"location": 1, "reason": "x"}, {}):
@@ -208,7 +211,9 @@ async def test_rebuild_prefers_merged_and_newer_files_if_the_coverage_is_equal(a
         ("alone", FILES[5:], 0, 50),
     ):
         path = Path(
-            write(build, name, build_valid_index_file(build, files, level=level))["location"].removeprefix("file://")
+            write_index_file(build, name, build_valid_index_file(build, files, level=level))["location"].removeprefix(
+                "file://"
+            )
         )
         os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
     rebuild_report = (await api_with_table("POST", REBUILD)).json
@@ -221,7 +226,7 @@ async def test_rebuild_prefers_merged_and_newer_files_if_the_coverage_is_equal(a
 async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(api_with_table: Api) -> None:
     build, (first_file,) = await create_build(api_with_table, FILES[:3])
     await quarantine_file(api_with_table, first_file)
-    twin = write(build, "twin", build_valid_index_file(build, FILES[:3]))["location"]
+    twin = write_index_file(build, "twin", build_valid_index_file(build, FILES[:3]))["location"]
     rebuild_report = (await api_with_table("POST", REBUILD)).json
     assert (rebuild_report["known"], rebuild_report["registered"][0]["index-files"]) == (1, 1)
     states = {
@@ -235,7 +240,7 @@ async def test_redundant_index_file_is_registered_only_if_the_registered_file_is
     api_with_table: Api,
 ) -> None:
     build, (first_file,) = await create_build(api_with_table, FILES[:3])
-    write(build, "twin", build_valid_index_file(build, FILES[:3]))
+    write_index_file(build, "twin", build_valid_index_file(build, FILES[:3]))
     rebuild_report = (await api_with_table("POST", REBUILD)).json
     assert (rebuild_report["registered"], rebuild_report["redundant"]) == ([], 1)
     path = Path(first_file.removeprefix("file://"))
@@ -265,8 +270,8 @@ async def test_only_index_files_of_the_table_are_registered(
         "future": future,
     }
     for name, data in wrong.items():
-        write(build, name, data)
-    write(build, ".half-written", build_valid_index_file(build, FILES)[:100])
+        write_index_file(build, name, data)
+    write_index_file(build, ".half-written", build_valid_index_file(build, FILES)[:100])
     rebuild_report = (await api_with_table("POST", REBUILD)).json
     assert (rebuild_report["registered"], rebuild_report["left-out-files"]) == ([], len(wrong))
     reasons = {
@@ -280,10 +285,10 @@ async def test_only_index_files_of_the_table_are_registered(
 
 async def test_dropped_index_gets_its_files_back_when_it_is_defined_again(api_with_table: Api, tmp_path: Path) -> None:
     build = await begin_build(api_with_table)
-    write(build, "a", build_valid_index_file(build, FILES))
+    write_index_file(build, "a", build_valid_index_file(build, FILES))
     await api_with_table("DELETE", f"{INDEXES}/i")
     assert (await api_with_table("POST", REBUILD)).json["left-out-files"] == 1
-    await define(api_with_table, "j", kind="bloom", columns=["id"], fpp=1e-6, state="paused")
+    await define_index(api_with_table, "j", kind="bloom", columns=["id"], fpp=1e-6, state="paused")
     assert (await api_with_table("POST", REBUILD)).json["registered"][0]["index"] == "j"
 
 
@@ -298,6 +303,6 @@ async def test_table_without_indexes_has_no_files_to_register(api: Api) -> None:
 async def test_folder_with_too_many_files_is_rejected(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     build = await begin_build(api_with_table)
     for name in "abc":
-        write(build, name, build_valid_index_file(build, FILES))
+        write_index_file(build, name, build_valid_index_file(build, FILES))
     monkeypatch.setattr(registry_rebuild, "FOLDER_FILES_MAX", 2)
     assert (await api_with_table("POST", REBUILD)).error[0] == 413

@@ -8,8 +8,15 @@ import pytest
 
 from seamark.metaserver.api.indexes import index_unregistered as index_unheld
 from tests.api.client import Answer, Api
-from tests.api.indexes.indexed import INDEXES, begin_build, build_index_file, define, register, write
-from tests.api.plans.planned import append, build_data_file
+from tests.api.indexes.indexed import (
+    INDEXES,
+    begin_build,
+    build_index_file,
+    define_index,
+    register_files,
+    write_index_file,
+)
+from tests.api.plans.planned import append_files, build_data_file
 from tests.support.index_versions import replace_by_later_version
 
 FILES = [build_data_file(f"file:///t/{n}.parquet", 1, 999, rows=3) for n in range(1, 7)]
@@ -19,13 +26,14 @@ FILES = [build_data_file(f"file:///t/{n}.parquet", 1, 999, rows=3) for n in rang
 async def built_index(api: Api) -> tuple[Api, list[str]]:
     """Return the API with `db.t` of six files, and two index files: of the first four, and of the rest."""
     await api.table()
-    await append(api, "t", FILES, snapshot_id=1, manifests=2)
-    await define(api)
+    await append_files(api, "t", FILES, snapshot_id=1, manifests=2)
+    await define_index(api)
     build = await begin_build(api)
     registrations = [
-        write(build, name, build_index_file(build, part)) for name, part in (("a", FILES[:4]), ("b", FILES[4:]))
+        write_index_file(build, name, build_index_file(build, part))
+        for name, part in (("a", FILES[:4]), ("b", FILES[4:]))
     ]
-    assert (await register(api, build, *registrations)).status == 200
+    assert (await register_files(api, build, *registrations)).status == 200
     return api, [registration["location"] for registration in registrations]
 
 
@@ -42,8 +50,8 @@ async def expire_snapshots(api: Api, *snapshot_ids: int) -> None:
 async def test_data_file_counts_as_held_while_any_snapshot_has_it(built_index: tuple[Api, list[str]]) -> None:
     api, locations = built_index
     assert (await find_unheld(api, locations)).json == {"unheld": {}, "complete": True}
-    await append(api, "t", [FILES[0], FILES[5]], snapshot_id=2)
-    await append(api, "t", FILES[1:2], snapshot_id=3, branch="kept")
+    await append_files(api, "t", [FILES[0], FILES[5]], snapshot_id=2)
+    await append_files(api, "t", FILES[1:2], snapshot_id=3, branch="kept")
     assert (await find_unheld(api, locations)).json == {"unheld": {}, "complete": True}
     await expire_snapshots(api, 1)
     assert (await find_unheld(api, locations)).json == {
@@ -56,7 +64,7 @@ async def test_data_file_counts_as_held_while_any_snapshot_has_it(built_index: t
 async def test_index_file_of_an_unknown_version_has_no_unheld_files(built_index: tuple[Api, list[str]]) -> None:
     api, locations = built_index
     later_location = await replace_by_later_version(api.server.components, "db", "t", locations[0])
-    await append(api, "t", [FILES[0]], snapshot_id=2)
+    await append_files(api, "t", [FILES[0]], snapshot_id=2)
     await expire_snapshots(api, 1)
     assert (await find_unheld(api, [later_location, locations[1]])).json == {
         "unheld": {locations[1]: [0, 1]},
@@ -69,7 +77,7 @@ async def test_unheld_files_are_empty_and_incomplete_when_a_limit_is_reached(
     built_index: tuple[Api, list[str]], monkeypatch: pytest.MonkeyPatch, limit: str, value: float
 ) -> None:
     api, locations = built_index
-    await append(api, "t", FILES[:1], snapshot_id=2)
+    await append_files(api, "t", FILES[:1], snapshot_id=2)
     await expire_snapshots(api, 1)
     monkeypatch.setattr(index_unheld, limit, value)
     assert (await find_unheld(api, locations)).json == {"unheld": {}, "complete": False}

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from tests.api.client import Api, set_properties
+from tests.api.client import Api, build_property_commit
 from tests.api.indexes.indexed import (
     INDEXES,
     begin_build,
     build_index_file,
-    define,
+    define_index,
     list_missing_files,
     load_index,
-    register,
-    write,
+    register_files,
+    write_index_file,
 )
-from tests.api.plans.planned import append, build_data_file
+from tests.api.plans.planned import append_files, build_data_file
 from tests.server.rig import run_server
 
 FILES = [build_data_file(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
@@ -30,7 +30,7 @@ FILES = [build_data_file(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in r
 async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t` of 6 files in 2 manifests."""
     await api.table()
-    await append(api, "t", FILES, snapshot_id=1, manifests=2)
+    await append_files(api, "t", FILES, snapshot_id=1, manifests=2)
     return api
 
 
@@ -44,7 +44,7 @@ async def commit_table(api: Api, body: dict[str, Any]) -> int:
 
 
 async def test_index_is_defined_in_table_properties_and_listed(api_with_table: Api) -> None:
-    index = await define(api_with_table, "ids", kind="bloom", columns=["id"], fpp=0.001)
+    index = await define_index(api_with_table, "ids", kind="bloom", columns=["id"], fpp=0.001)
     assert json.loads((await read_properties(api_with_table))["seamark.index.ids"]) == {
         "kind": "bloom",
         "columns": ["id"],
@@ -83,29 +83,29 @@ async def test_index_is_defined_in_table_properties_and_listed(api_with_table: A
 
 
 async def test_properties_missing_from_the_body_stay_unchanged(api_with_table: Api) -> None:
-    await define(api_with_table, "i", kind="bloom", columns=["lower(data)"], fpp=0.25)
-    paused = await define(api_with_table, "i", state="paused")
+    await define_index(api_with_table, "i", kind="bloom", columns=["lower(data)"], fpp=0.25)
+    paused = await define_index(api_with_table, "i", state="paused")
     assert (paused["definition"], paused["state"], paused["health"]) == (
         "bloom(lower(data), fpp=0.25)",
         "paused",
         "paused",
     )
-    answer = await define(api_with_table, "i", columns=["id"])
+    answer = await define_index(api_with_table, "i", columns=["id"])
     assert (answer["definition"], answer["state"]) == ("bloom(id, fpp=0.25)", "paused")
-    other_answer = await define(api_with_table, "i", kind="bitmap", state="enabled")
+    other_answer = await define_index(api_with_table, "i", kind="bitmap", state="enabled")
     assert (other_answer["definition"], other_answer["state"]) == ("bitmap(id)", "enabled")
 
 
 async def test_repeated_definition_commits_nothing(api_with_table: Api) -> None:
-    await define(api_with_table)
+    await define_index(api_with_table)
     location_before = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
-    await define(api_with_table)
-    await define(api_with_table, state="enabled")
+    await define_index(api_with_table)
+    await define_index(api_with_table, state="enabled")
     assert (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"] == location_before
 
 
 async def test_invalid_index_definition_is_rejected(api_with_table: Api) -> None:
-    await define(api_with_table, "there", kind="record", columns=["id"])
+    await define_index(api_with_table, "there", kind="record", columns=["id"])
     properties_before = await read_properties(api_with_table)
     cases: list[tuple[str, dict[str, Any], int, str]] = [
         ("i", {"kind": "btree", "columns": ["id"]}, 400, "btree"),
@@ -133,25 +133,27 @@ async def test_invalid_index_definition_is_rejected(api_with_table: Api) -> None
 
 
 async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(api_with_table: Api) -> None:
-    await define(api_with_table)
+    await define_index(api_with_table)
     build = await begin_build(api_with_table)
-    assert (await register(api_with_table, build, write(build, "a", build_index_file(build, FILES[:4])))).status == 200
+    assert (
+        await register_files(api_with_table, build, write_index_file(build, "a", build_index_file(build, FILES[:4])))
+    ).status == 200
     assert (await api_with_table("DELETE", f"{INDEXES}/i")).status == 204
     assert await read_properties(api_with_table) == {}
     assert (await api_with_table("GET", f"{INDEXES}/i")).error[0] == 404
     assert (await api_with_table("DELETE", f"{INDEXES}/i")).error[0] == 404
-    redefined = await define(api_with_table, "another")
+    redefined = await define_index(api_with_table, "another")
     assert (redefined["files"], redefined["rows"], redefined["lag-files"]) == (4, 100, 2)
 
 
 async def test_coverage_counts_files_and_rows_of_the_current_snapshot(api_with_table: Api) -> None:
-    await define(api_with_table)
+    await define_index(api_with_table)
     build = await begin_build(api_with_table)
     removed_file = build_data_file("file:///t/gone.parquet", 0, 0, rows=999)
     replaced = build_data_file(FILES[0].path, 1, 1, rows=11)
-    registration = write(build, "one", build_index_file(build, [*FILES[1:3], removed_file, replaced]))
-    second_index = write(build, "two", build_index_file(build, FILES[2:6], level=2))
-    assert (await register(api_with_table, build, registration, second_index)).status == 200
+    registration = write_index_file(build, "one", build_index_file(build, [*FILES[1:3], removed_file, replaced]))
+    second_index = write_index_file(build, "two", build_index_file(build, FILES[2:6], level=2))
+    assert (await register_files(api_with_table, build, registration, second_index)).status == 200
     index = await load_index(api_with_table)
     assert (index["files"], index["rows"], index["lag-files"], index["health"]) == (5, 200, 1, "behind")
     assert index["levels"] == {"0": 1, "2": 1}
@@ -160,12 +162,12 @@ async def test_coverage_counts_files_and_rows_of_the_current_snapshot(api_with_t
         registration["location"]: (4, "live"),
         second_index["location"]: (4, "live"),
     }
-    three = write(build, "three", build_index_file(build, FILES))
-    await register(api_with_table, build, three, replaces=[registration["location"], second_index["location"]])
+    three = write_index_file(build, "three", build_index_file(build, FILES))
+    await register_files(api_with_table, build, three, replaces=[registration["location"], second_index["location"]])
     index = await load_index(api_with_table)
     assert (index["files"], index["lag-files"], index["health"]) == (6, 0, "ok")
     assert [file["state"] for file in index["index-files"]] == ["superseded", "superseded", "live"]
-    await append(api_with_table, "t", [build_data_file("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
+    await append_files(api_with_table, "t", [build_data_file("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
     assert (await load_index(api_with_table))["lag-files"] == 1
 
 
@@ -174,16 +176,18 @@ async def test_coverage_counts_files_and_rows_of_the_current_snapshot(api_with_t
 async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_missing(
     api_with_table: Api, tmp_path: Path, damage: str
 ) -> None:
-    await define(api_with_table)
+    await define_index(api_with_table)
     build = await begin_build(api_with_table)
     data = build_index_file(build, FILES)
-    registration = write(build, "one", data)
-    await register(api_with_table, build, registration)
+    registration = write_index_file(build, "one", data)
+    await register_files(api_with_table, build, registration)
     assert (await load_index(api_with_table))["health"] == "ok"
     if damage == "missing":
         Path(registration["location"].removeprefix("file://")).unlink()
     else:
-        write(build, "one", data[:-7] if damage == "truncated" else data[:90] + bytes([data[90] ^ 1]) + data[91:])
+        write_index_file(
+            build, "one", data[:-7] if damage == "truncated" else data[:90] + bytes([data[90] ^ 1]) + data[91:]
+        )
     async with run_server(tmp_path) as server:  # A new server has not read the file yet.
         other_api = Api(server)
         assert (await load_index(other_api))["files"] == 0
@@ -195,15 +199,16 @@ async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_mis
 
 
 async def test_index_property_set_by_an_engine_defines_an_index(api_with_table: Api) -> None:
-    assert await commit_table(api_with_table, set_properties(**{"seamark.index.typed": "bitmap(data)"})) == 200
+    assert await commit_table(api_with_table, build_property_commit(**{"seamark.index.typed": "bitmap(data)"})) == 200
     assert (await load_index(api_with_table, "typed"))["definition"] == "bitmap(data)"
-    paused = await define(api_with_table, "typed", state="paused")
+    paused = await define_index(api_with_table, "typed", state="paused")
     assert (paused["field-ids"], paused["state"]) == ([2], "paused")
 
 
 async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_replaced(api_with_table: Api) -> None:
     await commit_table(
-        api_with_table, set_properties(**{"seamark.index.bad": "bitmap(nope)", "seamark.index.b/d": "bitmap(id)"})
+        api_with_table,
+        build_property_commit(**{"seamark.index.bad": "bitmap(nope)", "seamark.index.b/d": "bitmap(id)"}),
     )
     indexes = (await api_with_table("GET", INDEXES)).json["indexes"]
     assert [(index["name"], index["kind"], index["health"]) for index in indexes] == [
@@ -211,23 +216,23 @@ async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_repl
         ("bad", None, "broken"),
     ]
     assert "no such column" in indexes[1]["problem"]
-    valid_index = await define(api_with_table, "sound", kind="bitmap", columns=["id"])
+    valid_index = await define_index(api_with_table, "sound", kind="bitmap", columns=["id"])
     assert set(indexes[0]) == set(valid_index) - {"index-files"}
     assert {key for key, value in indexes[0].items() if value is not None} == {"name", "health", "problem"}
     assert (await api_with_table("DELETE", f"{INDEXES}/sound")).status == 204
     assert (await load_index(api_with_table, "bad")) == indexes[1]
     assert "no such column" in (await api_with_table("PUT", f"{INDEXES}/bad", {"state": "paused"})).error[2]
     assert (await api_with_table("POST", f"{INDEXES}/bad/builds")).error[0] == 400
-    assert (await define(api_with_table, "bad", kind="bitmap", columns=["id"]))["health"] == "behind"
+    assert (await define_index(api_with_table, "bad", kind="bitmap", columns=["id"]))["health"] == "behind"
     assert (await api_with_table("DELETE", f"{INDEXES}/b%2Fd")).status == 204
     assert set(await read_properties(api_with_table)) == {"seamark.index.bad"}
 
 
 async def test_definition_follows_a_rename_and_reports_a_dropped_column(api_with_table: Api) -> None:
-    await define(api_with_table, "i", kind="bitmap", columns=["data"])
-    await commit_table(api_with_table, set_properties(**{"seamark.index.typed": "bloom(data)"}))
+    await define_index(api_with_table, "i", kind="bitmap", columns=["data"])
+    await commit_table(api_with_table, build_property_commit(**{"seamark.index.typed": "bloom(data)"}))
     build = await begin_build(api_with_table)
-    await register(api_with_table, build, write(build, "one", build_index_file(build, FILES)))
+    await register_files(api_with_table, build, write_index_file(build, "one", build_index_file(build, FILES)))
     fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
     renamed_field = {"id": 2, "name": "payload", "required": False, "type": "string"}
     await _evolve(api_with_table, [*fields, renamed_field], 1)
@@ -246,13 +251,13 @@ async def test_definition_follows_a_rename_and_reports_a_dropped_column(api_with
 
 @pytest.mark.slow
 async def test_paused_index_stays_on_its_column(api_with_table: Api) -> None:
-    await define(api_with_table, "i", kind="bitmap", columns=["data"])
+    await define_index(api_with_table, "i", kind="bitmap", columns=["data"])
     fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
     await _evolve(api_with_table, [*fields, {"id": 3, "name": "data", "required": False, "type": "string"}], 1)
-    paused = await define(api_with_table, "i", state="paused")
+    paused = await define_index(api_with_table, "i", state="paused")
     assert (paused["state"], paused["field-ids"]) == ("paused", [2])
     await _evolve(api_with_table, fields, 2)
-    assert (await define(api_with_table, "i", state="enabled"))["field-ids"] == [2]
+    assert (await define_index(api_with_table, "i", state="enabled"))["field-ids"] == [2]
 
 
 async def _evolve(api: Api, fields: list[dict[str, Any]], schema_id: int) -> None:
@@ -275,7 +280,7 @@ async def test_bucket_partitions_are_listed_as_indexes_and_cover_their_files(api
 
 async def test_indexes_of_a_table_without_a_snapshot_and_an_unknown_index(api: Api) -> None:
     await api.table()
-    index = await define(api)
+    index = await define_index(api)
     assert (index["files-total"], index["health"]) == (0, "ok")
     assert (await api("GET", INDEXES)).json["snapshot-id"] is None
     assert (await api("GET", "/api/v1/tables/db/nope/indexes")).error[0] == 404
@@ -289,7 +294,7 @@ async def test_concurrent_definitions_and_commits_all_succeed(api_with_table: Ap
         return (await api_with_table("PUT", f"{INDEXES}/i{number}", body)).status
 
     async def commit_property(number: int) -> int:
-        return await commit_table(api_with_table, set_properties(**{f"p{number}": "x"}))
+        return await commit_table(api_with_table, build_property_commit(**{f"p{number}": "x"}))
 
     results = await asyncio.gather(*(work(number) for number in range(8) for work in (define_index, commit_property)))
     assert results == [200] * 16
@@ -300,7 +305,7 @@ async def test_concurrent_definitions_and_commits_all_succeed(api_with_table: Ap
 
 async def test_index_use_is_reported_as_the_planner_counts_it(api: Api) -> None:
     uuid = (await api.table())["metadata"]["table-uuid"]
-    index = await define(api)
+    index = await define_index(api)
     assert index["used"] is None
     usage = api.server.components.usage
     usage.note(uuid, index["definition-id"], files_in=10, files_removed=4, now_ms=50)
@@ -310,11 +315,11 @@ async def test_index_use_is_reported_as_the_planner_counts_it(api: Api) -> None:
 
 
 async def test_purging_a_table_deletes_its_index_files(api_with_table: Api) -> None:
-    await define(api_with_table)
+    await define_index(api_with_table)
     build = await begin_build(api_with_table)
-    registration = write(build, "one", build_index_file(build, FILES))
-    await register(api_with_table, build, registration)
-    unregistered_file = write(build, "never-registered", b"x")
+    registration = write_index_file(build, "one", build_index_file(build, FILES))
+    await register_files(api_with_table, build, registration)
+    unregistered_file = write_index_file(build, "never-registered", b"x")
     store = api_with_table.server.components.store
     assert (await api_with_table("DELETE", "/v1/namespaces/db/tables/t")).status == 204
     assert len(await store.index_files(build["table-uuid"])) == 1

@@ -36,7 +36,7 @@ def encode_stream(table: pa.Table, **options: Any) -> bytes:
     return bytes(sink.getvalue())
 
 
-async def ask(api: Api, keys: Sequence[Any], **fields: Any) -> dict[str, Any]:
+async def look_up(api: Api, keys: Sequence[Any], **fields: Any) -> dict[str, Any]:
     answer = await api("POST", LOOKUP, {"keys": list(keys), **fields})
     assert answer.status == 200, answer.raw
     body: dict[str, Any] = answer.json
@@ -141,7 +141,7 @@ async def test_lookups_equal_scans_in_every_snapshot(
         for snapshot in table.snapshots:
             rows = [draw_row(rng, 1) for _ in range(rng.choice([1, 30]))]
             keys = [tuple(row[at - 1] for at in ids) for row in rows]
-            answer = await ask(api, list(map(to_json_key, keys)), index="keys", **{"snapshot-id": snapshot.id})
+            answer = await look_up(api, list(map(to_json_key, keys)), index="keys", **{"snapshot-id": snapshot.id})
             expected = find_expected_rows(table, snapshot, keys, ids)
             assert decode_found_rows(answer) == expected, f"seed {seed}"
             assert answer["complete"]
@@ -182,14 +182,16 @@ async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> No
 async def test_lookup_reports_live_files_that_the_index_does_not_cover(api: Api) -> None:
     table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files[:1])
-    answer = await ask(api, [5, 105], index="keys")
+    answer = await look_up(api, [5, 105], index="keys")
     assert decode_found_rows(answer) == [(0, files[0].path, 5)]
     assert (answer["complete"], answer["uncovered-files"], answer["uncovered"]) == (False, 1, [files[1].path])
     assert answer["missing"] == [1]
     await table.commit(removed=[files[1].path])
-    assert (await ask(api, [5], index="keys"))["complete"]
+    assert (await look_up(api, [5], index="keys"))["complete"]
     await table.commit([table.write_data_file([])])
-    assert (await ask(api, [5], index="keys"))["complete"], "a file without rows does not make the answer incomplete"
+    assert (await look_up(api, [5], index="keys"))["complete"], (
+        "a file without rows does not make the answer incomplete"
+    )
 
 
 async def test_damaged_index_file_leaves_its_files_uncovered(api: Api) -> None:
@@ -200,7 +202,7 @@ async def test_damaged_index_file_leaves_its_files_uncovered(api: Api) -> None:
     data[4100:4200] = bytes(100)
     path.write_bytes(data)
     for _ in range(2):
-        answer = await ask(api, [5, 105], index="keys")
+        answer = await look_up(api, [5, 105], index="keys")
         assert (answer["rows"], answer["complete"], answer["uncovered-files"]) == ([], False, 2)
 
 
@@ -208,7 +210,7 @@ async def test_row_covered_by_two_index_files_is_returned_once(api: Api) -> None
     table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files)
     await table.index("keys", "record", ["id"], files[:1])
-    assert decode_found_rows(await ask(api, [5, 105], index="keys")) == [
+    assert decode_found_rows(await look_up(api, [5, 105], index="keys")) == [
         (0, files[0].path, 5),
         (1, files[1].path, 5),
     ]
@@ -217,7 +219,7 @@ async def test_row_covered_by_two_index_files_is_returned_once(api: Api) -> None
 async def test_rows_have_their_partition_on_request(api: Api) -> None:
     table, files = await create_two_files(api, partitioned=True)
     await table.index("keys", "record", ["id"], files)
-    row = (await ask(api, [5], index="keys", partitions=True))["rows"][0]
+    row = (await look_up(api, [5], index="keys", partitions=True))["rows"][0]
     assert (row["spec-id"], row["partition"]) == (0, {"part": 1})
 
 
@@ -226,11 +228,11 @@ async def test_keys_of_functions_are_found_by_value_and_by_text_in_any_case(api:
     file = table.write_data_file([(n, name, None, 1) for n, name in enumerate(["Ab", "aB", None])])
     await table.commit([file])
     await table.index("keys", "record", ["lower(name)", "bucket[4](id)"], [file])
-    actual = await ask(api, [{"lower(name)": "ab", "bucket[4](id)": n} for n in range(4)])
+    actual = await look_up(api, [{"lower(name)": "ab", "bucket[4](id)": n} for n in range(4)])
     assert sorted(row["position"] for row in actual["rows"]) == [0, 1]
-    actual = await ask(api, [["AB", n] for n in range(4)], index="keys")
+    actual = await look_up(api, [["AB", n] for n in range(4)], index="keys")
     assert sorted(row["position"] for row in actual["rows"]) == [0, 1]
-    assert (await ask(api, [["abc", n] for n in range(4)], index="keys"))["rows"] == []
+    assert (await look_up(api, [["abc", n] for n in range(4)], index="keys"))["rows"] == []
 
 
 async def test_zero_and_negative_zero_are_two_keys_but_an_equality_delete_leaves_both_undecided(api: Api) -> None:
@@ -238,11 +240,11 @@ async def test_zero_and_negative_zero_are_two_keys_but_an_equality_delete_leaves
     file = table.write_data_file([(1, "a", 0.0, 1), (2, "b", -0.0, 1), (3, "c", float("nan"), 1), (4, "d", None, 1)])
     await table.commit([file])
     await table.index("keys", "record", ["price"], [file])
-    assert decode_found_rows(await ask(api, [0.0, -0.0, "NaN", None], index="keys")) == [
+    assert decode_found_rows(await look_up(api, [0.0, -0.0, "NaN", None], index="keys")) == [
         (n, file.path, n) for n in range(4)
     ]
     await table.commit(deletes=[table.write_equality_deletes([3], [(-0.0,), (float("nan"),)])])
-    answer = await ask(api, [0.0, -0.0, "NaN", None], index="keys")
+    answer = await look_up(api, [0.0, -0.0, "NaN", None], index="keys")
     assert [(row["key"], row.get("undecided", False)) for row in answer["rows"]] == [(0, True), (3, False)]
     assert answer["undecided"] == 1
     assert [(problem["file-path"], "-0.0" in problem["problem"]) for problem in answer["problems"]] == [
@@ -273,7 +275,7 @@ async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, dam
     else:
         vectors = [replace(vector, format="ORC", content_offset=None) for vector in vectors]
     await table.commit(deletes=vectors)
-    answer = await ask(api, [5, 6, 105], index="keys")
+    answer = await look_up(api, [5, 6, 105], index="keys")
     doubtful = {(row["key"], row.get("undecided", False)) for row in answer["rows"]}
     assert doubtful == {(0, True), (1, True), (2, kind == "equality")}
     assert answer["problems"][0]["file-path"] == vectors[0].path
@@ -284,9 +286,9 @@ async def test_rows_of_an_unreadable_data_file_are_undecided(api: Api) -> None:
     table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files)
     await table.commit(deletes=[table.write_equality_deletes([2], [("n5",)])])
-    assert decode_found_rows(await ask(api, [5, 6, 105], index="keys")) == [(1, files[0].path, 6)]
+    assert decode_found_rows(await look_up(api, [5, 6, 105], index="keys")) == [(1, files[0].path, 6)]
     Path(files[0].path.removeprefix("file://")).unlink()
-    answer = await ask(api, [5, 6, 105], index="keys")
+    answer = await look_up(api, [5, 6, 105], index="keys")
     assert [(row["key"], row.get("undecided")) for row in answer["rows"]] == [(0, True), (1, True)]
     assert answer["problems"][0]["file-path"] == files[0].path
 
@@ -432,11 +434,11 @@ async def test_few_long_keys_are_hashed_off_the_event_loop(api: Api, monkeypatch
 async def test_impossible_values_are_missing_and_not_an_error(api: Api) -> None:
     table, files = await create_two_files(api)
     await table.index("keys", "record", ["id"], files)
-    answer = await ask(api, [5.5, 5.0, 10**30, -(10**30), "5", None], index="keys")
+    answer = await look_up(api, [5.5, 5.0, 10**30, -(10**30), "5", None], index="keys")
     assert [row["key"] for row in answer["rows"]] == [1, 4]
     assert answer["missing"] == [0, 2, 3, 5]
     await table.index("parts", "record", ["part"], files)
-    assert (await ask(api, [2**31, 1], index="parts"))["missing"] == [0]
+    assert (await look_up(api, [2**31, 1], index="parts"))["missing"] == [0]
 
 
 async def test_paused_index_is_not_used_for_lookups(api: Api) -> None:
@@ -450,7 +452,7 @@ async def test_paused_index_is_not_used_for_lookups(api: Api) -> None:
 async def test_lookup_in_a_table_without_a_snapshot_finds_no_rows(api: Api) -> None:
     table = await StoredTable.create(api)
     await table.index("keys", "record", ["id"], [])
-    answer = await ask(api, [1], index="keys")
+    answer = await look_up(api, [1], index="keys")
     assert (answer["snapshot-id"], answer["rows"], answer["missing"], answer["complete"]) == (None, [], [0], True)
 
 

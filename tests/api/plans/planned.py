@@ -43,7 +43,7 @@ def build_ten_id_files(count: int) -> list[Any]:
     return [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(count)]
 
 
-async def append(
+async def append_files(
     api: Api,
     table: str,
     files: Sequence[DataFile],

@@ -11,7 +11,7 @@ import pytest
 
 from seamark.metaserver.api.plans import explain as routes
 from tests.api.client import Api
-from tests.api.plans.planned import append, build_data_file
+from tests.api.plans.planned import append_files, build_data_file
 from tests.planner.lakes.cases import draw_cases
 from tests.seeds import examples
 from tests.server.rig import run_server
@@ -24,7 +24,7 @@ async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t`: 20 files in 2 manifests. File n has the ids from 10 n to 10 n + 9."""
     await api.table()
     files = [build_data_file(f"file:///t/{n:02d}.parquet", 10 * n, 10 * n + 9) for n in range(20)]
-    await append(api, "t", files, snapshot_id=1, manifests=2)
+    await append_files(api, "t", files, snapshot_id=1, manifests=2)
     return api
 
 
@@ -89,7 +89,7 @@ async def test_explain_accepts_an_iceberg_expression_as_filter(api_with_table: A
 
 async def test_any_snapshot_can_be_explained(api_with_table: Api) -> None:
     extra_files = [build_data_file("file:///t/20.parquet", 200, 209)]
-    await append(api_with_table, "t", extra_files, snapshot_id=2, parent=1)
+    await append_files(api_with_table, "t", extra_files, snapshot_id=2, parent=1)
     assert (await explain_table(api_with_table))["files"] == 21
     assert (await explain_table(api_with_table, **{"snapshot-id": 1}))["snapshot-id"] == 1
     assert (await explain_table(api_with_table, ref="main"))["files"] == 21

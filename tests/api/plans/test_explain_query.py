@@ -280,7 +280,7 @@ def test_only_a_few_unknown_columns_are_compared_with_known_names(monkeypatch: p
         compared_columns.append(name)
         return []
 
-    monkeypatch.setattr(query_notes, "near_names", record_compared_name)
+    monkeypatch.setattr(query_notes, "find_near_names", record_compared_name)
     names = [f"z{number}" for number in range(500)]
     query = f"SELECT {', '.join(names + names)} FROM db.fact"
     assert find_unknown_columns(query, "trino", [("db", "fact")], {"k"}) == {}

@@ -14,7 +14,7 @@ import pytest
 from seamark.formats.iceberg.metadata.clustering import HILBERT
 from seamark.formats.services.curves import compute_curve_keys
 from tests.api.client import Api
-from tests.api.plans.planned import append
+from tests.api.plans.planned import append_files
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.metrics import ColumnMetrics
@@ -79,7 +79,7 @@ async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: i
     ids, letters = draw_overlapping_files(rng)
     await api.table(properties=TARGET)
     files = [build_file(n, *rows) for n, rows in enumerate(zip(ids, letters, strict=True))]
-    await append(api, "t", files, snapshot_id=1)
+    await append_files(api, "t", files, snapshot_id=1)
     count = 0
     for _ in range(12):
         low, span = int(rng.integers(0, 50_000)), int(rng.integers(0, 8_000))
@@ -103,7 +103,7 @@ async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api)
     rng = np.random.default_rng(first_seed() + 7)
     ids, letters = rng.integers(0, 60_000, (FILES, ROWS)), rng.integers(0, 26**3, (FILES, ROWS))
     await api.table(properties=TARGET)
-    await append(api, "t", [build_file(n, ids[n], letters[n]) for n in range(FILES)], snapshot_id=1)
+    await append_files(api, "t", [build_file(n, ids[n], letters[n]) for n in range(FILES)], snapshot_id=1)
     ranks = np.stack([np.argsort(np.argsort(values.ravel())) for values in (ids, letters)], axis=1).astype(np.uint64)
     curve = [bytes(key) for key in compute_curve_keys(ranks, 16, HILBERT)]
     keys = np.argsort(np.argsort(np.array(curve)))
@@ -124,7 +124,7 @@ async def test_values_that_a_layout_does_not_group_have_no_estimate(api: Api) ->
     await api.table(properties=TARGET)
     ids = np.arange(FILES * ROWS).reshape(FILES, ROWS)
     files = [build_file(n, ids[n], np.array([5, 9])) for n in range(FILES)]
-    await append(api, "t", files, snapshot_id=1)
+    await append_files(api, "t", files, snapshot_id=1)
     assert await read_layouts(api, "id = 700") == {}, "a layout would not improve the plan"
     assert await read_layouts(api, "id >= 0") == {}, "most files match"
     assert await read_layouts(api, "data IS NOT NULL") == {}
@@ -138,7 +138,7 @@ async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> No
     await api.table(properties=TARGET)
     ends = np.array([-(2**63) + 1, 2**63 - 1])
     files = [build_file(n, ends, np.array([5, 9])) for n in range(FILES)]
-    await append(api, "t", files, snapshot_id=1)
+    await append_files(api, "t", files, snapshot_id=1)
     reported_layouts = await read_layouts(api, "id > 0 AND id < 1000000000000000000")
     assert 2 <= reported_layouts["id",] <= 5
     assert await read_layouts(api, "id IN (1, 2, 3, 9000000000000000000)") == {}, (
@@ -171,7 +171,7 @@ async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: flo
         DataFile(f"file:///t/{n}.parquet", 0, "PARQUET", 0, (), ROWS, 10_000, {1: bounds}, split_offsets=[4])
         for n in range(FILES)
     ]
-    await append(api, "t", files, snapshot_id=1)
+    await append_files(api, "t", files, snapshot_id=1)
     numbers = (-1.79e308, -1e10, -5e-324, 0.0, 5e-324, 3e-310, 1e-300, 0.5, 1e10, 1.79e308)
     for number in numbers:
         for condition in (f"d = {number!r}", f"d <= {number!r}", f"d > {number!r}", f"d IN (0.25, {number!r})"):

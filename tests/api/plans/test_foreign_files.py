@@ -17,7 +17,7 @@ from seamark.metaserver.commit.expiration import unused_files
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.api.client import SCHEMA, Answer, Api, set_properties
+from tests.api.client import SCHEMA, Answer, Api, build_property_commit
 from tests.api.plans.planned import JAVA, KINDS, PYICEBERG, STYLE, build_data_file
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.manifests import ADDED, DELETED, EXISTING, Entry, Manifest, build_manifest_bytes, list_bytes
@@ -323,9 +323,9 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
     assert (await lake.plan("wendy", "mine")).error[0] == 403
     allowed = {"seamark.allowed-locations": f"file://{foreign_folder}/data"}
     table = "/v1/namespaces/mine/tables/t"
-    assert (await lake("wendy", "POST", table, set_properties(**allowed))).error[0] == 403
+    assert (await lake("wendy", "POST", table, build_property_commit(**allowed))).error[0] == 403
     assert (await lake.plan("wendy", "mine")).error[0] == 403
-    assert (await lake("root", "POST", table, set_properties(**allowed))).status == 200
+    assert (await lake("root", "POST", table, build_property_commit(**allowed))).status == 200
     assert SECRET in (await lake.plan("wendy", "mine")).raw.decode()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.api.client import SCHEMA, Answer, set_properties
+from tests.api.client import SCHEMA, Answer, build_property_commit
 from tests.api.plans import test_foreign_files
 from tests.api.plans.planned import KINDS, STYLE, build_data_file
 from tests.api.plans.test_foreign_files import SECRET, TwoNamespaces, write_manifest, write_manifest_list
@@ -146,7 +146,9 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: TwoNamespaces) -
     victim = _write_manifest(foreign_folder / "v.avro", secrets, 2, 2, 2, 0)
     reported_manifest = _write_manifest(foreign_folder / "v.avro", secrets, 2, 9, 1, 1, write=False)
     table = "/v1/namespaces/mine/tables/t"
-    assert (await lake("wendy", "POST", table, set_properties(**{"seamark.commit.rebase": "append"}))).status == 200
+    assert (
+        await lake("wendy", "POST", table, build_property_commit(**{"seamark.commit.rebase": "append"}))
+    ).status == 200
     first_manifest = _write_manifest(own_folder / "m1.avro", [Entry(ADDED, 11, None, None, a)], 11, 1, 1, 0)
     assert await commit(11, "main", None, 1, [first_manifest]) == 200
     ref = {"action": "set-snapshot-ref", "ref-name": "b", "type": "branch", "snapshot-id": 11}

@@ -14,7 +14,7 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.store.model import Entry
 from tests.api.client import SCHEMA, Api
-from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, build_ten_id_files, list_planned_numbers
+from tests.api.plans.planned import EQ_5, PYICEBERG, T, append_files, build_ten_id_files, list_planned_numbers
 from tests.server.rig import run_server
 from tests.server.test_bodies import make_tokens
 
@@ -63,7 +63,7 @@ async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: py
     async with run_server(tmp_path) as first_server, run_server(tmp_path) as second_server:
         first_api, second_api = Api(first_server), Api(second_server)
         await first_api.table()
-        await append(first_api, "t", build_ten_id_files(3), snapshot_id=1)
+        await append_files(first_api, "t", build_ten_id_files(3), snapshot_id=1)
         plan_id = (await first_api("POST", f"{T}/plan", {})).json["plan-id"]
         slow.go.set()
         while (answer := await second_api("GET", f"{T}/plan/{plan_id}")).json["status"] == "submitted":
@@ -106,7 +106,7 @@ async def test_principal_cancels_its_own_plan_and_not_another_principals(
         assert (
             await send_as("root", "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
         ).status == 200
-        await append(cast(Api, partial(send_as, "root")), "t", build_ten_id_files(3), snapshot_id=1)
+        await append_files(cast(Api, partial(send_as, "root")), "t", build_ten_id_files(3), snapshot_id=1)
         rita, ron = [
             (await send_as(principal, "POST", f"{T}/plan", {})).json["plan-id"] for principal in ("rita", "ron")
         ]
@@ -143,5 +143,5 @@ async def test_server_stops_while_plans_are_running(tmp_path: Path, monkeypatch:
     async with run_server(tmp_path, drain_timeout_s=2) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", build_ten_id_files(3), snapshot_id=1)
+        await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
         assert (await api("POST", f"{T}/plan", {})).json["status"] == "submitted"

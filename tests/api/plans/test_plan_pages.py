@@ -14,7 +14,7 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.store.model import Entry
 from tests.api.client import SCHEMA, Answer, Api
-from tests.api.plans.planned import PYICEBERG, T, append, build_ten_id_files, list_planned_numbers, read_all_pages
+from tests.api.plans.planned import PYICEBERG, T, append_files, build_ten_id_files, list_planned_numbers, read_all_pages
 from tests.server.rig import run_server
 
 
@@ -24,7 +24,7 @@ async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
     async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
+        await append_files(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         yield api
 
 
@@ -59,7 +59,7 @@ async def test_every_page_follows_the_options_for_residuals_and_sequence_numbers
 
 async def test_later_commits_do_not_change_the_pages_of_a_plan(paging_api: Api) -> None:
     whole_plan = await paging_api("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 100}})
-    await append(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
+    await append_files(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
     renamed_schema = {**SCHEMA, "schema-id": 1, "fields": [{**SCHEMA["fields"][0], "name": "key"}, SCHEMA["fields"][1]]}
     other_field = {"id": 3, "name": "id", "required": False, "type": "string"}
     renamed_schema["fields"].append(other_field)
@@ -79,7 +79,7 @@ async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
     async with run_server(tmp_path, **settings) as first_server, run_server(tmp_path, **settings) as second_server:
         first_api, second_api = Api(first_server), Api(second_server)
         await first_api.table()
-        await append(first_api, "t", build_ten_id_files(30), snapshot_id=1)
+        await append_files(first_api, "t", build_ten_id_files(30), snapshot_id=1)
         whole_plan = await first_api("POST", f"{T}/plan", {})
         assert await read_all_pages(second_api, whole_plan) == list(range(30))
 
@@ -107,10 +107,10 @@ async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
 async def test_plan_task_is_valid_for_its_table_while_its_snapshot_exists(paging_api: Api) -> None:
     token = (await paging_api("POST", f"{T}/plan", {})).json["plan-tasks"][0]
     await paging_api.table("u")
-    await append(paging_api, "u", build_ten_id_files(3), snapshot_id=1)
+    await append_files(paging_api, "u", build_ten_id_files(3), snapshot_id=1)
     other_answer = await paging_api("POST", "/v1/namespaces/db/tables/u/tasks", {"plan-task": token})
     assert other_answer.error[:2] == (404, "NoSuchPlanTaskException")
-    await append(paging_api, "t", build_ten_id_files(3), snapshot_id=2)
+    await append_files(paging_api, "t", build_ten_id_files(3), snapshot_id=2)
     expire_snapshots = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
     assert (await paging_api("POST", T, expire_snapshots)).status == 200
     answer_after_expiry = await paging_api("POST", f"{T}/tasks", {"plan-task": token})
@@ -125,7 +125,7 @@ async def expire_snapshots(api: Api, *snapshot_ids: int) -> None:
 
 async def test_pages_of_an_incremental_scan_work_after_its_start_expired(paging_api: Api) -> None:
     """The start snapshot is exclusive. After it expires, scans from this snapshot and their pages continue to work."""
-    await append(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
+    await append_files(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
     between = {"start-snapshot-id": 1, "end-snapshot-id": 2}
     plan_before = await paging_api("POST", f"{T}/plan", between)
     await expire_snapshots(paging_api, 1)
@@ -135,8 +135,8 @@ async def test_pages_of_an_incremental_scan_work_after_its_start_expired(paging_
 
 async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(paging_api: Api) -> None:
     """A scan without a start begins with the oldest snapshot. The expiry of that snapshot must not change the pages."""
-    await append(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
-    await append(paging_api, "t", build_ten_id_files(90)[60:], snapshot_id=3, parent=2)
+    await append_files(paging_api, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
+    await append_files(paging_api, "t", build_ten_id_files(90)[60:], snapshot_id=3, parent=2)
     whole_plan = await paging_api("POST", f"{T}/plan", {"end-snapshot-id": 3})
     assert await read_all_pages(paging_api, whole_plan) == list(range(90))
     await expire_snapshots(paging_api, 1)
@@ -159,7 +159,7 @@ async def test_filter_too_long_for_tokens_is_answered_in_one_page(
     async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", build_ten_id_files(30), snapshot_id=1)
+        await append_files(api, "t", build_ten_id_files(30), snapshot_id=1)
         values = [n * 7919 % 10_007 for n in range(3_000)]
         long = await api("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
         assert "plan-tasks" not in long.json
@@ -195,7 +195,7 @@ async def api_with_small_pages(tmp_path: Path) -> AsyncIterator[Api]:
     async with run_server(tmp_path, plan_residual_bytes=50_000) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", build_ten_id_files(30), snapshot_id=1)
+        await append_files(api, "t", build_ten_id_files(30), snapshot_id=1)
         yield api
 
 
@@ -232,7 +232,7 @@ async def test_plan_tasks_with_short_residuals_are_split_when_fetched_with_compl
     async with run_server(tmp_path, plan_residual_bytes=50_000, plan_inline_limit=2) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", build_ten_id_files(30), snapshot_id=1)
+        await append_files(api, "t", build_ten_id_files(30), snapshot_id=1)
         short = await api("POST", f"{T}/plan", {"filter": LONG_IN_FILTER}, headers={**JAVA, **SHORT_RESIDUALS})
         assert len(short.json["plan-tasks"]) == 2
         tasks = await fetch_tasks(api, short, JAVA, 60_000)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.api.client import Answer
-from tests.api.plans.planned import append, build_ten_id_files
+from tests.api.plans.planned import append_files, build_ten_id_files
 from tests.api.plans.test_plan_tables import (
     LEASE_S,
     OWN_TABLES,
@@ -172,7 +172,7 @@ async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(plan_api
     files.
     """
     plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
-    await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
+    await append_files(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
     updates = [{"action": "remove-snapshots", "snapshot-ids": [1, plan_id]}]
     uuid = (await plan_api.load("t"))["metadata"]["table-uuid"]
     body = {"requirements": [{"type": "assert-table-uuid", "uuid": uuid}], "updates": updates}
@@ -217,7 +217,7 @@ async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(plan_api: P
     expected = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": plan_id}
     answer = await plan_api("POST", f"{STANDARD_TABLES}/t", {"requirements": [expected], "updates": []}, headers=PLANS)
     assert answer.error[:2] == (409, "CommitFailedException")
-    await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
+    await append_files(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
     assert {item["snapshot-id"] for item in (await plan_api.load("t"))["metadata"]["snapshots"]} == {1, 2}
 
 

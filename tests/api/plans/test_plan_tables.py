@@ -15,8 +15,8 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import SaveGrant
-from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, set_properties
-from tests.api.plans.planned import EQ_5, append, build_ten_id_files
+from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, build_property_commit
+from tests.api.plans.planned import EQ_5, append_files, build_ten_id_files
 from tests.planner.lakes.entries import read_data_files, read_manifest_list
 from tests.server.rig import OffsetClock, RunningServer, run_server
 
@@ -76,7 +76,7 @@ async def open_plan_api(tmp_path: Path, **arguments: Any) -> AsyncIterator[PlanA
         plan_api = PlanApi(server)
         plan_api.clock = clock
         await plan_api.table()
-        await append(plan_api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
+        await append_files(plan_api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         yield plan_api
 
 
@@ -205,7 +205,7 @@ async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the
     async with run_server(tmp_path, plan_table_files_limit=4) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
+        await append_files(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         for predicate, is_listed in (("id < 40", True), ("id < 50", False), ("id < 100", True), ("id < 150", False)):
             body = (await api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": predicate})).json
             assert (body["name"] is not None) == is_listed, predicate
@@ -225,7 +225,7 @@ async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
         api = Api(server)
         for name, spec in (("t", {"fields": [field]}), ("plain", {"fields": []})):
             await api.table(name, **{"partition-spec": spec})
-            await append(api, name, build_ten_id_files(30), snapshot_id=1, manifests=3)
+            await append_files(api, name, build_ten_id_files(30), snapshot_id=1, manifests=3)
             body = {"predicate": "id < 50", "hide-partitions": True}
             new_body = (await api("POST", f"{OWN_TABLES}/{name}/plan-tables", body)).json
             assert new_body["name"] is None
@@ -241,7 +241,7 @@ async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -
     async with run_server(tmp_path, plan_tables_limit=2) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
+        await append_files(api, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         plans = [
             (await api("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": f"id = {n}"})).json for n in (5, 15, 25, 5)
         ]
@@ -258,7 +258,7 @@ async def test_identical_plans_share_a_name_and_its_files(plan_api: PlanApi, tmp
     assert await plan_api.plan(predicate="5 = id", **{"snapshot-id": 1}) == first_plan
     assert list_plan_files(tmp_path) == files
     assert (await plan_api.plan(predicate="id = 6"))["name"] != first_plan["name"]
-    await append(plan_api, "t", build_ten_id_files(30)[:1], snapshot_id=2, parent=1)
+    await append_files(plan_api, "t", build_ten_id_files(30)[:1], snapshot_id=2, parent=1)
     assert (await plan_api.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != first_plan["name"], (
         "other metadata"
     )
@@ -332,7 +332,7 @@ async def test_requested_plan_is_renewed_after_half_of_its_lease(plan_api: PlanA
 async def test_plan_name_can_be_renewed_after_any_change_to_its_table(plan_api: PlanApi, tmp_path: Path) -> None:
     """A waiting statement renews the name, because a repeated request after a commit would make another plan."""
     name = (await plan_api.plan(predicate="id = 5"))["name"]
-    await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
+    await append_files(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
     assert (await plan_api.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != name
     for _ in range(4):
         plan_api.clock.ahead_ms += LEASE_S * 900
@@ -399,7 +399,7 @@ async def test_plan_table_name_is_valid_only_for_the_table_that_was_planned(plan
     assert (await plan_api("GET", path)).error[:2] == (404, "NoSuchTableException")
     await plan_api.table()
     assert (await plan_api("GET", path)).error[:2] == (404, "NoSuchTableException")
-    await append(plan_api, "t", build_ten_id_files(3), snapshot_id=1)
+    await append_files(plan_api, "t", build_ten_id_files(3), snapshot_id=1)
     new_plan = await plan_api.plan(predicate="id = 5")
     assert new_plan["name"] != plan["name"]
     assert await plan_api.list_files_of_plan(new_plan["name"]) == [0]
@@ -411,7 +411,7 @@ async def test_plan_table_name_is_valid_only_for_the_table_that_was_planned(plan
 
 async def test_plan_table_survives_commits_and_the_expiry_of_its_snapshot(plan_api: PlanApi) -> None:
     plan = await plan_api.plan(predicate="id = 5")
-    await append(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
+    await append_files(plan_api, "t", build_ten_id_files(31)[30:], snapshot_id=2, parent=1)
     assert await plan_api.list_files_of_plan(plan["name"]) == [0]
     removal = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
     assert (await plan_api("POST", f"{STANDARD_TABLES}/t", removal)).status == 200
@@ -422,7 +422,7 @@ async def test_plan_table_survives_commits_and_the_expiry_of_its_snapshot(plan_a
 
 async def test_plan_table_of_a_mixed_case_table_has_a_lower_case_name(plan_api: PlanApi) -> None:
     await plan_api.table("Größe T")
-    await append(plan_api, "Gr%C3%B6%C3%9Fe%20T", build_ten_id_files(3), snapshot_id=1)
+    await append_files(plan_api, "Gr%C3%B6%C3%9Fe%20T", build_ten_id_files(3), snapshot_id=1)
     plan = await plan_api.plan("Gr%C3%B6%C3%9Fe%20T", predicate="id = 15")
     assert plan["name"].startswith("größe t~plan~")
     loaded_table = await plan_api(
@@ -430,7 +430,7 @@ async def test_plan_table_of_a_mixed_case_table_has_a_lower_case_name(plan_api: 
     )
     assert list_file_numbers(loaded_table.json) == [1]
     await plan_api.table("x" * 250)
-    await append(plan_api, "x" * 250, build_ten_id_files(3), snapshot_id=1)
+    await append_files(plan_api, "x" * 250, build_ten_id_files(3), snapshot_id=1)
     assert (await plan_api.plan("x" * 250, predicate="id = 15"))["name"] is None, "the name would be too long"
 
 
@@ -466,7 +466,7 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
     view = {**create, "view-version": VIEW_VERSION, "properties": {}}
     loaded_table = await plan_api.load("t")
     register = {"name": NAME, "metadata-location": loaded_table["metadata-location"]}
-    change = {"identifier": {"namespace": ["db"], "name": name}, **set_properties(a="b")}
+    change = {"identifier": {"namespace": ["db"], "name": name}, **build_property_commit(a="b")}
     staged = {"requirements": [{"type": "assert-create"}], "updates": []}
 
     def rename(source: str, target: str) -> dict[str, Any]:
@@ -476,7 +476,7 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
         }
 
     requests: list[tuple[str, str, Any]] = [
-        ("POST", f"{STANDARD_TABLES}/{name}", set_properties(a="b")),
+        ("POST", f"{STANDARD_TABLES}/{name}", build_property_commit(a="b")),
         ("POST", f"{STANDARD_TABLES}/{NAME}", staged),
         ("DELETE", f"{STANDARD_TABLES}/{name}", None),
         ("DELETE", f"{STANDARD_TABLES}/{name}?purgeRequested=true", None),
@@ -527,7 +527,7 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
     async with run_server(tmp_path, auth="token") as server:
         root, rita, deep, tess = (UserApi(server, secrets[name]) for name in grants)
         await root.table()
-        await append(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
+        await append_files(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         answer = await rita("POST", f"{OWN_TABLES}/t/plan-tables", {"predicate": "id = 5"})
         assert answer.status == 200, "a reader's right"
         name = answer.json["name"]

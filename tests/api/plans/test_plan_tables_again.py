@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.api.client import Api
-from tests.api.plans.planned import T, append, build_ten_id_files
+from tests.api.plans.planned import T, append_files, build_ten_id_files
 
 PLAN_TABLES = "/api/v1/tables/db/t/plan-tables"
 
@@ -23,7 +23,7 @@ async def test_declined_request_is_planned_again_after_a_commit(api_with_files: 
     assert declined["name"] is None
     assert await request_plan_table(api_with_files, **request) == declined
     assert (declined["files"], declined["considered-files"]) == (20, 30)
-    await append(api_with_files, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
+    await append_files(api_with_files, "t", build_ten_id_files(60)[30:], snapshot_id=2, parent=1)
     answer = await request_plan_table(api_with_files, **request)
     assert (answer["files"], answer["considered-files"], answer["name"] is not None) == (20, 60, True)
 

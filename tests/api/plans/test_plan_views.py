@@ -11,8 +11,8 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.api.client import VIEW_VERSION, Api, set_properties
-from tests.api.plans.planned import append, build_ten_id_files
+from tests.api.client import VIEW_VERSION, Api, build_property_commit
+from tests.api.plans.planned import append_files, build_ten_id_files
 from tests.api.plans.test_plan_tables import (
     GRACE_S,
     LEASE_S,
@@ -167,7 +167,7 @@ async def test_overlapping_places_and_views_without_trino_text_are_rejected(plan
 async def test_plan_view_name_is_invalid_after_the_view_changed(plan_api: PlanApi) -> None:
     await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
     name = await make_plan_view(plan_api)
-    assert (await plan_api("POST", f"{VIEWS}/v", set_properties(**{"trino.run-as-owner": "bert"}))).status == 200
+    assert (await plan_api("POST", f"{VIEWS}/v", build_property_commit(**{"trino.run-as-owner": "bert"}))).status == 200
     assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 404, (
         "the plan view would run with the rights of the former owner"
     )
@@ -238,7 +238,7 @@ async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(plan_api
     inner = await make_plan_view(plan_api)
     body = await make_view_request(plan_api, inner)
     outer = (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).json["name"]
-    assert (await plan_api("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
+    assert (await plan_api("POST", f"{VIEWS}/v", build_property_commit(comment="another"))).status == 200
     assert (await plan_api("GET", f"{VIEWS}/{inner}")).status == 404
     assert (await plan_api("GET", f"{VIEWS}/{outer}")).status == 200
     assert (await plan_api("POST", f"{OWN_VIEWS}/w/plan-views", body)).status == 404
@@ -278,7 +278,7 @@ async def test_plan_view_is_never_listed_and_cannot_be_changed(plan_api: PlanApi
     name = await make_plan_view(plan_api)
     identifiers = (await plan_api("GET", VIEWS)).json["identifiers"]
     assert [identifier["name"] for identifier in identifiers] == ["v"]
-    assert (await plan_api("POST", f"{VIEWS}/{name}", set_properties(a="b"))).status == 400
+    assert (await plan_api("POST", f"{VIEWS}/{name}", build_property_commit(a="b"))).status == 400
     assert (await plan_api("DELETE", f"{VIEWS}/{name}")).status == 400
     renaming = {
         "source": {"namespace": ["db"], "name": name},
@@ -315,7 +315,7 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         principal = {name: UserApi(server, secret) for name, secret in secrets.items()}
         root = principal["root"]
         await root.table()
-        await append(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
+        await append_files(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         await root.view(**{"view-version": build_version()})
         body = await build_view_request(root)
         assert (await principal["reader"]("POST", f"{OWN_VIEWS}/v/plan-views", body)).status == 403
@@ -354,7 +354,7 @@ async def test_no_user_can_add_a_condition_that_runs_with_another_users_rights(t
     async with run_server(tmp_path, auth="token") as server:
         root, wendy = (UserApi(server, secrets[name]) for name in ("root", "wendy"))
         await root.table()
-        await append(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
+        await append_files(root, "t", build_ten_id_files(30), snapshot_id=1, manifests=3)
         subquery = '"id" = 5 OR id IN (SELECT id FROM theirs.secret)'
         for owner, may_write in (("anna", False), ("wendy", True), (None, True)):
             properties = {} if owner is None else {"trino.run-as-owner": owner}

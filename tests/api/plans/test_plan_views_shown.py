@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.client import set_properties
+from tests.api.client import build_property_commit
 from tests.api.plans.test_plan_snapshots import OTHER_HOLDER, PLANS, make_plan, request_lease
 from tests.api.plans.test_plan_tables import LEASE_S, PlanApi, open_plan_api
 from tests.api.plans.test_plan_views import (
@@ -88,7 +88,7 @@ async def test_each_user_and_each_holder_has_a_separate_plan_view(plan_api: Plan
 
 async def test_plan_view_requires_the_current_view_and_plans_that_are_shown(plan_api: PlanApi) -> None:
     plan, body = await make_plan_view(plan_api), await build_view_request(plan_api)
-    assert (await plan_api("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
+    assert (await plan_api("POST", f"{VIEWS}/v", build_property_commit(comment="another"))).status == 200
     assert (await plan_api("GET", f"{VIEWS}/{plan['name']}", headers=PLANS)).status == 404
     assert (await plan_api("POST", f"{OWN_VIEWS}/v/plan-views", body, headers=PLANS)).status == 404
     body = await build_view_request(plan_api)

@@ -29,13 +29,13 @@ from seamark.metaserver.planner.scan.request import BoundScan, ScanOptions, bind
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import RemoveGrant
-from tests.api.client import SCHEMA, Api, create_key, set_properties
+from tests.api.client import SCHEMA, Api, build_property_commit, create_key
 from tests.api.client import Answer as Response
 from tests.api.plans.planned import (
     EQ_5,
     PYICEBERG,
     T,
-    append,
+    append_files,
     build_data_file,
     build_ten_id_files,
     list_paths,
@@ -101,9 +101,9 @@ async def test_names_ignore_case_on_request(api_with_files: Api) -> None:
 async def test_snapshot_and_range_of_snapshots_can_be_planned(api: Api) -> None:
     await api.table()
     files = build_ten_id_files(6)
-    await append(api, "t", files[:2], snapshot_id=1)
-    await append(api, "t", files[2:4], snapshot_id=2, parent=1)
-    await append(api, "t", files[4:], snapshot_id=3, parent=2)
+    await append_files(api, "t", files[:2], snapshot_id=1)
+    await append_files(api, "t", files[2:4], snapshot_id=2, parent=1)
+    await append_files(api, "t", files[4:], snapshot_id=3, parent=2)
     assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == list(range(6))
     assert list_planned_numbers(await api("POST", f"{T}/plan", {"snapshot-id": 1, "use-snapshot-schema": True})) == [
         0,
@@ -159,7 +159,7 @@ async def test_missing_objects_are_not_found_with_the_error_types_clients_know(a
 
 async def test_snapshot_that_is_its_own_ancestor_is_rejected_in_an_incremental_scan(api: Api) -> None:
     await api.table()
-    await append(api, "t", build_ten_id_files(1), snapshot_id=1, parent=1)
+    await append_files(api, "t", build_ten_id_files(1), snapshot_id=1, parent=1)
     answer = await api("POST", f"{T}/plan", {"end-snapshot-id": 1})
     assert answer.error[:2] == (400, "BadRequestException")
     assert "ancestor" in answer.error[2]
@@ -198,7 +198,7 @@ async def test_swapped_column_names_prune_no_file_that_matches_under_either_mean
     """Spark uses the current names together with the snapshot's schema. In time travel it uses the snapshot's names."""
     fields = [{"id": n, "name": name, "required": False, "type": "long"} for n, name in ((1, "id"), (2, "other"))]
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": fields})
-    await append(api, "t", build_ten_id_files(6), snapshot_id=1)
+    await append_files(api, "t", build_ten_id_files(6), snapshot_id=1)
     scan = {"snapshot-id": 1, "use-snapshot-schema": True, "filter": EQ_5}
     assert list_planned_numbers(await api("POST", f"{T}/plan", scan)) == [0]
     for names in (("x", "other"), ("x", "id"), ("other", "id")):
@@ -209,7 +209,7 @@ async def test_swapped_column_names_prune_no_file_that_matches_under_either_mean
         answer = await api("POST", f"{T}/plan", scan, headers={"X-Client-Version": "Apache Iceberg 1.12.0"})
         assert list_planned_numbers(answer) == ([*range(6)] if "id" in names else [0])
         assert answer.json["file-scan-tasks"][0]["residual-filter"] is True
-    await append(api, "t", build_ten_id_files(2), snapshot_id=2)
+    await append_files(api, "t", build_ten_id_files(2), snapshot_id=2)
     assert list_planned_numbers(await api("POST", f"{T}/plan", scan)) == [0], (
         "time travel uses only the names of the snapshot"
     )
@@ -265,7 +265,7 @@ async def test_name_reused_with_another_type_is_planned_under_either_schema(
     key = {"id": 1, "name": "id", "required": False, "type": "long"}
     first_field = {"id": 2, "name": "f", "required": False, **old_schema}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": [key, first_field]})
-    await append(api, "t", build_ten_id_files(4), snapshot_id=1)
+    await append_files(api, "t", build_ten_id_files(4), snapshot_id=1)
     assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
     second_field = {"id": 3, "name": "f", "required": False, **now}
     updates = [
@@ -283,7 +283,7 @@ async def test_name_reused_with_another_type_is_planned_under_either_schema(
     )
     residuals = [task["residual-filter"] for task in answer.json["file-scan-tasks"]]
     assert residuals == [where if where.get("term") == "f.g" else True] * 4, "the residual may exclude no matching row"
-    await append(api, "t", build_ten_id_files(1), snapshot_id=2, parent=1)
+    await append_files(api, "t", build_ten_id_files(1), snapshot_id=2, parent=1)
     assert (await api("GET", T)).json["config"]["scan-planning-mode"] == "server"
     answer = await api("POST", f"{T}/plan", {**scan, "filter": where})
     assert list_planned_numbers(answer) == [*range(4)], "a client with the older schema sends this filter"
@@ -291,7 +291,7 @@ async def test_name_reused_with_another_type_is_planned_under_either_schema(
 
 async def test_filter_that_no_schema_can_bind_is_rejected(api: Api) -> None:
     await api.table()
-    await append(api, "t", build_ten_id_files(2), snapshot_id=1)
+    await append_files(api, "t", build_ten_id_files(2), snapshot_id=1)
     fields = [*SCHEMA["fields"], {"id": 3, "name": "extra", "required": False, "type": "string"}]
     updates = [
         {"action": "add-schema", "schema": {**SCHEMA, "schema-id": 1, "fields": fields}},
@@ -309,7 +309,7 @@ async def test_partition_column_with_a_wider_type_is_accepted(api: Api) -> None:
     fields = [{"id": 1, "name": "id", "required": False, "type": "int"}]
     spec = {"spec-id": 0, "fields": [{"source-id": 1, "field-id": 1000, "name": "id", "transform": "identity"}]}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": fields}, **{"partition-spec": spec})
-    await append(api, "t", [], snapshot_id=1)
+    await append_files(api, "t", [], snapshot_id=1)
     schema = {"type": "struct", "schema-id": 1, "fields": [{**fields[0], "type": "long"}]}
     updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
     assert (await api("POST", T, {"requirements": [], "updates": updates})).status == 200
@@ -334,7 +334,7 @@ async def test_large_answer_is_compressed_for_clients_that_accept_it(tmp_path: P
     async with run_server(tmp_path) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", build_ten_id_files(500), snapshot_id=1)
+        await append_files(api, "t", build_ten_id_files(500), snapshot_id=1)
         plain_plan = await api("POST", f"{T}/plan", {})
         assert "Content-Encoding" not in plain_plan.headers
         packed = await _post_raw(api, f"{T}/plan", {}, {"Accept-Encoding": "gzip"})
@@ -363,7 +363,7 @@ async def test_answer_too_large_to_collect_is_streamed_completely(
         await api.table()
         names = [random.Random(number).randbytes(100).hex() for number in range(3_000)]
         files = [build_data_file(f"file:///t/data/{name}", 0, 9) for name in names]
-        await append(api, "t", files, snapshot_id=1, manifests=3)
+        await append_files(api, "t", files, snapshot_id=1, manifests=3)
         answer = await api("POST", f"{T}/plan", {}, headers={"Accept-Encoding": coding})
         assert answer.headers["Transfer-Encoding"] == "chunked"
         assert answer.headers["X-Request-Id"]
@@ -384,7 +384,7 @@ async def test_answer_that_fails_midway_is_not_mistaken_for_a_complete_one(
     async with run_server(tmp_path, plan_inline_limit=100_000) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", build_ten_id_files(3_000), snapshot_id=1, manifests=3)
+        await append_files(api, "t", build_ten_id_files(3_000), snapshot_id=1, manifests=3)
         with pytest.raises(aiohttp.ClientError):
             await api("POST", f"{T}/plan", {})
         assert (await api("GET", T)).status == 200
@@ -452,7 +452,7 @@ async def test_plan_uses_the_newest_snapshot_of_any_committer(tmp_path: Path) ->
         first_api, second_api = Api(first_server), Api(second_server)
         await first_api.table()
         for count in range(1, 5):
-            await append(first_api, "t", build_ten_id_files(count), snapshot_id=count)
+            await append_files(first_api, "t", build_ten_id_files(count), snapshot_id=count)
             for api in (second_api, second_api, first_api):
                 assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == list(range(count))
         await first_api("DELETE", T)
@@ -468,7 +468,7 @@ async def test_cached_answer_is_refused_after_the_grant_was_revoked(tmp_path: Pa
         api = Api(server)
         await api("POST", "/v1/namespaces", {"namespace": ["db"]})
         await api.table()
-        await append(api, "t", build_ten_id_files(3), snapshot_id=1)
+        await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
         for _ in range(2):
             assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
         await server.components.store.transact([RemoveGrant(grant=grant)])
@@ -540,7 +540,7 @@ async def test_change_of_planning_mode_is_not_hidden_by_client_caches(tmp_path: 
         await api.table()
         etag_before = (await api("GET", T)).headers["ETag"]
         assert (await api("GET", T, headers={"If-None-Match": etag_before})).status == 304
-        await api("POST", T, set_properties(**{"seamark.scan-planning-mode": "client"}))
+        await api("POST", T, build_property_commit(**{"seamark.scan-planning-mode": "client"}))
         answer = await api("GET", T, headers={"If-None-Match": etag_before})
         assert answer.json["config"]["scan-planning-mode"] == "client"
     async with run_server(tmp_path, scan_planning_mode="server") as server:
@@ -561,7 +561,7 @@ async def test_pyiceberg_learns_the_planning_mode_from_the_catalog_configuration
 
 async def test_error_names_the_broken_manifest(api: Api) -> None:
     location = (await api.table())["metadata"]["location"]
-    await append(api, "t", build_ten_id_files(3), snapshot_id=1)
+    await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
     damaged_folder = Path(location.removeprefix("file://")) / "metadata" / "1-0.avro"
     damaged_folder.write_bytes(damaged_folder.read_bytes()[:-40])
     answer = await api("POST", f"{T}/plan", {})

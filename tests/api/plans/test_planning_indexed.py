@@ -19,8 +19,8 @@ from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds import bitmap
 from tests.api.client import Api
-from tests.api.indexes.indexed import begin_build, define, load_index, register, write
-from tests.api.plans.planned import T, append, build_ten_id_files, list_planned_numbers
+from tests.api.indexes.indexed import begin_build, define_index, load_index, register_files, write_index_file
+from tests.api.plans.planned import T, append_files, build_ten_id_files, list_planned_numbers
 from tests.server.rig import run_server
 
 PLAN_TABLES = "/api/v1/tables/db/t/plan-tables"
@@ -43,8 +43,8 @@ async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
     async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", build_ten_id_files(FILES), snapshot_id=1, manifests=3)
-        await define(api, kind="bitmap", columns=["id"])
+        await append_files(api, "t", build_ten_id_files(FILES), snapshot_id=1, manifests=3)
+        await define_index(api, kind="bitmap", columns=["id"])
         yield api
 
 
@@ -55,14 +55,14 @@ async def build_index_file(api: Api, chosen_range: range) -> Path:
     files = [build_ten_id_files(FILES)[number] for number in chosen_range]
     listed_files = [ListedFile(file.path, file.size, file.record_count) for file in files]
     blobs = [
-        bitmap.build(convert_to_keys(pa.array(range(10 * number, 10 * number + 10, 2)), "long"))
+        bitmap.build_bitmap(convert_to_keys(pa.array(range(10 * number, 10 * number + 10, 2)), "long"))
         for number in chosen_range
     ]
     data = b"".join(
         encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, blobs)
     )
-    registration = write(build, f"{chosen_range.start}-{chosen_range.stop}.puffin", data)
-    answer = await register(api, build, registration)
+    registration = write_index_file(build, f"{chosen_range.start}-{chosen_range.stop}.puffin", data)
+    answer = await register_files(api, build, registration)
     assert answer.status == 200, answer.raw
     return Path(registration["location"].removeprefix("file://"))
 
@@ -95,7 +95,7 @@ async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paging
     page_answer = await plan_page(paging_api, tokens[0])
     assert page_answer == [0, 3, 6, 9]
     registry, uuid = paging_api.server.components.indexes.registry, (await begin_build(paging_api))["table-uuid"]
-    await registry.quarantine(uuid, paths[0].as_uri(), "said so")
+    await registry.quarantine_file(uuid, paths[0].as_uri(), "said so")
     for token in tokens[1:]:
         page_answer += await plan_page(paging_api, token)
     assert len(set(page_answer)) == len(page_answer) > len(MATCHING_FILES)

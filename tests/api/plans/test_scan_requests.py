@@ -16,13 +16,13 @@ from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds import bitmap
-from tests.api.client import SCHEMA, Api, set_properties
-from tests.api.indexes.indexed import begin_build, define, register, write
+from tests.api.client import SCHEMA, Api, build_property_commit
+from tests.api.indexes.indexed import begin_build, define_index, register_files, write_index_file
 from tests.api.plans.planned import (
     JAVA,
     PYICEBERG,
     T,
-    append,
+    append_files,
     build_data_file,
     build_ten_id_files,
     list_planned_numbers,
@@ -50,16 +50,18 @@ async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
     async with run_server(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", build_ten_id_files(FILES), snapshot_id=1)
-        await define(api, kind="bitmap", columns=["id"])
+        await append_files(api, "t", build_ten_id_files(FILES), snapshot_id=1)
+        await define_index(api, kind="bitmap", columns=["id"])
         build = await begin_build(api)
         term = Term(1, "id", "identity", "long", "long")
         listed_files = [ListedFile(file.path, file.size, file.record_count) for file in build_ten_id_files(FILES)]
-        bitmaps = [bitmap.build(convert_to_keys(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)]
+        bitmaps = [
+            bitmap.build_bitmap(convert_to_keys(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)
+        ]
         data = b"".join(
             encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, bitmaps)
         )
-        assert (await register(api, build, write(build, "i.puffin", data))).status == 200
+        assert (await register_files(api, build, write_index_file(build, "i.puffin", data))).status == 200
         yield api
 
 
@@ -137,7 +139,7 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
     ):
         assert await read_residual(headers, **parameters) == expected, (headers, parameters)
     modes = {f"write.{statement}.mode": "merge-on-read" for statement in ("delete", "update", "merge")}
-    assert (await indexed_api("POST", T, set_properties(**modes))).status == 200
+    assert (await indexed_api("POST", T, build_property_commit(**modes))).status == 200
     assert await read_residual(JAVA, **MERGES) == plain_filter, (
         "merge-on-read does not rewrite the remaining rows of a file"
     )
@@ -151,7 +153,7 @@ async def test_orc_files_that_may_be_rewritten_have_no_residual(api_with_files: 
         build_data_file("file:///t/data/0.parquet", 0, 9),
         replace(build_data_file("file:///t/data/1.orc", 0, 9), format="ORC"),
     ]
-    await append(api_with_files, "mixed", files, snapshot_id=7)
+    await append_files(api_with_files, "mixed", files, snapshot_id=7)
     answer = await api_with_files(
         "POST", f"{T[:-1]}mixed/plan", {"filter": {**ODD_ID_FILTER, "value": 4}, **ALL_COLUMNS}, headers=JAVA
     )
@@ -164,7 +166,7 @@ async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns
     struct = {"type": "struct", "fields": [{"id": 4, "name": "a", "required": False, "type": "int"}]}
     fields = [*SCHEMA["fields"], {"id": 3, "name": "st", "required": False, "type": struct}]
     await api_with_files.table("deep", schema={**SCHEMA, "fields": fields})
-    await append(api_with_files, "deep", build_ten_id_files(1), snapshot_id=7)
+    await append_files(api_with_files, "deep", build_ten_id_files(1), snapshot_id=7)
     residuals = []
     for select in (["id", "data", "st", "st.a"], ["id", "data", "st"], ["id", "data"]):
         body = {
@@ -207,7 +209,7 @@ async def doubles_api(api_with_files: Api) -> Api:
         bounds = (None, None) if count == 10 else (to_bytes("double", 0.0), to_bytes("double", 1.0))
         metrics = {1: ColumnMetrics(10, 0, count, *bounds)}
         files.append(replace(build_data_file(f"file:///t/data/{place}.parquet", 0, 9, rows=10), metrics=metrics))
-    await append(api_with_files, "doubles", files, snapshot_id=7, kinds={1: "double", 2: "string"})
+    await append_files(api_with_files, "doubles", files, snapshot_id=7, kinds={1: "double", 2: "string"})
     return api_with_files
 
 
@@ -280,14 +282,14 @@ async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles_api:
         for predicate in ("x > 3", "NOT (x < 3)", "x > 3 AND x < 9", "data = 'b'")
     ]
     assert modes == ["server", "server", "client", "client"]
-    change = set_properties(**{"seamark.scan-planning-mode": "client"})
+    change = build_property_commit(**{"seamark.scan-planning-mode": "client"})
     assert (await doubles_api("POST", f"{T[:-1]}doubles", change)).status == 200
     assert await request_planning_mode("x > 4") == "client"
 
 
 async def test_only_seamarks_clients_get_functions_of_columns_as_terms(api: Api) -> None:
     await api.table()
-    await append(api, "t", build_ten_id_files(3), snapshot_id=1)
+    await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
     term = {"type": "transform", "transform": "lower", "term": "data"}
     body = {"filter": {"type": "eq", "term": term, "value": "a"}}
     own_options = {"residuals": False, "functions": True}

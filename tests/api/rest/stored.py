@@ -21,7 +21,7 @@ from seamark.connector.parquet.columns import Projection
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.index.definitions import parse_definition
 from tests.api.client import Api
-from tests.api.indexes.indexed import INDEXES, begin_build, define, register
+from tests.api.indexes.indexed import INDEXES, begin_build, define_index, register_files
 from tests.api.live import LiveSnapshot, LiveTable
 from tests.planner.lakes.lake import DataFile, DeleteFile
 from tests.planner.lakes.manifests import PartitionField
@@ -62,7 +62,7 @@ class StoredTable(LiveTable):
     def write_data_file(self, rows: Sequence[Row], *, group_rows: int = 1_000_000) -> DataFile:
         path = self.make_path(".parquet")
         columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
-        write(
+        write_parquet(
             path,
             {number: (name, pa.array(columns[number - 1], kind)) for number, (name, kind) in number_fields()},
             group_rows,
@@ -86,7 +86,7 @@ class StoredTable(LiveTable):
         path = self.make_path("-deletes.parquet")
         spots = {PATH_ID: ("file_path", pa.array([data_path for data_path, _ in listed_positions], pa.string()))}
         spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed_positions], pa.int64()))}
-        write(path, spots)
+        write_parquet(path, spots)
         referenced = listed_positions[0][0] if has_path_bounds else None
         return DeleteFile(
             f"file://{path}", 1, "PARQUET", 0, self._build_partition(part), len(listed_positions),
@@ -124,7 +124,7 @@ class StoredTable(LiveTable):
             number: (FIELDS[number - 1][0], pa.array([key[at] for key in keys], FIELDS[number - 1][1]))
             for at, number in enumerate(ids)
         }
-        write(path, columns)
+        write_parquet(path, columns)
         return DeleteFile(
             f"file://{path}", 2, "PARQUET", 0, self._build_partition(part), len(keys), path.stat().st_size, {},
             equality_ids=list(ids), keys=tuple(keys),
@@ -134,7 +134,7 @@ class StoredTable(LiveTable):
         self, name: str, kind: str, columns: Sequence[str], files: Sequence[DataFile], *, parts: int = 1
     ) -> None:
         """Define an index if it does not exist, and build it for these files in `parts` index files."""
-        await define(self.api, name, kind=kind, columns=list(columns))
+        await define_index(self.api, name, kind=kind, columns=list(columns))
         build = await begin_build(self.api, name)
         answer = await self.api("GET", "/v1/namespaces/db/tables/t")
         location = answer.json["metadata-location"]
@@ -151,7 +151,7 @@ class StoredTable(LiveTable):
             assert index_files.location is not None
             assert not index_files.skipped
             file = {"location": index_files.location, "size-in-bytes": index_files.size_bytes}
-            assert (await register(self.api, build, file)).status == 200
+            assert (await register_files(self.api, build, file)).status == 200
         finish = f"{INDEXES}/{name}/builds/{build['build-id']}/finish"
         assert (await self.api("POST", finish, {"outcome": "completed"})).status == 200
 
@@ -186,7 +186,7 @@ def read_rows(file: DataFile) -> list[Row]:
     return list(zip(*(table.column(name).to_pylist() for name, _ in FIELDS), strict=True))
 
 
-def write(path: Path, columns: dict[int, tuple[str, pa.Array]], group_rows: int = 1_000_000) -> None:
+def write_parquet(path: Path, columns: dict[int, tuple[str, pa.Array]], group_rows: int = 1_000_000) -> None:
     fields = [
         pa.field(name, array.type, metadata={"PARQUET:field_id": str(number)})
         for number, (name, array) in columns.items()

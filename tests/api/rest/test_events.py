@@ -31,7 +31,7 @@ from seamark.metaserver.api.rest import events as endpoint
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import SaveGrant
 from tests.api.rest.standard import SPEC, read_specification
-from tests.seeds import quick
+from tests.seeds import mark_fast
 from tests.server.rig import RunningServer, run_server
 
 DRAFT = SPEC.parent / "events-draft.yaml"
@@ -145,7 +145,7 @@ def select_compared_fields(metadata: TableMetadata) -> dict[str, Any]:
     return {name: value for name, value in document.items() if name not in times}
 
 
-@pytest.mark.parametrize("seed", quick(range(12), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(12), 1))
 async def test_updates_of_events_lead_to_the_metadata_of_the_table(tmp_path: Path, seed: int) -> None:
     async with run_server(tmp_path) as server:
         created = (await create_table(server, "t"))["metadata"]

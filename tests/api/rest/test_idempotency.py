@@ -15,7 +15,7 @@ import pytest
 from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.store.port import InstantFilter
-from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, append, create_key, set_properties
+from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, build_append, build_property_commit, create_key
 from tests.api.rest.standard import PLANNING_OPERATIONS, read_operations
 from tests.server.rig import OffsetClock, run_server
 
@@ -29,7 +29,7 @@ ENDS = {
 
 
 def _build_change(name: str) -> dict[str, Any]:
-    return {"table-changes": [{"identifier": {"namespace": ["db"], "name": name}, **set_properties(x="1")}]}
+    return {"table-changes": [{"identifier": {"namespace": ["db"], "name": name}, **build_property_commit(x="1")}]}
 
 
 async def _do_nothing(api: Api) -> None: ...
@@ -89,7 +89,7 @@ CASES = (
         "/v1/namespaces/db/register", {"name": "t", "metadata-location": "file:///etc/passwd"}, 400, _unregister_table,
     ),
     IdempotentRequest(
-        "updateTable", "POST", f"{T}/t", append(1), 200,
+        "updateTable", "POST", f"{T}/t", build_append(1), 200,
         f"{T}/t", {"requirements": [], "updates": [{"action": "dance"}]}, 400, _create_table,
     ),
     IdempotentRequest("dropTable", "DELETE", f"{T}/t", None, 204, f"{T}/none", None, 404, _create_table),
@@ -262,9 +262,9 @@ async def test_large_body_is_compared_by_its_bytes(api: Api, monkeypatch: pytest
 
 async def test_conflict_that_may_be_retried_is_not_recorded(api: Api) -> None:
     await api.table()
-    key, body = create_key(), append(2, parent=1, sequence=2)
+    key, body = create_key(), build_append(2, parent=1, sequence=2)
     assert (await api("POST", f"{T}/t", body, key=key)).error[:2] == (409, "CommitFailedException")
-    assert (await api("POST", f"{T}/t", append(1))).status == 200
+    assert (await api("POST", f"{T}/t", build_append(1))).status == 200
     assert (await api("POST", f"{T}/t", body, key=key)).status == 200
 
 
@@ -282,9 +282,9 @@ async def test_server_error_is_not_recorded(api: Api, monkeypatch: pytest.Monkey
 async def test_replayed_commit_returns_its_own_outcome_and_not_a_later_one(api: Api) -> None:
     await api.table()
     key = create_key()
-    first_answer = await api("POST", f"{T}/t", set_properties(x="1"), key=key)
-    await api("POST", f"{T}/t", set_properties(x="2"))
-    _check_same(first_answer, await api("POST", f"{T}/t", set_properties(x="1"), key=key))
+    first_answer = await api("POST", f"{T}/t", build_property_commit(x="1"), key=key)
+    await api("POST", f"{T}/t", build_property_commit(x="2"))
+    _check_same(first_answer, await api("POST", f"{T}/t", build_property_commit(x="1"), key=key))
     assert (await api("GET", f"{T}/t")).json["metadata"]["properties"]["x"] == "2"
 
 

@@ -16,7 +16,7 @@ from pyiceberg.table import StaticTable
 
 from seamark.metaserver.api.lookups import metadata as routes
 from tests.api.client import Answer, Api
-from tests.api.plans.planned import append, build_data_file
+from tests.api.plans.planned import append_files, build_data_file
 from tests.planner.lakes.history import write_random_lake
 from tests.planner.lakes.lake import ContentFile, DataFile, Lake, LakeSnapshot
 from tests.seeds import examples
@@ -181,10 +181,10 @@ async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t`. Its first snapshot has a tag and 5 files, its second snapshot has 2 more."""
     await api.table()
     files = [build_data_file(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(7)]
-    await append(api, "t", files[:5], snapshot_id=1, manifests=2)
+    await append_files(api, "t", files[:5], snapshot_id=1, manifests=2)
     tag = {"action": "set-snapshot-ref", "ref-name": "first", "type": "tag", "snapshot-id": 1}
     assert (await api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [tag]})).status == 200
-    await append(api, "t", files[5:], snapshot_id=2, parent=1)
+    await append_files(api, "t", files[5:], snapshot_id=2, parent=1)
     return api
 
 
@@ -228,7 +228,7 @@ async def test_invalid_parameters_are_rejected_with_the_reason(api_with_table: A
 
 async def test_commit_between_two_pages_shifts_no_file(api_with_table: Api) -> None:
     first_page = (await api_with_table("GET", f"{T}/files?limit=3")).json
-    await append(api_with_table, "t", [build_data_file("file:///t/new.parquet", 0, 1)], snapshot_id=3, parent=2)
+    await append_files(api_with_table, "t", [build_data_file("file:///t/new.parquet", 0, 1)], snapshot_id=3, parent=2)
     second_page = (await api_with_table("GET", f"{T}/files?limit=9&page-token={first_page['next-page-token']}")).json
     assert second_page["snapshot-id"] == first_page["snapshot-id"] == 2
     assert len(first_page["files"]) + len(second_page["files"]) == 7

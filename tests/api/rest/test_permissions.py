@@ -14,7 +14,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import SaveGrant
-from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, create_key, set_properties
+from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, build_property_commit, create_key
 from tests.server.rig import run_server
 
 GRANTS = (
@@ -94,7 +94,7 @@ async def test_reading_and_writing_require_their_roles(house: House, principal: 
     assert (await house(principal, "POST", f"{table}/tasks", {"plan-task": "x"})).status == (
         404 if reads == 200 else reads
     )
-    assert (await house(principal, "POST", table, set_properties(x="1"))).status == writes
+    assert (await house(principal, "POST", table, build_property_commit(x="1"))).status == writes
     answer = await house(principal, "POST", "/v1/namespaces/db/tables", {"name": "n", "schema": SCHEMA})
     assert answer.status == writes
     if writes == 403:
@@ -116,7 +116,8 @@ async def test_rename_and_transaction_require_rights_on_every_namespace_they_tou
         body = {"source": source, "destination": destination}
         assert (await house("wendy", "POST", "/v1/tables/rename", body)).status == 403
     changes = [
-        {"identifier": each_identifier, **set_properties(x="1")} for each_identifier in (identifier, other_identifier)
+        {"identifier": each_identifier, **build_property_commit(x="1")}
+        for each_identifier in (identifier, other_identifier)
     ]
     assert (await house("wendy", "POST", "/v1/transactions/commit", {"table-changes": changes})).status == 403
     answer = await house("root", "GET", "/v1/namespaces/db/tables/t")
@@ -137,7 +138,7 @@ async def test_missing_role_is_not_recorded_under_the_idempotency_key(house: Hou
 
 
 async def test_timeline_names_the_principal(house: House) -> None:
-    await house("wendy", "POST", "/v1/namespaces/db/tables/t", set_properties(x="1"))
+    await house("wendy", "POST", "/v1/namespaces/db/tables/t", build_property_commit(x="1"))
     newest = (await house("root", "GET", "/api/v1/timeline?order=desc&limit=1")).json["instants"][0]
     assert (newest["who"], newest["action"]) == ("wendy", "commit")
 

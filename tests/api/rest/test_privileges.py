@@ -13,7 +13,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import SaveGrant
-from tests.api.client import SCHEMA, VIEW_VERSION, Api, set_properties
+from tests.api.client import SCHEMA, VIEW_VERSION, Api, build_property_commit
 from tests.api.rest.test_permissions import House
 from tests.server.rig import run_server
 
@@ -40,7 +40,7 @@ OPERATIONS: dict[str, tuple[str, str, Any]] = {
     "plan": ("POST", f"{TABLE}/plan", {}),
     "credentials": ("GET", f"{TABLE}/credentials", None),
     "policy": ("PUT", "/api/v1/tables/db/t/policy", {"properties": {}}),
-    "commit": ("POST", TABLE, set_properties(x="1")),
+    "commit": ("POST", TABLE, build_property_commit(x="1")),
     "create": ("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}),
     "grant": (
         "PUT",
@@ -155,17 +155,17 @@ async def test_creator_owns_its_table_until_it_is_dropped(house: House) -> None:
     body = {"name": "mine", "schema": SCHEMA}
     assert (await house("maker", "POST", "/v1/namespaces/db/tables", body)).status == 200
     own_table = "/v1/namespaces/db/tables/mine"
-    assert (await house("maker", "POST", own_table, set_properties(x="1"))).status == 200
+    assert (await house("maker", "POST", own_table, build_property_commit(x="1"))).status == 200
     share = {"principal": "guest", "privilege": "read", "namespace": ["db"], "table": "mine"}
     assert (await house("maker", "PUT", "/api/v1/grants", share)).status == 204
     assert await list_names(house, "guest") == ["mine", "t"]
     for other_name in ("t", "u"):
         assert (
-            await house("maker", "POST", f"/v1/namespaces/db/tables/{other_name}", set_properties(x="1"))
+            await house("maker", "POST", f"/v1/namespaces/db/tables/{other_name}", build_property_commit(x="1"))
         ).status == 403
     assert (await house("maker", "DELETE", own_table)).status == 204
     assert (await house("root", "POST", "/v1/namespaces/db/tables", body)).status == 200
-    assert (await house("maker", "POST", own_table, set_properties(x="2"))).status == 403
+    assert (await house("maker", "POST", own_table, build_property_commit(x="2"))).status == 403
     assert (await house("guest", "GET", own_table)).status == 404
 
 
@@ -279,7 +279,7 @@ async def test_manager_of_grants_on_one_object_cannot_remove_rights_of_admins_ab
     own_denial = {"principal": "maker", "privilege": "drop", "namespace": ["db"], "table": "m", "deny": True}
     assert (await house("maker", "PUT", "/api/v1/grants", own_denial)).status == 204
     table = "/v1/namespaces/db/tables/m"
-    assert (await house("root", "POST", table, set_properties(x="1"))).status == 403
+    assert (await house("root", "POST", table, build_property_commit(x="1"))).status == 403
     assert (await house("root", "GET", "/api/v1/audit?pageSize=1")).status == 200
     register = {"name": "t", "metadata-location": location}
     assert (await house("root", "POST", "/v1/namespaces/db/register", register)).status == 200
@@ -289,7 +289,7 @@ async def test_manager_of_grants_on_one_object_cannot_remove_rights_of_admins_ab
         query = f"principal=root&privilege={privilege}&namespace=db&table=m&deny=true"
         assert (await house("lister", "DELETE", f"/api/v1/grants?{query}")).status == 403
         assert (await house("root", "DELETE", f"/api/v1/grants?{query}")).status == 204
-    assert (await house("root", "POST", table, set_properties(x="1"))).status == 200
+    assert (await house("root", "POST", table, build_property_commit(x="1"))).status == 200
 
 
 async def test_rights_on_a_dropped_namespace_do_not_apply_to_a_new_namespace_with_its_name(house: House) -> None:

@@ -12,7 +12,7 @@ from seamark.cache.memory import MemoryCache
 from seamark.metaserver.api.plans import column_reads
 from seamark.metaserver.api.rest import tables
 from seamark.metaserver.store.model import NAMED_COLUMNS, UNKNOWN_COLUMNS
-from tests.api.client import SCHEMA, Api, append, set_properties
+from tests.api.client import SCHEMA, Api, build_append, build_property_commit
 from tests.server.rig import run_server
 
 TABLES = "/v1/namespaces/db/tables"
@@ -76,7 +76,7 @@ async def test_staged_table_does_not_exist_until_it_is_committed(api: Api) -> No
 
 async def test_commit_returns_the_new_metadata_and_its_location(api: Api) -> None:
     created_table = await api.table()
-    answer = (await api("POST", f"{TABLES}/t", set_properties(x="1"))).json
+    answer = (await api("POST", f"{TABLES}/t", build_property_commit(x="1"))).json
     assert set(answer) == {"metadata-location", "metadata"}
     assert answer["metadata"]["properties"]["x"] == "1"
     assert answer["metadata-location"] != created_table["metadata-location"]
@@ -105,27 +105,30 @@ async def test_unknown_updates_and_requirements_are_bad_requests(api: Api) -> No
 
 
 async def test_commit_to_a_missing_table_is_not_found(api: Api) -> None:
-    assert (await api("POST", f"{TABLES}/none", set_properties(x="1"))).error[:2] == (404, "NoSuchTableException")
+    assert (await api("POST", f"{TABLES}/none", build_property_commit(x="1"))).error[:2] == (
+        404,
+        "NoSuchTableException",
+    )
 
 
 async def test_append_sent_twice_gets_the_first_answer_twice(api: Api) -> None:
     """If a client gets a 409 after a lost answer, it deletes live files (apache/iceberg#13867)."""
     await api.table()
-    first_answer = await api("POST", f"{TABLES}/t", append(7))
-    second_answer = await api("POST", f"{TABLES}/t", append(7))
+    first_answer = await api("POST", f"{TABLES}/t", build_append(7))
+    second_answer = await api("POST", f"{TABLES}/t", build_append(7))
     assert (first_answer.status, second_answer.status) == (200, 200)
     assert second_answer.json == first_answer.json
 
 
 async def test_repeated_commit_is_recognised_under_other_spellings_of_actions_and_types(api: Api) -> None:
     await api.table()
-    append_request = append(7)
+    append_request = build_append(7)
     for kind, name in [
         *((requirement, "type") for requirement in append_request["requirements"]),
         *((update, "action") for update in append_request["updates"]),
     ]:
         kind[name] = kind[name].upper()
-    answers = [await api("POST", f"{TABLES}/t", body) for body in (append_request, append_request, append(7))]
+    answers = [await api("POST", f"{TABLES}/t", body) for body in (append_request, append_request, build_append(7))]
     assert [answer.status for answer in answers] == [200] * 3
     assert answers[1].json == answers[2].json == answers[0].json
 
@@ -160,11 +163,11 @@ async def test_drop_with_purge_is_recorded(api: Api) -> None:
 
 async def test_table_can_be_unregistered_and_registered_again(api: Api) -> None:
     await api.table()
-    committed = (await api("POST", f"{TABLES}/t", set_properties(x="1"))).json
+    committed = (await api("POST", f"{TABLES}/t", build_property_commit(x="1"))).json
     answer = await api("POST", f"{TABLES}/t/unregister")
     assert (answer.status, answer.json) == (200, committed)
     assert (await api("HEAD", f"{TABLES}/t")).status == 404
-    assert (await api("POST", f"{TABLES}/t", set_properties(x="2"))).error[0] == 404
+    assert (await api("POST", f"{TABLES}/t", build_property_commit(x="2"))).error[0] == 404
     body = {"name": "again", "metadata-location": committed["metadata-location"]}
     registered = await api("POST", "/v1/namespaces/db/register", body)
     assert registered.status == 200
@@ -268,13 +271,13 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
     A long filter is read in a thread.
     """
     threads: list[int] = []
-    kept_read_of_report = column_reads.read_of_report
+    kept_read_of_report = column_reads.read_scan_report
 
     def record_thread(*args: Any) -> Any:
         threads.append(threading.get_ident())
         return kept_read_of_report(*args)
 
-    monkeypatch.setattr(tables, "read_of_report", record_thread)
+    monkeypatch.setattr(tables, "read_scan_report", record_thread)
     await api.table("other")
     await api.table()
     usage = api.server.components.catalog.column_usage
@@ -301,7 +304,7 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
 
 async def test_timeline_keeps_the_beginning_of_a_long_summary(api: Api) -> None:
     await api.table()
-    body = append(1)
+    body = build_append(1)
     body["updates"][0]["snapshot"]["summary"] |= {"operation": "append", "added-records": "9" * 100_000}
     assert (await api("POST", f"{TABLES}/t", body)).status == 200
     instants = (await api("GET", "/api/v1/tables/db/t/timeline")).json["instants"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.api.client import Api, set_properties
+from tests.api.client import Api, build_property_commit
 
 COMMIT = "/v1/transactions/commit"
 
@@ -22,7 +22,9 @@ async def _read_property(api: Api, name: str) -> str | None:
 async def test_all_tables_change_together(api: Api) -> None:
     for name in ("a", "b"):
         await api.table(name)
-    answer = await api("POST", COMMIT, {"table-changes": [_build_change(n, set_properties(x="1")) for n in ("b", "a")]})
+    answer = await api(
+        "POST", COMMIT, {"table-changes": [_build_change(n, build_property_commit(x="1")) for n in ("b", "a")]}
+    )
     assert (answer.status, answer.raw) == (204, b"")
     assert [await _read_property(api, name) for name in ("a", "b")] == ["1", "1"]
 
@@ -34,18 +36,21 @@ async def test_one_rejected_change_cancels_the_whole_transaction(api: Api) -> No
     answer = await api(
         "POST",
         COMMIT,
-        {"table-changes": [_build_change("a", set_properties(x="1")), _build_change("b", invalid_change)]},
+        {"table-changes": [_build_change("a", build_property_commit(x="1")), _build_change("b", invalid_change)]},
     )
     assert answer.error[:2] == (409, "CommitFailedException")
     missing = {
-        "table-changes": [_build_change("a", set_properties(x="1")), _build_change("none", set_properties(x="1"))]
+        "table-changes": [
+            _build_change("a", build_property_commit(x="1")),
+            _build_change("none", build_property_commit(x="1")),
+        ]
     }
     assert (await api("POST", COMMIT, missing)).error[:2] == (404, "NoSuchTableException")
     assert await _read_property(api, "a") is None
 
 
 async def test_change_without_a_table_and_empty_change_are_malformed(api: Api) -> None:
-    for changes in ([], [set_properties(x="1")]):
+    for changes in ([], [build_property_commit(x="1")]):
         assert (await api("POST", COMMIT, {"table-changes": changes})).error[0] == 400
 
 

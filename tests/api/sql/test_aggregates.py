@@ -20,7 +20,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer
 from tests.api.sql.test_statements import ARROW, GRANTS, Site, open_site
-from tests.connector.lake import append, create, open_catalog, spread
+from tests.connector.lake import append_parts, create_lake_table, open_catalog, spread_ids
 from tests.server.rig import run_server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -28,14 +28,14 @@ COUNTRIES = {"namespace": ["db"], "table": "t", "dimensions": ["country"], "meas
 
 
 def fill_table(url: str) -> None:
-    create(url)
-    append(url, "db.t", spread(3))
+    create_lake_table(url)
+    append_parts(url, "db.t", spread_ids(3))
     with closing(IndexClient(url)) as client:
         client.put_index("db.t", "by_country", kind="cube", columns=["country"], measures=["sum(discount)"])
         build(client, "db.t", "by_country", InProcessWorkers())
-    append(url, "db.t", [[60, 61, 62]])
-    create(url, "db.renamed")
-    append(url, "db.renamed", [[0, 1]])
+    append_parts(url, "db.t", [[60, 61, 62]])
+    create_lake_table(url, "db.renamed")
+    append_parts(url, "db.renamed", [[0, 1]])
     with open_catalog(url) as catalog, catalog.load_table("db.renamed").update_schema() as update:
         update.rename_column("country", "land")
         update.rename_column("id", "country")

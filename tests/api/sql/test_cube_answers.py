@@ -209,7 +209,7 @@ def run_case(server: ServerThread, seed: int, requests: int) -> Counter[str]:
                     case "roll back" if rng.random() < 0.5:
                         world.roll_back()
                     case "damage" | "lose" if rng.random() < 0.3:
-                        world.spoil(loses=step == "lose")
+                        world.damage_index_file(loses=step == "lose")
             if rng.random() < 0.8:
                 world.build()
             for _ in range(requests):
@@ -287,7 +287,7 @@ def test_many_values_are_aggregated_outside_of_the_event_loop(
     server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads, measures = list[str](), list[str]()
-    aggregate, finish = aggregation.aggregate_groups, aggregation._finish
+    aggregate, finish = aggregation.aggregate_groups, aggregation._finish_measure
 
     def record_thread(*arguments: Any) -> pa.Table:
         threads.append(threading.current_thread().name)
@@ -307,7 +307,7 @@ def test_many_values_are_aggregated_outside_of_the_event_loop(
         body = {"dimensions": ["k"], "measures": ["avg(price)"]}
         rows = json.loads(comparison.ask(body)[1])["rows"]
         monkeypatch.setattr(cube_answers, "aggregate_groups", record_thread)
-        monkeypatch.setattr(aggregation, "_finish", record_measure)
+        monkeypatch.setattr(aggregation, "_finish_measure", record_measure)
         monkeypatch.setattr(cube_answers, "_IN_LOOP_VALUES", 2 * len(rows))
         too_wide_body = {**body, "measures": ["avg(price)", "avg( price)"], "order": [{"by": "k"}, {"by": "k"}]}
         raw = comparison.ask(too_wide_body)[1]

@@ -10,7 +10,7 @@ import pytest
 
 from seamark.formats.runtime.errors import RetryLater, TooManyRequests
 from seamark.metaserver.api.sql.fair_slots import FairSlots
-from tests.seeds import quick
+from tests.seeds import mark_fast
 
 
 async def _hold_slot(slots: FairSlots, holder: str | None, end: asyncio.Event, started: list[str | None]) -> None:
@@ -100,7 +100,7 @@ async def test_queue_length_is_limited() -> None:
         end.set()
 
 
-@pytest.mark.parametrize("seed", quick(range(40), 3))
+@pytest.mark.parametrize("seed", mark_fast(range(40), 3))
 async def test_slots_are_used_and_shared_in_any_order_of_requests(seed: int) -> None:
     rng = random.Random(seed)
     limit = rng.choice((1, 2, 3, 4, 8))

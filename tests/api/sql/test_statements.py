@@ -23,7 +23,7 @@ from seamark.metaserver.api.sql.workers import StatementWorker, StatementWorkers
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer, Api
-from tests.connector.lake import append, create, spread
+from tests.connector.lake import append_parts, create_lake_table, spread_ids
 from tests.server.rig import RunningServer, run_server
 from tests.waits import until
 
@@ -92,10 +92,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def _create_tables(folder: Path) -> None:
     async with run_server(folder) as server:
-        await asyncio.to_thread(create, server.url)
-        await asyncio.to_thread(append, server.url, "db.t", spread(3))
-        await asyncio.to_thread(create, server.url, "db.huge_totals")
-        await asyncio.to_thread(append, server.url, "db.huge_totals", spread(1))
+        await asyncio.to_thread(create_lake_table, server.url)
+        await asyncio.to_thread(append_parts, server.url, "db.t", spread_ids(3))
+        await asyncio.to_thread(create_lake_table, server.url, "db.huge_totals")
+        await asyncio.to_thread(append_parts, server.url, "db.huge_totals", spread_ids(1))
         await _commit_stated_totals(Api(server), "9" * 5_000)
     tokens, clock = {}, SystemClock()
     async with open_store(f"sqlite:///{folder}/seamark.db", clock=clock, queue_limit=10) as store:

@@ -21,7 +21,14 @@ from tests.catalog.appender import (
     read_snapshot,
     to_local_path,
 )
-from tests.catalog.appends import DB, append, commit_table, create, find_head, load
+from tests.catalog.appends import (
+    DB,
+    append_files,
+    commit_table,
+    create_rebasing_table,
+    find_head_snapshot,
+    load_metadata,
+)
 from tests.catalog.rig import CALLER, RacingStore, open_rig
 from tests.support.wrapper_capture import WrapperCapture
 
@@ -29,15 +36,15 @@ from tests.support.wrapper_capture import WrapperCapture
 @pytest.mark.parametrize("version", [2, 3])
 async def test_overtaken_append_is_rebased_onto_the_newer_appends(tmp_path: Path, version: int) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig, version)
-        await append(rig, {"a": 1})
-        appender, expected_rows = EngineAppender(await load(rig)), {"late-1": 10, "late-2": 5}
+        await create_rebasing_table(rig, version)
+        await append_files(rig, {"a": 1})
+        appender, expected_rows = EngineAppender(await load_metadata(rig)), {"late-1": 10, "late-2": 5}
         request = appender.commit(expected_rows)
-        await append(rig, {"b": 2})
-        last_file = await append(rig, {"c": 3})
+        await append_files(rig, {"b": 2})
+        last_file = await append_files(rig, {"c": 3})
         committed_table = await commit_table(rig, request)
-        metadata = await load(rig)
-        snapshot = find_head(metadata)
+        metadata = await load_metadata(rig)
+        snapshot = find_head_snapshot(metadata)
         assert committed_table.metadata.current_snapshot_id == snapshot["snapshot-id"] == appender.snapshot_id
         assert snapshot["parent-snapshot-id"] == last_file.snapshot_id
         assert snapshot["sequence-number"] == metadata["last-sequence-number"] == last_file.sequence + 1
@@ -61,19 +68,19 @@ async def test_overtaken_append_is_rebased_onto_the_newer_appends(tmp_path: Path
 
 async def test_manifest_rewritten_after_a_rejection_is_read_again(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig)
-        await append(rig, {"a": 1})
-        appender = EngineAppender(await load(rig))
+        await create_rebasing_table(rig)
+        await append_files(rig, {"a": 1})
+        appender = EngineAppender(await load_metadata(rig))
         request = appender.commit({"old-1": 1, "old-2": 1})
         request[1][0]["snapshot"]["summary"]["added-data-files"] = "3"
-        await append(rig, {"b": 2})
+        await append_files(rig, {"b": 2})
         with pytest.raises(CommitConflict):
             await commit_table(rig, request)
         refused_list, refused_manifests = appender.manifest_list, list(appender.manifests)
         appender.manifests.clear()
         await commit_table(rig, appender.commit({"new": 1}))
         assert (appender.manifest_list, appender.manifests) == (refused_list, refused_manifests)
-        assert read_snapshot(find_head(await load(rig))).keys() == {"a", "b", "new"}
+        assert read_snapshot(find_head_snapshot(await load_metadata(rig))).keys() == {"a", "b", "new"}
 
 
 def _add_property_change(client: EngineAppender, commit: Commit) -> None:
@@ -146,66 +153,68 @@ async def test_inconsistent_append_is_rejected_and_changes_nothing(
     tmp_path: Path, spoil: str | Callable[[EngineAppender, Commit], None]
 ) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig, 3)
-        await append(rig, {"a": 1})
-        client = EngineAppender(await load(rig), **(KNOBS[spoil] if isinstance(spoil, str) else {}))
+        await create_rebasing_table(rig, 3)
+        await append_files(rig, {"a": 1})
+        client = EngineAppender(await load_metadata(rig), **(KNOBS[spoil] if isinstance(spoil, str) else {}))
         request = client.commit({"late": 1})
         if not isinstance(spoil, str):
             spoil(client, request)
-        await append(rig, {"b": 2})
-        metadata, files_before = await load(rig), await rig.list_files()
+        await append_files(rig, {"b": 2})
+        metadata, files_before = await load_metadata(rig), await rig.list_files()
         with pytest.raises(CommitConflict):
             await commit_table(rig, request)
         await rig.publisher.close()
         assert await rig.list_files() == files_before
-        assert await load(rig) == metadata
+        assert await load_metadata(rig) == metadata
         valid_appender = EngineAppender(metadata | {"refs": {}, "current-snapshot-id": None, "last-sequence-number": 1})
         await commit_table(rig, valid_appender.commit({"late": 1}))
-        assert set(read_snapshot(find_head(await load(rig)))) == {"a", "b", "late"}, "a valid append is committed"
+        assert set(read_snapshot(find_head_snapshot(await load_metadata(rig)))) == {"a", "b", "late"}, (
+            "a valid append is committed"
+        )
 
 
 async def test_append_to_a_dropped_branch_is_rejected(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig)
-        first_append = await append(rig, {"a": 1})
+        await create_rebasing_table(rig)
+        first_append = await append_files(rig, {"a": 1})
         dev = {"ref-name": "dev", "type": "branch", "snapshot-id": first_append.snapshot_id}
         await commit_table(rig, ([], [{"action": "set-snapshot-ref", **dev}]))
-        request = EngineAppender(await load(rig), branch="dev").commit({"late": 1})
+        request = EngineAppender(await load_metadata(rig), branch="dev").commit({"late": 1})
         await commit_table(rig, ([], [{"action": "remove-snapshot-ref", "ref-name": "dev"}]))
         with pytest.raises(CommitConflict, match="dev is missing"):
             await commit_table(rig, request)
         await commit_table(rig, ([], [{"action": "set-snapshot-ref", **dev, "type": "tag"}]))
-        await append(rig, {"b": 1})
+        await append_files(rig, {"b": 1})
         with pytest.raises(CommitConflict):
             await commit_table(rig, request)
 
 
 async def test_existing_snapshot_id_or_manifest_is_not_added_again(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig)
-        await append(rig, {"a": 1})
-        metadata = await load(rig)
+        await create_rebasing_table(rig)
+        await append_files(rig, {"a": 1})
+        metadata = await load_metadata(rig)
         same_id = EngineAppender(metadata).commit({"other": 1})
         thief = EngineAppender(metadata)
-        first_append = await append(rig, {"b": 1})
+        first_append = await append_files(rig, {"b": 1})
         same_id[1][0]["snapshot"]["snapshot-id"] = same_id[1][1]["snapshot-id"] = first_append.snapshot_id
         thief.listed = {"manifest_path": first_append.manifests[0]}
-        loaded_table = await load(rig)
+        loaded_table = await load_metadata(rig)
         for request in (same_id, thief.commit({"b": 1})):
             with pytest.raises(CommitConflict):
                 await commit_table(rig, request)
-        assert await load(rig) == loaded_table
+        assert await load_metadata(rig) == loaded_table
 
 
 async def test_append_that_needs_too_many_manifest_reads_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig)
-        await append(rig, {"a": 1})
-        appender = EngineAppender(await load(rig))
+        await create_rebasing_table(rig)
+        await append_files(rig, {"a": 1})
+        appender = EngineAppender(await load_metadata(rig))
         request = appender.commit({"late": 1})
-        await append(rig, {"b": 1})
+        await append_files(rig, {"b": 1})
         size = to_local_path(appender.manifests[0]).stat().st_size
         monkeypatch.setattr(rebase, "_MANIFESTS_LIMIT_BYTES", size - 1)
         with pytest.raises(CommitConflict):
@@ -218,21 +227,21 @@ async def test_append_that_needs_too_many_manifest_reads_is_rejected(
 async def test_appends_are_rebased_only_for_tables_that_enable_it(tmp_path: Path, value: str) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table(properties={"seamark.commit.rebase": value})
-        request = EngineAppender(await load(rig)).commit({"late": 1})
-        await append(rig, {"a": 1})
+        request = EngineAppender(await load_metadata(rig)).commit({"late": 1})
+        await append_files(rig, {"a": 1})
         with pytest.raises(CommitConflict, match="branch main was created concurrently"):
             await commit_table(rig, request)
         await commit_table(rig, ([], [{"action": "set-properties", "updates": {"seamark.commit.rebase": "Append"}}]))
         await commit_table(rig, request)
-        assert set(read_snapshot(find_head(await load(rig)))) == {"a", "late"}
+        assert set(read_snapshot(find_head_snapshot(await load_metadata(rig)))) == {"a", "late"}
 
 
 async def test_transaction_of_several_tables_is_not_rebased(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig)
+        await create_rebasing_table(rig)
         await rig.table("u")
-        request = EngineAppender(await load(rig)).commit({"late": 1})
-        await append(rig, {"a": 1})
+        request = EngineAppender(await load_metadata(rig)).commit({"late": 1})
+        await append_files(rig, {"a": 1})
         changes = [
             TableChange(DB, "t", *request),
             TableChange(DB, "u", [], [{"action": "set-properties", "updates": {"x": "1"}}]),
@@ -244,40 +253,40 @@ async def test_transaction_of_several_tables_is_not_rebased(tmp_path: Path) -> N
 @pytest.mark.parametrize("merge", [0, 1])
 async def test_version_2_append_is_rebased_onto_a_table_upgraded_to_version_3(tmp_path: Path, merge: int) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig)
-        await append(rig, {"a": 1})
-        request = EngineAppender(await load(rig), merge=merge).commit({"late": 10})
+        await create_rebasing_table(rig)
+        await append_files(rig, {"a": 1})
+        request = EngineAppender(await load_metadata(rig), merge=merge).commit({"late": 10})
         await commit_table(rig, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
-        await append(rig, {"b": 2})
+        await append_files(rig, {"b": 2})
         await commit_table(rig, request)
-        metadata = await load(rig)
-        files = read_snapshot(find_head(metadata))
+        metadata = await load_metadata(rig)
+        files = read_snapshot(find_head_snapshot(metadata))
         assert {path: file.first_row_id for path, file in files.items()} == {"a": 2, "b": 0, "late": 3}
-        assert (find_head(metadata)["first-row-id"], metadata["next-row-id"]) == (3, 13)
+        assert (find_head_snapshot(metadata)["first-row-id"], metadata["next-row-id"]) == (3, 13)
 
 
 async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig)
-        first_append = await append(rig, {"a": 1})
-        metadata = await load(rig)
+        await create_rebasing_table(rig)
+        first_append = await append_files(rig, {"a": 1})
+        metadata = await load_metadata(rig)
         request = EngineAppender(metadata, snapshot={"timestamp-ms": metadata["last-updated-ms"] - 600_000}).commit(
             {"late": 1}
         )
-        await append(rig, {"b": 2})
+        await append_files(rig, {"b": 2})
         ref = {"ref-name": "main", "type": "branch", "snapshot-id": first_append.snapshot_id}
         await commit_table(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
-        await append(rig, {"c": 1})
+        await append_files(rig, {"c": 1})
         await commit_table(rig, request)
-        metadata = await load(rig)
-        assert set(read_snapshot(find_head(metadata))) == {"a", "c", "late"}
-        assert find_head(metadata)["timestamp-ms"] == metadata["snapshot-log"][-2]["timestamp-ms"]
+        metadata = await load_metadata(rig)
+        assert set(read_snapshot(find_head_snapshot(metadata))) == {"a", "c", "late"}
+        assert find_head_snapshot(metadata)["timestamp-ms"] == metadata["snapshot-log"][-2]["timestamp-ms"]
 
 
 async def test_append_is_rebased_if_another_branch_used_its_sequence_number(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig, 3)
-        first_append = await append(rig, {"a": 1})
+        await create_rebasing_table(rig, 3)
+        first_append = await append_files(rig, {"a": 1})
         create_dev = {
             "action": "set-snapshot-ref",
             "ref-name": "dev",
@@ -285,23 +294,23 @@ async def test_append_is_rebased_if_another_branch_used_its_sequence_number(tmp_
             "snapshot-id": first_append.snapshot_id,
         }
         await commit_table(rig, ([], [create_dev]))
-        request = EngineAppender(await load(rig), branch="dev").commit({"late": 1})
-        await append(rig, {"b": 2})
+        request = EngineAppender(await load_metadata(rig), branch="dev").commit({"late": 1})
+        await append_files(rig, {"b": 2})
         await commit_table(rig, request)
-        metadata = await load(rig)
-        assert set(read_snapshot(find_head(metadata, "dev"))) == {"a", "late"}
-        assert set(read_snapshot(find_head(metadata))) == {"a", "b"}
-        assert find_head(metadata, "dev")["sequence-number"] == 3
+        metadata = await load_metadata(rig)
+        assert set(read_snapshot(find_head_snapshot(metadata, "dev"))) == {"a", "late"}
+        assert set(read_snapshot(find_head_snapshot(metadata))) == {"a", "b"}
+        assert find_head_snapshot(metadata, "dev")["sequence-number"] == 3
 
 
 async def test_rebased_branch_keeps_a_retention_that_another_commit_set(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig)
-        first_append = await append(rig, {"a": 1})
-        request = EngineAppender(await load(rig), retention={"min-snapshots-to-keep": 3}).commit({"late": 1})
+        await create_rebasing_table(rig)
+        first_append = await append_files(rig, {"a": 1})
+        request = EngineAppender(await load_metadata(rig), retention={"min-snapshots-to-keep": 3}).commit({"late": 1})
         ref = {"ref-name": "main", "type": "branch", "snapshot-id": first_append.snapshot_id, "max-ref-age-ms": 77}
         await commit_table(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
-        await append(rig, {"b": 1}, retention={"max-ref-age-ms": 77})
+        await append_files(rig, {"b": 1}, retention={"max-ref-age-ms": 77})
         committed_table = await commit_table(rig, request)
         assert (
             committed_table.metadata.refs["main"].max_ref_age_ms,
@@ -314,17 +323,17 @@ async def test_rebased_branch_keeps_a_retention_that_another_commit_set(tmp_path
 
 async def test_missing_total_is_omitted_and_timestamps_do_not_go_back(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig)
+        await create_rebasing_table(rig)
         first_appender = EngineAppender(
-            await load(rig), snapshot={"timestamp-ms": (await load(rig))["last-updated-ms"] + 50_000}
+            await load_metadata(rig), snapshot={"timestamp-ms": (await load_metadata(rig))["last-updated-ms"] + 50_000}
         )
-        late_request = EngineAppender(await load(rig)).commit({"late": 3})
+        late_request = EngineAppender(await load_metadata(rig)).commit({"late": 3})
         late_request[1][0]["snapshot"]["summary"] |= {"manifests-kept": "0", "total-equality-deletes": "0"}
         request = first_appender.commit({"a": 1})
         del request[1][0]["snapshot"]["summary"]["total-records"]
         await commit_table(rig, request)
         await commit_table(rig, late_request)
-        snapshot = find_head(await load(rig))
+        snapshot = find_head_snapshot(await load_metadata(rig))
         assert snapshot["timestamp-ms"] == first_appender.metadata["last-updated-ms"] + 50_000
         assert snapshot["summary"] == {
             "operation": "append", "engine-name": "appender", "added-data-files": "1", "added-records": "3",
@@ -334,13 +343,13 @@ async def test_missing_total_is_omitted_and_timestamps_do_not_go_back(tmp_path: 
 
 async def test_repeat_of_a_rebased_append_gets_the_first_answer(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig)
-        await append(rig, {"a": 1})
-        appender = EngineAppender(await load(rig))
+        await create_rebasing_table(rig)
+        await append_files(rig, {"a": 1})
+        appender = EngineAppender(await load_metadata(rig))
         request = appender.commit({"late": 1})
-        await append(rig, {"b": 2})
+        await append_files(rig, {"b": 2})
         committed_table = await commit_table(rig, request)
-        await append(rig, {"c": 3})
+        await append_files(rig, {"c": 3})
         second_commit = await commit_table(rig, request)
         assert second_commit.metadata == committed_table.metadata
         await commit_table(rig, ([], [{"action": "remove-snapshots", "snapshot-ids": [appender.snapshot_id]}]))
@@ -350,7 +359,7 @@ async def test_repeat_of_a_rebased_append_gets_the_first_answer(tmp_path: Path) 
         assert second_commit.entry is not None
         assert second_commit.entry.metadata_location == committed_table.entry.metadata_location
         assert await rig.list_files() == files_before
-        files = read_snapshot(find_head(await load(rig)))
+        files = read_snapshot(find_head_snapshot(await load_metadata(rig)))
         assert set(files) == {"a", "b", "c", "late"}
 
 
@@ -358,22 +367,22 @@ async def test_repeat_of_a_rebased_append_gets_the_first_answer(tmp_path: Path) 
 async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_path: Path, merges: bool) -> None:
     capture = WrapperCapture(RacingStore)
     async with open_rig(tmp_path / "a", wrap_store=capture) as rig, open_rig(tmp_path / "a") as other_rig:
-        await create(rig)
-        await append(rig, {"a": 1})
-        await append(rig, {"b": 2})
-        appender = EngineAppender(await load(rig), merge=2 if merges else 0)
+        await create_rebasing_table(rig)
+        await append_files(rig, {"a": 1})
+        await append_files(rig, {"b": 2})
+        appender = EngineAppender(await load_metadata(rig), merge=2 if merges else 0)
         request = appender.commit({"late": 1})
-        await append(rig, {"c": 3}, merge=1)
+        await append_files(rig, {"c": 3}, merge=1)
         files_before = await rig.list_files()
 
         async def intrude() -> None:
-            await append(other_rig, {"d": 4})
+            await append_files(other_rig, {"d": 4})
 
         capture.wrapper.intruder = intrude
         await commit_table(rig, request)
         await rig.publisher.close()
-        metadata = await load(rig)
-        files = read_snapshot(find_head(metadata))
+        metadata = await load_metadata(rig)
+        files = read_snapshot(find_head_snapshot(metadata))
         assert {path: file.sequence_number for path, file in files.items()} == {
             "a": 1, "b": 2, "c": 3, "d": 4, "late": 5
         }  # fmt: skip
@@ -401,32 +410,34 @@ class ForgetfulStore:
 async def test_rebase_with_an_unknown_outcome_keeps_its_files(tmp_path: Path) -> None:
     capture = WrapperCapture(ForgetfulStore)
     async with open_rig(tmp_path, wrap_store=capture) as rig:
-        await create(rig)
-        request = EngineAppender(await load(rig)).commit({"late": 1})
-        await append(rig, {"a": 1})
+        await create_rebasing_table(rig)
+        request = EngineAppender(await load_metadata(rig)).commit({"late": 1})
+        await append_files(rig, {"a": 1})
         capture.wrapper.forgets = True
         with pytest.raises(CommitUnknown):
             await commit_table(rig, request)
         capture.wrapper.forgets = False
         await rig.publisher.close()
-        assert set(read_snapshot(find_head(await load(rig)))) == {"a", "late"}
+        assert set(read_snapshot(find_head_snapshot(await load_metadata(rig)))) == {"a", "late"}
         committed_table = await commit_table(rig, request)
-        assert set(read_snapshot(find_head(await load(rig)))) == {"a", "late"}
+        assert set(read_snapshot(find_head_snapshot(await load_metadata(rig)))) == {"a", "late"}
         assert committed_table.metadata.last_sequence_number == 2
 
 
 @pytest.mark.parametrize("apart", [False, True])
 async def test_merge_overtaken_by_another_merge_is_undone_but_its_files_are_added(tmp_path: Path, apart: bool) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig, 3)
+        await create_rebasing_table(rig, 3)
         for name in ("a", "b", "c"):
-            await append(rig, {name: 1})
-        first_appender, second_appender = [EngineAppender(await load(rig), merge=3, apart=apart) for _ in range(2)]
+            await append_files(rig, {name: 1})
+        first_appender, second_appender = [
+            EngineAppender(await load_metadata(rig), merge=3, apart=apart) for _ in range(2)
+        ]
         requests = [first_appender.commit({"one": 10}), second_appender.commit({"two": 20})]
         for request in requests:
             await commit_table(rig, request)
-        metadata = await load(rig)
-        manifests = read_list(find_head(metadata))
+        metadata = await load_metadata(rig)
+        manifests = read_list(find_head_snapshot(metadata))
         manifest_paths = {row["manifest_path"] for row in manifests}
         assert set(first_appender.manifests) <= manifest_paths
         assert manifest_paths & set(second_appender.manifests) == set(second_appender.manifests[:1] if apart else []), (
@@ -435,7 +446,7 @@ async def test_merge_overtaken_by_another_merge_is_undone_but_its_files_are_adde
         assert [
             row["added_files_count"] for row in manifests if row["added_snapshot_id"] == second_appender.snapshot_id
         ] == [1]
-        files = read_snapshot(find_head(metadata))
+        files = read_snapshot(find_head_snapshot(metadata))
         assert {path: (file.sequence_number, file.status) for path, file in files.items()} == {
             "a": (1, EXISTING), "b": (2, EXISTING), "c": (3, EXISTING), "one": (4, ADDED), "two": (5, ADDED)
         }  # fmt: skip
@@ -443,14 +454,14 @@ async def test_merge_overtaken_by_another_merge_is_undone_but_its_files_are_adde
 
 async def test_merge_is_kept_after_a_plain_append_overtakes_it(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig)
+        await create_rebasing_table(rig)
         for name in ("a", "b", "c"):
-            await append(rig, {name: 1})
-        appender = EngineAppender(await load(rig), merge=3)
+            await append_files(rig, {name: 1})
+        appender = EngineAppender(await load_metadata(rig), merge=3)
         request = appender.commit({"late": 10})
-        await append(rig, {"d": 1})
+        await append_files(rig, {"d": 1})
         await commit_table(rig, request)
-        manifests = read_list(find_head(await load(rig)))
+        manifests = read_list(find_head_snapshot(await load_metadata(rig)))
         assert [row["manifest_path"] for row in manifests if row["existing_files_count"]] == appender.manifests
         assert len(manifests) == 2
         assert [row["min_sequence_number"] for row in manifests] == [1, 4]

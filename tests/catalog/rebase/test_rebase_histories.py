@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.catalog.appender import Commit, EngineAppender, Row, read_snapshot
-from tests.catalog.appends import commit_table, create, find_head, load
+from tests.catalog.appends import commit_table, create_rebasing_table, find_head_snapshot, load_metadata
 from tests.catalog.rig import CatalogRig, open_rig
-from tests.seeds import quick
+from tests.seeds import mark_fast
 
 
 @dataclass
@@ -33,7 +33,7 @@ class BranchModel:
             if branch not in metadata["refs"]:
                 assert expected == {}, label
                 continue
-            snapshot = find_head(metadata, branch)
+            snapshot = find_head_snapshot(metadata, branch)
             files = read_snapshot(snapshot)
             assert {path: file.records for path, file in files.items()} == expected, f"{label}: {branch}"
             totals = [int(snapshot["summary"][f"total-{counter}"]) for counter in ("data-files", "records")]
@@ -68,7 +68,7 @@ class AppendHistory:
 
     async def begin(self) -> None:
         """Let a client write all its files without committing them."""
-        metadata = await load(self.rig)
+        metadata = await load_metadata(self.rig)
         branch = self.source.choice(["main", "main", "main", *metadata.get("refs", {})])
         files = {}
         for _ in range(self.source.randint(1, 3)):
@@ -86,7 +86,7 @@ class AppendHistory:
             self.model.branches[client.branch].update(files)
 
     async def delete(self) -> None:
-        metadata = await load(self.rig)
+        metadata = await load_metadata(self.rig)
         files = self.model.branches["main"]
         if files:
             removed_files = self.source.sample(sorted(files), self.source.randint(1, min(3, len(files))))
@@ -95,14 +95,14 @@ class AppendHistory:
                 del files[path]
 
     async def draw_branch(self) -> None:
-        metadata = await load(self.rig)
+        metadata = await load_metadata(self.rig)
         if "main" in metadata.get("refs", {}) and "dev" not in self.model.branches:
-            snapshot_id = find_head(metadata)["snapshot-id"]
+            snapshot_id = find_head_snapshot(metadata)["snapshot-id"]
             create = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": snapshot_id}
             await commit_table(self.rig, ([], [create]))
             self.model.branches["dev"] = dict(self.model.branches["main"])
 
-    async def upgrade(self) -> None:
+    async def upgrade_to_version_3(self) -> None:
         await commit_table(self.rig, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
 
     async def run(self, steps: int, *, upgrades: bool, label: str) -> None:
@@ -111,9 +111,9 @@ class AppendHistory:
             move = self.source.choice(moves)
             if upgrades and step == steps // 2:
                 self.clients.clear()  # Engines that loaded version 2 cannot commit to version 3.
-                move = self.upgrade
+                move = self.upgrade_to_version_3
             await move()
-            metadata = await load(self.rig)
+            metadata = await load_metadata(self.rig)
             if metadata.get("refs"):
                 self.model.check(metadata, f"{label}, step {step}, {move.__name__}")
             else:
@@ -121,13 +121,13 @@ class AppendHistory:
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("seed", quick(range(6), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(6), 1))
 @pytest.mark.parametrize(("version", "upgrades"), [(2, False), (3, False), (2, True)])
 async def test_files_after_random_late_appends_equal_a_plain_set(
     tmp_path: Path, seed: int, version: int, upgrades: bool
 ) -> None:
     async with open_rig(tmp_path) as rig:
-        await create(rig, version)
+        await create_rebasing_table(rig, version)
         await AppendHistory(rig, random.Random(seed)).run(
             40, upgrades=upgrades, label=f"seed {seed}, version {version}"
         )
@@ -141,7 +141,7 @@ async def test_files_after_long_histories_of_late_appends_equal_a_plain_set(
 ) -> None:
     for seed in range(100, 140):
         async with open_rig(tmp_path / str(seed)) as rig:
-            await create(rig, version)
+            await create_rebasing_table(rig, version)
             await AppendHistory(rig, random.Random(seed)).run(
                 60, upgrades=upgrades, label=f"seed {seed}, version {version}"
             )

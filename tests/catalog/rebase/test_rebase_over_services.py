@@ -20,9 +20,9 @@ from seamark.formats.iceberg.metadata.manifest_policy import REWRITTEN_BY_MARK
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.commit.rewriting.manifest_rewrite import RewriteManifestsRequest
 from tests.catalog.appender import Commit, EngineAppender, LiveFile, Row, read_list, read_manifest, read_snapshot
-from tests.catalog.appends import DB, find_head
+from tests.catalog.appends import DB, find_head_snapshot
 from tests.catalog.rig import CALLER
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 from tests.server.rig import RunningServer, run_server
 
 
@@ -121,7 +121,7 @@ class ServiceHistory:
         overtook = (await self.table.load()).get("current-snapshot-id")
         await self.table.commit(pending.request)
         metadata = await self.table.load()
-        snapshot = find_head(metadata)
+        snapshot = find_head_snapshot(metadata)
         assert snapshot["snapshot-id"] == pending.client.snapshot_id
         if pending.client.expected is not None and overtook != pending.client.expected:
             self.overtaken += 1
@@ -178,7 +178,7 @@ class ServiceHistory:
 
     def check(self, metadata: Row, label: str) -> None:
         """Check that the live files are those of the engines, with their original sequence numbers and row ids."""
-        snapshot = find_head(metadata)
+        snapshot = find_head_snapshot(metadata)
         live: dict[int, dict[str, LiveFile]] = {0: {}, 1: {}}
         for row in read_list(snapshot):
             for file in read_manifest(row):
@@ -207,7 +207,7 @@ class ServiceHistory:
             assert not spans or spans[-1][1] <= metadata["next-row-id"], label
 
 
-@pytest.mark.parametrize("version", quick([3, 2], 1))
+@pytest.mark.parametrize("version", mark_fast([3, 2], 1))
 async def test_commit_is_not_rejected_because_of_rewritten_manifests_or_files(tmp_path: Path, version: int) -> None:
     overtaken = undone = 0
     for case in range(3):
@@ -233,11 +233,11 @@ async def test_undone_replacement_is_removed_from_the_history(tmp_path: Path) ->
         history = ServiceHistory(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
         await history.replace()
         replaced = await table.load()
-        (new_path,) = set(read_snapshot(find_head(replaced))) - {"a", "b", "c"}
+        (new_path,) = set(read_snapshot(find_head_snapshot(replaced))) - {"a", "b", "c"}
         await table.commit(pending_append)
         undone = await table.load()
-        assert find_head(undone)["summary"][REPLACEMENTS_UNDONE] == str(replaced["current-snapshot-id"])
-        assert find_head(undone)["parent-snapshot-id"] == table_before["current-snapshot-id"]
+        assert find_head_snapshot(undone)["summary"][REPLACEMENTS_UNDONE] == str(replaced["current-snapshot-id"])
+        assert find_head_snapshot(undone)["parent-snapshot-id"] == table_before["current-snapshot-id"]
         deletes = {
             "content": "position-deletes",
             "file-path": f"{table_before['location']}/data/d.parquet",
@@ -268,7 +268,9 @@ async def test_undone_replacement_stays_in_the_history_for_an_earlier_expiration
         snapshot_ids = [snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]]
         await table.commit(pending)
         undone = snapshot_ids[1:]
-        assert find_head(await table.load())["summary"][REPLACEMENTS_UNDONE] == ",".join(map(str, reversed(undone)))
+        assert find_head_snapshot(await table.load())["summary"][REPLACEMENTS_UNDONE] == ",".join(
+            map(str, reversed(undone))
+        )
         await table.commit(([], [{"action": "remove-snapshots", "snapshot-ids": snapshot_ids}]))
         assert {snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]} > set(undone)
         assert snapshot_ids[0] not in {snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]}
@@ -303,7 +305,7 @@ async def test_append_is_rebased_over_replaced_files_but_rejected_after_changed_
         await table.commit(compaction)
         if operation == "replace":
             await table.commit(pending)
-            assert read_snapshot(find_head(await table.load())).keys() == {"abc", "late"}
+            assert read_snapshot(find_head_snapshot(await table.load())).keys() == {"abc", "late"}
         else:
             with pytest.raises(CommitConflict):
                 await table.commit(pending)

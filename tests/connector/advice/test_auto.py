@@ -27,7 +27,7 @@ from seamark.formats.iceberg.metadata.auto_advice import BYTES_PER_DAY
 from seamark.formats.iceberg.metadata.clustering import COLUMNS
 from seamark.metaserver.api.admin import advice_application
 from seamark.metaserver.history.history import QueryHistory
-from seamark.metaserver.planner.advice.trials import ShapeReads, Trial, judge
+from seamark.metaserver.planner.advice.trials import ShapeReads, Trial, judge_trial
 from seamark.metaserver.services.running import ServicesState
 from seamark.metaserver.store.model import AppliedAdvice, QueryShapeSums, QuerySums
 from tests.connector.advice.workloads import TABLE, make_table, measure_planned_bytes, run_statements
@@ -175,9 +175,9 @@ def test_verdict_weights_statements_of_unknown_size_by_their_files() -> None:
     def build_sums(fingerprint: str, statements: int, files_in: int, files_left: int) -> QueryShapeSums:
         return QueryShapeSums(fingerprint, "", "", QuerySums(statements, files_in, files_left, 0, 0, 0, 0), 0, 0)
 
-    verdict = judge(trial, [build_sums("a", 10, 100, 100), build_sums("b", 30, 300, 0)])
+    verdict = judge_trial(trial, [build_sums("a", 10, 100, 100), build_sums("b", 30, 300, 0)])
     assert (verdict.pays, verdict.saved_fraction) == (True, 0.75)
-    verdict = judge(trial, [build_sums("a", 40, 1000, 990)])
+    verdict = judge_trial(trial, [build_sums("a", 40, 1000, 990)])
     assert (verdict.pays, verdict.saved_fraction) == (False, 0.01)
     assert verdict.reason == "40 statements since the change saved 1.0% of the bytes; the minimum is 2%"
 
@@ -268,7 +268,7 @@ def test_server_sets_the_properties_of_a_chosen_proposal(week: Week, monkeypatch
     with pytest.raises(NoSuchResource, match="'other' now"):
         week.client._request_json("POST", path, {}, {"id": "other"})
     state = ServicesState(running=True, enabled=True)
-    monkeypatch.setattr(advice_application, "state_of_services", lambda *_: state)
+    monkeypatch.setattr(advice_application, "compute_services_state", lambda *_: state)
     applied = week.client._request_json("POST", path, {}, {"id": best["id"]})
     assert (applied["proposal"], applied["measured"]) == (best, None)
     run_clustering(week.client, ("db", "t"))
@@ -294,7 +294,9 @@ def test_chosen_index_replaces_no_index_that_was_created_meanwhile(week: Week, m
         return proposal
 
     monkeypatch.setattr(advice_application, "_find_proposal", find_late)
-    monkeypatch.setattr(advice_application, "state_of_services", lambda *_: ServicesState(running=True, enabled=True))
+    monkeypatch.setattr(
+        advice_application, "compute_services_state", lambda *_: ServicesState(running=True, enabled=True)
+    )
     with pytest.raises(Conflict, match="Another request has set the property"):
         week.client._request_json("POST", f"{make_table_path(TABLE)}/advice/apply", {}, {"id": best["id"]})
     assert '"id"' in week.properties[f"seamark.index.{index_name}"]

@@ -16,7 +16,7 @@ from seamark.connector.client.policies import load_advice
 from seamark.connector.jobs.advice import apply_proposal
 from tests.connector.advice.workloads import TABLE, draw_workload, make_table, measure_planned_bytes, run_statements
 from tests.connector.server_thread import ServerThread
-from tests.seeds import examples, first_seed, quick
+from tests.seeds import examples, first_seed, mark_fast
 
 
 def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
@@ -40,7 +40,7 @@ def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
     return bytes_before, best["predicted"]["bytes"], bytes_after
 
 
-@pytest.mark.parametrize("case", quick(range(4), 0))
+@pytest.mark.parametrize("case", mark_fast(range(4), 0))
 def test_first_proposal_saves_about_as_many_bytes_as_predicted(client: IndexClient, case: int) -> None:
     bytes_before, predicted, bytes_after = apply_best(client, case)
     assert bytes_after < bytes_before

@@ -186,7 +186,7 @@ class RandomStatements(Comparisons):
             return f"({text})" if self.draw_chance(0.05) else text, column.kind, column.name
         kind = kind or self.rng.choice(list(KINDS))
         if kind == "long" and self.draw_chance(0.3):
-            aggregate = self.aggregate(scope, relations, "count(*)")
+            aggregate = self.draw_aggregate_subquery(scope, relations, "count(*)")
             if aggregate is not None:
                 return f"({aggregate})", "long", None
         if kind == "long" and depth > 1 and self.draw_chance(0.4):
@@ -359,7 +359,7 @@ class RandomStatements(Comparisons):
                     f" ON {self.draw_simple_condition([*scope, *step_columns]) if self.draw_chance(0.4) else 'TRUE'}"
                 )
             return f"{text} {kind} LATERAL ({inner}) AS {self.spell(alias)}{join_condition}", [*scope, *step_columns]
-        aggregate = self.aggregate(scope, relations, "count(*) AS n, min(1) AS m")
+        aggregate = self.draw_aggregate_subquery(scope, relations, "count(*) AS n, min(1) AS m")
         if aggregate is None:
             return text, scope
         join, join_condition = self.rng.choice([("CROSS JOIN", ""), ("LEFT JOIN", " ON TRUE")])
@@ -404,7 +404,7 @@ class RandomStatements(Comparisons):
         text = f"SELECT {self.rng.choice(['', '', 'DISTINCT '])}{', '.join(items)} FROM {source} WHERE {where}"
         return text + (self.draw_order(len(columns)) if self.draw_chance(0.4) else ""), columns
 
-    def aggregate(self, scope: Scope, relations: list[StoredRelation], kind: str) -> str | None:
+    def draw_aggregate_subquery(self, scope: Scope, relations: list[StoredRelation], kind: str) -> str | None:
         """Return a query for an aggregate of the rows that have the outer row's value in a column."""
         correlated_pair = self.draw_correlated_pair(scope, relations)
         if correlated_pair is None:
@@ -572,7 +572,7 @@ class RandomStatements(Comparisons):
         if not candidates:
             return self.draw_simple_condition(scope)
         column = self.rng.choice(candidates)
-        aggregate = self.aggregate(scope, relations, "count(*)")
+        aggregate = self.draw_aggregate_subquery(scope, relations, "count(*)")
         if aggregate is not None and self.draw_chance(0.2):
             return f"({aggregate}) {self.rng.choice(['=', '>', '<'])} 1"
         if self.draw_chance(0.2):

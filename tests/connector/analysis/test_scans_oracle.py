@@ -30,7 +30,7 @@ from seamark.formats.iceberg.types import schema as seamark_schema
 from tests.connector.analysis.comparisons import MACROS, ZONE, ScopeColumn, StoredRelation, quote
 from tests.connector.analysis.statements import RandomStatements
 from tests.planner.lakes.schemas import Field, Schema
-from tests.seeds import examples, quick
+from tests.seeds import examples, mark_fast
 
 QUERIES_PER_LAKE = 40
 
@@ -66,7 +66,7 @@ class KnownColumns:
         return self._columns.get(names[2])
 
 
-def prune(
+def store_plan_tables(
     rng: random.Random, connection: duckdb.DuckDBPyConnection, text: str, scans: tuple[Scan, ...]
 ) -> tuple[str, list[str], int]:
     """Store the required rows of each scan as a plan table.
@@ -212,14 +212,14 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
             counts += Counter(join.transform for scan in scans for join in scan.joins)
             counts["exact"] += sum(join.exact and join.where is not None for scan in scans for join in scan.joins)
             counts["alternatives"] += sum(join.any_of is not None for scan in scans for join in scan.joins)
-            counts["rows left out by joins"] += check_same(rng, connection, text, scans, expected, f"seed {seed}")
+            counts["rows left out by joins"] += check_same_rows(rng, connection, text, scans, expected, f"seed {seed}")
             for scan in scans:
                 if scan.predicate is not None:
                     check_bound(statements, scan)
     return counts
 
 
-def check_same(
+def check_same_rows(
     rng: random.Random,
     connection: duckdb.DuckDBPyConnection,
     text: str,
@@ -232,7 +232,7 @@ def check_same(
     Returns:
         The number of rows that only joins leave out.
     """
-    replacements, names, left_out = prune(rng, connection, text, scans)
+    replacements, names, left_out = store_plan_tables(rng, connection, text, scans)
     requested_text = "\n".join(
         f"{scan.table} [{scan.start}, {scan.end}): {scan.predicate} {scan.joins}" for scan in scans
     )
@@ -247,7 +247,7 @@ def check_same(
     return left_out
 
 
-def check_worth(counts: Counter[str]) -> None:
+def check_campaign_is_effective(counts: Counter[str]) -> None:
     """Check that the campaign was effective: most queries were analysed, and many rows were left out."""
     assert counts["invalid"] < 0.15 * counts["queries"], counts
     assert counts["understood"] > 0.8 * counts["queries"], counts
@@ -287,7 +287,7 @@ def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[
             scans = find_scans(text, columns_of=KnownColumns(rng, statements.tables), today=datetime.now(UTC).date())
             joins = [join for scan in scans for join in scan.joins if join.is_extreme]
             counts += Counter("exact" if join.exact else "fewer" for join in joins)
-            check_same(rng, connection, text, scans, expected, f"seed {seed}")
+            check_same_rows(rng, connection, text, scans, expected, f"seed {seed}")
     return counts
 
 
@@ -327,7 +327,7 @@ def test_on_condition_resolves_names_of_its_join_and_of_outer_queries() -> None:
         expected = count_rows(connection, text)
         assert sum(expected.values()) == 3
         for seed in range(6):
-            check_same(random.Random(seed), connection, text, scans, expected, f"seed {seed}")
+            check_same_rows(random.Random(seed), connection, text, scans, expected, f"seed {seed}")
 
 
 def test_lateral_subquery_resolves_names_of_the_left_side() -> None:
@@ -348,14 +348,14 @@ def wrap_in_immediate(text: str) -> str:
     return "EXECUTE IMMEDIATE '" + text.replace("'", "''") + "'"
 
 
-@pytest.mark.parametrize("seed", quick([11, 12], 1))
+@pytest.mark.parametrize("seed", mark_fast([11, 12], 1))
 def test_random_queries_keep_their_rows_over_pruned_tables(seed: int) -> None:
-    check_worth(run_campaign(seed, examples(4, 2)))
+    check_campaign_is_effective(run_campaign(seed, examples(4, 2)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 113))
 def test_thousands_of_random_queries_keep_their_rows(seed: int) -> None:
     counts = run_campaign(seed, 40)
-    check_worth(counts)
+    check_campaign_is_effective(counts)
     assert all(counts[shape] > 0 for shape in ("likes", "range", "min", "max", "exact")), counts

@@ -17,7 +17,7 @@ import pytest
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.plans.scan import Scan
 from tests.connector.analysis.comparisons import KINDS, VALUES, StoredRelation
-from tests.connector.analysis.test_scans_oracle import check_same, count_rows
+from tests.connector.analysis.test_scans_oracle import check_same_rows, count_rows
 from tests.connector.duckdb.test_statements_oracle import check_one
 from tests.seeds import examples, first_seed
 
@@ -208,7 +208,7 @@ def run_campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Cou
             for _ in range(queries):
                 text = statements.draw_query()
                 scans = find_scans(text, columns_of=lambda names: TABLES.get(names[2]))
-                counts["rows left out by joins"] += check_same(
+                counts["rows left out by joins"] += check_same_rows(
                     rng, connection, text, scans, count_rows(connection, text), name
                 )
                 count_shapes(counts, scans)

@@ -22,7 +22,7 @@ from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
 from tests.connector.analysis.comparisons import StoredRelation, quote
 from tests.connector.analysis.statements import RandomStatements
-from tests.connector.analysis.test_scans_oracle import KnownColumns, count_rows, draw_lakes, prune
+from tests.connector.analysis.test_scans_oracle import KnownColumns, count_rows, draw_lakes, store_plan_tables
 
 QUERIES_PER_LAKE = 40
 VIEWS = 5
@@ -128,7 +128,7 @@ class PlanViews:
         remaining_scans = drop_view_scans(inner, self.views)
         if not names and not any(scan.predicate or scan.joins for scan in remaining_scans):
             return False
-        _, pruned_scans, _ = prune(self.rng, self.connection, view_query, remaining_scans)
+        _, pruned_scans, _ = store_plan_tables(self.rng, self.connection, view_query, remaining_scans)
         cut_text = splice(
             view_query,
             [
@@ -175,7 +175,7 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
             replacements, names = cutting.replace_views(scans)
             spliced_text = splice(text, replacements)
             remaining_scans = drop_view_scans(scans, views)
-            pruned_rows, pruned_scans, _ = prune(rng, connection, text, remaining_scans)
+            pruned_rows, pruned_scans, _ = store_plan_tables(rng, connection, text, remaining_scans)
             joined_text = splice(
                 text,
                 [

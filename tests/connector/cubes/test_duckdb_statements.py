@@ -19,7 +19,7 @@ from seamark.connector.cubes.statements import CubeTable
 from seamark.connector.duckdb.cube_queries import GROUPS, DuckDBCubeQuery
 from seamark.connector.duckdb.statements import DuckDBStatement
 from seamark.formats.iceberg.types.schema import Field, Schema, StructType
-from seamark.formats.index.definitions import IndexDefinition, define
+from seamark.formats.index.definitions import IndexDefinition, define_index
 from seamark.formats.index.kinds.cube import group_rows
 from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.test_cubes import RandomAggregates, draw_rows_with_exact_sums
@@ -138,7 +138,7 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
     rng = random.Random(seed)
     aggregates, counts = RandomDuckDBAggregates(rng), Counter[str]()
     dimensions, measures = aggregates.draw_cube()
-    cube = define("cube", "cube", dimensions, SCHEMA, measures=measures)
+    cube = define_index("cube", "cube", dimensions, SCHEMA, measures=measures)
     files = [draw_file(rng) for _ in range(rng.randint(1, 4))]
     entries = [build_entry(rng, cube, file) for file in files]
     store_rows(con, "t", pa.concat_tables(files))

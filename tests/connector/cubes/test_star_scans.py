@@ -15,7 +15,7 @@ from seamark.connector.plans.async_client import KnownTable, open_seamark
 from seamark.connector.plans.scan import Scan
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import encode_refs_view
-from seamark.formats.index.definitions import PREFIX, define
+from seamark.formats.index.definitions import PREFIX, define_index
 from tests.iceberg.samples import add_snapshots, apply_json_updates, build_field, build_schema, build_table
 
 TEXT = "SELECT d.region, sum(f.amount) FROM db.facts f, db.shops d WHERE f.shop_id = d.id GROUP BY d.region"
@@ -28,7 +28,7 @@ def build_facts(attribute_id: int) -> TableMetadata:
     fields = build_schema(build_field(1, "shop_id", "int"), build_field(2, "amount", "long"))
     facts = build_table(schema=fields)
     terms = [f"lookup[db.shops@7:1:{number}](shop_id)" for number in ("0:boolean", f"{attribute_id}:string")]
-    cube = define("by_region", "cube", terms, facts.current_schema, measures=["sum(amount)"])
+    cube = define_index("by_region", "cube", terms, facts.current_schema, measures=["sum(amount)"])
     return add_snapshots(build_table(schema=fields, properties={f"{PREFIX}by_region": cube.property_text}), 5)
 
 

@@ -23,7 +23,7 @@ from seamark.connector.cubes.dialects import DUCKDB, NotFromCube
 from seamark.connector.cubes.stars import Star, StarTable
 from seamark.connector.cubes.statements import CubeStatement, CubeTable, translate_statement
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.definitions import define
+from seamark.formats.index.definitions import define_index
 from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.kinds.cube import group_rows
 from tests.seeds import examples, first_seed
@@ -74,7 +74,7 @@ def list_terms() -> list[str]:
     return terms
 
 
-CUBE = define("cube", "cube", list_terms(), SCHEMAS["facts"], measures=MEASURES)
+CUBE = define_index("cube", "cube", list_terms(), SCHEMAS["facts"], measures=MEASURES)
 
 
 def read_star(text: str, snapshots: dict[str, int] = SNAPSHOTS) -> tuple[sqlglot.Expr, Star]:

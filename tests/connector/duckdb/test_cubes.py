@@ -66,7 +66,7 @@ def run_case(server: ServerThread, con: duckdb.DuckDBPyConnection, seed: int, qu
                     case "build":
                         world.build()
                     case "spoil" if rng.random() < 0.5:
-                        world.spoil(loses=rng.random() < 0.5)
+                        world.damage_index_file(loses=rng.random() < 0.5)
             with open_catalog(server.url) as catalog:
                 snapshots = [snapshot.snapshot_id for snapshot in catalog.load_table(world.name).metadata.snapshots]
             for _ in range(queries):

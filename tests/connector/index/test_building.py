@@ -32,7 +32,7 @@ from seamark.connector.index.builds import (
     group_files,
 )
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
-from tests.connector.lake import SCHEMA, append, build_columns, create, open_catalog, spread
+from tests.connector.lake import SCHEMA, append_parts, build_columns, create_lake_table, open_catalog, spread_ids
 from tests.connector.server_thread import ServerThread
 from tests.support.commands import invoke_seamark
 
@@ -42,8 +42,8 @@ SMALL_GROUPS = GroupLimits(files=2)
 @pytest.fixture
 def client(server: ServerThread) -> Iterator[IndexClient]:
     """Yield a client of a server that has `db.t` with 6 files and an index `b` on id, which covers no file."""
-    create(server.url)
-    append(server.url, "db.t", spread(6))
+    create_lake_table(server.url)
+    append_parts(server.url, "db.t", spread_ids(6))
     new_client = IndexClient(server.url)
     new_client.put_index("db.t", "b", kind="bloom", columns=["id"])
     yield new_client
@@ -98,7 +98,7 @@ def test_built_index_leaves_files_out_of_a_plan(client: IndexClient) -> None:
 @pytest.mark.slow
 def test_build_includes_files_of_concurrent_commits(client: IndexClient) -> None:
     def append_rows() -> None:
-        append(client.url, "db.t", [[1000, 1001]])
+        append_parts(client.url, "db.t", [[1000, 1001]])
 
     workers = RecordingWorkers(None, append_rows, None, append_rows)
     report = build(client, "db.t", "b", workers, limits=SMALL_GROUPS)
@@ -112,7 +112,7 @@ def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: Ind
     def append_to_partitions() -> None:
         with open_catalog(client.url) as catalog, catalog.load_table("db.t").update_spec() as update:
             update.add_identity("discount")
-        append(client.url, "db.t", [[11, 22], [33]])
+        append_parts(client.url, "db.t", [[11, 22], [33]])
 
     class RepartitioningClient(IndexClient):
         """A client that changes the table's partition spec before its second listing."""
@@ -148,7 +148,7 @@ def test_build_includes_files_that_only_a_branch_has(client: IndexClient) -> Non
 @pytest.mark.slow
 def test_build_ends_while_writers_keep_committing(client: IndexClient) -> None:
     number = iter(range(1000, 2000))
-    commits = [lambda: append(client.url, "db.t", [[next(number)]]) for _ in range(10)]
+    commits = [lambda: append_parts(client.url, "db.t", [[next(number)]]) for _ in range(10)]
     report = build(client, "db.t", "b", RecordingWorkers(*commits), passes_max=3)
     assert (report.json["state"], report.progress.files_done) == ("completed", 8)
     assert client.index("db.t", "b").lag_files == 1

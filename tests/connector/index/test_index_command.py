@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from seamark.commands.main import cli
 from seamark.connector.client.errors import InvalidRequest, NoSuchResource, Refused
 from seamark.connector.client.indexes import IndexClient
-from tests.api.indexes.indexed import build_index_file, write
-from tests.api.plans.planned import append, build_data_file
+from tests.api.indexes.indexed import build_index_file, write_index_file
+from tests.api.plans.planned import append_files, build_data_file
 from tests.connector.server_thread import ServerThread
 from tests.support.commands import invoke_seamark
 
@@ -24,7 +24,7 @@ FILES = [build_data_file(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in r
 def url(server: ServerThread) -> str:
     """Return the URL of a server that has `db.t` with 6 files."""
     server.run(server.api.table())
-    server.run(append(server.api, "t", FILES, snapshot_id=1, manifests=2))
+    server.run(append_files(server.api, "t", FILES, snapshot_id=1, manifests=2))
     return server.url
 
 
@@ -38,7 +38,7 @@ def register_half_of_the_files(url: str, name: str) -> dict[str, Any]:
     build = client.start_build("db.t", name)
     pages = list(client.build_files("db.t", name, build["build-id"], page_files=4))
     assert [len(page["files"]) for page in pages] == [4, 2]
-    registration = write(build, "a", build_index_file(build, FILES[:3]))
+    registration = write_index_file(build, "a", build_index_file(build, FILES[:3]))
     file = (registration["location"], registration["size-in-bytes"])
     assert client.register_index_files("db.t", name, build["build-id"], [file])["progress"]["files-done"] == 3
     client.close()
@@ -125,7 +125,7 @@ def test_client_defines_an_index_and_builds_it(url: str) -> None:
     build = register_half_of_the_files(url, "i")
     assert [len(page["files"]) for page in client.build_files("db.t", "i", build["build-id"])] == [3]
     old_location = client.index("db.t", "i").json["index-files"][0]["location"]
-    registration = write(build, "b", build_index_file(build, FILES, level=1))
+    registration = write_index_file(build, "b", build_index_file(build, FILES, level=1))
     file = (registration["location"], registration["size-in-bytes"])
     client.register_index_files("db.t", "i", build["build-id"], [file], replaces=[old_location])
     assert list(client.build_files("db.t", "i", build["build-id"])) == []

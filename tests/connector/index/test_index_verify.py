@@ -18,9 +18,9 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.audits import audit_index
 from seamark.connector.index.builds import GroupLimits, InProcessWorkers, build
-from seamark.formats.index.index_file import assemble, open_index_file
+from seamark.formats.index.index_file import assemble_index_file, open_index_file
 from seamark.formats.index.kinds.kinds import KINDS
-from tests.connector.lake import append, create, spread
+from tests.connector.lake import append_parts, create_lake_table, spread_ids
 from tests.connector.server_thread import ServerThread
 from tests.support.commands import invoke_seamark
 
@@ -38,8 +38,8 @@ def client(server: ServerThread) -> Iterator[IndexClient]:
 
     The name of an index is its kind, and each index has 3 index files.
     """
-    create(server.url)
-    append(server.url, "db.t", spread(6))
+    create_lake_table(server.url)
+    append_parts(server.url, "db.t", spread_ids(6))
     new_client = IndexClient(server.url)
     for name, column in COLUMNS.items():
         new_client.put_index("db.t", name, kind=name, columns=[column])
@@ -75,7 +75,7 @@ def swap_blobs(first_file: Path, second_file: Path) -> None:
         (second_file, index_files[1], index_files[0].blob),
     ):
         header = index_file.header
-        parts = assemble(
+        parts = assemble_index_file(
             header.definition,
             header.kind,
             index_file.files,
@@ -99,7 +99,7 @@ def test_verify_reports_correct_index_files_as_valid(client: IndexClient) -> Non
 
 @pytest.mark.slow
 def test_audit_counts_the_rows_that_the_index_covers(client: IndexClient) -> None:
-    append(client.url, "db.t", [[1000, 1001, 1002]])
+    append_parts(client.url, "db.t", [[1000, 1001, 1002]])
     audit = audit_index(client, "db.t", "record", sample=0)
     assert (audit.rows, audit.covered, audit.problems) == (120, 120, ())
     build(client, "db.t", "record", InProcessWorkers())
@@ -189,7 +189,7 @@ def test_index_file_of_a_newer_version_is_reported_but_not_quarantined(
     with monkeypatch.context() as newer:
         newer.setattr(KINDS["bloom"], "version", 99)
         parts = list(
-            assemble(
+            assemble_index_file(
                 header.definition,
                 "bloom",
                 index_file.files,
@@ -241,7 +241,7 @@ def test_audits_with_the_same_seed_examine_the_same_sample(client: IndexClient) 
 def test_verify_refuses_invalid_arguments_with_an_exit_code(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client.url, "db.empty")
+    create_lake_table(client.url, "db.empty")
     cases: list[tuple[tuple[str, ...], int, str]] = [
         (("verify", "db.t", "nope"), 1, "no index 'nope'"),
         (("verify", "db.nope"), 1, "does not exist"),

@@ -24,7 +24,7 @@ from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
 from seamark.connector.index.indexer import AuditLimits, Indexer, Round
 from seamark.formats.index.index_file import open_index_file
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
-from tests.connector.lake import append, create, open_catalog, spread
+from tests.connector.lake import append_parts, create_lake_table, open_catalog, spread_ids
 from tests.connector.server_thread import ServerThread
 from tests.support.index_versions import replace_by_later_version
 
@@ -39,8 +39,8 @@ def create_table(client: IndexClient, name: str, files: int = 3, **indexes: tupl
     Args:
         indexes: (kind, column) by the name of the index.
     """
-    create(client.url, name)
-    append(client.url, name, spread(files))
+    create_lake_table(client.url, name)
+    append_parts(client.url, name, spread_ids(files))
     for index, (kind, column) in indexes.items():
         client.put_index(name, index, kind=kind, columns=[column])
 
@@ -70,7 +70,7 @@ def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(c
     }
     assert keeper.round() == Round(tables=4, indexes=4)
     assert len(list(client.timeline(action="indexing"))) == 4
-    append(client.url, "a.one", [[1000]])
+    append_parts(client.url, "a.one", [[1000]])
     assert keeper.round() == Round(tables=4, indexes=4, builds=2, files=2)
 
 
@@ -123,7 +123,7 @@ def test_merge_leaves_out_index_files_of_an_unknown_version(client: IndexClient,
         report = Indexer(client, open_in_process_workers, limits=one_each).maintain(("db", "t"))
         assert report == Round(tables=1, indexes=1)
     assert len(list(client.timeline(action="indexing"))) == builds, "a job without a due merge starts no build"
-    append(client.url, "db.t", spread(7)[:1])
+    append_parts(client.url, "db.t", spread_ids(7)[:1])
     indexer = Indexer(client, open_in_process_workers, limits=one_each)
     report = indexer.round()
     assert (report.builds, report.files, report.merges, report.failed) == (1, 1, 1, 0)
@@ -148,8 +148,8 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
         loaded_table = catalog.load_table("db.t")
         old_snapshots = [snapshot.snapshot_id for snapshot in loaded_table.snapshots()]
         loaded_table.delete()  # This removes whole files.
-        for part in spread(4):
-            append(client.url, "db.t", [part])
+        for part in spread_ids(4):
+            append_parts(client.url, "db.t", [part])
         catalog.load_table("db.t").maintenance.expire_snapshots().by_ids(old_snapshots).commit()
     report = Indexer(client, open_in_process_workers, limits=one_each).round()
     assert (report.builds, report.merges, report.failed) == (1, 1, 0)
@@ -316,7 +316,7 @@ def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(
     keeper = Indexer(client, open_in_process_workers, now=clock)
     assert keeper.round() == Round(tables=1, indexes=1, builds=1, files=2, files_not_indexed=1)
     assert keeper.round() == Round(tables=1, indexes=1)
-    append(client.url, "db.t", [[1000]])
+    append_parts(client.url, "db.t", [[1000]])
     assert keeper.round() == Round(tables=1, indexes=1, builds=1, files=1, files_not_indexed=1)
     assert keeper.round() == Round(tables=1, indexes=1)
     clock.now_s = 61
@@ -328,7 +328,7 @@ def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> 
     Indexer(client, open_in_process_workers, limits=GroupLimits(files=8)).round()
     first = client.index("db.t", "i").json["index-files"][0]["location"]
     for number in range(7):
-        append(client.url, "db.t", [[2000 + number]])
+        append_parts(client.url, "db.t", [[2000 + number]])
         if number == 6:
             damaged_path = Path(first.removeprefix("file://"))
             data = bytearray(damaged_path.read_bytes())
@@ -387,7 +387,7 @@ def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexCl
     with start_seamark(client.url, "--interval", "1") as process:
         assert process.stderr is not None
         wait_until(lambda: client.index("db.t", "i").health == "ok")
-        append(client.url, "db.t", [[1000]])
+        append_parts(client.url, "db.t", [[1000]])
         reports = []
         while [report["event"] for report in reports].count("index built") < 2:
             reports.append(json.loads(process.stderr.readline()))

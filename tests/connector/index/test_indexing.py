@@ -16,15 +16,15 @@ import pytest
 from seamark.connector.index.files import DataFile, IndexTask, compute_term_keys, index_data_files
 from seamark.connector.parquet.columns import Projection
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.iceberg.types.transforms import apply
-from seamark.formats.index.definitions import define
+from seamark.formats.iceberg.types.transforms import compute_transform
+from seamark.formats.index.definitions import define_index
 from seamark.formats.index.index_file import open_index_file
 from seamark.formats.index.keys.arrow_keys import convert_to_keys
-from seamark.formats.index.keys.case_folding import fold
+from seamark.formats.index.keys.case_folding import fold_case
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.index.keys.hashing import hash_key, hash_keys, hash_rows
 from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys, make_key, unpack_bits
-from seamark.formats.index.keys.terms import resolve
+from seamark.formats.index.keys.terms import resolve_term
 from seamark.formats.index.kinds.bitmap import Bitmap
 from seamark.formats.index.kinds.bits import list_positions
 from seamark.formats.index.kinds.bloom import Bloom
@@ -112,7 +112,7 @@ def get_key(keys: Keys, row: int) -> Any:
     ],
 )
 def test_keys_of_a_term_equal_the_keys_of_its_computed_values(text: str) -> None:
-    term = resolve(text, SCHEMA)
+    term = resolve_term(text, SCHEMA)
     for seed in range(20):
         rng = random.Random(f"{text} {seed}")
         values = draw_column(rng, term.column_id, rng.choice([0, 1, 7, 100]))
@@ -123,8 +123,8 @@ def test_keys_of_a_term_equal_the_keys_of_its_computed_values(text: str) -> None
         for row, value in enumerate(values):
             plain = None if value is None else to_iceberg_value(value)
             is_folded = term.transform in INDEXED_FUNCTIONS
-            folded = fold(str(plain)) if is_folded and plain is not None else plain
-            result = folded if is_folded else apply(term.transform, term.source, plain)
+            folded = fold_case(str(plain)) if is_folded and plain is not None else plain
+            result = folded if is_folded else compute_transform(term.transform, term.source, plain)
             expected = None if result is None else make_key(result, term.kind)
             assert get_key(keys, row) == expected, (seed, row, value)
 
@@ -152,7 +152,7 @@ def files(tmp_path: Path) -> list[DataFile]:
 
 
 def build_task(folder: Path, kind: str, *columns: str) -> IndexTask:
-    definition = define("i", kind, columns, SCHEMA)
+    definition = define_index("i", kind, columns, SCHEMA)
     return IndexTask("table-uuid", definition, Projection(SCHEMA), f"{folder.as_uri()}/_seamark/index")
 
 
@@ -226,11 +226,11 @@ def test_lower_case_keys_are_the_same_for_every_string_type_of_arrow(is_indexed:
     values = ["ÀB", None, "ab", ""]
     plain_array = pa.array(values, pa.string())
     column = plain_array.dictionary_encode() if pa.types.is_dictionary(is_indexed) else plain_array.cast(is_indexed)
-    keys = compute_term_keys(resolve("lower(name)", SCHEMA), pa.chunked_array([column]))
+    keys = compute_term_keys(resolve_term("lower(name)", SCHEMA), pa.chunked_array([column]))
     assert [get_key(keys, row) for row in range(4)] == ["àb".encode(), None, b"ab", b""]
 
 
 @pytest.mark.parametrize("column", [pa.array([7]), pa.array([b"\xff"])], ids=["numbers", "no UTF-8"])
 def test_lower_case_of_a_non_string_column_is_refused(column: pa.Array) -> None:
     with pytest.raises(ValueError, match=r"string|UTF8"):
-        compute_term_keys(resolve("lower(name)", SCHEMA), pa.chunked_array([column]))
+        compute_term_keys(resolve_term("lower(name)", SCHEMA), pa.chunked_array([column]))

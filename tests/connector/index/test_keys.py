@@ -22,9 +22,9 @@ from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.locations import format_partition_path
 from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_upserts import FIELDS, build_rows, create, read_rows
+from tests.connector.write.test_upserts import FIELDS, build_rows, create_upsert_table, read_rows
 from tests.connector.write.test_upserts_at_once import run_before_commits
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 
 DOUBLES: list[dict[str, Any]] = [
     {"id": 1, "name": "x", "required": False, "type": "double"},
@@ -47,7 +47,7 @@ def create_with_identifier_fields(client: IndexClient, *ids: int) -> None:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("strategy", [None, EQUALITY])
 def test_delete_matches_rows_by_the_named_columns_only(client: IndexClient, strategy: str | None) -> None:
-    create(client)
+    create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a", 1, "x"), (2, "b", 2, "x"), (3, "c", 3, "x")))
     input_rows = build_rows((1, "other", 7, None), (9, "b", 2, "x"))
     with pytest.raises(Unwritable, match=r"no identifier fields; name the key columns: key=\["):
@@ -91,7 +91,7 @@ def test_both_zeros_are_one_key_and_all_nans_are_one_key(
     client: IndexClient, mode: str, spec: list[tuple[str, int]], index: tuple[str, ...]
 ) -> None:
     properties = {"seamark.index.keys": f"record({', '.join(index)})"} if index else {}
-    create(client, fields=DOUBLES, spec=spec, properties=properties)
+    create_upsert_table(client, fields=DOUBLES, spec=spec, properties=properties)
     names = list(index) or ["x"]
     nan = 7.0 if spec else NAN  # The server's planner cannot prove that a partition value is NaN.
     append(client, "db.t", build_doubles((-0.0, 0.0, 1), (nan, -0.0, 1), (1.5, 1.0, 1)))
@@ -117,7 +117,7 @@ def test_both_zeros_are_one_key_and_all_nans_are_one_key(
 def test_concurrent_upsert_of_the_other_zero_is_a_conflict(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client, fields=DOUBLES, spec=[("identity", 1)])
+    create_upsert_table(client, fields=DOUBLES, spec=[("identity", 1)])
     append(client, "db.t", build_doubles((5.0, 0.0, 1)))
     run_before_commits(monkeypatch, lambda: upsert(client, "db.t", build_doubles((-0.0, 0.0, 1)), keys=["x"]))
     report = upsert(client, "db.t", build_doubles((0.0, 0.0, 2)), keys=["x"], mode=mode)
@@ -126,7 +126,7 @@ def test_concurrent_upsert_of_the_other_zero_is_a_conflict(
 
 
 def test_both_zeros_are_equal_as_precombine_values(client: IndexClient) -> None:
-    create(client, fields=DOUBLES)
+    create_upsert_table(client, fields=DOUBLES)
     append(client, "db.t", build_doubles((1.0, 0.0, 1)))
     report = upsert(client, "db.t", build_doubles((1.0, -0.0, 2)), keys=["x"], precombine="y")
     assert (report.updated, report.stale) == (1, 0)
@@ -142,7 +142,7 @@ NULS = ("a\0b", "\0", "a\0", "", "a", "a/../b", "..", "x%2e%2e%2fy", "/..", "%00
 def test_partition_values_can_contain_characters_that_paths_cannot(
     client: IndexClient, version: int, transform: str, how: str
 ) -> None:
-    create(client, version=version, spec=[(transform, 2)])
+    create_upsert_table(client, version=version, spec=[(transform, 2)])
     strategy_options: dict[str, Any] = {"strategy": EQUALITY} if how == EQUALITY else {"mode": how}
     append(client, "db.t", build_rows(*((number, land, 0) for number, land in enumerate(NULS))))
     changed_rows = build_rows(*((number, land, 1) for number, land in enumerate(NULS) if number % 2))
@@ -182,7 +182,7 @@ CHANGES: dict[str, Any] = {
 def test_row_changes_of_a_version_1_table_are_refused_before_a_file_is_written(
     client: IndexClient, server: ServerThread, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client, version=1)
+    create_upsert_table(client, version=1)
     append(client, "db.t", build_rows((1, "a")))
     files_before = server.list_written_files()
     started: list[object] = []
@@ -193,12 +193,12 @@ def test_row_changes_of_a_version_1_table_are_refused_before_a_file_is_written(
     assert read_rows(client) == [(1, "a", None, None)]
 
 
-@pytest.mark.parametrize("number", quick(range(4), 1))
+@pytest.mark.parametrize("number", mark_fast(range(4), 1))
 def test_random_histories_of_floating_point_keys_match_a_dict(client: IndexClient, number: int) -> None:
     """In the dict, both zeros are one key, and all NaNs are one key. Stored rows keep their signs."""
     seed = 100 * first_seed() + number
     rng = random.Random(seed)
-    create(client, fields=DOUBLES, properties={"seamark.index.keys": "record(x)"} if number % 2 else {})
+    create_upsert_table(client, fields=DOUBLES, properties={"seamark.index.keys": "record(x)"} if number % 2 else {})
     model: dict[str, tuple[str, int]] = {}
     for step in range(14):
         sample = rng.sample((0.0, -0.0, NAN, -NAN, 1.5, -1.5, float("inf")), rng.randint(1, 4))

@@ -14,7 +14,7 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, encode_index_file
 from seamark.connector.index.merges import RegisteredFile, merge_index_files, select_merge
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.definitions import IndexDefinition, define
+from seamark.formats.index.definitions import IndexDefinition, define_index
 from seamark.formats.index.index_file import open_index_file
 from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.hashing import hash_keys, hash_rows
@@ -35,10 +35,10 @@ def build_keys(values: list[int]) -> Keys:
 def build_blob(definition: IndexDefinition, values: list[int]) -> Any:
     match definition.kind:
         case "bloom":
-            return bloom.build(build_keys(values), 0.001)
+            return bloom.build_filter(build_keys(values), 0.001)
         case "bitmap":
-            return bitmap.build(build_keys(values))
-    return record.build([build_keys(values)])
+            return bitmap.build_bitmap(build_keys(values))
+    return record.build_records([build_keys(values)])
 
 
 class IndexWriter:
@@ -46,7 +46,7 @@ class IndexWriter:
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder = folder
-        self.definition = define("i", kind, ["id"], SCHEMA)
+        self.definition = define_index("i", kind, ["id"], SCHEMA)
         self.rows: dict[str, list[int]] = {}
         self.locations: list[str] = []
 

@@ -30,7 +30,7 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.upserts import MODES, upsert
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.seeds import examples, first_seed, quick
+from tests.seeds import examples, first_seed, mark_fast
 
 COLUMNS = ["id", "name", "note", "at"]
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("note", pa.string()), ("at", pa.timestamp("us"))])
@@ -123,7 +123,7 @@ def draw_filter(rng: random.Random, rows: list[dict[str, Any]]) -> tuple[str, An
     return f"{column} = {format_literal(value)}", lambda row: row[column] == value
 
 
-@pytest.mark.parametrize("seed", quick((first_seed() + number for number in range(4)), 1))
+@pytest.mark.parametrize("seed", mark_fast((first_seed() + number for number in range(4)), 1))
 def test_readers_find_columns_by_the_current_name_mapping(
     server: ServerThread, catalog: RestCatalog, tmp_path: Path, seed: int
 ) -> None:

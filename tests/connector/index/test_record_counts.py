@@ -29,8 +29,8 @@ from seamark.connector.write.upserts import delete, upsert
 from seamark.formats.index.index_file import open_index_file
 from seamark.formats.index.kinds.record import RecordBlob
 from tests.connector.lake import open_catalog
-from tests.connector.write.test_upserts import create
-from tests.seeds import quick
+from tests.connector.write.test_upserts import create_upsert_table
+from tests.seeds import mark_fast
 
 Longs = npt.NDArray[np.int64]
 
@@ -195,7 +195,7 @@ def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
 
 def change_and_check(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int) -> None:
     """Insert, upsert, delete and merge `turns` times, and check the table after each step."""
-    create(client, version=2, fields=FIELDS, properties={"seamark.index.keys": "record(k)"})
+    create_upsert_table(client, version=2, fields=FIELDS, properties={"seamark.index.keys": "record(k)"})
     table = GrowingTable(client, mode, sampled)
     hundredth = keys // 100
     for round_number in range(turns):
@@ -215,7 +215,7 @@ def change_and_check(client: IndexClient, mode: str, *, keys: int, turns: int, s
     table.check_all_keys()
 
 
-@pytest.mark.parametrize("mode", quick(["merge-on-read", "copy-on-write"], 1))
+@pytest.mark.parametrize("mode", mark_fast(["merge-on-read", "copy-on-write"], 1))
 def test_record_index_has_an_entry_for_each_row_after_each_kind_of_write(client: IndexClient, mode: str) -> None:
     change_and_check(client, mode, keys=200_000, turns=1, sampled=20_000)
 

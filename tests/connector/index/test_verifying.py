@@ -23,7 +23,7 @@ from seamark.connector.index.files import (
 from seamark.connector.index.verification import VerificationResult, verify_index_file
 from seamark.connector.parquet.columns import Projection
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.definitions import define
+from seamark.formats.index.definitions import define_index
 from seamark.formats.index.kinds import bitmap, bloom, record
 
 SCHEMA = Schema((Field(1, "name", False, "string"),))
@@ -38,7 +38,7 @@ def write_data_file(folder: Path, name: str, values: list[Any]) -> DataFile:
 
 @pytest.fixture(params=["bloom", "bitmap", "record"])
 def task(tmp_path: Path, request: pytest.FixtureRequest) -> IndexTask:
-    return IndexTask("t", define("i", request.param, ["name"], SCHEMA), Projection(SCHEMA), tmp_path.as_uri())
+    return IndexTask("t", define_index("i", request.param, ["name"], SCHEMA), Projection(SCHEMA), tmp_path.as_uri())
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def test_audit_finds_an_index_that_does_not_match_the_data_file(
     for wrong_file in (other_file, files[1], files[2]):  # The index file describes a different file than the first.
         keys = read_file_keys(task, wrong_file)
         builders = {
-            "bloom": lambda k: bloom.build(k[0]),
-            "bitmap": lambda k: bitmap.build(k[0]),
-            "record": record.build,
+            "bloom": lambda k: bloom.build_filter(k[0]),
+            "bitmap": lambda k: bitmap.build_bitmap(k[0]),
+            "record": record.build_records,
         }
         entries.append(builders[task.definition.kind](keys))
     location = f"{task.folder}/wrong.puffin"

@@ -26,7 +26,7 @@ from tests.connector.jobs.test_manifests import count_lineage
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import build_rows, count_scanned_rows, create
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 
 BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(2), "id_bucket"))
 WITH_PART = PartitionSpec(*BY_BUCKET.fields, PartitionField(2, 1001, IdentityTransform(), "part"))
@@ -40,8 +40,8 @@ def read_ids_by_file(client: IndexClient) -> dict[str, list[int]]:
     return ids_by_bucket
 
 
-@pytest.mark.parametrize("spec", quick([WITH_PART, BY_BUCKET], 1), ids=["bucket and part", "bucket"])
-@pytest.mark.parametrize("version", quick([3, 2], 1))
+@pytest.mark.parametrize("spec", mark_fast([WITH_PART, BY_BUCKET], 1), ids=["bucket and part", "bucket"])
+@pytest.mark.parametrize("version", mark_fast([3, 2], 1))
 def test_each_split_file_has_the_rows_of_one_new_bucket(
     client: IndexClient, server: ServerThread, version: int, spec: PartitionSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

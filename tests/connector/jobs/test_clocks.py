@@ -36,7 +36,7 @@ from tests.connector.jobs.test_orphan_files import age_file, put_file
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import build_rows, create
-from tests.seeds import examples, quick
+from tests.seeds import examples, mark_fast
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -104,7 +104,7 @@ def write_uncommitted_file(location: str, number: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("seed", quick(range(20), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(20), 1))
 def test_random_clock_jumps_delete_no_young_file(machine: ServerThread, clock: MachineClock, seed: int) -> None:
     rng = random.Random(seed)
     real_ms, written_times, expected = 0, dict[Path, int](), set[int]()

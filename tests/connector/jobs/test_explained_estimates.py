@@ -18,7 +18,7 @@ from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.appends import append
 from tests.connector.lake import open_catalog
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 
 COLUMNS = "seamark.clustering.columns"
 TARGET = "write.target-file-size-bytes"
@@ -68,7 +68,7 @@ def is_close(estimate: int, true: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", quick(range(6), 1))
+@pytest.mark.parametrize("case", mark_fast(range(6), 1))
 def test_clustered_table_keeps_about_as_many_files_as_explain_estimated(client: IndexClient, case: int) -> None:
     draw = np.random.default_rng(first_seed() + case)
     table = create_table(client, draw)
@@ -107,7 +107,7 @@ def test_clustered_table_keeps_about_as_many_files_as_explain_estimated(client: 
             assert not repeated, (where, explained.layouts)
 
 
-@pytest.mark.parametrize("case", quick(range(6), 1))
+@pytest.mark.parametrize("case", mark_fast(range(6), 1))
 def test_index_keeps_about_as_many_files_as_explain_estimated(client: IndexClient, case: int) -> None:
     """Explain proposes no index that would leave out few files."""
     draw = np.random.default_rng(first_seed() + 100 + case)

@@ -36,7 +36,7 @@ from seamark.connector.write.upserts import MERGE_ON_READ, delete
 from seamark.formats.iceberg.files.parquet import Unreadable
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=False),
@@ -133,7 +133,7 @@ def test_merge_copies_row_groups_with_required_columns(client: IndexClient, serv
     assert read_rows_by_id(client) == rows_before
 
 
-@pytest.mark.parametrize("version", quick([3, 2], 1))
+@pytest.mark.parametrize("version", mark_fast([3, 2], 1))
 def test_random_merges_and_drops_change_only_the_dropped_columns(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:

@@ -154,7 +154,7 @@ def test_tables_below_a_thousand_namespaces_are_examined(server: ServerThread) -
         assert answer.status == 200, answer.raw
 
     server.run(create_namespaces())
-    server.run(watch.sweep(skip_table))
+    server.run(watch.examine_all(skip_table))
     # pytest deletes folders of earlier runs recursively, and fails at this depth.
     subprocess.run(["rm", "-rf", server.home], check=True)
     assert "t0" in seen_names
@@ -171,7 +171,7 @@ def test_services_and_jobs_follow_the_policy_of_a_namespace(nested_client: Index
 
     run_policy_command(nested_client, "a", "--namespace", "--set", "seamark.compaction.min-files=7")
     run_policy_command(nested_client, "a.b", "--namespace", "--set", "history.expire.max-snapshot-age-ms=1")
-    server.run(watch.sweep(skip_table))
+    server.run(watch.examine_all(skip_table))
     assert policies["t"]["seamark.compaction.min-files"] == "7"
     assert policies["t"]["history.expire.max-snapshot-age-ms"] == "1"
     actual = server.run(watch.find(("a", "b"), "t"))

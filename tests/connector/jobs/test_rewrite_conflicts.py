@@ -34,7 +34,7 @@ from tests.connector.jobs.test_expiration import list_needed_files, list_stored_
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create, read_with_pyiceberg
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 
 SMALL_FILES_POLICY = CompactionPolicy(1 << 20, 2)
 
@@ -110,7 +110,7 @@ def test_files_with_recently_changed_rows_are_left_out_of_rewrites(client: Index
     )  # The change is older than the time for which files are left out.
 
 
-@pytest.mark.parametrize("version", quick([3, 2], 1))
+@pytest.mark.parametrize("version", mark_fast([3, 2], 1))
 def test_rewrite_commits_the_partitions_without_a_conflict(
     client: IndexClient, server: ServerThread, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,7 @@ from tests.connector.jobs.test_manifests import NO_MERGE, count_entries
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create
-from tests.seeds import examples, first_seed, quick
+from tests.seeds import examples, first_seed, mark_fast
 from tests.server.rig import OffsetClock
 
 LINEAGE = ["id", "_row_id", "_last_updated_sequence_number"]
@@ -43,7 +43,7 @@ def read_lineage(client: IndexClient) -> set[tuple[Any, ...]]:
     return {tuple(row.values()) for row in scan(client, "db.t", LINEAGE).to_arrow().to_pylist()}
 
 
-@pytest.mark.parametrize("version", quick([3, 2], 1))
+@pytest.mark.parametrize("version", mark_fast([3, 2], 1))
 def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:

@@ -31,7 +31,7 @@ from tests.connector.jobs.test_orphan_files import age_all_files
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, build_rows, create
-from tests.connector.write.test_upserts import create as create_table
+from tests.connector.write.test_upserts import create_upsert_table as create_table
 from tests.seeds import first_seed
 
 

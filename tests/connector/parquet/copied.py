@@ -43,7 +43,7 @@ def write_skeleton(path: Path, schema: pa.Schema) -> SourceFile:
     return SourceFile(str(path), Storage())
 
 
-def merge(
+def merge_files(
     paths: Sequence[Path],
     out: Path,
     schema: pa.Schema,

@@ -81,6 +81,6 @@ def build_decryption() -> Any:
     )
 
 
-def read(path: Path) -> pa.Table:
+def read_decrypted(path: Path) -> pa.Table:
     with pq.ParquetFile(path, decryption_properties=build_decryption(), page_checksum_verification=True) as file:
         return file.read()

@@ -34,8 +34,8 @@ from seamark.formats.iceberg.files.footer import (
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.sort_order import UNSORTED
 from seamark.formats.iceberg.types.schema import Field, Schema
-from tests.connector.parquet.copied import add_field_ids, merge
-from tests.seeds import examples, first_seed, quick
+from tests.connector.parquet.copied import add_field_ids, merge_files
+from tests.seeds import examples, first_seed, mark_fast
 
 KINDS: dict[str, tuple[pa.DataType, Any]] = {
     "long": (pa.int64(), lambda rng: rng.randrange(-(1 << 60), 1 << 60)),
@@ -114,7 +114,7 @@ def list_leaf_columns(schema: pa.Schema) -> list[Any]:
     return [actual_schema.column(number) for number in range(len(actual_schema))]
 
 
-@pytest.mark.parametrize("number", quick(range(12), 2))
+@pytest.mark.parametrize("number", mark_fast(range(12), 2))
 def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> None:
     seed = first_seed() + number
     rng = random.Random(seed)
@@ -130,7 +130,7 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
         paths.append(tmp_path / f"{part}.parquet")
     selected_names = rng.sample(names, rng.randint(1, len(names)))
     out = tmp_path / "out.parquet"
-    merge(paths, out, pa.schema([schema.field(name) for name in selected_names]))
+    merge_files(paths, out, pa.schema([schema.field(name) for name in selected_names]))
     expected = pa.concat_tables(parts).select(selected_names)
     with pq.ParquetFile(out, page_checksum_verification=True) as file:
         actual = file.read()
@@ -171,7 +171,7 @@ def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Pat
             bloom_filter_options={"long": {"ndv": 10_000, "fpp": 0.001}},
         )
     out = tmp_path / "out.parquet"
-    merge(paths, out, schema)
+    merge_files(paths, out, schema)
     with SourceFile(str(out), Storage()) as merged_file:
         for number, path in enumerate(paths):
             with SourceFile(str(path), Storage()) as given_file:
@@ -199,7 +199,7 @@ def _check_offset_index(file: SourceFile, number: int, column: int) -> None:
     """Check that each page in the offset index begins with a page header."""
     index = file.read_offset_index(file.footer.groups[number], column)
     assert index is not None
-    pages = thrift.read(index)[0][1][1][1]
+    pages = thrift.read_structure(index)[0][1][1][1]
     assert len(pages) > 5
     for page in pages:
         offset, size = page[1][1], page[2][1]
@@ -260,7 +260,7 @@ def test_corrupt_files_are_refused_without_an_output_file(tmp_path: Path) -> Non
         path, out = tmp_path / "broken.parquet", tmp_path / "out.parquet"
         path.write_bytes(damaged_bytes)
         try:
-            merge([good, path], out, schema)
+            merge_files([good, path], out, schema)
         except (Unreadable, ValueError):
             refused_count += 1
             assert not out.exists()
@@ -303,7 +303,7 @@ def test_files_of_duckdb_and_pyarrow_are_merged_into_one(tmp_path: Path) -> None
         f"TO '{first}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ROW_GROUP_SIZE 2048)"
     )
     pq.write_table(pa.table({"long": [1], "text": ["p"]}, schema=schema), other)
-    merge([first, other], out, schema)
+    merge_files([first, other], out, schema)
     assert pq.read_table(out)["text"].to_pylist() == [f"d{n}" for n in range(1000)] + ["p"]
 
 
@@ -330,8 +330,8 @@ def test_copy_of_objects_in_blocks_equals_the_copy_of_local_files(
         parts.append(draw_rows(rng, schema, 400))
         paths.append(tmp_path / f"{part}.parquet")
         write_randomly(rng, paths[-1], parts[-1])
-    merge(paths, tmp_path / "local.parquet", schema)
-    merge(paths, tmp_path / "object.parquet", schema, Objects())
+    merge_files(paths, tmp_path / "local.parquet", schema)
+    merge_files(paths, tmp_path / "object.parquet", schema, Objects())
     assert (tmp_path / "object.parquet").read_bytes() == (tmp_path / "local.parquet").read_bytes()
 
 
@@ -344,10 +344,10 @@ def test_nan_in_the_statistics_of_a_copied_chunk_gives_no_bound() -> None:
     size = int.from_bytes(data[-8:-4], "little")
 
     def read_bounds(first_max: float) -> list[list[Any]]:
-        fields, _ = thrift.read(data[-8 - size : -8])
+        fields, _ = thrift.read_structure(data[-8 - size : -8])
         statistics = fields[4][1][1][0][1][1][1][0][3][1][12][1]
         statistics[5] = statistics[5][0], struct.pack("<d", first_max)
-        footer = thrift.write(fields)
+        footer = thrift.write_structure(fields)
         encoded = pa.BufferReader(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")
         metrics = Metrics(list_leaves(schema), list_modes(schema, {}, UNSORTED))
         metrics.add_copied({})

@@ -38,9 +38,9 @@ from seamark.connector.parquet.encryption.modules import Module, ModuleCipher
 from seamark.formats.iceberg.files import _footer
 from seamark.formats.iceberg.files.parquet import Unreadable
 from tests.connector.parquet import encrypted
-from tests.connector.parquet.copied import add_field_ids, merge
+from tests.connector.parquet.copied import add_field_ids, merge_files
 from tests.connector.parquet.test_copies import KINDS, Objects, draw_rows, list_leaf_columns, write_randomly
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 
 KEY = b"0123456789abcdef"
 SIMPLE = add_field_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
@@ -88,7 +88,7 @@ def read_scheme(path: Path, target: pa.Schema) -> EncryptionScheme:
         return find_scheme(source.encryption, paths, columns)
 
 
-@pytest.mark.parametrize("number", quick(range(12), 2))
+@pytest.mark.parametrize("number", mark_fast(range(12), 2))
 def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number: int) -> None:
     """The new file is encrypted with new keys or different master keys, or is not encrypted.
 
@@ -113,9 +113,9 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
     out = tmp_path / "out.parquet"
     choice = rng.choice([*schemes, None])
     keys = encrypted.build_keys({"kf": "other"} if rng.random() < 0.5 else None)
-    merge(paths, out, target, keys=keys, encryption=None if choice is None else keys.create_encryption(choice))
+    merge_files(paths, out, target, keys=keys, encryption=None if choice is None else keys.create_encryption(choice))
     expected = pa.concat_tables(parts).select(selected_names)
-    table = pq.read_table(out) if choice is None else encrypted.read(out)
+    table = pq.read_table(out) if choice is None else encrypted.read_decrypted(out)
     assert table.cast(expected.schema).equals(expected), seed
     with SourceFile(str(out), Storage(), keys=keys) as merged_file:
         source_files = [SourceFile(str(path), Storage(), keys=keys) for path in paths]
@@ -172,9 +172,9 @@ def test_file_is_encrypted_with_the_supplied_keys_of_footer_and_columns(
     options: dict[str, Any] = {"write_page_index": True, "write_page_checksum": True, "data_page_size": 500}
     pq.write_table(rows, first, encryption_properties=prefixed, **options)
     with pytest.raises(Unreadable, match="the AAD prefix is not stored in the file"):
-        merge([first], out, SIMPLE, keys=SuppliedKeys(KEY))
+        merge_files([first], out, SIMPLE, keys=SuppliedKeys(KEY))
     footer = FileKey(os.urandom(32), None)
-    merge(
+    merge_files(
         [first, first],
         second,
         SIMPLE,
@@ -186,7 +186,7 @@ def test_file_is_encrypted_with_the_supplied_keys_of_footer_and_columns(
     )
     caller_keys = SuppliedKeys(footer.key, {"text": KEY})
     same_key = FileKey(KEY, None)
-    merge(
+    merge_files(
         [second],
         out,
         SIMPLE,
@@ -196,7 +196,7 @@ def test_file_is_encrypted_with_the_supplied_keys_of_footer_and_columns(
     table = pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY))
     assert table.equals(pa.concat_tables([rows, rows]))
     with pytest.raises(Unreadable, match="no key was given for the column text"):
-        merge([second], tmp_path / "none.parquet", SIMPLE, keys=SuppliedKeys(footer.key))
+        merge_files([second], tmp_path / "none.parquet", SIMPLE, keys=SuppliedKeys(footer.key))
 
 
 def test_duckdb_and_seamark_read_each_others_encrypted_files(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_duckdb_and_seamark_read_each_others_encrypted_files(tmp_path: Path) -> 
         f"'{source}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ENCRYPTION_CONFIG {{footer_key: 'k'}})"
     )
     key = FileKey(KEY, None)
-    merge([source, source], out, SIMPLE, keys=SuppliedKeys(KEY), encryption=FileEncryption(key, [key, key]))
+    merge_files([source, source], out, SIMPLE, keys=SuppliedKeys(KEY), encryption=FileEncryption(key, [key, key]))
     text = f"SELECT count(*), sum(long), max(text) FROM read_parquet('{out}', encryption_config = {{footer_key: 'k'}})"
     assert con.sql(text).fetchall() == [(10_000, 24_995_000, "d8")]
     assert pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY)).num_rows == 10_000
@@ -297,12 +297,12 @@ def _change_bytes(folder: Path, algorithm: str, *, is_signed: bool, module_bytes
         changed_data[place] ^= 1 << rng.randrange(8)
         damaged_path.write_bytes(changed_data)
         try:
-            merge([damaged_path], out, SIMPLE, keys=keys, encryption=keys.create_encryption(encryption))
+            merge_files([damaged_path], out, SIMPLE, keys=keys, encryption=keys.create_encryption(encryption))
         except (Unreadable, ValueError):
             refused_count += 1
             assert not out.exists(), place
         else:
-            assert encrypted.read(out).equals(rows), place
+            assert encrypted.read_decrypted(out).equals(rows), place
             out.unlink()
         assert damaged_path.read_bytes() == changed_data
     assert refused_count > 0.95 * len(places)
@@ -322,7 +322,7 @@ def test_swapped_modules_are_refused(tmp_path: Path) -> None:
     swapped = data[: first[0]] + data[slice(*second)] + data[first[1] : second[0]] + data[slice(*first)]
     path.write_bytes(swapped + data[second[1] :])
     with pytest.raises(Unreadable, match="cannot be decrypted: the key is wrong, or the file was changed"):
-        merge([path], out, SIMPLE, keys=encrypted.build_keys())
+        merge_files([path], out, SIMPLE, keys=encrypted.build_keys())
     assert not out.exists()
 
 
@@ -336,10 +336,10 @@ def test_module_lengths_are_checked_before_bytes_are_read(tmp_path: Path, monkey
     struct.pack_into("<I", data, begin, 0xFFFF_FFF0)
     (tmp_path / "long.parquet").write_bytes(data)
     with pytest.raises(Unreadable, match=r"the page header at .* has 4,294,967,284 bytes; its column chunk has"):
-        merge([tmp_path / "long.parquet"], out, SIMPLE, keys=encrypted.build_keys())
+        merge_files([tmp_path / "long.parquet"], out, SIMPLE, keys=encrypted.build_keys())
     monkeypatch.setattr(reencryption, "PAGE_BYTES_MAX", 20)
     with pytest.raises(Unreadable, match="the limit is 20"):
-        merge([path], out, SIMPLE, keys=encrypted.build_keys())
+        merge_files([path], out, SIMPLE, keys=encrypted.build_keys())
     assert not out.exists()
 
 
@@ -353,7 +353,7 @@ def test_chunk_with_more_pages_than_page_ordinals_is_refused(tmp_path: Path, mon
         ModuleCipher(KEY, b"", ctr_pages=False).create_chunk_cipher(32_768, 0)
     monkeypatch.setattr(modules, "ORDINAL_MAX", 99)
     with pytest.raises(Unreadable, match="a column chunk has more than 100 pages, the maximum for encryption"):
-        merge([path], out, schema, encryption=FileEncryption(key, [key]))
+        merge_files([path], out, schema, encryption=FileEncryption(key, [key]))
     assert not out.exists()
 
 
@@ -369,7 +369,7 @@ def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path)
     for is_signed in (False, True):
         footer, column = FileKey(KEY, None), FileKey(os.urandom(16), b"name")
         encryption = FileEncryption(footer, [None, column], signed=is_signed)
-        merge([path], out, SIMPLE, encryption=encryption)
+        merge_files([path], out, SIMPLE, encryption=encryption)
         data = out.read_bytes()
         assert b"secret" not in data
         assert bloom is not None
@@ -378,7 +378,7 @@ def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path)
         caller_keys = SuppliedKeys(KEY, {"text": column.key})
         with SourceFile(str(out), Storage(), keys=caller_keys) as copied:
             assert copied.read_bloom(copied.footer.groups[0], 1) == bloom
-        merge([out], tmp_path / "plain.parquet", SIMPLE, keys=caller_keys)
+        merge_files([out], tmp_path / "plain.parquet", SIMPLE, keys=caller_keys)
         assert pq.read_table(tmp_path / "plain.parquet").equals(rows)
         out.unlink()
         (tmp_path / "plain.parquet").unlink()
@@ -403,15 +403,15 @@ def test_errors_and_reprs_contain_no_key(tmp_path: Path) -> None:
     with pytest.raises(
         Unreadable, match=r"the key is unknown: the key service failed to unwrap a key .*RuntimeError"
     ) as e:
-        merge([path], out, SIMPLE, keys=leaking)
+        merge_files([path], out, SIMPLE, keys=leaking)
     texts += [str(e.value), repr(e.value)]
     with pytest.raises(KeyUnavailable) as f:
         leaking.create_encryption(encryption)
     texts += [str(f.value), repr(f.value), repr(f.value.__cause__), repr(f.value.__context__)]
     with pytest.raises(Unreadable, match="this process has no key") as e:
-        merge([path], out, SIMPLE)
+        merge_files([path], out, SIMPLE)
     with pytest.raises(Unreadable, match="the key is wrong") as e:
-        merge([path], out, SIMPLE, keys=SuppliedKeys(KEY, {"text": KEY}))
+        merge_files([path], out, SIMPLE, keys=SuppliedKeys(KEY, {"text": KEY}))
     texts += [str(e.value)]
     key = FileKey(KEY, None)
     objects = [SuppliedKeys(KEY, {"a": KEY}), ParquetKeys(MasterKeyFile({"a": KEY})), MasterKeyFile({"a": KEY}), key]
@@ -437,7 +437,7 @@ def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) 
     assert keys is not None
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     _write_encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
-    merge(
+    merge_files(
         [path], out, SIMPLE, keys=encrypted.build_keys(), encryption=keys.create_encryption(read_scheme(path, SIMPLE))
     )
     with SourceFile(str(out), Storage(), keys=keys) as source:
@@ -447,7 +447,7 @@ def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) 
     assert file.read().to_pylist() == [{"long": 1, "text": "t"}]
     file.close()
     named_keys = read_environment_keys({"SEAMARK_PARQUET_KMS": "tests.connector.parquet.encrypted:PyArrowKms"})
-    merge([path], out := tmp_path / "plain.parquet", SIMPLE, keys=named_keys)
+    merge_files([path], out := tmp_path / "plain.parquet", SIMPLE, keys=named_keys)
     assert pq.read_table(out).num_rows == 1
     for file, message in (
         ({"keys": {"kf": "!!!"}}, "has a key that is not base64"),
@@ -512,8 +512,8 @@ def test_encrypted_structures_with_trailing_bytes_are_read(tmp_path: Path, monke
     with monkeypatch.context() as patch:
         patch.setattr(modules.ChunkCipher, "encrypt", encrypt_with_padding)
         patch.setattr(ModuleCipher, "encrypt_footer", lambda self, plain: encrypt_footer(self, plain + bytes(37)))
-        merge([path], padded, SIMPLE, encryption=FileEncryption(footer, [footer, text]))
-    merge([padded], out, SIMPLE, keys=SuppliedKeys(KEY, {"text": text.key}))
+        merge_files([path], padded, SIMPLE, encryption=FileEncryption(footer, [footer, text]))
+    merge_files([padded], out, SIMPLE, keys=SuppliedKeys(KEY, {"text": text.key}))
     assert pq.read_table(out).equals(rows)
     with SourceFile(str(out), Storage()) as source_file, SourceFile(str(path), Storage()) as input_source_file:
         _check_indexes(source_file, [(input_source_file, group) for group in input_source_file.footer.groups])

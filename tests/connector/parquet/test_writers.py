@@ -24,7 +24,7 @@ from pyiceberg.io.fileformat import FileFormatFactory
 from pyiceberg.io.pyarrow import PyArrowFileIO, _to_requested_schema, pyarrow_to_schema
 from pyiceberg.manifest import FileFormat
 
-from tests.connector.parquet.copied import add_field_ids, concatenate, merge
+from tests.connector.parquet.copied import add_field_ids, concatenate, merge_files
 from tests.seeds import first_seed
 
 Writer = Callable[[random.Random, pa.Table, Path], None]
@@ -228,7 +228,7 @@ def test_random_files_of_all_writers_are_merged_into_one(tmp_path: Path, number:
         assert pq.read_metadata(paths[-1]).num_rows == rows
     selected_names = rng.sample(names, rng.randint(1, len(names)))
     out = tmp_path / "out.parquet"
-    merge(paths, out, pa.schema([schema.field(name) for name in selected_names]))
+    merge_files(paths, out, pa.schema([schema.field(name) for name in selected_names]))
     expected = list_row_texts(pa.concat_tables(parts).select(selected_names))
     for name, read_rows in READERS.items():
         assert list_row_texts(read_rows(out)) == expected, (seed, name, paths)

@@ -18,7 +18,7 @@ from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import MERGE_ON_READ, delete
 from seamark.formats.iceberg.expressions.expression import TRUE
-from tests.connector.write.test_upserts import create
+from tests.connector.write.test_upserts import create_upsert_table
 from tests.seeds import first_seed
 
 ROWS, FILES = 12_000, 3
@@ -60,7 +60,7 @@ def test_chosen_rows_equal_the_rows_of_a_scan(
 ) -> None:
     seed = first_seed()
     source = random.Random(seed)
-    create(client, fields=FIELDS, properties=PAGES)
+    create_upsert_table(client, fields=FIELDS, properties=PAGES)
     for number in range(FILES):
         append(client, "db.t", make_rows(number * ROWS, source))
     delete(client, "db.t", keys=pa.table({"id": source.sample(range(FILES * ROWS), 500)}), mode=MERGE_ON_READ)

@@ -164,7 +164,7 @@ def find_offset_index(data: bytes) -> tuple[int, int]:
     _, file = open_pages(data)
     out = io.BytesIO()
     file.metadata.write_metadata_file(out)
-    chunk = thrift.read(out.getvalue(), 4)[0][4][1][1][0][1][1][1][0]
+    chunk = thrift.read_structure(out.getvalue(), 4)[0][4][1][1][0][1][1][1][0]
     return chunk[4][1], chunk[5][1]
 
 
@@ -190,10 +190,10 @@ def test_pages_that_contradict_the_page_index_are_not_used() -> None:
     table = pa.table({"n": np.arange(30_000)})
     data = write_parquet(table, row_group_size=30_000, use_dictionary=False, max_rows_per_page=1_000)
     offset, size = find_offset_index(data)
-    index = thrift.read(data, offset)[0]
+    index = thrift.read_structure(data, offset)[0]
     locations = index[1][1][1]
     locations[4][3], locations[5][3] = (thrift.I64, 3_999), (thrift.I64, 5_001)  # The row ranges of the pages change.
-    wrong_index_bytes = thrift.write(index)
+    wrong_index_bytes = thrift.write_structure(index)
     assert len(wrong_index_bytes) == size
     pages, _ = open_pages(data[:offset] + wrong_index_bytes + data[offset + size :])
     for row in (3_500, 3_999, 4_500, 5_000):
@@ -236,14 +236,14 @@ def draw_struct_fields(depth: int) -> st.SearchStrategy[dict[int, tuple[int, Any
 
 @given(draw_struct_fields(2))
 def test_thrift_structure_survives_a_round_trip(fields: dict[int, tuple[int, Any]]) -> None:
-    data = thrift.write(fields)
-    assert thrift.read(b"x" + data + b"y", 1) == (fields, 1 + len(data))
+    data = thrift.write_structure(fields)
+    assert thrift.read_structure(b"x" + data + b"y", 1) == (fields, 1 + len(data))
 
 
 @given(st.binary(max_size=60))
 def test_random_bytes_raise_a_value_error_or_are_a_thrift_structure(data: bytes) -> None:
     try:
-        thrift.read(data)
+        thrift.read_structure(data)
     except ValueError:
         return
 
@@ -252,4 +252,4 @@ def test_thrift_footer_is_written_to_the_same_bytes() -> None:
     data = write_parquet(draw_table(np.random.default_rng(1), 3_000))
     size = int.from_bytes(data[-8:-4], "little")
     footer = data[-8 - size : -8]
-    assert thrift.write(thrift.read(footer)[0]) == footer
+    assert thrift.write_structure(thrift.read_structure(footer)[0]) == footer

@@ -39,12 +39,12 @@ from tests.api.indexes.test_bitmaps import (
     OPPOSITE,
     Leaf,
     Tree,
+    build_filter_json,
     build_random_tree,
-    compare,
+    compare_values,
     evaluate_as_sql,
-    filter_json,
+    format_as_sql,
     replace_with_negative_zero,
-    to_sql,
 )
 from tests.api.rest.stored import LiveSnapshot, StoredTable, draw_row
 from tests.connector import lake
@@ -112,7 +112,7 @@ def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
             return op == "not-eq"
         if isinstance(value, float) and math.isnan(value):
             return op in ("not-eq", "gt", "gt-eq")
-        return compare(op, value, tree.value)
+        return compare_values(op, value, tree.value)
     operator, children = tree
     if operator == "not":
         return evaluate(children[0], row, negated=not negated)
@@ -197,7 +197,7 @@ def test_scans_of_random_tables_return_the_written_rows_except_deleted_rows(
         snapshot = rng.choice(stored_table.snapshots)
         tree = build_random_tree(rng, 3, (0, 1, 2, 3))
         in_text = rng.random() < 0.5
-        where: Any = None if round_number < 4 else to_sql(tree) if in_text else filter_json(tree)
+        where: Any = None if round_number < 4 else format_as_sql(tree) if in_text else build_filter_json(tree)
         names = rng.sample([*NAMES, FILE, POSITION], rng.randint(0, 6))
         actual = scan(client, "db.t", names, where, at=At(snapshot_id=snapshot.id), bitmaps=rng.random() < 0.7)
         rows = []

@@ -15,8 +15,8 @@ from seamark.connector.read.read_plan import FILE, POSITION
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
-from tests.connector.write.test_upserts import create
-from tests.seeds import first_seed, quick
+from tests.connector.write.test_upserts import create_upsert_table
+from tests.seeds import first_seed, mark_fast
 
 ROWS = 60_000
 FIELDS = [
@@ -46,11 +46,11 @@ def make_rows(model: dict[int, Row]) -> pa.Table:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", [MERGE_ON_READ, COPY_ON_WRITE])
-@pytest.mark.parametrize("bitmaps", quick([True, False], 1))
+@pytest.mark.parametrize("bitmaps", mark_fast([True, False], 1))
 def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient, mode: str, bitmaps: bool) -> None:
     seed = first_seed()
     source = random.Random(seed)
-    create(client, fields=FIELDS, properties=PAGES)
+    create_upsert_table(client, fields=FIELDS, properties=PAGES)
     ids = list(range(ROWS))
     source.shuffle(ids)
     model: dict[int, Row] = {

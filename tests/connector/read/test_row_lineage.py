@@ -17,8 +17,8 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_upserts import COLUMNS, FIELDS, build_rows, create
-from tests.seeds import quick
+from tests.connector.write.test_upserts import COLUMNS, FIELDS, build_rows, create_upsert_table
+from tests.seeds import mark_fast
 
 Row = tuple[Any, ...]
 
@@ -74,13 +74,13 @@ class LineageModel:
         assert {row["id"]: tuple(row.values()) for row in actual_rows} == self.rows, note
 
 
-@pytest.mark.parametrize("seed", quick(range(6), 1))
-@pytest.mark.parametrize("spec", quick([(("bucket[4]", 1),), (), (("identity", 2),)], 1))
+@pytest.mark.parametrize("seed", mark_fast(range(6), 1))
+@pytest.mark.parametrize("spec", mark_fast([(("bucket[4]", 1),), (), (("identity", 2),)], 1))
 def test_rows_keep_their_ids_when_they_move_to_other_files(
     client: IndexClient, seed: int, spec: tuple[tuple[str, int], ...]
 ) -> None:
     rng = random.Random(100 * seed + len(spec))
-    create(client, spec=spec, properties={"write.parquet.row-group-size-bytes": "400"})
+    create_upsert_table(client, spec=spec, properties={"write.parquet.row-group-size-bytes": "400"})
     model = LineageModel()
     for step in range(14):
         note = f"seed {seed}, spec {spec}, step {step}"
@@ -139,7 +139,7 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
 
 
 def test_rows_from_before_an_upgrade_receive_ids_when_they_are_rewritten(client: IndexClient) -> None:
-    create(client, version=2)
+    create_upsert_table(client, version=2)
     append(client, "db.t", build_rows((1, "de", 1, "a"), (2, "de", 1, "b")))
     append(client, "db.t", build_rows((3, "de", 1, "c")))
     upgrade = {"updates": [{"action": "upgrade-format-version", "format-version": 3}], "requirements": []}
@@ -156,7 +156,7 @@ def test_rows_from_before_an_upgrade_receive_ids_when_they_are_rewritten(client:
 def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, server: ServerThread) -> None:
     """Files with only new rows, and files of tables without lineage, have no lineage columns."""
     for version, expected in ((2, set()), (3, set(NAMES))):
-        create(client, f"t{version}", version=version)
+        create_upsert_table(client, f"t{version}", version=version)
         files_before = set(server.home.rglob("*.parquet"))
         upsert(
             client, f"db.t{version}", build_rows((1, "de", 1, "a"), (2, "de", 1, "b")), keys=["id"], mode=COPY_ON_WRITE
@@ -178,7 +178,7 @@ def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, 
 
 
 def test_table_with_a_column_of_a_reserved_name_must_rename_it(client: IndexClient) -> None:
-    create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}])
+    create_upsert_table(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}])
     append(client, "db.t", build_rows((1, "de", 1, "a")))
     with pytest.raises(Unwritable, match="the table has a column _row_id, a name that the format reserves"):
         upsert(client, "db.t", build_rows((1, "fr", 2, "B")), keys=["id"], mode=COPY_ON_WRITE)
@@ -191,7 +191,9 @@ def test_table_with_a_column_of_a_reserved_name_must_rename_it(client: IndexClie
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 def test_column_with_a_reserved_name_is_upserted_by_merge_on_read(client: IndexClient, version: int) -> None:
-    create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}], version=version)
+    create_upsert_table(
+        client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}], version=version
+    )
 
     def build_rows_with_ids(*rows: tuple[int, int, int]) -> pa.Table:
         expected_rows = [{"id": id_, "ts": ts, "_row_id": own} for id_, ts, own in rows]

@@ -17,7 +17,7 @@ from seamark.connector.write import row_locations as locating
 from seamark.connector.write import upserts
 from seamark.connector.write.appends import append, overwrite
 from seamark.connector.write.upserts import delete, upsert
-from tests.connector.write.test_upserts import MODES, create
+from tests.connector.write.test_upserts import MODES, create_upsert_table
 from tests.connector.write.test_upserts_at_once import run_before_commits
 
 
@@ -35,7 +35,7 @@ def swap_names(client: IndexClient) -> None:
 def create_and_fill_table(
     client: IndexClient, *rows: tuple[int, int], properties: Mapping[str, str] | None = None
 ) -> None:
-    create(client, fields=build_fields("a", "b"), properties=properties)
+    create_upsert_table(client, fields=build_fields("a", "b"), properties=properties)
     for a, b in rows:
         append(client, "db.t", pa.table({"a": [a], "b": [b]}))
 
@@ -111,7 +111,7 @@ def test_scan_uses_the_names_of_the_schema_that_it_loaded(
 def test_delete_by_a_json_filter_includes_nan_rows_of_a_concurrent_append(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client, fields=[{"id": 1, "name": "x", "required": False, "type": "double"}])
+    create_upsert_table(client, fields=[{"id": 1, "name": "x", "required": False, "type": "double"}])
     append(client, "db.t", pa.table({"x": [1.0, 9.0]}))
     run_before_commits(monkeypatch, lambda: append(client, "db.t", pa.table({"x": [float("nan")]})))
     delete(client, "db.t", where={"type": "gt", "term": "x", "value": 5.0}, mode=mode)

@@ -11,7 +11,7 @@ from seamark.connector.client.values import CURRENT
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
-from tests.connector.write.test_upserts import build_rows, create, read_rows
+from tests.connector.write.test_upserts import build_rows, create_upsert_table, read_rows
 
 
 def count_rows_and_deletes(client: IndexClient) -> list[tuple[int, int]]:
@@ -22,7 +22,7 @@ def count_rows_and_deletes(client: IndexClient) -> list[tuple[int, int]]:
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("version", [2, 3])
 def test_data_file_is_removed_with_its_last_row_and_its_deletes(client: IndexClient, version: int) -> None:
-    create(client, version=version)
+    create_upsert_table(client, version=version)
     append(client, "db.t", build_rows((1, "de", 1, "a"), (2, "de", 1, "b"), (3, "de", 1, "c")))
     append(client, "db.t", build_rows((4, "de", 1, "d"), (5, "de", 1, "e")))
     row_delete = delete(client, "db.t", keys=pa.table({"id": [1, 4]}), mode=MERGE_ON_READ)
@@ -43,7 +43,7 @@ def test_removal_of_a_file_is_repeated_after_a_concurrent_delete(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     """The removal is refused and repeated on the new snapshot, so that each delete counts rows that existed."""
-    create(client, version=version)
+    create_upsert_table(client, version=version)
     append(client, "db.t", build_rows((1, "de", 1, "a"), (2, "de", 1, "b")))
     options = {"where": "id > 0", "mode": MERGE_ON_READ}
     send, other_answers = IndexClient._request, [1]

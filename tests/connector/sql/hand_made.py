@@ -20,7 +20,7 @@ import duckdb
 import pyarrow as pa
 
 STATEMENTS = tuple(Path(__file__).with_suffix(".sql").read_text().splitlines())
-OF_SPARK = tuple(Path(__file__).with_name("hand_made_spark.sql").read_text().splitlines())
+SPARK_STATEMENTS = tuple(Path(__file__).with_name("hand_made_spark.sql").read_text().splitlines())
 FOUND_FAULTS = tuple(
     statement
     for statement in STATEMENTS
@@ -36,7 +36,7 @@ GROUPING_SETS = (
     "SELECT k, n FROM (SELECT k, count(*) AS n FROM db.a GROUP BY ROLLUP (k)) q WHERE k IS NULL",
 )
 """Statements with several grouping sets, in the dialects of Trino and DuckDB."""
-OF_TRINO = (
+TRINO_STATEMENTS = (
     *GROUPING_SETS,
     "SELECT id, -k AS k FROM db.a WHERE k IS NOT NULL ORDER BY k + 0, id LIMIT 4",
     "SELECT k, count(*) AS n, sum(id) AS s FROM db.a GROUP BY k ORDER BY s / n DESC, k LIMIT 3",

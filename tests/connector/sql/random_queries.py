@@ -108,7 +108,7 @@ class RandomQueries:
 
     def _draw_grouped(self) -> str:
         key = self._rng.choice(("k", "name", "d", "ok", "year(d)", "month(ts)", "x", "k % 2", "substr(name, 1, 1)"))
-        aggregates = ", ".join(self._aggregate() for _ in range(self._rng.randint(1, 4)))
+        aggregates = ", ".join(self._draw_aggregate() for _ in range(self._rng.randint(1, 4)))
         having = f" HAVING count(*) > {self._rng.randint(0, 3)}" if self._rng.random() < 0.3 else ""
         table, condition = self._choose_table(), self.draw_condition()
         return f"SELECT {key}, {aggregates} FROM {table} WHERE {condition} GROUP BY {key}{having}"
@@ -189,7 +189,7 @@ class RandomQueries:
             f" WHERE {self.draw_condition()}"
         )
 
-    def _aggregate(self) -> str:
+    def _draw_aggregate(self) -> str:
         return self._rng.choice(
             (
                 "count(*)",

@@ -219,7 +219,7 @@ class CubeWorld:
             parent = table.metadata.snapshots[0].snapshot_id
             table.manage_snapshots().set_current_snapshot(parent).commit()
 
-    def spoil(self, *, loses: bool) -> None:
+    def damage_index_file(self, *, loses: bool) -> None:
         """Delete a live index file if `loses` is true; otherwise change one of its bytes."""
         index_reports = [self.client.index(self.name, f"cube{number}").json for number in range(len(self.cubes))]
         live = [file["location"] for index in index_reports for file in index["index-files"] if file["state"] == "live"]
@@ -272,7 +272,7 @@ def run_case(server: ServerThread, seed: int, queries: int) -> Counter[str]:
                     case "roll back" if rng.random() < 0.3:
                         world.roll_back()
                     case "damage" | "lose":
-                        world.spoil(loses=step == "lose")
+                        world.damage_index_file(loses=step == "lose")
             for _ in range(queries):
                 source = world.name
                 if world.tags and rng.random() < 0.2:
@@ -349,7 +349,7 @@ def query_with_summary(
 
 def test_damaged_cube_is_quarantined_and_the_rows_are_read(server: ServerThread, sales: CubeWorld) -> None:
     text = f"SELECT country, sum(n) FROM {sales.name} GROUP BY country ORDER BY country"
-    sales.spoil(loses=False)
+    sales.damage_index_file(loses=False)
     summary, rows = query_with_summary(server, text)
     assert rows == [("a", 30), ("b", 30)]
     assert summary.index is None

@@ -16,13 +16,13 @@ from seamark.connector.spark.java import NO_GATEWAY, find_java_problem
 from seamark.connector.sql import spark_engine
 from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
 from seamark.metaserver.services.job import JobFailed
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 
 JDK = "install a JDK 17 or newer"
 
 
 def test_error_of_an_unreachable_trino_names_its_address() -> None:
-    port = free_port()
+    port = choose_free_port()
     with pytest.raises(Unreachable) as error:
         TrinoRows(TrinoAddress.parse(f"http://127.0.0.1:{port}"), "SELECT 1")
     assert error.value.message == f"Trino does not answer at 127.0.0.1:{port}: Connection refused"

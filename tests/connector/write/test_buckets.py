@@ -17,7 +17,7 @@ from seamark.connector.write import buckets
 from seamark.connector.write.appends import append
 from seamark.connector.write.buckets import ResizeResult, compute_bucket_sizes, resize
 from seamark.connector.write.upserts import upsert
-from tests.connector.write.test_upserts import build_rows, create, read_rows
+from tests.connector.write.test_upserts import build_rows, create_upsert_table, read_rows
 from tests.support.commands import invoke_seamark
 
 
@@ -62,7 +62,7 @@ def set_spec(client: IndexClient, *parts: tuple[str, str, int]) -> None:
 
 
 def test_bucket_sizes_have_the_files_rows_and_bytes_of_each_bucket(client: IndexClient) -> None:
-    create(client, spec=[("bucket[4]", 1)])
+    create_upsert_table(client, spec=[("bucket[4]", 1)])
     for start in (0, 100):
         append(client, "db.t", build_key_rows(list(range(start, start + 100))))
     (bucket_size,) = compute_bucket_sizes(client, "db.t")
@@ -81,7 +81,7 @@ def test_bucket_sizes_have_the_files_rows_and_bytes_of_each_bucket(client: Index
 
 
 def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_their_rows(client: IndexClient) -> None:
-    create(client)
+    create_upsert_table(client)
     append(client, "db.t", build_key_rows([1]))  # The file of this append has no bucket.
     set_spec(client, ("b", "bucket[2]", 1))
     key = next(number for number in range(100) if compute_bucket(2, number) == 1)
@@ -108,7 +108,7 @@ def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_th
 
 @pytest.mark.slow
 def test_bucket_sizes_for_too_many_buckets_are_refused(client: IndexClient) -> None:
-    create(client, spec=[("bucket[1048576]", 1)])
+    create_upsert_table(client, spec=[("bucket[1048576]", 1)])
     append(client, "db.t", build_key_rows([1, 2]))
     (bucket_size,) = compute_bucket_sizes(client, "db.t")
     assert (bucket_size.buckets, bucket_size.rows.sum()) == (1 << 20, 2)
@@ -118,7 +118,7 @@ def test_bucket_sizes_for_too_many_buckets_are_refused(client: IndexClient) -> N
 
 
 def test_advised_bucket_count_is_the_doubling_nearest_to_the_target_size(client: IndexClient) -> None:
-    create(client, spec=[("bucket[4]", 1)])
+    create_upsert_table(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", build_key_rows(list(range(1000))))
     total = int(compute_bucket_sizes(client, "db.t")[0].bytes.sum())
     for share, advice in ((1, 4), (4, 4), (5, 4), (6, 8), (11, 8), (12, 16), (64, 64), (100, 128)):
@@ -132,7 +132,7 @@ def test_advised_bucket_count_is_the_doubling_nearest_to_the_target_size(client:
 def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
     client: IndexClient,
 ) -> None:
-    create(client, spec=[("identity", 2), ("bucket[2]", 1)])
+    create_upsert_table(client, spec=[("identity", 2), ("bucket[2]", 1)])
     for land, count in (("de", 3000), ("fr", 3000), ("it", 10), (None, 10)):
         append(client, "db.t", build_key_rows(list(range(count)), land))
     (bucket_size,) = compute_bucket_sizes(client, "db.t")
@@ -148,7 +148,7 @@ def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
 
 @pytest.mark.slow
 def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> None:
-    create(client, spec=[("bucket[4]", 1), ("bucket[2]", 2)])
+    create_upsert_table(client, spec=[("bucket[4]", 1), ("bucket[2]", 2)])
     sizes = compute_bucket_sizes(client, "db.t")
     assert [
         (bucket_size.column, bucket_size.buckets, bucket_size.advice, bucket_size.skew) for bucket_size in sizes
@@ -161,7 +161,7 @@ def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> 
         1,
         0,
     ]  # Null is in no bucket.
-    create(client, "plain", spec=[("truncate[4]", 1)])
+    create_upsert_table(client, "plain", spec=[("truncate[4]", 1)])
     assert compute_bucket_sizes(client, "db.plain") == []
 
 
@@ -169,7 +169,7 @@ def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> 
 
 
 def test_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexClient) -> None:
-    create(client, spec=[("identity", 2), ("bucket[8]", 1), ("truncate[2]", 4)])
+    create_upsert_table(client, spec=[("identity", 2), ("bucket[8]", 1), ("truncate[2]", 4)])
     append(client, "db.t", build_key_rows([1, 2, 3], "de"))
     metadata_before = load_metadata(client)
     assert resize(client, "db.t", buckets=16) == ResizeResult("id", 8, 16, 1)
@@ -191,7 +191,7 @@ def test_resize_changes_one_field_of_the_spec_and_nothing_else(client: IndexClie
 
 
 def test_repeated_resize_changes_nothing(client: IndexClient) -> None:
-    create(client, spec=[("bucket[8]", 1)])
+    create_upsert_table(client, spec=[("bucket[8]", 1)])
     resize(client, "db.t", buckets=64)  # One resize may double the buckets several times.
     location = load_metadata(client)
     assert resize(client, "db.t", buckets=64) == ResizeResult("id", 64, 64, 1)
@@ -200,7 +200,7 @@ def test_repeated_resize_changes_nothing(client: IndexClient) -> None:
 
 @pytest.mark.slow
 def test_resize_to_an_earlier_bucket_count_reuses_its_field(client: IndexClient) -> None:
-    create(client, spec=[("bucket[8]", 1)])
+    create_upsert_table(client, spec=[("bucket[8]", 1)])
     resize(client, "db.t", buckets=16)
     resize(client, "db.t", buckets=32)
     assert read_spec_fields(client) == [("id_bucket_32", "bucket[32]", 1002)]
@@ -211,7 +211,7 @@ def test_resize_to_an_earlier_bucket_count_reuses_its_field(client: IndexClient)
 
 @pytest.mark.slow
 def test_resize_gives_the_new_field_an_unused_name(client: IndexClient) -> None:
-    create(client, spec=[("bucket[2]", 1)])
+    create_upsert_table(client, spec=[("bucket[2]", 1)])
     apply_updates(
         client,
         {
@@ -236,7 +236,7 @@ def test_resize_gives_the_new_field_an_unused_name(client: IndexClient) -> None:
 
 
 def test_resize_of_version_1_keeps_the_old_field_as_void(client: IndexClient) -> None:
-    create(client, version=1, spec=[("bucket[2]", 1), ("identity", 2)])
+    create_upsert_table(client, version=1, spec=[("bucket[2]", 1), ("identity", 2)])
     append(client, "db.t", build_key_rows([1, 2, 3], "de"))
     resize(client, "db.t", buckets=4)
     assert read_spec_fields(client) == [
@@ -266,7 +266,7 @@ def test_resize_of_version_1_keeps_the_old_field_as_void(client: IndexClient) ->
 
 
 def test_resize_to_a_bucket_count_that_is_no_doubling_is_refused(client: IndexClient) -> None:
-    create(client, spec=[("bucket[8]", 1)])
+    create_upsert_table(client, spec=[("bucket[8]", 1)])
     cases: list[tuple[int, str]] = [
         (4, "8 buckets, and 4 are fewer: the number of buckets can only grow"),
         (1, "can only grow"),
@@ -284,14 +284,14 @@ def test_resize_to_a_bucket_count_that_is_no_doubling_is_refused(client: IndexCl
 
 @pytest.mark.slow
 def test_resize_requires_a_column_name_if_several_columns_have_buckets(client: IndexClient) -> None:
-    create(client, spec=[("bucket[8]", 1), ("bucket[4]", 2)])
+    create_upsert_table(client, spec=[("bucket[8]", 1), ("bucket[4]", 2)])
     with pytest.raises(InvalidRequest, match="buckets of id, land; give the column"):
         resize(client, "db.t", buckets=16)
     with pytest.raises(InvalidRequest, match="no buckets of note; it has buckets of id, land"):
         resize(client, "db.t", buckets=16, column="note")
     resize(client, "db.t", buckets=16, column="land")
     assert read_spec_fields(client) == [("p0", "bucket[8]", 1000), ("land_bucket_16", "bucket[16]", 1002)]
-    create(client, "plain", spec=[("truncate[8]", 1)])
+    create_upsert_table(client, "plain", spec=[("truncate[8]", 1)])
     with pytest.raises(InvalidRequest, match="no buckets; add them first"):
         resize(client, "db.plain", buckets=16)
     with pytest.raises(NoSuchResource):
@@ -301,7 +301,7 @@ def test_resize_requires_a_column_name_if_several_columns_have_buckets(client: I
 def test_resize_is_repeated_after_a_concurrent_change_of_the_spec(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client, spec=[("bucket[8]", 1)])
+    create_upsert_table(client, spec=[("bucket[8]", 1)])
     bucket_spec = ("p0", "bucket[8]", 1)
     other_specs = [[bucket_spec, ("land", "identity", 2)], [("note", "truncate[1]", 4), bucket_spec]]
     real = buckets._update
@@ -320,7 +320,7 @@ def test_resize_is_repeated_after_a_concurrent_change_of_the_spec(
 
 @pytest.mark.slow
 def test_resize_gives_up_after_repeated_conflicts(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    create(client, spec=[("bucket[8]", 1)])
+    create_upsert_table(client, spec=[("bucket[8]", 1)])
 
     def refuse(*_: object) -> None:
         raise Conflict("Requirement failed", status=409)
@@ -332,7 +332,7 @@ def test_resize_gives_up_after_repeated_conflicts(client: IndexClient, monkeypat
 
 
 def test_concurrent_resizes_to_the_same_count_make_one_spec(client: IndexClient) -> None:
-    create(client, spec=[("bucket[8]", 1)])
+    create_upsert_table(client, spec=[("bucket[8]", 1)])
     with ThreadPoolExecutor(6) as pool:
         results = [pool.submit(resize, IndexClient(client.url), "db.t", buckets=16) for _ in range(6)]
     assert {future.result().buckets for future in results} == {16}
@@ -340,7 +340,7 @@ def test_concurrent_resizes_to_the_same_count_make_one_spec(client: IndexClient)
 
 
 def test_plan_of_a_key_reads_its_old_bucket_and_its_new_bucket(client: IndexClient) -> None:
-    create(client, spec=[("bucket[8]", 1)])
+    create_upsert_table(client, spec=[("bucket[8]", 1)])
     append(client, "db.t", build_key_rows(list(range(400))))
     for count in (16, 32, 64):
         resize(client, "db.t", buckets=count)
@@ -361,7 +361,7 @@ def run_seamark(client: IndexClient, *arguments: str) -> tuple[int, str]:
 
 
 def test_buckets_command_shows_advises_and_resizes(client: IndexClient) -> None:
-    create(client, spec=[("bucket[4]", 1)])
+    create_upsert_table(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", build_key_rows(list(range(1000))))
     code, text = run_seamark(client, "db.t")
     assert (code, "id" in text, "--resize" in text) == (0, True, False), text
@@ -381,8 +381,8 @@ def test_buckets_command_shows_advises_and_resizes(client: IndexClient) -> None:
 
 @pytest.mark.slow
 def test_buckets_command_reports_each_error_in_one_line(client: IndexClient) -> None:
-    create(client, spec=[("bucket[8]", 1)])
-    create(client, "plain")
+    create_upsert_table(client, spec=[("bucket[8]", 1)])
+    create_upsert_table(client, "plain")
     cases: list[tuple[tuple[str, ...], int, str]] = [
         (("db.t", "--resize", "4"), 2, "can only grow"),
         (("db.t", "--resize", "10"), 2, "not 8 doubled"),

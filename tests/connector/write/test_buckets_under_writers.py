@@ -29,7 +29,7 @@ from seamark.connector.write.upserts import upsert
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_buckets import compute_bucket
-from tests.connector.write.test_upserts import ARROW, BY_ID, COLUMNS, MODES, build_rows, create, read_rows
+from tests.connector.write.test_upserts import ARROW, BY_ID, COLUMNS, MODES, build_rows, create_upsert_table, read_rows
 from tests.connector.write.test_upserts_at_once import run_before_commits
 from tests.connector.write.test_upserts_history import Step, list_model_rows
 from tests.waits import block_until
@@ -203,7 +203,7 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
 ) -> None:
     seed = 7
     note = f"seed {seed}, {mode}, version {version}"
-    create(client, version=version, spec=[("bucket[8]", 1)], properties=properties)
+    create_upsert_table(client, version=version, spec=[("bucket[8]", 1)], properties=properties)
     writers = Writers(client.url)
     with ThreadPoolExecutor(2) as pool:
         running_commits = [
@@ -232,7 +232,7 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
 def test_write_that_began_before_a_resize_is_committed_with_the_old_spec(
     client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client, spec=[("bucket[8]", 1)])
+    create_upsert_table(client, spec=[("bucket[8]", 1)])
     upsert(client, "db.t", build_rows(*((key, "old") for key in range(40))), keys=["id"])
     files_before = server.list_written_files()
     attempts = run_before_commits(monkeypatch, lambda: resize(client, "db.t", buckets=16))
@@ -253,7 +253,7 @@ def test_concurrent_upserts_of_a_key_in_an_old_and_a_new_bucket_conflict(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both writers change key 5: one with the spec of 8 buckets, the other with 16. One of the writes is repeated."""
-    create(client, spec=[("bucket[8]", 1)])
+    create_upsert_table(client, spec=[("bucket[8]", 1)])
     upsert(client, "db.t", build_rows(*((key, "old") for key in range(40))), keys=["id"])
     other_key = next(key for key in range(40) if compute_bucket(8, key) != compute_bucket(8, 5))
 

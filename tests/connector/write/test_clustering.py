@@ -31,7 +31,7 @@ from seamark.connector.write.clustering import (
 )
 from seamark.formats.iceberg.metadata.clustering import CURVES, HILBERT, ZORDER
 from seamark.formats.services.curves import compute_curve_keys
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 
 GRIDS = [(axes, bits) for axes in range(1, 7) for bits in range(1, 7) if axes * bits <= 14]
 
@@ -153,7 +153,7 @@ def test_ranks_divide_a_skewed_attribute_by_its_rows() -> None:
 # Columns of joined tables
 
 
-@pytest.mark.parametrize("seed", quick(range(20), 3))
+@pytest.mark.parametrize("seed", mark_fast(range(20), 3))
 def test_joined_row_is_found_by_its_whole_key(seed: int) -> None:
     rng = random.Random(seed)
     kinds = rng.sample([pa.int32(), pa.int64(), pa.string()], rng.randint(1, 3))

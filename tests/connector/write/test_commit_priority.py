@@ -15,15 +15,15 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import MODES, delete, upsert
-from tests.connector.write.test_upserts import BY_ID, build_rows, create
+from tests.connector.write.test_upserts import BY_ID, build_rows, create_upsert_table
 from tests.connector.write.test_upserts_at_once import run_before_commits
-from tests.seeds import quick
+from tests.seeds import mark_fast
 
 SPECS: dict[str, list[tuple[str, int]]] = {"whole": [], "bucketed": [("bucket[4]", 1)]}
 
 
 def create_filled(client: IndexClient, version: int, spec: str, **table: Any) -> None:
-    create(client, version=version, spec=SPECS[spec], **table)
+    create_upsert_table(client, version=version, spec=SPECS[spec], **table)
     append(client, "db.t", build_rows(*((key, "old", 0) for key in range(200))))
 
 
@@ -107,7 +107,7 @@ def test_concurrent_equality_change_of_the_same_key_is_a_conflict(
 
 
 def test_key_of_several_columns_is_compared_as_a_whole(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    create(client)
+    create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a"), (1, "c"), (2, "b")))
     other_rows = build_rows((1, "c", 1), (2, "a", 1))
     run_before_commits(monkeypatch, lambda: upsert(client, "db.t", other_rows, keys=["id", "land"], strategy=EQUALITY))
@@ -130,7 +130,7 @@ def test_delete_by_another_column_conflicts_with_equality_deletes(
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("mode", quick(MODES, 1))
+@pytest.mark.parametrize("mode", mark_fast(MODES, 1))
 def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
     client: IndexClient, spec: str, mode: str
 ) -> None:

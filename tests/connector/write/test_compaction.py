@@ -26,10 +26,10 @@ from seamark.connector.write import compaction, replacements
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
-from seamark.formats.iceberg.metadata.compaction import SMALL, SMALL_SORTED
+from seamark.formats.iceberg.metadata.compaction import SMALL_FILE_MAX_FRACTION, SMALL_SORTED_FILE_MAX_FRACTION
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_upserts import create as create_table
+from tests.connector.write.test_upserts import create_upsert_table as create_table
 from tests.seeds import examples, list_seeds_by_version
 
 SCHEMA = Schema(
@@ -443,7 +443,7 @@ def test_compaction_that_would_not_reduce_files_is_discarded(
         assert (report.commits, report.given_up) == (0, 1)
         assert set(client.files("db.t")["file_path"].to_pylist()) == paths_before
         assert set(server.home.rglob("*.parquet")) == disk
-        assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small == SMALL
+        assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small == SMALL_FILE_MAX_FRACTION
         field = {"source-id": 1, "transform": "identity", "direction": "asc", "null-order": "nulls-first"}
         order = {"order-id": -1, "fields": [field]}
         apply_updates(
@@ -451,7 +451,10 @@ def test_compaction_that_would_not_reduce_files_is_discarded(
             {"action": "add-sort-order", "sort-order": order},
             {"action": "set-default-sort-order", "sort-order-id": -1},
         )
-        assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small == SMALL_SORTED
+        assert (
+            CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small
+            == SMALL_SORTED_FILE_MAX_FRACTION
+        )
 
 
 @pytest.mark.slow

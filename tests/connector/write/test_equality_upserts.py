@@ -27,10 +27,10 @@ from seamark.connector.write.table_writer import write_batches
 from seamark.connector.write.target import create_target
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, build_rows, create, read_rows
+from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, build_rows, create_upsert_table, read_rows
 from tests.connector.write.test_upserts_at_once import run_before_commits
-from tests.connector.write.test_upserts_history import RECORD, Shape, Step, check_snapshots, draw_steps, evolve
-from tests.seeds import quick
+from tests.connector.write.test_upserts_history import RECORD, Shape, Step, change_spec, check_snapshots, draw_steps
+from tests.seeds import mark_fast
 
 
 def read_lands(client: IndexClient) -> dict[int, str]:
@@ -45,7 +45,7 @@ def read_lands(client: IndexClient) -> dict[int, str]:
 def test_equality_upsert_replaces_rows_with_its_keys_and_reads_no_file(
     client: IndexClient, version: int, spec: list[tuple[str, int]]
 ) -> None:
-    create(client, version=version, spec=spec)
+    create_upsert_table(client, version=version, spec=spec)
     append(client, "db.t", build_rows(*((key, "old") for key in range(30))))
     report = upsert(
         client, "db.t", build_rows((5, "lost"), (5, "new"), (6, "new"), (99, "new")), keys=["id"], strategy=EQUALITY
@@ -65,7 +65,7 @@ def test_equality_upsert_replaces_rows_with_its_keys_and_reads_no_file(
 
 
 def test_equality_upsert_replaces_keys_within_their_partitions(client: IndexClient) -> None:
-    create(client, spec=[("identity", 2), ("bucket[2]", 1)])
+    create_upsert_table(client, spec=[("identity", 2), ("bucket[2]", 1)])
     append(client, "db.t", build_rows((1, "de", 1), (1, "fr", 1), (2, "de", 1)))
     upsert(client, "db.t", build_rows((1, "fr", 2), (2, "it", 2)), keys=["id", "land"], strategy=EQUALITY)
     values = scan(client, "db.t", ["id", "land", "ts"]).to_arrow().to_pylist()
@@ -73,7 +73,7 @@ def test_equality_upsert_replaces_keys_within_their_partitions(client: IndexClie
 
 
 def test_equality_upsert_replaces_rows_of_all_earlier_specs(client: IndexClient) -> None:
-    create(client, spec=[("bucket[2]", 1)])
+    create_upsert_table(client, spec=[("bucket[2]", 1)])
     for number, count in enumerate((2, 4, 8)):
         resize(client, "db.t", buckets=count)
         append(client, "db.t", build_rows(*((key, "old") for key in range(20 * number, 20 * number + 20))))
@@ -82,13 +82,13 @@ def test_equality_upsert_replaces_rows_of_all_earlier_specs(client: IndexClient)
 
 
 def test_equality_upsert_requires_a_spec_without_fields_or_with_key_fields(client: IndexClient) -> None:
-    create(client, spec=[("identity", 2)])
+    create_upsert_table(client, spec=[("identity", 2)])
     append(client, "db.t", build_rows((1, "de"), (2, "fr")))
     with pytest.raises(Unwritable, match="spec 0 of the table has the field p0, which is not derived from the key id"):
         upsert(client, "db.t", build_rows((1, "it")), keys=["id"], strategy=EQUALITY)
-    evolve(client, "t", "", 0, 1)
+    change_spec(client, "t", "", 0, 1)
     append(client, "db.t", build_rows((3, "de")))
-    evolve(client, "t", "identity", 2, 2)
+    change_spec(client, "t", "identity", 2, 2)
     upsert(client, "db.t", build_rows((1, "it"), (3, "it")), keys=["id"], strategy=EQUALITY)
     assert read_lands(client) == {1: "it", 2: "fr", 3: "it"}
 
@@ -96,7 +96,7 @@ def test_equality_upsert_requires_a_spec_without_fields_or_with_key_fields(clien
 def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(client: IndexClient) -> None:
     """In a truncation of the smallest int the result overflows, but not in a truncation of the same long."""
     ints = [{**field, "type": "int"} if field["name"] == "id" else field for field in FIELDS]
-    create(client, spec=[("truncate[10]", 1)], fields=ints)
+    create_upsert_table(client, spec=[("truncate[10]", 1)], fields=ints)
     minimum = -(2**31)
     append(client, "db.t", build_rows((minimum, "de"), (5, "de")))
     updates = [
@@ -115,7 +115,7 @@ def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(clien
 
 @pytest.mark.slow
 def test_equality_upsert_with_a_wide_truncation_of_a_promoted_int_is_refused(client: IndexClient) -> None:
-    create(client, spec=[("truncate[1500000000]", 1)])
+    create_upsert_table(client, spec=[("truncate[1500000000]", 1)])
     with pytest.raises(Unwritable, match="a key of column id is in the range of ints"):
         upsert(client, "db.t", build_rows((1_100_000_000, "de")), keys=["id"], strategy=EQUALITY)
     upsert(client, "db.t", build_rows((2**31, "de")), keys=["id"], strategy=EQUALITY)
@@ -123,11 +123,11 @@ def test_equality_upsert_with_a_wide_truncation_of_a_promoted_int_is_refused(cli
 
 
 def test_equality_upsert_treats_a_spec_of_void_fields_as_unpartitioned(client: IndexClient) -> None:
-    create(client, spec=[("void", 2)])
+    create_upsert_table(client, spec=[("void", 2)])
     append(client, "db.t", build_rows((1, "de"), (2, "fr")))
     upsert(client, "db.t", build_rows((1, "it"), (3, "it")), keys=["id"], strategy=EQUALITY)
     assert read_lands(client) == {1: "it", 2: "fr", 3: "it"}
-    evolve(client, "t", "identity", 2, 1)
+    change_spec(client, "t", "identity", 2, 1)
     append(client, "db.t", build_rows((4, "de"), (5, "de")))
     delete(client, "db.t", keys=pa.table({"id": [1, 4]}), strategy=EQUALITY)
     assert read_lands(client) == {2: "fr", 3: "it", 5: "de"}
@@ -135,21 +135,21 @@ def test_equality_upsert_treats_a_spec_of_void_fields_as_unpartitioned(client: I
 
 @pytest.mark.slow
 def test_equality_upsert_ignores_void_fields_next_to_key_fields(client: IndexClient) -> None:
-    create(client, spec=[("void", 2), ("bucket[4]", 1)])
+    create_upsert_table(client, spec=[("void", 2), ("bucket[4]", 1)])
     append(client, "db.t", build_rows(*((key, "old") for key in range(10))))
     upsert(client, "db.t", build_rows((1, "new"), (99, "new")), keys=["id"], strategy=EQUALITY)
     assert read_lands(client) == dict.fromkeys(range(10), "old") | {1: "new", 99: "new"}
 
 
 def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexClient, server: ServerThread) -> None:
-    create(client, version=1)
+    create_upsert_table(client, version=1)
     with pytest.raises(Unwritable, match="it has no delete files; upgrade it"):
         upsert(client, "db.t", build_rows((1, "de")), keys=["id"], strategy=EQUALITY)
     fields = [
         {"id": 1, "name": "x", "required": False, "type": "double"},
         {"id": 2, "name": "y", "required": False, "type": "int"},
     ]
-    create(client, "f", fields=fields)
+    create_upsert_table(client, "f", fields=fields)
     with pytest.raises(Unwritable, match="column x has a type that readers compare differently"):
         upsert(client, "db.f", pa.table({"x": [1.0]}), keys=["x"], strategy=EQUALITY)
     with pytest.raises(Unwritable, match="a key must not have nulls"):
@@ -172,7 +172,7 @@ def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexC
 def test_equality_upsert_refuses_options_that_need_the_stored_rows(
     client: IndexClient, expected: dict[str, Any], message: str
 ) -> None:
-    create(client)
+    create_upsert_table(client)
     with pytest.raises(ValueError, match=message):
         upsert(client, "db.t", build_rows((1, "de")), keys=["id"], strategy=EQUALITY, **expected)
     with pytest.raises(ValueError, match="rows are deleted by keys, not by a predicate"):
@@ -185,7 +185,7 @@ def test_equality_upsert_refuses_options_that_need_the_stored_rows(
 def test_equality_upsert_has_no_conflict_and_the_last_commit_wins(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client, spec=[("bucket[4]", 1)])
+    create_upsert_table(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", build_rows((1, "old"), (2, "old")))
     run_before_commits(
         monkeypatch, lambda: upsert(client, "db.t", build_rows((1, "theirs"), (2, "theirs")), keys=["id"])
@@ -199,7 +199,7 @@ def test_equality_upsert_has_no_conflict_and_the_last_commit_wins(
 def test_located_upsert_is_repeated_after_a_concurrent_equality_upsert(
     client: IndexClient, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client, spec=[("bucket[4]", 1)], properties=BY_ID)
+    create_upsert_table(client, spec=[("bucket[4]", 1)], properties=BY_ID)
     append(client, "db.t", build_rows((1, "old", 1), (2, "old", 1)))
     run_before_commits(
         monkeypatch, lambda: upsert(client, "db.t", build_rows((1, "theirs", 2)), keys=["id"], strategy=EQUALITY)
@@ -212,7 +212,7 @@ def test_located_upsert_is_repeated_after_a_concurrent_equality_upsert(
 def test_equality_upsert_replaces_rows_that_are_written_concurrently_with_a_new_spec(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client, spec=[("bucket[4]", 1)])
+    create_upsert_table(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", build_rows((1, "old"), (2, "old")))
     new_keys: set[Any] = set()
 
@@ -235,7 +235,7 @@ def test_equality_upsert_replaces_rows_that_are_written_concurrently_with_a_new_
 def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client, spec=[("bucket[2]", 1)])
+    create_upsert_table(client, spec=[("bucket[2]", 1)])
     append(client, "db.t", build_rows(*((key, "old") for key in range(10))))
 
     def compact() -> None:
@@ -258,7 +258,7 @@ def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
 
 
 def test_repeated_equality_upsert_of_a_producer_is_committed_once(client: IndexClient) -> None:
-    create(client)
+    create_upsert_table(client)
     for land, duplicate in (("de", False), ("fr", True)):
         report = upsert(client, "db.t", build_rows((1, land)), keys=["id"], producer=("job", 1), strategy=EQUALITY)
         assert report.duplicate == duplicate
@@ -310,7 +310,7 @@ def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, write
     """
     note = f"seed {seed}, {shape}, {writers} writers"
     first = [shape.specs[0]] if shape.specs else []
-    create(client, version=shape.version, spec=first, properties=dict(shape.properties))
+    create_upsert_table(client, version=shape.version, spec=first, properties=dict(shape.properties))
     steps_by_number = {step.number: step for step in draw_mixed_steps(random.Random(seed), count)}
     spec_count = max(1, len(shape.specs))
     if first == [("identity", 2)]:  # Deletes for all partitions require an unpartitioned spec first.
@@ -330,7 +330,7 @@ def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, write
                 at_once = zip(worker_steps[start : start + writers], clients, strict=False)
                 futures = [pool.submit(step.take, own_client, "db.t") for step, own_client in at_once]
                 if round_number and not start:
-                    pool.submit(evolve, client, "t", *shape.specs[round_number], round_number).result(60)
+                    pool.submit(change_spec, client, "t", *shape.specs[round_number], round_number).result(60)
                 for step, future in zip(worker_steps[start:], futures, strict=False):
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
     for own_client in clients:
@@ -339,7 +339,7 @@ def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, write
 
 
 @pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("number", quick(range(len(SHAPES)), 1))
+@pytest.mark.parametrize("number", mark_fast(range(len(SHAPES)), 1))
 def test_every_snapshot_matches_its_history_with_equality_deletes(
     client: IndexClient, number: int, writers: int
 ) -> None:

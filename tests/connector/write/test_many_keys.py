@@ -18,7 +18,7 @@ from seamark.connector.write.appends import append, open_destination
 from seamark.connector.write.row_locations import RANGES_MAX, BatchKeys, find_key_fields, locate
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.upserts import MERGE_ON_READ, delete
-from tests.connector.write.test_upserts import BY_ID, build_rows, create
+from tests.connector.write.test_upserts import BY_ID, build_rows, create_upsert_table
 
 FILES, ROWS = 120, 4
 
@@ -30,7 +30,7 @@ def test_plan_names_more_keys_than_ranges_if_they_are_short_enough(
 ) -> None:
     monkeypatch.setattr("seamark.connector.write.row_locations.FEW_VALUES_MAX", 5)
     monkeypatch.setattr("seamark.connector.write.row_locations._VALUES_BYTES_MAX", bytes_max)
-    create(client)
+    create_upsert_table(client)
     destination = open_destination(client, "db.t")
     parts = [range(ROWS * number, ROWS * (number + 1)) for number in range(FILES)]
     written_files = [
@@ -49,7 +49,7 @@ def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accept
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One path of a MiB represents thousands of paths of usual length. Each answer has its own dictionary."""
-    create(client, properties=BY_ID)
+    create_upsert_table(client, properties=BY_ID)
     append(client, "db.t", build_rows((1, "de")))
     count, path = 2100, "p" * (1 << 20)
     requests: list[int] = []

@@ -31,7 +31,7 @@ from seamark.connector.write.target import WriteTarget
 from seamark.formats.iceberg.manifests.content_file import decode_content_file
 from seamark.formats.iceberg.metadata.sort_order import UNSORTED
 from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
-from seamark.formats.iceberg.types.values import FLOATS, decode
+from seamark.formats.iceberg.types.values import FLOATS, decode_single_value
 from seamark.formats.runtime.errors import BadRequest
 from tests.connector.read import typed
 from tests.connector.write.written import (
@@ -144,7 +144,10 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
         if not present_values:
             assert (lower, upper) == ({}, {})
             return
-        minimum, maximum = decode(kind, lower[1]), decode(kind, upper[1]) if 1 in upper else None
+        minimum, maximum = (
+            decode_single_value(kind, lower[1]),
+            decode_single_value(kind, upper[1]) if 1 in upper else None,
+        )
         assert all(minimum <= value for value in present_values)
         assert maximum is None or all(value <= maximum for value in present_values)
         if kind not in ("string", "binary", "fixed[3]") or mode == "full":
@@ -219,14 +222,14 @@ def test_metrics_equal_the_metrics_of_pyicebergs_writer(tmp_path: Path) -> None:
         assert {field_id: actual[field_id] for field_id in expected if field_id != fixed} == {
             field_id: value for field_id, value in expected.items() if field_id != fixed
         }
-        assert decode("fixed[3]", actual[fixed]) in typed.SAMPLES["fixed[3]"]
+        assert decode_single_value("fixed[3]", actual[fixed]) in typed.SAMPLES["fixed[3]"]
 
 
 def test_columns_in_structs_have_metrics_and_columns_in_lists_have_only_sizes(tmp_path: Path) -> None:
     file, _ = write_and_read(tmp_path, draw_rows(6, 60, nulls=0.0))
     assert set(index_by_column(file["column-sizes"])) == {*range(1, len(KINDS) + 1), 31, 32, 35, 37, 39, 41, 44}
     assert set(index_by_column(file["value-counts"])) == {*range(1, len(KINDS) + 1), 31, 32, 35}
-    assert decode("double", index_by_column(file["lower-bounds"])[35]) == 0
+    assert decode_single_value("double", index_by_column(file["lower-bounds"])[35]) == 0
     assert index_by_column(file["lower-bounds"])[35] == index_by_column(file["upper-bounds"])[35][:-1] + b"\x80"
 
 

@@ -18,7 +18,7 @@ from seamark.connector.arrow.casting import Unwritable, build_arrow_schema, conf
 from seamark.connector.arrow.partitions import Partitioner, apply_transform
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.types.schema import Field, Schema, StructType
-from seamark.formats.iceberg.types.transforms import accepts, apply
+from seamark.formats.iceberg.types.transforms import accepts_type, compute_transform
 from seamark.formats.index.kernels import _murmur
 from tests.connector.read import typed
 from tests.seeds import examples
@@ -27,7 +27,7 @@ TRANSFORMS = [
     *("identity", "void", "year", "month", "day", "hour"),
     *("bucket[1]", "bucket[7]", "bucket[2147483647]", "truncate[1]", "truncate[10]", "truncate[1000]"),
 ]
-PAIRS = [(transform, kind) for kind in typed.SAMPLES for transform in TRANSFORMS if accepts(transform, kind)]
+PAIRS = [(transform, kind) for kind in typed.SAMPLES for transform in TRANSFORMS if accepts_type(transform, kind)]
 
 
 def compute_results(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
@@ -42,7 +42,7 @@ def test_transform_of_a_column_equals_the_transform_of_each_value(transform: str
     @given(typed.draw_columns(kind), st.integers(0, 40))
     def check_transform(values: list[Any], split: int) -> None:
         parts = [typed.build_array(kind, part) for part in (values[:split], values[split:])]
-        expected = [apply(transform, kind, value) for value in values]
+        expected = [compute_transform(transform, kind, value) for value in values]
         assert typed.are_all_same(compute_results(transform, kind, pa.chunked_array(parts)), expected)
 
     check_transform()
@@ -134,7 +134,9 @@ def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int
                 if column_number == 3
                 else array
             )
-            columns.append([apply(transform, column.type, value) for value in typed.to_plain(column.type, flat_values)])
+            columns.append(
+                [compute_transform(transform, column.type, value) for value in typed.to_plain(column.type, flat_values)]
+            )
         partition_numbers: list[int] = []
         for partition, row_indexes in split:
             row_numbers = list(range(count)) if row_indexes is None else row_indexes.tolist()

@@ -16,7 +16,7 @@ from seamark.connector.write.appends import append, overwrite_partitions
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_upserts import build_rows, create, read_rows
+from tests.connector.write.test_upserts import build_rows, create_upsert_table, read_rows
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_invalid_producer_or_key_list_is_refused_without_a_request() -> None:
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_append_of_no_rows_is_recorded_and_its_repeat_appends_nothing(client: IndexClient, version: int) -> None:
-    create(client, version=version)
+    create_upsert_table(client, version=version)
     first = append(client, "db.t", build_rows(), producer=("job", 4))
     assert first is not None
     second_report = append(client, "db.t", build_rows((1, "a")), producer=("job", 4))
@@ -74,7 +74,7 @@ CHANGES: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("name", CHANGES)
 def test_repeat_of_a_change_without_effect_changes_no_later_rows(client: IndexClient, name: str, version: int) -> None:
-    create(client, version=version)
+    create_upsert_table(client, version=version)
     append(client, "db.t", build_rows((9, "a", 7)))
     if name == "upsert":
         assert upsert(client, "db.t", build_rows(), keys=["id"]).snapshot_id is None
@@ -91,7 +91,7 @@ def test_repeat_of_a_change_without_effect_changes_no_later_rows(client: IndexCl
 def test_change_without_effect_is_found_in_the_snapshots_after_the_database_is_lost(
     client: IndexClient, server: ServerThread
 ) -> None:
-    create(client)
+    create_upsert_table(client)
     append(client, "db.t", build_rows((9, "a", 7)))
     delete(client, "db.t", keys=pa.table({"id": [5]}), producer=("job", 1))
     location = json.loads(client._request("GET", "/v1/namespaces/db/tables/t", {}))["metadata-location"]

@@ -16,9 +16,9 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_upserts import BY_ID, build_rows, create, read_rows
+from tests.connector.write.test_upserts import BY_ID, build_rows, create_upsert_table, read_rows
 from tests.connector.write.test_upserts_at_once import run_before_commits
-from tests.seeds import quick
+from tests.seeds import mark_fast
 
 
 def read_counter(client: IndexClient, key: int) -> tuple[int | None, int | None]:
@@ -52,7 +52,7 @@ CONCURRENT_CHANGES: dict[str, Any] = {
 def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
     client: IndexClient, server: ServerThread, version: int, other: str, mode: str, during: bool, monkeypatch: Any
 ) -> None:
-    create(client, version=version, properties=BY_ID if during else {})
+    create_upsert_table(client, version=version, properties=BY_ID if during else {})
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1), (3, "a", 1)))
     snapshot, _ = read_counter(client, 1)
     if during:
@@ -72,7 +72,7 @@ def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_changes_of_unread_rows_and_rewrites_do_not_conflict(client: IndexClient, mode: str) -> None:
-    create(client)
+    create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)))
     snapshot, _ = read_counter(client, 1)
     upsert(
@@ -84,7 +84,7 @@ def test_changes_of_unread_rows_and_rewrites_do_not_conflict(client: IndexClient
 
 
 def test_insert_is_refused_if_its_row_was_inserted_since_the_read(client: IndexClient) -> None:
-    create(client)
+    create_upsert_table(client)
     assert read_counter(client, 1) == (None, None)
     upsert(client, "db.t", build_rows((1, "a", 1)), keys=["id"], read_snapshot_id=None)
     with pytest.raises(Conflict):
@@ -97,7 +97,7 @@ def test_insert_is_refused_if_its_row_was_inserted_since_the_read(client: IndexC
 
 
 def test_read_snapshot_outside_the_history_is_refused(client: IndexClient) -> None:
-    create(client)
+    create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a", 1)))
     with pytest.raises(Conflict, match="has expired"):
         upsert(client, "db.t", build_rows((1, "b", 1)), keys=["id"], read_snapshot_id=4711)
@@ -109,11 +109,11 @@ def test_read_snapshot_outside_the_history_is_refused(client: IndexClient) -> No
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("spec", [[], [("bucket[4]", 1)]], ids=["whole", "bucketed"])
-@pytest.mark.parametrize("mode", quick(MODES, 1))
+@pytest.mark.parametrize("mode", mark_fast(MODES, 1))
 def test_concurrent_increments_of_counters_are_not_lost(
     client: IndexClient, mode: str, spec: list[tuple[str, int]]
 ) -> None:
-    create(client, spec=spec)
+    create_upsert_table(client, spec=spec)
     append(client, "db.t", build_rows(*((key, "counter", 0) for key in range(4))))
     failed: list[Exception] = []
 
@@ -162,7 +162,7 @@ def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_ro
     client: IndexClient, server: ServerThread, name: str, mode: str, since: bool
 ) -> None:
     """After a lost reply, the producer does not know that its change was committed."""
-    create(client)
+    create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)))
     snapshot, _ = read_counter(client, 1)
     how: dict[str, Any] = {"mode": mode, "read_snapshot_id": snapshot}

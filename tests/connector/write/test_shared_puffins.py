@@ -21,7 +21,7 @@ from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, build_rows, count_scanned_rows, create
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 
 
 class Vectors:
@@ -53,7 +53,7 @@ class Vectors:
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 4), 2))
+@pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 4), 2))
 def test_puffin_file_is_marked_as_removed_with_its_last_vector(
     client: IndexClient, server: ServerThread, seed: int
 ) -> None:

@@ -19,7 +19,7 @@ from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, delete, upsert
 from tests.connector.read import typed
 from tests.connector.server_thread import ServerThread
-from tests.seeds import quick
+from tests.seeds import mark_fast
 
 COLUMNS = ("id", "land", "ts", "note")
 FIELDS: list[dict[str, Any]] = [
@@ -32,7 +32,7 @@ ARROW = pa.schema([("id", pa.int64()), ("land", pa.string()), ("ts", pa.int32())
 BY_ID = {"seamark.index.ids": "record(id)"}
 
 
-def create(
+def create_upsert_table(
     client: IndexClient,
     name: str = "t",
     *,
@@ -73,7 +73,7 @@ def read_rows(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list
 def test_upsert_replaces_rows_with_its_keys_and_inserts_others(
     client: IndexClient, mode: str, version: int, is_indexed: bool
 ) -> None:
-    create(client, version=version, properties=BY_ID if is_indexed else {})
+    create_upsert_table(client, version=version, properties=BY_ID if is_indexed else {})
     first = upsert(client, "db.t", build_rows((1, "de", 1), (2, "fr", 1), (3, None, 1)), keys=["id"], mode=mode)
     assert (first.inserted, first.updated, first.files_read, first.files_removed) == (3, 0, 0, 0)
     append(client, "db.t", build_rows((7, "it", 1)))
@@ -105,7 +105,7 @@ def create_seeded(client: IndexClient, files: int, rows_each: int, *, sorted_key
 
     The keys are ordered over the files, or spread so that each file spans all of them.
     """
-    create(client, **table)
+    create_upsert_table(client, **table)
     for file in range(files):
         first, step = (file * rows_each, 1) if sorted_keys else (file, files)
         ids = pa.array(range(first, first + rows_each * step, step), pa.int64())
@@ -114,7 +114,7 @@ def create_seeded(client: IndexClient, files: int, rows_each: int, *, sorted_key
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("is_indexed", quick([True, False], 1))
+@pytest.mark.parametrize("is_indexed", mark_fast([True, False], 1))
 def test_upsert_reads_and_writes_only_files_that_hold_its_keys(
     client: IndexClient, mode: str, is_indexed: bool
 ) -> None:
@@ -154,7 +154,7 @@ def test_upsert_of_100_rows_in_400_files_changes_only_the_files_of_its_keys(
 
     Either each file has 250 consecutive keys, or each file has every 400th key, so that only an index finds the files.
     """
-    create(client, spec=[("identity", 2)], properties=BY_ID if is_indexed else {})
+    create_upsert_table(client, spec=[("identity", 2)], properties=BY_ID if is_indexed else {})
     ids = range(100_000)
     lands = [f"{key % 400 if is_indexed else key // 250:03d}" for key in ids]
     append(client, "db.t", pa.table({"id": ids, "land": lands, "note": ["old"] * len(ids)}))
@@ -178,7 +178,7 @@ def test_upsert_of_100_rows_in_400_files_changes_only_the_files_of_its_keys(
 
 
 def test_upsert_reads_only_the_buckets_of_its_keys(client: IndexClient) -> None:
-    create(client, spec=[("bucket[16]", 1)])
+    create_upsert_table(client, spec=[("bucket[16]", 1)])
     for start in range(0, 4000, 1000):
         append(client, "db.t", pa.table({"id": list(range(start, start + 1000))}))
     report = upsert(client, "db.t", build_rows((77, "de")), keys=["id"], mode="merge-on-read")
@@ -198,8 +198,10 @@ def test_too_many_keys_to_name_are_located_by_ranges_and_buckets(
 ) -> None:
     monkeypatch.setattr("seamark.connector.write.row_locations.VALUES_MAX", 5)
     monkeypatch.setattr("seamark.connector.write.upserts._SCOPE_VALUES_MAX", 5)
-    create(client, "ranged", fields=[{"id": 1, "name": "id", "required": False, "type": kind}, FIELDS[3]])
-    create(client, "t", fields=[{"id": 1, "name": "id", "required": False, "type": kind}], spec=[("bucket[64]", 1)])
+    create_upsert_table(client, "ranged", fields=[{"id": 1, "name": "id", "required": False, "type": kind}, FIELDS[3]])
+    create_upsert_table(
+        client, "t", fields=[{"id": 1, "name": "id", "required": False, "type": kind}], spec=[("bucket[64]", 1)]
+    )
 
     def build_key_array(ids: list[int]) -> pa.Array:
         return pa.array(ids if kind == "long" else [f"key-{id_:05d}" for id_ in ids])
@@ -218,7 +220,7 @@ def test_too_many_keys_to_name_are_located_by_ranges_and_buckets(
 
 
 def test_upsert_reads_files_that_the_index_does_not_cover(client: IndexClient, server: ServerThread) -> None:
-    create(client)
+    create_upsert_table(client)
     append(client, "db.t", build_rows((1, "old"), (2, "old")))
     client.put_index("db.t", "ids", kind="record", columns=["id"])
     append(client, "db.t", build_rows((3, "old"), (4, "old")))
@@ -230,7 +232,7 @@ def test_upsert_reads_files_that_the_index_does_not_cover(client: IndexClient, s
 
 
 def test_upsert_with_a_damaged_index_loses_no_row(client: IndexClient, server: ServerThread) -> None:
-    create(client, properties=BY_ID)
+    create_upsert_table(client, properties=BY_ID)
     append(client, "db.t", build_rows((1, "old"), (2, "old")))
     for file in server.list_written_files():
         if "_seamark" in file.parts:
@@ -247,7 +249,7 @@ def test_upsert_with_a_damaged_index_loses_no_row(client: IndexClient, server: S
 def test_file_without_remaining_rows_is_removed_without_a_read(
     client: IndexClient, server: ServerThread, version: int
 ) -> None:
-    create(client, version=version, properties=BY_ID)
+    create_upsert_table(client, version=version, properties=BY_ID)
     append(client, "db.t", build_rows((1, "a"), (2, "a")))
     (first_file,) = (written_file for written_file in server.list_written_files() if written_file.suffix == ".parquet")
     append(client, "db.t", build_rows((3, "a"), (4, "a")))
@@ -263,7 +265,7 @@ def test_file_without_remaining_rows_is_removed_without_a_read(
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_row_with_the_latest_precombine_value_wins(client: IndexClient, mode: str) -> None:
-    create(client)
+    create_upsert_table(client)
     upsert(
         client, "db.t", build_rows((1, "a", 5), (2, "a", None), (3, "a", 5), (4, "a", None), (6, "a", 5)), keys=["id"]
     )
@@ -286,7 +288,7 @@ def test_row_with_the_latest_precombine_value_wins(client: IndexClient, mode: st
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_upsert_without_effect_reports_the_matching_rows(client: IndexClient, mode: str) -> None:
-    create(client)
+    create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a", 5), (3, "a", 5)))
     location_before = client.load_table("db.t").location
     late_report = upsert(client, "db.t", build_rows((1, "b", 4), (3, "b", 4)), keys=["id"], precombine="ts", mode=mode)
@@ -299,7 +301,7 @@ def test_upsert_without_effect_reports_the_matching_rows(client: IndexClient, mo
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_partial_upsert_keeps_the_other_columns(client: IndexClient, mode: str) -> None:
-    create(client, spec=[("identity", 2)])
+    create_upsert_table(client, spec=[("identity", 2)])
     upsert(client, "db.t", build_rows((1, "de", 1, "a"), (2, None, 2, "b"), (3, "fr", 3, "c")), keys=["id"])
     input_rows = build_rows((2, "ignored", 9, "B"), (4, "ignored", 9, "D"))
     report = upsert(client, "db.t", input_rows, keys=["id"], columns=["note"], mode=mode)
@@ -314,7 +316,7 @@ def test_partial_upsert_keeps_the_other_columns(client: IndexClient, mode: str) 
 
 
 def test_upsert_of_a_repeated_key_leaves_one_row(client: IndexClient) -> None:
-    create(client, properties=BY_ID)
+    create_upsert_table(client, properties=BY_ID)
     append(client, "db.t", build_rows((1, "a", 1, "x"), (1, "b", 3, "y"), (1, "c", 2, "z")))
     append(client, "db.t", build_rows((1, "d", None, "w"), (2, "e", 1)))
     report = upsert(client, "db.t", build_rows((1, "", 3, "new")), keys=["id"], columns=["note"], precombine="ts")
@@ -328,7 +330,7 @@ def test_upsert_of_a_repeated_key_leaves_one_row(client: IndexClient) -> None:
 def test_columns_with_names_of_position_columns_can_be_changed(client: IndexClient, mode: str, how: str) -> None:
     names = ("id", "_pos", "_file")
     fields = [{"id": n + 1, "name": name, "required": False, "type": "long"} for n, name in enumerate(names)]
-    create(client, fields=fields)
+    create_upsert_table(client, fields=fields)
     append(client, "db.t", pa.table({"id": [10, 11, 12, 13], "_pos": [3, 2, 1, 0], "_file": [7, 7, 7, 7]}))
     expected = [(11, 2, 7), (12, 1, 7), (13, 0, 7)]
     if how == "upsert":
@@ -355,7 +357,7 @@ def test_keys_of_every_type_are_found(client: IndexClient, strategy: str) -> Non
             {"id": 1, "name": "k", "required": False, "type": kind},
             {"id": 2, "name": "v", "required": False, "type": "int"},
         ]
-        create(client, name, fields=fields, properties={"seamark.index.k": "record(k)"})
+        create_upsert_table(client, name, fields=fields, properties={"seamark.index.k": "record(k)"})
         # -0.0 and 0.0 are one key.
         values = list({repr(sample): sample for sample in samples if repr(sample) != "-0.0"}.values())
         append(
@@ -378,7 +380,7 @@ def test_keys_of_every_type_are_found(client: IndexClient, strategy: str) -> Non
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("properties", [{}, {"seamark.index.k": "record(land, id)"}])
 def test_keys_of_several_columns_are_compared_as_a_whole(client: IndexClient, properties: dict[str, str]) -> None:
-    create(client, properties=properties, spec=[("identity", 2)])
+    create_upsert_table(client, properties=properties, spec=[("identity", 2)])
     append(client, "db.t", build_rows((1, "de", 0), (1, "fr", 0), (2, "de", 0), (2, None, 0)))
     report = upsert(client, "db.t", build_rows((1, "fr", 1), (2, "fr", 1)), keys=["id", "land"])
     assert (report.updated, report.inserted) == (1, 1)
@@ -391,7 +393,7 @@ def repeat_column(name: str) -> pa.Table:
 
 
 def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, server: ServerThread) -> None:
-    create(client)
+    create_upsert_table(client)
     append(client, "db.t", build_rows((1, "de")))
     files_before = server.list_written_files()
     cases: list[tuple[Any, dict[str, Any], str]] = [
@@ -418,7 +420,7 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
 
 
 def test_unknown_modes_and_strategies_are_refused(client: IndexClient) -> None:
-    create(client, properties={"write.merge.mode": "sometimes"})
+    create_upsert_table(client, properties={"write.merge.mode": "sometimes"})
     with pytest.raises(Unwritable, match=r"write.merge.mode is 'sometimes'"):
         upsert(client, "db.t", build_rows((1, "de")), keys=["id"])
     with pytest.raises(ValueError, match="mode is 'fast'"):
@@ -430,7 +432,7 @@ def test_unknown_modes_and_strategies_are_refused(client: IndexClient) -> None:
 
 
 def test_mode_of_a_change_comes_from_the_tables_properties(client: IndexClient) -> None:
-    create(client, properties={"write.update.mode": "merge-on-read", "write.delete.mode": "merge-on-read"})
+    create_upsert_table(client, properties={"write.update.mode": "merge-on-read", "write.delete.mode": "merge-on-read"})
     upsert(client, "db.t", build_rows((1, "a"), (2, "a"), (3, "a")), keys=["id"])
     report = upsert(client, "db.t", build_rows((1, "b")), keys=["id"])
     assert (report.files_written, report.files_removed) == (2, 0)
@@ -446,7 +448,7 @@ def test_change_with_too_many_index_files_commits_only_some_of_them(
 ) -> None:
     for module_name in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
         monkeypatch.setattr(f"{module_name}.INDEX_FILES_MAX", 1)
-    create(client, properties={**BY_ID, "seamark.index.notes": "bloom(note)"})
+    create_upsert_table(client, properties={**BY_ID, "seamark.index.notes": "bloom(note)"})
     append(client, "db.t", build_rows((1, "a"), (2, "a"), (3, "a")))
     if mode == "unlocated":
         upsert(client, "db.t", build_rows((1, "b")), keys=["id"], strategy=EQUALITY)
@@ -466,18 +468,18 @@ def test_change_with_too_many_index_files_commits_only_some_of_them(
 )
 def test_upsert_of_no_rows_changes_nothing_with_any_options(client: IndexClient, new_rows: Any) -> None:
     """A stream can send an empty batch."""
-    create(client)
+    create_upsert_table(client)
     for how in ({}, {"precombine": "ts"}, {"columns": ["note"]}, {"precombine": "ts", "columns": ["note", "land"]}):
         assert upsert(client, "db.t", new_rows, keys=["id"], **how) == Report()
     with pytest.raises(Unwritable, match="the table has no column when"):
         upsert(client, "db.t", new_rows, keys=["id"], precombine="when")
     fields = [{"id": 1, "name": "a b", "required": False, "type": "long"}]
-    create(client, "u", fields=fields)  # In files, this column has a different name.
+    create_upsert_table(client, "u", fields=fields)  # In files, this column has a different name.
     assert upsert(client, "db.u", [], keys=["a b"], precombine="a b") == Report()
 
 
 def test_change_without_effect_makes_no_snapshot(client: IndexClient, server: ServerThread) -> None:
-    create(client)
+    create_upsert_table(client)
     assert upsert(client, "db.t", build_rows(), keys=["id"]) == Report()
     assert delete(client, "db.t", keys=[]) == Report()
     assert delete(client, "db.t", keys=pa.table({"id": [5]})) == Report()

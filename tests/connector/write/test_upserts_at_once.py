@@ -23,8 +23,8 @@ from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.server_thread import ServerThread
-from tests.connector.write.test_upserts import BY_ID, FIELDS, MODES, build_rows, create, read_rows
-from tests.seeds import examples, quick
+from tests.connector.write.test_upserts import BY_ID, FIELDS, MODES, build_rows, create_upsert_table, read_rows
+from tests.seeds import examples, mark_fast
 
 
 def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> list[int]:
@@ -54,7 +54,7 @@ def run_before_commits(monkeypatch: pytest.MonkeyPatch, *operations: Any) -> lis
 def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
     client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client)
+    create_upsert_table(client)
     upsert(client, "db.t", build_rows((1, "a", 1), (2, "a", 1)), keys=["id"])
     files_before = server.list_written_files()
     new_files: list[Path] = []
@@ -77,7 +77,7 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
 def test_upsert_is_repeated_after_a_concurrent_append_of_its_keys(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client)
+    create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a")))
     run_before_commits(
         monkeypatch,
@@ -92,7 +92,7 @@ def test_upsert_is_repeated_after_a_concurrent_append_of_its_keys(
 def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client)
+    create_upsert_table(client)
     upsert(client, "db.t", build_rows((1, "a")), keys=["id"])
     remaining = set()
 
@@ -123,13 +123,13 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
 def test_change_of_a_table_that_is_recreated_during_it_is_refused(
     client: IndexClient, server: ServerThread, change: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client)
+    create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a")))
 
     def write_concurrently() -> None:
         """Recreate the table with other columns and without the key."""
         client._request("DELETE", "/v1/namespaces/db/tables/t", {})
-        create(client, fields=[FIELDS[1]])
+        create_upsert_table(client, fields=[FIELDS[1]])
 
     files_before = server.list_written_files()
     attempts = run_before_commits(monkeypatch, write_concurrently)
@@ -143,12 +143,12 @@ def test_change_of_a_table_that_is_recreated_during_it_is_refused(
 def test_change_without_effect_on_a_recreated_table_is_refused(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client)
+    create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a")))
 
     def write_concurrently() -> None:
         client._request("DELETE", "/v1/namespaces/db/tables/t", {})
-        create(client)
+        create_upsert_table(client)
         append(client, "db.t", build_rows((5, "a")))
 
     run_before_commits(monkeypatch, write_concurrently)
@@ -162,7 +162,7 @@ def test_change_without_effect_on_a_recreated_table_is_refused(
 def test_change_during_an_upgrade_uses_the_new_format_version(
     client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client, version=2)
+    create_upsert_table(client, version=2)
     append(client, "db.t", build_rows((1, "a"), (2, "a")))
     files_before = server.list_written_files()
     run_before_commits(monkeypatch, lambda: upgrade(client, 3))
@@ -174,7 +174,7 @@ def test_change_during_an_upgrade_uses_the_new_format_version(
 def test_upsert_refused_for_a_reason_other_than_a_conflict_is_not_repeated(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client, version=2)
+    create_upsert_table(client, version=2)
     attempts = run_before_commits(monkeypatch)
     with pytest.raises(InvalidRequest):
         upsert(client, "db.t", build_rows((1, "b")), keys=["id"], summary={"total-records": "8"})
@@ -190,7 +190,7 @@ def upgrade(client: IndexClient, version: int) -> None:
 def test_upsert_with_a_lost_reply_is_committed_once(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(client)
+    create_upsert_table(client)
     append(client, "db.t", build_rows((1, "a"), (2, "a")))
     real, lost = type(client)._request, [0]
 
@@ -222,9 +222,9 @@ def run_in_threads(client: IndexClient, operations: Sequence[Any]) -> None:
         future.result()
 
 
-@pytest.mark.parametrize("mode", quick(MODES, 1))
+@pytest.mark.parametrize("mode", mark_fast(MODES, 1))
 def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: IndexClient, mode: str) -> None:
-    create(client, spec=[("bucket[8]", 1)])
+    create_upsert_table(client, spec=[("bucket[8]", 1)])
     append(client, "db.t", pa.table({"id": list(range(400)), "ts": pa.array([0] * 400, pa.int32())}))
     rounds = 1 + examples(5, 2)
     by_bucket = [read_file_keys(task.path) for task in plan(client, open_table(client, "db.t", CURRENT))]
@@ -256,9 +256,9 @@ def read_file_keys(path: str) -> list[int]:
     return values
 
 
-@pytest.mark.parametrize("mode", quick(MODES, 1))
+@pytest.mark.parametrize("mode", mark_fast(MODES, 1))
 def test_concurrent_upserts_to_one_bucket_all_succeed(client: IndexClient, mode: str) -> None:
-    create(client, spec=[("bucket[1]", 1)], properties=BY_ID)
+    create_upsert_table(client, spec=[("bucket[1]", 1)], properties=BY_ID)
     append(client, "db.t", pa.table({"id": [1, 2, 3], "ts": pa.array([-1] * 3, pa.int32())}))
     attempts: list[int] = []
     rounds = examples(4, 2)

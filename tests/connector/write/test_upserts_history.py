@@ -24,7 +24,7 @@ from seamark.connector.client.values import At
 from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import delete, upsert
-from tests.connector.write.test_upserts import ARROW, COLUMNS, MODES, create, read_rows
+from tests.connector.write.test_upserts import ARROW, COLUMNS, MODES, create_upsert_table, read_rows
 from tests.seeds import examples
 
 Row = dict[str, Any]
@@ -145,7 +145,7 @@ def list_model_rows(model: dict[int, Row]) -> list[tuple[Any, ...]]:
     return [tuple(model[id_][column] for column in COLUMNS) for id_ in sorted(model)]
 
 
-def evolve(client: IndexClient, name: str, transform: str, source: int, number: int) -> None:
+def change_spec(client: IndexClient, name: str, transform: str, source: int, number: int) -> None:
     """Add a partition spec with one field, or with none if `transform` is empty, and make it the default."""
     part = {"name": f"q{number}", "transform": transform, "source-id": source, "field-id": 2000 + number}
     updates = [
@@ -237,14 +237,14 @@ def run_steps(
     note = f"seed {seed}, {shape}"
     rng = random.Random(seed)
     first = [shape.specs[0]] if shape.specs and shape.specs[0][0] else []
-    create(client, name, version=shape.version, spec=first, properties=dict(shape.properties))
+    create_upsert_table(client, name, version=shape.version, spec=first, properties=dict(shape.properties))
     steps_by_number = {step.number: step for step in draw_steps(rng, count, MODES, unlocated=shape.by_key)}
     spec_count = max(1, len(shape.specs))
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers) as pool:
         for round_number in range(spec_count):
             if round_number:
-                evolve(client, name, *shape.specs[round_number], round_number)
+                change_spec(client, name, *shape.specs[round_number], round_number)
             worker_steps = [
                 step for step in steps_by_number.values() if step.number * spec_count // count == round_number
             ]

@@ -25,7 +25,7 @@ from seamark.connector.write.target import WriteTarget, create_target
 from seamark.formats.iceberg.manifests.content_file import decode_content_file
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.iceberg.types.transforms import apply
+from seamark.formats.iceberg.types.transforms import compute_transform
 from seamark.formats.index.index_file import open_index_file
 from seamark.formats.protocol.wire import INDEX_FOLDER
 from tests.connector.write.written import build_metadata, build_order, build_spec, build_target, read_by_pyiceberg
@@ -80,7 +80,7 @@ def check_files(metadata: TableMetadata, written_files: WrittenFiles, input_tabl
                 column = SCHEMA.column(field.sources[0])
                 assert column is not None
                 assert isinstance(column.type, str)
-                assert apply(field.transform, column.type, forms[column.id]) == value
+                assert compute_transform(field.transform, column.type, forms[column.id]) == value
 
 
 LIMITS = {

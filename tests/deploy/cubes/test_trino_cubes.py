@@ -19,7 +19,7 @@ from seamark.connector.index.lookups import pin_attributes
 from tests.connector.sql.comparing import to_comparable_value
 from tests.connector.sql.random_queries import SCHEMA
 from tests.connector.sql.test_cubes import RandomAggregates, draw_rows_with_exact_sums
-from tests.deploy.shop import post, query_rows, wait_for_result
+from tests.deploy.shop import post_statement, query_rows, wait_for_result
 from tests.seeds import examples, first_seed
 from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
@@ -54,7 +54,7 @@ class CubeRig:
         """Return the outcome in the proxy's header."""
 
         def read_final_outcome() -> str:
-            outcome = post(self.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "cubed"})[0]
+            outcome = post_statement(self.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "cubed"})[0]
             return "" if "recently" in outcome or "slow" in outcome else outcome.partition("; ms=")[0]
 
         return str(wait_for_result(read_final_outcome))

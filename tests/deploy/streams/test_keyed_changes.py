@@ -34,9 +34,9 @@ def test_engines_read_the_model_after_updates_deletes_and_corrections_by_batch_w
     env = {"SEAMARK_STREAM_FLUSH_INTERVAL_MS": "5000"}
     with Seamark(tmp_path / "home", env=env) as server:
         catalog = RestCatalog("keyed", uri=server.base_url, **{"rest-scan-planning-enabled": "true"})
-        keyed.create(catalog, version)
-        expected = keyed.to_expected_rows(keyed.send(server.base_url, CHANGES, seed=first_seed()))
-        assert np.array_equal(keyed.read(catalog), expected), "PyIceberg"
+        keyed.create_keyed_table(catalog, version)
+        expected = keyed.to_expected_rows(keyed.send_changes(server.base_url, CHANGES, seed=first_seed()))
+        assert np.array_equal(keyed.read_by_pyiceberg(catalog), expected), "PyIceberg"
         fresh = new_catalog(spark, server.base_url, extra={"header.X-Seamark-Fresh": "true"})
         statement = "SELECT id, value FROM {}." + keyed.TABLE
         assert np.array_equal(keyed.to_values(spark.sql(statement.format(fresh)).toArrow()), expected), "Spark"
@@ -44,6 +44,6 @@ def test_engines_read_the_model_after_updates_deletes_and_corrections_by_batch_w
         with trino_server(tmp_path / "trino", uri=server.base_url, catalog=headers) as trino:
             ids, values = zip(*trino.rows(statement.format("seamark")), strict=True)
             assert np.array_equal(keyed.to_values(pa.table({"id": ids, "value": values})), expected), "Trino"
-        keyed.flush(server.base_url)
+        keyed.flush_table(server.base_url)
         assert np.array_equal(keyed.read_by_duckdb(server.base_url), expected), "DuckDB"
-        assert np.array_equal(keyed.read(catalog), expected), "PyIceberg after the flush"
+        assert np.array_equal(keyed.read_by_pyiceberg(catalog), expected), "PyIceberg after the flush"

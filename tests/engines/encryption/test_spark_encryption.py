@@ -20,7 +20,7 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, find_scheme
 from seamark.connector.parquet.encryption.kms import MasterKeyFile
-from tests.connector.parquet.copied import merge
+from tests.connector.parquet.copied import merge_files
 from tests.engines.encryption.spark_files import CASES, MASTERS, ROWS
 from tests.services.java import find_java_17
 
@@ -69,11 +69,11 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
                 scheme = _read_scheme(next((tmp_path / "columns-0").glob("*.parquet")))
             else:
                 decrypted_path = tmp_path / f"ours-{name}-decrypted.parquet"
-                merge(parts, decrypted_path, SCHEMA, keys=KEYS)
+                merge_files(parts, decrypted_path, SCHEMA, keys=KEYS)
                 files.append(decrypted_path)
             assert scheme is not None
             out = tmp_path / f"ours-{name}.parquet"
-            merge(parts, out, SCHEMA, keys=KEYS, encryption=KEYS.create_encryption(scheme))
+            merge_files(parts, out, SCHEMA, keys=KEYS, encryption=KEYS.create_encryption(scheme))
             files.append(out)
             if name != "version2":  # Arrow cannot read these pages of parquet-java.
                 with pq.ParquetFile(out, decryption_properties=KEYS.make_decryption_properties()) as file:

@@ -73,7 +73,7 @@ def collect_rows(frame: Any) -> list[str]:
     return sorted(repr(tuple(row)) for row in frame.collect())
 
 
-def fill(rig: StarRig) -> None:
+def create_star(rig: StarRig) -> None:
     """Create a star schema in format version 3.
 
     The facts are in two dozen files of three specs, and some rows changed.

@@ -34,7 +34,7 @@ from tests.connector.sql import hand_made
 from tests.connector.sql.test_text_functions import run_seamark
 from tests.engines.queries import Queries
 from tests.engines.spark.shapes import SHAPES
-from tests.engines.spark.star import StarRig, change_settings, collect_rows, fill
+from tests.engines.spark.star import StarRig, change_settings, collect_rows, create_star
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -44,7 +44,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with Seamark(tmp_path_factory.mktemp("sql")) as server:
         new_rig = StarRig(spark, server, new_catalog(spark, server.base_url))
         new_rig.run("CREATE NAMESPACE {db}")
-        fill(new_rig)
+        create_star(new_rig)
         yield new_rig
 
 
@@ -583,7 +583,7 @@ def test_handwritten_statements_return_sparks_own_rows(rig: StarRig) -> None:
     actual_rows = rig.spark.sql(f"SELECT snapshot_id FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
     of_trino = (transpile(statement, read="trino", write="spark")[0] for statement in hand_made.STATEMENTS)
     counts: Counter[str] = Counter()
-    for text in (*hand_made.OF_SPARK, *(re.sub(r"`?\bdb\b`?\.", "{db}.", statement) for statement in of_trino)):
+    for text in (*hand_made.SPARK_STATEMENTS, *(re.sub(r"`?\bdb\b`?\.", "{db}.", statement) for statement in of_trino)):
         text = text.replace("{db}", rig.db).replace("{old}", str(actual_rows[2][0]))
         try:
             original_frame = rig.spark.sql(text)

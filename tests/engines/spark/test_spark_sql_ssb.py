@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from bench.ssb.generate import TABLES, generate
+from bench.ssb.generate import TABLES, generate_ssb
 from bench.ssb.queries import QUERIES
 from bench.ssb.spark import write_table
 from seamark.connector.spark.query.queries import rewrite_query
@@ -38,7 +38,7 @@ The other queries have no conditions on dates.
 
 @pytest.fixture(scope="module")
 def ssb(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    folder = generate(CACHE / "ssb", 0.01)
+    folder = generate_ssb(CACHE / "ssb", 0.01)
     with Seamark(tmp_path_factory.mktemp("ssb")) as server:
         db = f"{new_catalog(spark, server.base_url)}.ssb"
         spark.sql(f"CREATE NAMESPACE {db}")

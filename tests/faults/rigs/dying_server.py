@@ -19,7 +19,7 @@ from seamark.metaserver import server
 from seamark.metaserver.commit.engine_commits.engine_commits import EngineCommits
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.settings.sources import load
+from seamark.metaserver.settings.sources import resolve_settings
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateEntry, DropEntry, RenameEntry, RestoreEntry, SwapPointer
 
@@ -96,8 +96,8 @@ def main(settings: Settings) -> None:
     server.open_store = open_dying_store  # type: ignore[attr-defined]
     server.open_objects = open_dying_objects  # type: ignore[attr-defined]
     EngineCommits.commit = reply_and_pass  # type: ignore[method-assign]
-    server.run(settings, server.bind(settings, shared=False), EXTENSIONS, lambda: None)
+    server.run(settings, server.bind_server_socket(settings, shared=False), EXTENSIONS, lambda: None)
 
 
 if __name__ == "__main__":
-    main(load({}, os.environ))
+    main(resolve_settings({}, os.environ))

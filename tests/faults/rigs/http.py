@@ -8,7 +8,7 @@ import uuid
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.catalog.rig import SCHEMA, append
+from tests.catalog.rig import SCHEMA, build_append
 
 
 def create_key() -> str:
@@ -96,7 +96,7 @@ class HttpClient:
     def append(
         self, snapshot_id: int, parent: int | None, sequence: int, name: str = "t", key: str | None = None
     ) -> tuple[int, Any]:
-        requirements, updates = append(snapshot_id, parent, sequence)
+        requirements, updates = build_append(snapshot_id, parent, sequence)
         headers = {"Idempotency-Key": key} if key else None
         body = {"requirements": requirements, "updates": updates}
         return self.call("POST", f"/v1/namespaces/db/tables/{name}", body, headers)

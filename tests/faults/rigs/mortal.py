@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.faults.rigs.dying_server import FUSE
 from tests.faults.rigs.http import HttpClient, OutcomeUnknown
-from tests.services.process import ManagedProcess, free_port, is_http_ok
+from tests.services.process import ManagedProcess, choose_free_port, is_http_ok
 
 _REPO = Path(__file__).parents[3]
 
@@ -24,7 +24,7 @@ class MortalServer:
     def __init__(self, home: Path, env: Mapping[str, str] | None = None) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.home = home
-        port = free_port()
+        port = choose_free_port()
         self.base_url = f"http://127.0.0.1:{port}"
         settings = {"SEAMARK_HOME": str(home), "SEAMARK_PORT": str(port), "PYTHONPATH": str(_REPO), **(env or {})}
         argv = [sys.executable, "-m", "tests.faults.rigs.dying_server"]

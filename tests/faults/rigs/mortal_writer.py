@@ -38,7 +38,7 @@ def build_batch(seed: int, number: int) -> tuple[str, str, list[int]]:
     )
 
 
-def apply(model: Model, seed: int, number: int) -> None:
+def apply_batch(model: Model, seed: int, number: int) -> None:
     operation, _, ids = build_batch(seed, number)
     for item in ids:
         if operation == "append":

@@ -24,7 +24,7 @@ from tests.faults.rigs.mortal_writer import build_batch
 from tests.services.java import SHORT_LIVED
 from tests.services.process import REPO
 
-ROWS_IN = 6
+BATCH_PARTITIONS = 6
 """The number of partitions of a batch."""
 
 
@@ -71,7 +71,7 @@ def open_session(scratch: Path) -> SparkSession:
 def commit_batch(spark: SparkSession, client: SeamarkClient, table: str, seed: int, number: int) -> None:
     operation, mode, ids = build_batch(seed, number)
     rows: DataFrame = spark.createDataFrame([(item, number) for item in ids], "id bigint, batch bigint")
-    rows = rows.repartition(ROWS_IN)
+    rows = rows.repartition(BATCH_PARTITIONS)
     producer = ("job", number)
     if operation == "append":
         write(rows, table, client=client, producer=producer, distribution="none")

@@ -23,7 +23,7 @@ from seamark.formats.iceberg.expressions.expression import (
     join_by_or,
 )
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.formats.iceberg.types.transforms import apply, compute_result_type
+from seamark.formats.iceberg.types.transforms import compute_result_type, compute_transform
 from seamark.formats.iceberg.types.values import Value
 
 Row = Mapping[int, Value | None]
@@ -114,7 +114,7 @@ def draw_predicate(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = Tr
 
     def literal() -> Any:
         outcome = draw(values[kind].filter(lambda value: not (isinstance(value, float) and math.isnan(value))))
-        outcome = apply(transform, kind, outcome)
+        outcome = compute_transform(transform, kind, outcome)
         # Values near, but not equal to, the results of the truncation
         is_moved = transform != "identity" and result_kind == "int" and abs(outcome) < 2**31 - 1
         return outcome + draw(st.integers(-1, 1)) if is_moved else outcome
@@ -164,10 +164,10 @@ def compute_partition(spec: PartitionSpec, columns: Mapping[int, str], row: Row,
             values.append(None if value is None else "z")
             continue
         was_int = old and kind == "long" and isinstance(value, int) and -(2**31) <= value < 2**31
-        transformed = apply(field.transform, "int" if was_int else kind, value)
+        transformed = compute_transform(field.transform, "int" if was_int else kind, value)
         if old and field.transform in _CALENDAR and (field.transform, kind) != ("day", "date"):
             assert transformed is None or isinstance(transformed, int)
-            previous_value = apply(field.transform, kind, value - 1) if isinstance(value, int) else None
+            previous_value = compute_transform(field.transform, kind, value - 1) if isinstance(value, int) else None
             if transformed is not None and transformed < 0 and previous_value == transformed:
                 transformed += 1
         values.append(transformed)
@@ -200,7 +200,7 @@ def matches(expression: Expression, row: Row, order: Order) -> bool:
     if isinstance(expression, Or):
         return any(matches(child, row, order) for child in expression.children)
     assert isinstance(expression, Bound)
-    return holds(expression, apply(expression.transform, expression.kind, row[expression.column_id]), order)
+    return holds(expression, compute_transform(expression.transform, expression.kind, row[expression.column_id]), order)
 
 
 def holds(predicate: Bound, value: Any, order: Order) -> bool:

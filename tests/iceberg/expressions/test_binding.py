@@ -27,14 +27,14 @@ from seamark.formats.iceberg.expressions.expression import (
     Unbound,
 )
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
-from seamark.formats.iceberg.types.reading import read
+from seamark.formats.iceberg.types.reading import convert_json_value
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import build_field, build_schema
 
 
 def make_schema(*fields: dict[str, Any], schema_id: int = 0) -> Schema:
-    return read(build_schema(*fields, schema_id=schema_id), Schema, "schema")
+    return convert_json_value(build_schema(*fields, schema_id=schema_id), Schema, "schema")
 
 
 def build_struct(*fields: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pytest
 
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
-from seamark.formats.iceberg.types.reading import read
+from seamark.formats.iceberg.types.reading import convert_json_value
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import build_field, build_schema
@@ -98,7 +98,7 @@ SCHEMA = build_schema(
     build_field(55, "maybe", {"type": "struct", "fields": [build_field(56, "a", "timestamptz", True)]}),
     build_field(57, "none", "unknown"),
 )
-OURS = read(SCHEMA, Schema, "schema")
+OURS = convert_json_value(SCHEMA, Schema, "schema")
 
 AT_ONCE = 100
 """The number of lines sent before answers are read, small enough that neither pipe fills up."""

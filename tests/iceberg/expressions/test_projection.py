@@ -17,7 +17,7 @@ from seamark.formats.iceberg.expressions.projection import (
     project_strict,
 )
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.formats.iceberg.types.transforms import apply, compute_result_type
+from seamark.formats.iceberg.types.transforms import compute_result_type, compute_transform
 from seamark.formats.iceberg.types.values import Value
 from tests.iceberg.expressions.predicates import (
     COLUMNS,
@@ -134,7 +134,7 @@ def test_inclusive_projection_gives_the_partition_predicate(transform: str, cond
 def test_partition_predicates_have_the_fields_id_name_and_type() -> None:
     assert project_inclusive(build_predicate(Op.EQ, "timestamp", DAY), build_spec("bucket[3]", "day")) == And(
         (
-            Bound(Op.EQ, 1000, "p0", "int", "identity", "int", (apply("bucket[3]", "timestamp", DAY),)),  # type: ignore[arg-type]
+            Bound(Op.EQ, 1000, "p0", "int", "identity", "int", (compute_transform("bucket[3]", "timestamp", DAY),)),  # type: ignore[arg-type]
             Bound(Op.EQ, 1001, "p1", "date", "identity", "date", (1,)),
         )
     )
@@ -275,7 +275,7 @@ def test_source_bounds_prune_as_much_as_javas_transformed_bounds(data: st.DataOb
     kind, transform = data.draw(st.sampled_from(ORDERED))
     query = data.draw(draw_predicate({1: kind}).filter(lambda predicate: predicate.transform == transform))
     lower, upper = sorted([data.draw(draw_values_of(kind)), data.draw(draw_values_of(kind))])
-    first, last = apply(transform, kind, lower), apply(transform, kind, upper)
+    first, last = compute_transform(transform, kind, lower), compute_transform(transform, kind, upper)
     assume(first <= last)  # type: ignore[operator]
     assume(not is_wrapping(transform, kind))
     for nulls in (False, True):

@@ -13,7 +13,7 @@ import pytest
 
 from seamark.formats.iceberg.manifests.manifest import DecodedList, decode_list, decode_manifest_list
 from tests.planner.lakes.manifests import Manifest, Style, list_bytes
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 
 LISTS = 12
 COUNTS = {0: (0, 0), 1: (1, 1), 2: (0, 0)}
@@ -46,7 +46,7 @@ def change_randomly(manifests: list[Manifest], rng: random.Random) -> list[Manif
     return manifests
 
 
-@pytest.mark.parametrize("round_number", quick(range(60), 8))
+@pytest.mark.parametrize("round_number", mark_fast(range(60), 8))
 def test_manifest_list_decoded_with_a_base_equals_the_list_decoded_alone(round_number: int) -> None:
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from seamark.formats.index.keys import case_folding_table
-from seamark.formats.index.keys.case_folding import UNKNOWN_CASE, fold, fold_column, has_known_case
+from seamark.formats.index.keys.case_folding import UNKNOWN_CASE, fold_case, fold_column, has_known_case
 from seamark.formats.index.keys.functions import CASE_KEYS
 from tests.index.case_folding.mappings import Mappings, read_duckdb_mappings, read_java_mappings, read_python_mappings
 from tests.index.case_folding.texts import draw_texts
@@ -31,7 +31,7 @@ FRAME_ROWS = 100_000
         ("Straße STRASSE", "strasse strasse"),
         ("İıIi", "iiii"),
         ("i\u0307", "i"),
-        ("ΣΑΣ σας", fold("σασ ΣΑς")),
+        ("ΣΑΣ σας", fold_case("σασ ΣΑς")),
         ("\u212a", "k"),
         ("ﬁ", "fi"),
         ("日本 😀", "日本 😀"),
@@ -42,14 +42,14 @@ FRAME_ROWS = 100_000
     ],
 )
 def test_texts_have_one_folded_form_for_all_engines(text: str, expected: str) -> None:
-    assert fold(text) == expected
+    assert fold_case(text) == expected
     assert has_known_case(text) == (expected != UNKNOWN_CASE)
 
 
 def test_columns_are_folded_like_their_values() -> None:
     rng = random.Random(first_seed())
     texts = [None if rng.random() < 0.1 else text for text in draw_texts(rng, 300)]
-    expected = [None if text is None else fold(text) for text in texts]
+    expected = [None if text is None else fold_case(text) for text in texts]
     for kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int32(), pa.string())):
         plain_array = pa.array(texts, pa.string())
         array = plain_array.dictionary_encode() if pa.types.is_dictionary(kind) else plain_array.cast(kind)
@@ -77,7 +77,7 @@ def check_fold(text: str, other_texts: list[str]) -> None:
     """Check that a search for an engine's upper or lower case of a text finds the text."""
     for other in other_texts:
         if has_known_case(other):
-            assert fold(text) in (fold(other), UNKNOWN_CASE), (text, other)
+            assert fold_case(text) in (fold_case(other), UNKNOWN_CASE), (text, other)
 
 
 def check_mappings(mappings: Mappings) -> None:

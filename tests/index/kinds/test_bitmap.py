@@ -18,23 +18,23 @@ from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.keys import KeyRange, KeyRanges, unpack_bits
 from seamark.formats.index.kinds import bitmap, postings
 from seamark.formats.index.kinds.bitmap import Bitmap, FileBitmap
-from seamark.formats.index.kinds.slices import EQUALITY, SLICES, slice_count
+from seamark.formats.index.kinds.slices import EQUALITY, SLICES, compute_slice_count
 from tests.index.kinds.columns import KINDS, LONG_TEXT, Kind, draw_column, draw_predicate, get_kind
-from tests.seeds import quick
+from tests.seeds import mark_fast
 
 ROWS = (0, 1, 2, 63, 64, 65, 127, 200, 700)
 
 
 def build_file(kind: Kind, values: Sequence[Any]) -> FileBitmap:
-    return bitmap.build(convert_to_keys(kind.arrow(values), get_kind(kind)))
+    return bitmap.build_bitmap(convert_to_keys(kind.arrow(values), get_kind(kind)))
 
 
 def open_bitmap(entries: Sequence[FileBitmap]) -> Bitmap:
-    return Bitmap(memoryview(b"".join(bitmap.encode(entries))))
+    return Bitmap(memoryview(b"".join(bitmap.encode_bitmaps(entries))))
 
 
 def build_from_longs(values: Sequence[int | None] | np.ndarray[Any, Any]) -> FileBitmap:
-    return bitmap.build(convert_to_keys(pa.array(values, pa.int64()), "long"))
+    return bitmap.build_bitmap(convert_to_keys(pa.array(values, pa.int64()), "long"))
 
 
 def encode_long(value: int) -> int:
@@ -85,7 +85,7 @@ def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.mark.few_cases(6)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("seed", quick(range(6), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(6), 1))
 def test_bitmap_index_finds_the_rows_of_a_row_by_row_evaluation(kind: Kind, seed: int, layout: str) -> None:
     rng = random.Random(f"{kind.name} {seed}")
     pool = [kind.draw(rng) for _ in range(40)] if seed % 2 else None
@@ -108,8 +108,8 @@ def test_merge_equals_an_index_built_from_the_kept_files(kind: Kind, layout: str
         parts.append((open_bitmap(entries), keep))
         kept_entries += [entry for entry, is_kept in zip(entries, keep, strict=True) if is_kept]
         columns += [column for column, is_kept in zip(drawn_columns, keep, strict=True) if is_kept]
-    merged_blob = b"".join(bitmap.merge(parts))
-    assert merged_blob == b"".join(bitmap.encode(kept_entries))
+    merged_blob = b"".join(bitmap.merge_bitmaps(parts))
+    assert merged_blob == b"".join(bitmap.encode_bitmaps(kept_entries))
     check_predicates(Bitmap(memoryview(merged_blob)), kind, columns, rng, 10)
 
 
@@ -140,13 +140,13 @@ def test_shared_keys_are_stored_once_and_other_keys_with_their_file() -> None:
     sizes = {}
     for name, entries in (("shared", shared), ("alone", builds)):
         sections = sum(entry.size_bytes for entry in entries)
-        sizes[name] = (sum(map(len, bitmap.encode(entries))) - sections) / sections
+        sizes[name] = (sum(map(len, bitmap.encode_bitmaps(entries))) - sections) / sections
     assert sizes["shared"] < 0.05
     assert sizes["alone"] < 0.01
 
 
 def test_file_has_as_many_slices_as_its_ranks_have_bits() -> None:
-    assert [slice_count(n) for n in (0, 1, 2, 3, 4, 5, 11, 1000, 1 << 20, (1 << 20) + 1)] == [
+    assert [compute_slice_count(n) for n in (0, 1, 2, 3, 4, 5, 11, 1000, 1 << 20, (1 << 20) + 1)] == [
         0, 0, 1, 2, 2, 3, 4, 10, 20, 21,
     ]  # fmt: skip
     rng = np.random.default_rng(2)
@@ -203,7 +203,7 @@ def test_every_method_to_rank_keys_finds_the_same_rows(values: np.ndarray[Any, n
 def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
     stem = LONG_TEXT + "a"
     values = ["short", stem, stem + "1", stem + "2", LONG_TEXT + "b", None]
-    index = open_bitmap([bitmap.build(convert_to_keys(pa.array(values), "string"))])
+    index = open_bitmap([bitmap.build_bitmap(convert_to_keys(pa.array(values), "string"))])
     for text, rows, exact in (
         ("short", [0], True),
         (stem, [1], True),
@@ -221,7 +221,7 @@ def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
 
 def test_prefix_predicates_are_ranges() -> None:
     values = ["Customer#1", "Customer#12", "Customer#2", "Supplier#1", None, "Cust"] * 30
-    index = open_bitmap([bitmap.build(convert_to_keys(pa.array(values), "string"))] * 3)
+    index = open_bitmap([bitmap.build_bitmap(convert_to_keys(pa.array(values), "string"))] * 3)
     ranges = KeyRanges("string", (KeyRange(b"Customer#1", b"Customer#2", False, True),))
     expected = [row for row, value in enumerate(values) if value and value.startswith("Customer#1")]
     assert find_rows(index, 1, ranges, len(values)) == expected
@@ -232,7 +232,7 @@ def test_index_of_no_files_is_valid() -> None:
     index = open_bitmap([])
     assert index.files == 0
     assert index.mark_files(build_ranges(1)).tolist() == []
-    assert b"".join(bitmap.merge([])) == b"".join(bitmap.encode([]))
+    assert b"".join(bitmap.merge_bitmaps([])) == b"".join(bitmap.encode_bitmaps([]))
 
 
 def test_built_index_can_be_sent_to_another_process() -> None:
@@ -245,12 +245,12 @@ def test_probe_with_keys_of_another_form_is_rejected() -> None:
     with pytest.raises(ValueError, match="form codes, so keys of type string cannot be looked up"):
         index.mark_files(KeyRanges("string", (KeyRange(b"1", None),)))
     with pytest.raises(ValueError, match="8 bytes for some files"):
-        bitmap.encode([build_from_longs([1]), bitmap.build(convert_to_keys(pa.array(["1"]), "string"))])
+        bitmap.encode_bitmaps([build_from_longs([1]), bitmap.build_bitmap(convert_to_keys(pa.array(["1"]), "string"))])
 
 
 def test_file_mask_of_another_length_is_rejected() -> None:
     with pytest.raises(ValueError, match="has 2 items, but the index has 1 files"):
-        bitmap.merge([(open_bitmap([build_from_longs([1])]), np.array([True, False]))])
+        bitmap.merge_bitmaps([(open_bitmap([build_from_longs([1])]), np.array([True, False]))])
 
 
 def test_section_is_sufficient_for_the_rows_of_a_file() -> None:
@@ -273,6 +273,6 @@ def test_bitmap_format_equals_the_documented_format() -> None:
         rng = random.Random(kind.name)
         columns = [draw_column(rng, kind, rows) for rows in (0, 65, 700)]
         # zstd's bytes may differ between versions, so these columns are too small for compression and stay flat.
-        for part in bitmap.encode([build_file(kind, values) for values in columns]):
+        for part in bitmap.encode_bitmaps([build_file(kind, values) for values in columns]):
             digest.update(part)
     assert digest.hexdigest() == "4fc724126dac58a7231181fabbb3053a32415987931e240c8d663e7e3da384cc"

@@ -74,7 +74,9 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
         monkeypatch.setattr(postings, "UNSHARED_MAX_FRACTION", -1)
     rng = np.random.default_rng(11)
     arrays = draw_longs(rng) if kind == "long" else draw_strings(rng)
-    return b"".join(bitmap.encode([bitmap.build(convert_to_keys(array, kind)) for array in arrays])), kind
+    return b"".join(
+        bitmap.encode_bitmaps([bitmap.build_bitmap(convert_to_keys(array, kind)) for array in arrays])
+    ), kind
 
 
 @pytest.mark.few_cases(1)
@@ -133,21 +135,25 @@ def test_overwritten_random_bytes_are_detected_or_harmless(case: tuple[bytes, st
 
 
 def test_swapped_sections_are_rejected() -> None:
-    entries = [bitmap.build(convert_to_keys(pa.array([1, 2, 3 + more], pa.int64()), "long")) for more in (0, 7)]
-    longer = bitmap.build(convert_to_keys(pa.array([1, 2, 3, 3], pa.int64()), "long"))
+    entries = [bitmap.build_bitmap(convert_to_keys(pa.array([1, 2, 3 + more], pa.int64()), "long")) for more in (0, 7)]
+    longer = bitmap.build_bitmap(convert_to_keys(pa.array([1, 2, 3, 3], pa.int64()), "long"))
     assert len(longer.section) == len(entries[0].section)
-    head, directory, files, first, _ = bitmap.encode([entries[0], longer])
+    head, directory, files, first, _ = bitmap.encode_bitmaps([entries[0], longer])
     index = Bitmap(memoryview(b"".join((head, directory, files, longer.section, first))))
     with pytest.raises(ValueError, match="section 0 of a bitmap index belongs to another file"):
         index.find_rows(0, build_ranges("long")[0])
 
 
 def test_damaged_section_is_not_merged() -> None:
-    blob = bytearray(b"".join(bitmap.encode([bitmap.build(convert_to_keys(pa.array(range(999), pa.int64()), "long"))])))
+    blob = bytearray(
+        b"".join(
+            bitmap.encode_bitmaps([bitmap.build_bitmap(convert_to_keys(pa.array(range(999), pa.int64()), "long"))])
+        )
+    )
     start, length = Bitmap(memoryview(blob)).find_section_range(0)
     blob[start + length - 20] ^= 1
     with pytest.raises(ValueError, match="does not match its checksum"):
-        bitmap.merge([(Bitmap(memoryview(blob)), np.array([True]))])
+        bitmap.merge_bitmaps([(Bitmap(memoryview(blob)), np.array([True]))])
 
 
 @pytest.mark.parametrize("keys", [2**32 - 1, 2**63 - 1, 2**64 - 1])
@@ -210,7 +216,7 @@ def _measure_peak_bytes(read: Callable[[], object]) -> int:
 def test_runs_with_more_rows_than_the_file_are_not_expanded() -> None:
     def read() -> None:
         with pytest.raises(ValueError, match="beyond the 100"):
-            bits.decode(Piece(Coding.ROARING, _build_run_bitmap(256)), 100)
+            bits.decode_bits(Piece(Coding.ROARING, _build_run_bitmap(256)), 100)
 
     assert _measure_peak_bytes(read) < 1 << 20
 
@@ -219,13 +225,15 @@ def test_runs_of_many_rows_are_expanded_in_steps() -> None:
     rows = 160 << 16
     results: list[Any] = []
     assert (
-        _measure_peak_bytes(lambda: results.append(bits.decode(Piece(Coding.ROARING, _build_run_bitmap(160)), rows)))
+        _measure_peak_bytes(
+            lambda: results.append(bits.decode_bits(Piece(Coding.ROARING, _build_run_bitmap(160)), rows))
+        )
         < 12 << 20
     )
-    assert bits.count(results[0]) == rows
+    assert bits.count_set_bits(results[0]) == rows
     row_numbers = np.unique(np.random.default_rng(5).integers(0, rows, 1 << 19))
     bit_map = pyroaring.BitMap(row_numbers.astype(np.uint32))
-    text = bits.decode(Piece(Coding.ROARING, bit_map.serialize()), rows)
+    text = bits.decode_bits(Piece(Coding.ROARING, bit_map.serialize()), rows)
     assert not isinstance(text, bool)
     assert np.array_equal(bits.list_positions(text), row_numbers)
 
@@ -245,12 +253,12 @@ def test_small_section_is_not_decoded_to_gigabytes() -> None:
 
 def test_slices_too_large_to_read_compressed_are_stored_flat(monkeypatch: pytest.MonkeyPatch) -> None:
     values = pa.array(np.arange(70_000) // 30, pa.int64())
-    packed = bitmap.build(convert_to_keys(values, "long"))
+    packed = bitmap.build_bitmap(convert_to_keys(values, "long"))
     monkeypatch.setattr(slices, "DECODED_MAX_BYTES", 10_000)
     with pytest.raises(ValueError, match="the limit is 10,000"):
         Section(memoryview(packed.section)).decode_slices()
-    flat = bitmap.build(convert_to_keys(values, "long"))
-    blobs = [b"".join(bitmap.encode([item])) for item in (packed, flat)]
+    flat = bitmap.build_bitmap(convert_to_keys(values, "long"))
+    blobs = [b"".join(bitmap.encode_bitmaps([item])) for item in (packed, flat)]
     assert list_answers(blobs[1], "long")
     monkeypatch.undo()
     assert list_answers(blobs[0], "long") == list_answers(blobs[1], "long")

@@ -23,11 +23,11 @@ from seamark.formats.index.kinds.bloom import (
     FIXED_SIZE,
     Bloom,
     FileBloom,
-    build,
-    encode,
-    filter_bits,
-    hash_count,
-    merge,
+    build_filter,
+    compute_filter_bits,
+    compute_hash_count,
+    encode_filters,
+    merge_filters,
     read_header_size,
 )
 from tests.index.kinds.test_keys import COLUMNS, build_array, is_nan
@@ -35,7 +35,7 @@ from tests.seeds import examples
 
 
 def encode_blob(entries: list[FileBloom]) -> bytes:
-    return b"".join(encode(entries))
+    return b"".join(encode_filters(entries))
 
 
 def build_long_keys(values: Any) -> Keys:
@@ -68,7 +68,7 @@ def draw_files(seed: int, sizes: list[int]) -> list[Any]:
 @settings(max_examples=examples(40))
 def test_file_that_has_a_value_is_never_pruned(kind: str, data: st.DataObject) -> None:
     files = data.draw(st.lists(st.lists(st.one_of(st.none(), COLUMNS[kind][1]), max_size=60), min_size=1, max_size=6))
-    blob = encode_blob([build(convert_to_keys(build_array(kind, values), kind)) for values in files])
+    blob = encode_blob([build_filter(convert_to_keys(build_array(kind, values), kind)) for values in files])
     bloom = Bloom(blob)
     bloom.verify()
     assert bloom.files == len(files)
@@ -82,7 +82,7 @@ def test_file_that_has_a_value_is_never_pruned(kind: str, data: st.DataObject) -
 
 def test_zeros_of_both_signs_huge_strings_and_files_without_a_key() -> None:
     floats = encode_blob(
-        [build(convert_to_keys(pa.array([value]), "double")) for value in (-0.0, 0.0, math.nan, None, math.inf)]
+        [build_filter(convert_to_keys(pa.array([value]), "double")) for value in (-0.0, 0.0, math.nan, None, math.inf)]
     )
     for value, number in ((-0.0, 0), (0.0, 1), (math.inf, 4)):
         answers = Bloom(floats).probe(hash_value(value, "double"))
@@ -90,7 +90,7 @@ def test_zeros_of_both_signs_huge_strings_and_files_without_a_key() -> None:
         assert answers[2:4].tolist() == [0, 0]
     huge_text, wide_text = "x" * 2_000_000, "𝕏 é\0" * 50_000
     columns = [pa.array([huge_text]), pa.array([wide_text, None]), pa.array([], pa.string()), pa.nulls(3)]
-    texts = Bloom(encode_blob([build(convert_to_keys(column, "string")) for column in columns]))
+    texts = Bloom(encode_blob([build_filter(convert_to_keys(column, "string")) for column in columns]))
     assert texts.probe(hash_value(huge_text, "string")).tolist() == [1, 0, 0, 0]
     assert texts.probe(hash_value(wide_text, "string")).tolist() == [0, 1, 0, 0]
 
@@ -100,7 +100,7 @@ def test_zeros_of_both_signs_huge_strings_and_files_without_a_key() -> None:
 def test_each_of_many_files_is_found_by_its_own_keys(count: int) -> None:
     rng = np.random.default_rng(count)
     files = draw_files(count, rng.choice([3, 40, 200, 900], count).tolist())
-    blob = encode_blob([build(build_long_keys(values)) for values in files])
+    blob = encode_blob([build_filter(build_long_keys(values)) for values in files])
     bloom = Bloom(blob)
     for number in rng.permutation(count)[:60].tolist():
         for value in files[number][:3].tolist():
@@ -117,7 +117,7 @@ def test_each_of_many_files_is_found_by_its_own_keys(count: int) -> None:
 @pytest.mark.parametrize("keys", [20, 25, 300, 1_700, 20_000])
 def test_false_positives_are_as_rare_as_requested(fpp: float, keys: int) -> None:
     files = draw_files(keys, [keys] * max(4, 40_000 // keys))
-    bloom = Bloom(encode_blob([build(build_long_keys(values), fpp) for values in files]))
+    bloom = Bloom(encode_blob([build_filter(build_long_keys(values), fpp) for values in files]))
     absent_hashes = np.random.default_rng(7).integers(0, 2**64, 100_000 // len(files) + 400, dtype=np.uint64)
     false_positives = sum(int(bloom.probe(absent_hashes[i : i + 1]).sum()) for i in range(len(absent_hashes)))
     assert false_positives / (len(absent_hashes) * len(files)) <= 1.5 * fpp
@@ -125,8 +125,8 @@ def test_false_positives_are_as_rare_as_requested(fpp: float, keys: int) -> None
 
 def test_repeated_keys_take_no_space() -> None:
     values = np.random.default_rng(1).integers(0, 900, 300_000)
-    assert build(build_long_keys(values)).filter_bits == filter_bits(900, 0.01)
-    assert build(build_long_keys(np.zeros(500_000))).filter_bits == filter_bits(1, 0.01)
+    assert build_filter(build_long_keys(values)).filter_bits == compute_filter_bits(900, 0.01)
+    assert build_filter(build_long_keys(np.zeros(500_000))).filter_bits == compute_filter_bits(1, 0.01)
 
 
 @given(
@@ -150,15 +150,15 @@ def test_many_distinct_hashes_are_counted_exactly() -> None:
 
 @pytest.mark.parametrize("fpp", [0.5, 0.01, 1e-6])
 def test_bloom_filter_wastes_at_most_a_quarter(fpp: float) -> None:
-    k = hash_count(fpp)
+    k = compute_hash_count(fpp)
     for keys in [*range(300, 5_000, 7), 10**6, 9_999_999]:
         bit_count = keys * -k / math.log(1 - fpp ** (1 / k))
-        bits = filter_bits(keys, fpp)
+        bits = compute_filter_bits(keys, fpp)
         assert bit_count <= bits < max(bit_count * 1.25 + 64, 257)
         assert bits % 64 == 0
         assert bits.bit_count() <= 3
-    assert filter_bits(0, fpp) == filter_bits(1, fpp) == 256
-    assert filter_bits(2**40, fpp) == 2**30
+    assert compute_filter_bits(0, fpp) == compute_filter_bits(1, fpp) == 256
+    assert compute_filter_bits(2**40, fpp) == 2**30
 
 
 def read_bits(blob: bytes) -> list[set[int]]:
@@ -206,16 +206,17 @@ def compute_bits(values: Any, bits: int, k: int) -> set[int]:
 @pytest.mark.parametrize(("count", "fpp"), [(1, 0.01), (3, 0.01), (70, 0.2), (131, 0.05)])
 def test_reader_of_the_documented_format_finds_the_bits_of_each_file(count: int, fpp: float) -> None:
     files = draw_files(count, np.random.default_rng(count).choice([0, 10, 45, 80], count).tolist())
-    entries = [build(build_long_keys(values), fpp) for values in files]
+    entries = [build_filter(build_long_keys(values), fpp) for values in files]
     expected = [
-        compute_bits(values, entry.filter_bits, hash_count(fpp)) for values, entry in zip(files, entries, strict=True)
+        compute_bits(values, entry.filter_bits, compute_hash_count(fpp))
+        for values, entry in zip(files, entries, strict=True)
     ]
     assert read_bits(encode_blob(entries)) == expected
 
 
 def test_format_equals_that_of_earlier_versions() -> None:
     texts = [["a", "ß", ""], [], [str(i) for i in range(5_000)], [None, "a"], *[[str(i)] for i in range(200)]]
-    blob = encode_blob([build(convert_to_keys(pa.array(text, pa.string()), "string")) for text in texts])
+    blob = encode_blob([build_filter(convert_to_keys(pa.array(text, pa.string()), "string")) for text in texts])
     assert (len(blob), xxhash.xxh64_hexdigest(blob)) == GOLDEN
 
 
@@ -230,7 +231,7 @@ def draw_merges(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom, 
         kept_entries, given_parts = [], []
         for count in counts:
             files = draw_files(int(rng.integers(2**40)), rng.choice([0, 10, 60, 500], count).tolist())
-            entries = [build(build_long_keys(values)) for values in files]
+            entries = [build_filter(build_long_keys(values)) for values in files]
             keep = rng.random(count) < rng.choice([0.0, 0.4, 0.95, 1.0])
             kept_entries += [entry for entry, expected in zip(entries, keep.tolist(), strict=True) if expected]
             given_parts.append((Bloom(encode_blob(entries)), keep))
@@ -241,7 +242,7 @@ def draw_merges(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom, 
 @pytest.mark.parametrize("seed", range(4))
 def test_merge_equals_a_build_from_the_kept_files_byte_by_byte(seed: int) -> None:
     for kept_entries, parts in draw_merges(seed):
-        merged_blob = b"".join(merge(parts))
+        merged_blob = b"".join(merge_filters(parts))
         Bloom(merged_blob).verify()
         if kept_entries:
             assert merged_blob == encode_blob(kept_entries)
@@ -253,15 +254,15 @@ def test_merge_in_many_steps_equals_one_merge(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("seamark.formats.index.kinds.bloom._WORDS_PER_MERGE", 900)
     for kept_entries, parts in draw_merges(9):
         if kept_entries:
-            assert b"".join(merge(parts)) == encode_blob(kept_entries)
+            assert b"".join(merge_filters(parts)) == encode_blob(kept_entries)
 
 
 def test_merges_of_merges_miss_no_key() -> None:
     files = draw_files(5, [400] * 90)
-    level = [Bloom(encode_blob([build(build_long_keys(values))])) for values in files]
+    level = [Bloom(encode_blob([build_filter(build_long_keys(values))])) for values in files]
     while len(level) > 1:
         level = [
-            Bloom(b"".join(merge([(item, np.ones(item.files, dtype=bool)) for item in level[at : at + 4]])))
+            Bloom(b"".join(merge_filters([(item, np.ones(item.files, dtype=bool)) for item in level[at : at + 4]])))
             for at in range(0, len(level), 4)
         ]
     for number, values in enumerate(files):
@@ -269,16 +270,18 @@ def test_merges_of_merges_miss_no_key() -> None:
 
 
 def test_empty_blob_covers_no_file() -> None:
-    bloom, keep = Bloom(encode_blob([build(build_long_keys([1]))])), np.zeros(1, dtype=bool)
-    empty = b"".join(merge([(bloom, keep)]))
+    bloom, keep = Bloom(encode_blob([build_filter(build_long_keys([1]))])), np.zeros(1, dtype=bool)
+    empty = b"".join(merge_filters([(bloom, keep)]))
     assert Bloom(empty).probe(hash_value(1)).tolist() == []
     assert probe_remotely(empty, hash_value(1)).tolist() == []
-    assert b"".join(merge([(Bloom(empty), keep[:0]), (bloom, ~keep)])) == encode_blob([build(build_long_keys([1]))])
+    assert b"".join(merge_filters([(Bloom(empty), keep[:0]), (bloom, ~keep)])) == encode_blob(
+        [build_filter(build_long_keys([1]))]
+    )
 
 
 def test_list_of_keys_finds_the_files_of_each_key() -> None:
     files = draw_files(8, [30] * 200)
-    blob = encode_blob([build(build_long_keys(values)) for values in files])
+    blob = encode_blob([build_filter(build_long_keys(values)) for values in files])
     bloom = Bloom(blob)
     hashes = np.concatenate([hash_value(int(files[number][0])) for number in (3, 77, 150)])
     single = [bloom.probe(hashes[i : i + 1]) for i in range(3)]
@@ -289,7 +292,7 @@ def test_list_of_keys_finds_the_files_of_each_key() -> None:
 
 def test_remote_probe_reads_at_most_k_small_ranges_for_each_group() -> None:
     files = draw_files(2, [1_000] * 300 + [40_000] * 3)
-    blob = encode_blob([build(build_long_keys(values)) for values in files])
+    blob = encode_blob([build_filter(build_long_keys(values)) for values in files])
     bloom = Bloom(blob)
     for value in files[0][:40].tolist():
         ranges = bloom.list_byte_ranges(hash_value(value))
@@ -299,7 +302,7 @@ def test_remote_probe_reads_at_most_k_small_ranges_for_each_group() -> None:
 
 
 def test_bytes_from_another_position_are_rejected() -> None:
-    blob = encode_blob([build(build_long_keys(values)) for values in draw_files(2, [1_000] * 300)])
+    blob = encode_blob([build_filter(build_long_keys(values)) for values in draw_files(2, [1_000] * 300)])
     bloom, hashes = Bloom(blob), hash_value(5)
     parts = slice_ranges(blob, bloom.list_byte_ranges(hashes))
     parts[0], parts[1] = parts[1], parts[0]
@@ -313,7 +316,7 @@ def test_bytes_from_another_position_are_rejected() -> None:
 def undamaged_index() -> tuple[bytes, list[Any], Any]:
     """Return a blob of small and large groups, a key of each file, and the answers."""
     files = draw_files(4, [12] * 150 + [70] * 9 + [400, 5_000])
-    blob = encode_blob([build(build_long_keys(values)) for values in files])
+    blob = encode_blob([build_filter(build_long_keys(values)) for values in files])
     hashes = [hash_value(int(values[0])) for values in files]
     return blob, hashes, [Bloom(blob).probe(item) for item in hashes]
 
@@ -366,7 +369,7 @@ def test_merge_of_damaged_bits_is_rejected(undamaged_index: tuple[bytes, list[An
     damaged_bytes[-1000] ^= 16
     bloom = Bloom(bytes(damaged_bytes))
     with pytest.raises(ValueError, match="checksum"):
-        merge([(bloom, np.ones(bloom.files, dtype=bool))])
+        merge_filters([(bloom, np.ones(bloom.files, dtype=bool))])
 
 
 def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(
@@ -385,27 +388,27 @@ def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(
         try:
             bloom = Bloom(bytes(forged_blob))
             bloom.probe(hashes[0])
-            merge([(bloom, np.ones(bloom.files, dtype=bool))])
+            merge_filters([(bloom, np.ones(bloom.files, dtype=bool))])
         except ValueError:
             refused_count += 1
     assert refused_count > 1_000
 
 
 def test_filters_can_be_sent_between_processes() -> None:
-    filters = build(build_long_keys([1, 2, 3]))
+    filters = build_filter(build_long_keys([1, 2, 3]))
     document = pickle.loads(pickle.dumps(filters))
     assert encode_blob([document]) == encode_blob([filters])
 
 
 def test_impossible_filter_parameters_are_rejected() -> None:
-    first, other = build(build_long_keys([1])), build(build_long_keys([1]), 0.2)
+    first, other = build_filter(build_long_keys([1])), build_filter(build_long_keys([1]), 0.2)
     for fpp in (0.0, 1e-7, 0.6, math.nan):
         with pytest.raises(ValueError, match="false-positive rate"):
-            build(build_long_keys([1]), fpp)
+            build_filter(build_long_keys([1]), fpp)
     for entries in ([], [first, other]):
         with pytest.raises(ValueError, match="number of bits per key"):
-            encode(entries)
+            encode_filters(entries)
     blooms = [(Bloom(encode_blob([some])), np.ones(1, dtype=bool)) for some in (first, other)]
     for parts in ([], blooms):
         with pytest.raises(ValueError, match="number of bits per key"):
-            merge(parts)
+            merge_filters(parts)

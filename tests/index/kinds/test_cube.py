@@ -16,7 +16,7 @@ from isal import isal_zlib
 
 from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.schema import Field, Schema, StructType
-from seamark.formats.index.definitions import IndexDefinition, define, parse_definition
+from seamark.formats.index.definitions import IndexDefinition, define_index, parse_definition
 from seamark.formats.index.keys.measures import parse_measure
 from seamark.formats.index.kinds.arrow_sizes import count_decoded_bytes, find_batches
 from seamark.formats.index.kinds.cube import CUBE, CubeEntries, SumOverflow, build_entry_schema, combine_groups
@@ -53,7 +53,7 @@ _IDS = {field.name: field.id for field in SCHEMA.fields}
 
 
 def define_cube(columns: list[str], measures: list[str], **parameters: float) -> IndexDefinition:
-    return define("c", "cube", columns, SCHEMA, measures=measures, parameters=parameters)
+    return define_index("c", "cube", columns, SCHEMA, measures=measures, parameters=parameters)
 
 
 def build_entry(definition: IndexDefinition, rows: pa.Table) -> pa.RecordBatch:
@@ -152,7 +152,7 @@ def test_value_that_does_not_fit_the_engines_type_refuses_the_file() -> None:
     with pytest.raises(ValueError, match="overflow"):
         build_entry(define_cube(["country"], ["sum(qty + 1)"]), ints)
     wide_schema = Schema((Field(1, "k", False, "int"), Field(2, "v", False, "decimal(38, 0)")), schema_id=0)
-    definition = define("c", "cube", ["k"], wide_schema, measures=["sum(v)"])
+    definition = define_index("c", "cube", ["k"], wide_schema, measures=["sum(v)"])
     values = pa.array([Decimal("9" * 38)] * 2, pa.decimal128(38, 0))
     columns = {1: pa.chunked_array([[1, 1]]), 2: pa.chunked_array([values])}
     with pytest.raises(ValueError, match="38"):
@@ -368,7 +368,7 @@ def test_invalid_cube_is_refused_with_a_reason(columns: list[str], measures: lis
 
 def test_only_cubes_have_measures() -> None:
     with pytest.raises(BadRequest, match="has no measures"):
-        define("b", "bloom", ["qty"], SCHEMA, measures=["count(*)"])
+        define_index("b", "bloom", ["qty"], SCHEMA, measures=["count(*)"])
 
 
 def test_dates_before_1970_are_truncated_downwards() -> None:
@@ -420,7 +420,7 @@ def test_values_of_every_type_are_grouped(kind: str) -> None:
     schema = Schema((Field(1, "c", False, kind),), schema_id=0)
     is_compared = kind not in ("boolean", "uuid", "fixed[4]")
     measures = ["count(c)", *(["min(c)", "max(c)"] if is_compared else [])]
-    definition = define("c", "cube", ["c"], schema, measures=measures)
+    definition = define_index("c", "cube", ["c"], schema, measures=measures)
     column = pa.chunked_array([pa.array([_VALUES[kind], None], to_row_type(kind))])
     entry = CUBE.build_aggregates(definition.terms, definition.measures, {1: column}, definition.parameters)
     groups = pa.Table.from_batches([entry, entry])

@@ -18,7 +18,7 @@ from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.keys.group_conditions import make_group_schema, rename_condition, to_group_condition
 from seamark.formats.index.keys.measures import parse_measure
-from seamark.formats.index.keys.terms import resolve
+from seamark.formats.index.keys.terms import resolve_term
 from seamark.formats.index.kinds.cube import group_rows
 from seamark.metaserver.planner.cubes.encoded_groups import EncodedGroups
 from tests.seeds import examples, first_seed
@@ -73,7 +73,7 @@ def test_groups_with_a_needed_row_meet_the_condition() -> None:
     for seed in range(first_seed(), first_seed() + examples(1000, 40)):
         rng = random.Random(seed)
         rows, text = draw_rows(rng), draw_condition(rng)
-        terms = [resolve(dimension, COLUMNS) for dimension in rng.sample(DIMENSIONS, rng.randint(1, 4))]
+        terms = [resolve_term(dimension, COLUMNS) for dimension in rng.sample(DIMENSIONS, rng.randint(1, 4))]
         where = bind(parse_sql(text, COLUMNS).expression, COLUMNS, (), case_sensitive=True)
         condition = to_group_condition(where, terms)
         # A client sends the condition as JSON.

@@ -19,7 +19,7 @@ from seamark.formats.index.keys.key_set import KeySet, KeySpan
 from seamark.formats.index.keys.keys import unpack_bits
 from seamark.formats.index.keys.ranks import Distinct, rank_keys
 from seamark.formats.index.kinds import bitmap
-from tests.seeds import quick
+from tests.seeds import mark_fast
 
 
 def build_key_set(values: list[Any], kind: str, arrow: pa.DataType) -> KeySet:
@@ -27,8 +27,8 @@ def build_key_set(values: list[Any], kind: str, arrow: pa.DataType) -> KeySet:
 
 
 def open_bitmap(files: list[list[Any]], kind: str, arrow: pa.DataType) -> bitmap.Bitmap:
-    entries = [bitmap.build(convert_to_keys(pa.array(values, arrow), kind)) for values in files]
-    return bitmap.Bitmap(memoryview(b"".join(bytes(part) for part in bitmap.encode(entries))))
+    entries = [bitmap.build_bitmap(convert_to_keys(pa.array(values, arrow), kind)) for values in files]
+    return bitmap.Bitmap(memoryview(b"".join(bytes(part) for part in bitmap.encode_bitmaps(entries))))
 
 
 def draw_values(rng: random.Random, text: bool, span: int, rows: int) -> list[Any]:
@@ -37,7 +37,7 @@ def draw_values(rng: random.Random, text: bool, span: int, rows: int) -> list[An
     return [None if value is None else f"v{value}" for value in values] if text else values
 
 
-@pytest.mark.parametrize("seed", quick(range(60), 6))
+@pytest.mark.parametrize("seed", mark_fast(range(60), 6))
 def test_bitmap_index_finds_files_and_rows_by_many_keys(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(key_set, "_TABLE_BITS_PER_KEY", rng.choice([0, 1 << 12]))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seamark.formats.iceberg.manifests.manifest import Spans
-from seamark.formats.iceberg.types.values import Value, encode
+from seamark.formats.iceberg.types.values import Value, encode_single_value
 from seamark.formats.index.kernels._pack import Packer
 from seamark.formats.index.packing import (
     LONG_MAX,
@@ -57,7 +57,7 @@ def append_spans(kind: str, values: list[Value | None], heap: bytearray) -> Span
     """Append the values as Iceberg's single-value binaries to `heap`, and return their spans."""
     starts, lengths = [], []
     for value in values:
-        data = None if value is None else encode(kind, value)
+        data = None if value is None else encode_single_value(kind, value)
         starts.append(len(heap))
         lengths.append(-1 if data is None else len(data))
         heap += data or b""

@@ -24,8 +24,15 @@ from seamark.formats.index.kernels._record import row_hash, sorted_run
 from seamark.formats.index.keys.arrow_keys import convert_to_keys
 from seamark.formats.index.keys.hashing import compute_checksum, hash_rows
 from seamark.formats.index.keys.keys import Keys, make_key
-from seamark.formats.index.kinds.record import Fences, FileRecords, RecordBlob, build, encode, merge
-from tests.seeds import quick
+from seamark.formats.index.kinds.record import (
+    Fences,
+    FileRecords,
+    RecordBlob,
+    build_records,
+    encode_record_entries,
+    merge_records,
+)
+from tests.seeds import mark_fast
 
 PAGE = 4096
 Rows = list[tuple[Any, ...]]
@@ -75,7 +82,9 @@ class KeyFiles:
         ]
 
     def record(self, files: Iterable[int]) -> RecordBlob:
-        return open_record(encode([build(self.convert_rows(self.files[number])) for number in files]))
+        return open_record(
+            encode_record_entries([build_records(self.convert_rows(self.files[number])) for number in files])
+        )
 
     def check(self, record: RecordBlob, numbers: Sequence[int]) -> None:
         """Check that the record index has exactly these files, in this order."""
@@ -106,7 +115,7 @@ def open_record(parts: Iterable[Any]) -> RecordBlob:
 
 
 def encode_blob(record: RecordBlob) -> bytes:
-    return b"".join(merge([(record, np.ones(record.files, bool))]))
+    return b"".join(merge_records([(record, np.ones(record.files, bool))]))
 
 
 def list_positions(positions: tuple[Any, Any, Any]) -> list[tuple[int, int, int]]:
@@ -128,7 +137,7 @@ def build_hashes(values: Sequence[int]) -> Any:
 
 
 @pytest.mark.few_cases(1)
-@pytest.mark.parametrize("seed", quick(range(40), 3))
+@pytest.mark.parametrize("seed", mark_fast(range(40), 3))
 def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
     draw = random.Random(seed)
     lake = KeyFiles(draw, draw.randrange(0, 7))
@@ -140,19 +149,19 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
         keep = np.array([draw.random() < 0.7 for _ in half], bool)
         parts.append((lake.record(half), keep))
         kept_numbers += [number for number, is_kept in zip(half, keep, strict=True) if is_kept]
-    merged_record = open_record(merge(parts))
+    merged_record = open_record(merge_records(parts))
     lake.check(merged_record, kept_numbers)
     assert encode_blob(merged_record) == b"".join(
-        encode([build(lake.convert_rows(lake.files[number])) for number in kept_numbers])
+        encode_record_entries([build_records(lake.convert_rows(lake.files[number])) for number in kept_numbers])
     )
     keep_again = np.array([draw.random() < 0.7 for _ in kept_numbers], bool)
     lake.check(
-        open_record(merge([(merged_record, keep_again)])),
+        open_record(merge_records([(merged_record, keep_again)])),
         [number for number, is_kept in zip(kept_numbers, keep_again, strict=True) if is_kept],
     )
 
 
-@pytest.mark.parametrize("seed", quick(range(20), 3))
+@pytest.mark.parametrize("seed", mark_fast(range(20), 3))
 def test_hash_of_a_single_key_equals_the_hash_of_its_row(seed: int) -> None:
     draw = random.Random(seed)
     lake = KeyFiles(draw, 1)
@@ -182,7 +191,7 @@ def test_value_that_is_not_a_key_has_no_hash() -> None:
             row_hash([code])
 
 
-@pytest.mark.parametrize("seed", quick(range(30), 4))
+@pytest.mark.parametrize("seed", mark_fast(range(30), 4))
 def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) -> None:
     """Hashes are drawn from a few values, so that halves are equal on whole pages. Positions identify the entries."""
     draw = random.Random(seed)
@@ -196,7 +205,7 @@ def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) ->
         )
         for position, pair in enumerate(rows):
             positions_by_key[pair].append((file, position))
-    record = open_record(encode(entries))
+    record = open_record(encode_record_entries(entries))
     record.verify()
     pairs = [*itertools.product(halves, halves), (5, 5)]
     draw.shuffle(pairs)
@@ -219,7 +228,7 @@ def draw_uniform_hashes(rows: int, seed: int = 0) -> tuple[Any, Any]:
 
 def test_remote_lookup_reads_one_or_two_pages() -> None:
     hi, lo = draw_uniform_hashes(100_000)
-    record = open_record(encode([FileRecords(sorted_run(hi, lo))]))
+    record = open_record(encode_record_entries([FileRecords(sorted_run(hi, lo))]))
     reads = [record.fences.list_page_ranges(hi[at : at + 1], lo[at : at + 1]) for at in range(0, len(hi), 50)]
     assert {len(read) for read in reads} == {1}
     assert {read[0][1] for read in reads} == {PAGE, 2 * PAGE}
@@ -231,13 +240,15 @@ def test_remote_lookup_reads_one_or_two_pages() -> None:
 
 
 def test_entry_takes_little_more_than_24_bytes() -> None:
-    assert len(b"".join(encode([FileRecords(sorted_run(*draw_uniform_hashes(100_000)))]))) / 100_000 < 24.2
+    assert (
+        len(b"".join(encode_record_entries([FileRecords(sorted_run(*draw_uniform_hashes(100_000)))]))) / 100_000 < 24.2
+    )
 
 
 def test_index_without_entries_finds_no_file() -> None:
     for record in (
-        open_record(encode([])),
-        open_record(encode([build([convert_to_keys(pa.array([], pa.int64()), "long")])] * 3)),
+        open_record(encode_record_entries([])),
+        open_record(encode_record_entries([build_records([convert_to_keys(pa.array([], pa.int64()), "long")])] * 3)),
     ):
         assert (record.count, record.find(1, 2), list_positions(record.lookup(*draw_uniform_hashes(5)))) == (0, [], [])
         assert list_positions(look_up_remotely(record, *draw_uniform_hashes(5))) == []
@@ -247,7 +258,7 @@ def test_index_without_entries_finds_no_file() -> None:
 def test_batch_larger_than_all_limits_is_answered_in_order() -> None:
     """There are more hashes than one lookup processes at once, and three times as many answers."""
     hi, lo = draw_uniform_hashes(2000)
-    record = open_record(encode([FileRecords(sorted_run(hi, lo))] * 3))
+    record = open_record(encode_record_entries([FileRecords(sorted_run(hi, lo))] * 3))
     queries = np.random.default_rng(2).integers(0, 4000, 300_000)
     absent_hi, absent_lo = draw_uniform_hashes(2000, seed=1)
     query, file, position = record.lookup(
@@ -261,7 +272,7 @@ def test_batch_larger_than_all_limits_is_answered_in_order() -> None:
 
 def test_concurrent_lookups_return_the_same_rows() -> None:
     hi, lo = draw_uniform_hashes(50_000)
-    record = open_record(encode([FileRecords(sorted_run(hi, lo))]))
+    record = open_record(encode_record_entries([FileRecords(sorted_run(hi, lo))]))
     answers: list[list[int]] = []
 
     def look_up_repeatedly() -> None:
@@ -278,20 +289,21 @@ def test_concurrent_lookups_return_the_same_rows() -> None:
 def test_files_with_too_many_rows_are_rejected() -> None:
     keys = Keys("long", 1 << 32, np.empty(0, np.uint64), None, None, None, None)
     with pytest.raises(ValueError, match="a data file of 4294967296 rows cannot have a record index"):
-        build([keys])
+        build_records([keys])
 
 
 def test_memory_of_a_merge_does_not_depend_on_its_output(tmp_path: Path) -> None:
     """The runs of a merge are mapped, so the memory that it allocates does not depend on their size."""
     mapped_pages = [
         write_and_open_record(
-            tmp_path / str(number), encode([FileRecords(sorted_run(*draw_uniform_hashes(500_000, number)))])
+            tmp_path / str(number),
+            encode_record_entries([FileRecords(sorted_run(*draw_uniform_hashes(500_000, number)))]),
         )
         for number in (1, 2)
     ]
     tracemalloc.start()
     written_count = 0
-    for part in merge([(record, np.ones(1, bool)) for record in mapped_pages]):
+    for part in merge_records([(record, np.ones(1, bool)) for record in mapped_pages]):
         written_count += len(part)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -313,12 +325,14 @@ def test_index_of_50_million_keys_has_an_entry_for_each_key(tmp_path: Path) -> N
     rounds = []
     for group in range(10):
         entries = [FileRecords(sorted_run(*draw_uniform_hashes(1_000_000, 10 * group + number))) for number in range(5)]
-        rounds.append(write_and_open_record(tmp_path / str(group), encode(entries)))
+        rounds.append(write_and_open_record(tmp_path / str(group), encode_record_entries(entries)))
         del entries
     tracemalloc.reset_peak()
-    merged_record = write_and_open_record(tmp_path / "whole", merge([(record, np.ones(5, bool)) for record in rounds]))
+    merged_record = write_and_open_record(
+        tmp_path / "whole", merge_records([(record, np.ones(5, bool)) for record in rounds])
+    )
     merged_record.verify()
-    half = write_and_open_record(tmp_path / "half", merge([(merged_record, np.arange(50) % 2 == 0)]))
+    half = write_and_open_record(tmp_path / "half", merge_records([(merged_record, np.arange(50) % 2 == 0)]))
     half.verify()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -333,7 +347,11 @@ def test_index_of_50_million_keys_has_an_entry_for_each_key(tmp_path: Path) -> N
 
 def test_damage_at_any_byte_is_detected() -> None:
     hi, lo = draw_uniform_hashes(400)
-    blob = b"".join(encode([FileRecords(sorted_run(hi[:200], lo[:200])), FileRecords(sorted_run(hi[200:], lo[200:]))]))
+    blob = b"".join(
+        encode_record_entries(
+            [FileRecords(sorted_run(hi[:200], lo[:200])), FileRecords(sorted_run(hi[200:], lo[200:]))]
+        )
+    )
     expected, draw = list_positions(RecordBlob(memoryview(blob)).lookup(hi, lo)), random.Random(3)
     assert len(expected) == 400
     for offset in range(0, len(blob), 1):
@@ -352,7 +370,7 @@ def test_damage_at_any_byte_is_detected() -> None:
 
 def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
     hi, lo = draw_uniform_hashes(1000)
-    blob = bytearray(b"".join(encode([FileRecords(sorted_run(hi, lo))])))
+    blob = bytearray(b"".join(encode_record_entries([FileRecords(sorted_run(hi, lo))])))
     blob[2 * PAGE + 100] ^= 1
     record = RecordBlob(memoryview(blob))
     is_before_damage = hi < record.fences.first[2]
@@ -362,7 +380,7 @@ def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
         with pytest.raises(ValueError, match="page 2 does not match its checksum"):
             record.find(int(hi[damaged_row]), int(lo[damaged_row]))
     with pytest.raises(ValueError, match="page 2 does not match its checksum"):
-        b"".join(merge([(record, np.ones(1, bool))]))
+        b"".join(merge_records([(record, np.ones(1, bool))]))
     spans = [bytes(blob[at : at + size]) for at, size in record.fences.list_page_ranges(hi, lo)]
     with pytest.raises(ValueError, match="page 2 does not match"):
         record.fences.look_up_in_pages(hi, lo, spans)
@@ -381,25 +399,33 @@ def change_page(blob: bytes, page: int, change: Callable[[bytearray], None]) -> 
 @pytest.mark.parametrize("entries", [0, 171, 255, 0xFFFFFFFF])
 def test_page_with_impossible_counts_is_rejected(entries: int) -> None:
     hi, lo = draw_uniform_hashes(400)
-    blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
+    blob = b"".join(encode_record_entries([FileRecords(sorted_run(hi, lo))]))
     record = RecordBlob(change_page(blob, 1, lambda page: struct.pack_into("<I", page, 8, entries)))
-    for reads in (lambda: record.lookup(hi, lo), record.verify, lambda: b"".join(merge([(record, np.ones(1, bool))]))):
+    for reads in (
+        lambda: record.lookup(hi, lo),
+        record.verify,
+        lambda: b"".join(merge_records([(record, np.ones(1, bool))])),
+    ):
         with pytest.raises(ValueError, match=f"page 1 claims {entries} entries"):
             reads()
 
 
 def test_entry_of_a_missing_file_is_rejected() -> None:
     hi, lo = draw_uniform_hashes(100)
-    blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
+    blob = b"".join(encode_record_entries([FileRecords(sorted_run(hi, lo))]))
     record = RecordBlob(change_page(blob, 0, lambda page: struct.pack_into("<I", page, 16 + 16, 7)))
-    for reads in (lambda: record.lookup(hi, lo), record.verify, lambda: b"".join(merge([(record, np.ones(1, bool))]))):
+    for reads in (
+        lambda: record.lookup(hi, lo),
+        record.verify,
+        lambda: b"".join(merge_records([(record, np.ones(1, bool))])),
+    ):
         with pytest.raises(ValueError, match="of file 7"):
             reads()
 
 
 def test_pages_in_wrong_positions_are_rejected() -> None:
     hi, lo = draw_uniform_hashes(400)
-    blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
+    blob = b"".join(encode_record_entries([FileRecords(sorted_run(hi, lo))]))
     swapped = memoryview(blob[PAGE : 2 * PAGE] + blob[:PAGE] + blob[2 * PAGE :])
     with pytest.raises(ValueError, match="does not match its checksum"):
         RecordBlob(swapped).verify()
@@ -408,7 +434,7 @@ def test_pages_in_wrong_positions_are_rejected() -> None:
 def test_reader_of_the_documented_format_finds_every_entry() -> None:
     """The reader follows `docs/reference/index-format.md` with `struct` alone."""
     rows = [draw_uniform_hashes(500, seed) for seed in range(3)]
-    blob = b"".join(encode([FileRecords(sorted_run(*row)) for row in rows]))
+    blob = b"".join(encode_record_entries([FileRecords(sorted_run(*row)) for row in rows]))
     magic, entries, pages, files, page_bytes, directory_sum = struct.unpack_from("<8sQQIIQ", blob, len(blob) - 64)
     assert (magic, entries, pages, files, page_bytes) == (b"SMRECORD", 1500, 9, 3, 4096)
     assert struct.unpack_from("<Q", blob, len(blob) - 8) == (compute_checksum(blob[-64:-8]),)
@@ -440,7 +466,7 @@ def test_bytes_of_a_record_blob_never_change() -> None:
     text = [f"key {number % 300}" if number % 7 else None for number in range(1000)]
     columns = [convert_to_keys(pa.array(range(1000), pa.int64()), "long"), convert_to_keys(pa.array(text), "string")]
     other_keys = [convert_to_keys(pa.array([5], pa.int64()), "long"), convert_to_keys(pa.array(["key 5"]), "string")]
-    blob = b"".join(encode([build(columns), build(other_keys)]))
+    blob = b"".join(encode_record_entries([build_records(columns), build_records(other_keys)]))
     record = RecordBlob(memoryview(blob))
     assert record.find(*row_hash([make_key(5, "long"), b"key 5"])) == [(0, 5), (1, 0)]
     assert hashlib.sha256(blob).hexdigest() == "33368500a56fbe0fe7148d3228b69d579b4846c96f0ac980121e0ea71f96b701"

@@ -10,8 +10,8 @@ from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schem
 from seamark.formats.index.keys.terms import (
     format_term,
     parse_term,
-    resolve,
-    resolve_id,
+    resolve_term,
+    resolve_term_by_id,
     split_arguments,
 )
 from seamark.formats.runtime.errors import BadRequest
@@ -62,10 +62,10 @@ BETWEEN = Schema((Field(1, "key", True, "int"), Field(12, "gone", False, "date")
     ],
 )
 def test_term_names_a_column_and_its_transform(text: str, column_id: int, transform: str, kind: str) -> None:
-    term = resolve(text, SCHEMA, (OLDER, SCHEMA, BETWEEN))
+    term = resolve_term(text, SCHEMA, (OLDER, SCHEMA, BETWEEN))
     assert (term.column_id, term.transform, term.kind) == (column_id, transform, kind)
     if column_id not in (11, 12):
-        assert resolve(term.text, SCHEMA) == term
+        assert resolve_term(term.text, SCHEMA) == term
 
 
 @pytest.mark.parametrize(
@@ -95,22 +95,22 @@ def test_term_names_a_column_and_its_transform(text: str, column_id: int, transf
 )
 def test_invalid_term_is_rejected_with_the_reason(text: str, complaint: str) -> None:
     with pytest.raises(BadRequest) as error:
-        resolve(text, SCHEMA, (OLDER,))
+        resolve_term(text, SCHEMA, (OLDER,))
     assert complaint in error.value.message
 
 
 def test_name_of_two_columns_that_differ_in_case_is_rejected() -> None:
     schema = Schema((Field(1, "ab", False, "int"), Field(2, "AB", False, "int")))
-    assert resolve("AB", schema).column_id == 2
+    assert resolve_term("AB", schema).column_id == 2
     with pytest.raises(BadRequest, match="it matches AB, ab"):
-        resolve("Ab", schema)
+        resolve_term("Ab", schema)
 
 
 def test_column_id_refers_to_the_newest_schema_that_has_it() -> None:
-    assert resolve_id("identity", 1, SCHEMA, (OLDER,)).name == "id"
-    assert resolve_id("identity", 11, SCHEMA, (BETWEEN, OLDER)).name == "gone"
+    assert resolve_term_by_id("identity", 1, SCHEMA, (OLDER,)).name == "id"
+    assert resolve_term_by_id("identity", 11, SCHEMA, (BETWEEN, OLDER)).name == "gone"
     with pytest.raises(BadRequest, match="field 99"):
-        resolve_id("identity", 99, SCHEMA, (OLDER,))
+        resolve_term_by_id("identity", 99, SCHEMA, (OLDER,))
 
 
 @given(st.sampled_from(["identity", "lower", "upper", "bucket[7]"]), st.text(min_size=1, max_size=12))

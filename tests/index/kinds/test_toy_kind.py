@@ -18,9 +18,9 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.index.audits import audit_index
 from seamark.connector.index.builds import GroupLimits, InProcessWorkers
 from seamark.connector.index.indexer import Indexer
-from seamark.formats.index.index_file import assemble, open_index_file
+from seamark.formats.index.index_file import assemble_index_file, open_index_file
 from seamark.formats.index.kinds.kinds import KINDS
-from tests.connector.lake import append, create, open_catalog, spread
+from tests.connector.lake import append_parts, create_lake_table, open_catalog, spread_ids
 from tests.connector.server_thread import ServerThread
 from tests.index.kinds.signature_kind import SIGNATURE
 
@@ -39,8 +39,8 @@ def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         tmp_path, warehouse=tmp_path.as_uri(), index_whole_bytes=request.param, index_retention_s=0, index_wait_s=30
     )
     server.start()
-    create(server.url)
-    append(server.url, "db.t", spread(FILES, ROWS))
+    create_lake_table(server.url)
+    append_parts(server.url, "db.t", spread_ids(FILES, ROWS))
     yield server
     server.stop()
 
@@ -119,7 +119,7 @@ def test_audit_finds_a_signature_of_another_file(client: IndexClient) -> None:
     turned = SIGNATURE.encode([*SIGNATURE.open(index_file.blob).rows[1:], SIGNATURE.open(index_file.blob).rows[0]])
     header = index_file.header
     parts = list(
-        assemble(
+        assemble_index_file(
             header.definition,
             header.kind,
             index_file.files,

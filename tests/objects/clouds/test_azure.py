@@ -22,7 +22,7 @@ from tests.connector.server_thread import ServerThread
 from tests.objects.clouds.table_life import run_table_life
 from tests.objects.contract import ObjectStoreContract
 from tests.services.clouds.azurite import ACCOUNT, ACCOUNT_KEY, Azurite
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 
 
 def build_settings(azurite: Azurite, warehouse: str, **changes: Any) -> Settings:
@@ -77,7 +77,7 @@ async def test_errors_from_azure_say_what_to_correct(azurite: Azurite) -> None:
         assert wrong_key not in str(refusal.value)
         with pytest.raises(StorageError, match="Azure refused access"):
             await objects.ping()
-    unreachable = build_settings(azurite, warehouse, azure_endpoint=f"http://127.0.0.1:{free_port()}/{ACCOUNT}")
+    unreachable = build_settings(azurite, warehouse, azure_endpoint=f"http://127.0.0.1:{choose_free_port()}/{ACCOUNT}")
     async with open_objects(unreachable, SystemClock()) as objects:
         with pytest.raises(RetryLater, match=r"Azure did not answer .*try again later"):
             await objects.ping()

@@ -19,7 +19,7 @@ from tests.connector.server_thread import ServerThread
 from tests.objects.clouds.table_life import run_table_life
 from tests.objects.contract import ObjectStoreContract
 from tests.services.clouds.gcs import GoogleStorage
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 
 
 def build_settings(google: GoogleStorage, warehouse: str, **changes: Any) -> Settings:
@@ -63,7 +63,7 @@ async def test_errors_from_google_cloud_storage_say_what_to_correct(google_stora
     async with open_objects(build_settings(google_storage, missing), SystemClock()) as objects:
         with pytest.raises(StorageError, match=r"The bucket of .*no-such-bucket.* does not exist; create it"):
             await objects.create(f"{missing}/a", b"x")
-    unreachable = build_settings(google_storage, missing, gcs_endpoint=f"http://127.0.0.1:{free_port()}")
+    unreachable = build_settings(google_storage, missing, gcs_endpoint=f"http://127.0.0.1:{choose_free_port()}")
     async with open_objects(unreachable, SystemClock()) as objects:
         with pytest.raises(RetryLater, match=r"Google Cloud Storage did not answer .*try again later"):
             await objects.ping()

@@ -16,7 +16,7 @@ from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.objects.clouds.aws_sts import assume_role, make_policy
 from seamark.metaserver.objects.s3_storage import S3Storage
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.settings.sources import load
+from seamark.metaserver.settings.sources import resolve_settings
 
 ROLE = "arn:aws:iam::123456789012:role/tables"
 TABLE = parse_location("s3://lake/wh/db/t-1")
@@ -134,4 +134,4 @@ def test_refusals_of_sts_say_what_to_correct(sts: Sts) -> None:
 def test_sts_needs_the_arn_of_a_role() -> None:
     for settings in ({"s3_client_access": "sts"}, {"s3_client_access": "sts", "s3_sts_role": "tables"}):
         with pytest.raises(ConfigError, match="s3_sts_role"):
-            load(settings, {})
+            resolve_settings(settings, {})

@@ -21,7 +21,7 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.keys.measures import parse_measure
-from seamark.formats.index.keys.terms import resolve
+from seamark.formats.index.keys.terms import resolve_term
 from seamark.formats.index.kinds.cube import CUBE, build_entry_schema
 from seamark.metaserver.planner.cubes import segments as segments_module
 from seamark.metaserver.planner.cubes.file_tree import FileGroup, FileTree
@@ -29,7 +29,9 @@ from seamark.metaserver.planner.cubes.segments import Segments, SegmentTooLarge
 from tests.seeds import examples, first_seed
 
 COLUMNS = Schema((Field(1, "country", False, "string"), Field(2, "n", False, "long")))
-DEFINITION = IndexDefinition("c", "cube", (resolve("country", COLUMNS),), measures=(parse_measure("sum(n)", COLUMNS),))
+DEFINITION = IndexDefinition(
+    "c", "cube", (resolve_term("country", COLUMNS),), measures=(parse_measure("sum(n)", COLUMNS),)
+)
 ENTRY: Any = SimpleNamespace(uuid="table", index_version=1)
 
 

@@ -54,7 +54,7 @@ async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Pa
                 assert [files[row].path for row in rows[: len(picked)]] == [files[row].path for row in picked], text
                 assert (rows[len(picked) :] == -1).all(), text
                 paths = {files[row].path for row in picked}
-                assert ids.are_covered_by(query_ids).tolist() == [file.path in paths for file in files], text
+                assert ids.mark_files_in(query_ids).tolist() == [file.path in paths for file in files], text
                 searched += len(files)
         assert searched > 10 * count
 
@@ -64,7 +64,7 @@ async def test_file_listed_twice_is_described_at_both_positions(tmp_path: Path, 
     table.commit(1, [table.write_manifest("a", [1, 2]), table.write_manifest("b", [2, 3])])
     ids = compute_view_file_ids(await planner.view(table.metadata, ScanRequest()))
     query_ids = build_ids([table.make_file(2, 0), table.make_file(9, 0)])
-    assert ids.are_covered_by(query_ids).tolist() == [False, True, True, False]
+    assert ids.mark_files_in(query_ids).tolist() == [False, True, True, False]
     assert ids.find(query_ids).tolist() in ([1, -1], [2, -1])
 
 
@@ -80,13 +80,13 @@ async def test_file_without_a_record_count_has_no_identity(
     ids = compute_view_file_ids(await planner.view(table.metadata, ScanRequest()))
     assert ids.identified.tolist() == [False, True]
     wrapped = compute_file_ids([uncounted.path], [uncounted.size], np.array([2**64 - 1], dtype=np.uint64))
-    assert not ids.are_covered_by(wrapped).any()
+    assert not ids.mark_files_in(wrapped).any()
 
 
 async def test_empty_view_has_no_file_identities(planner: Planner) -> None:
     ids = FileIds(TableView((), ()))
     queries = np.array([[1, 2]], dtype=np.uint64)
-    assert (ids.count, ids.find(queries).tolist(), ids.are_covered_by(queries).tolist()) == (0, [-1], [])
+    assert (ids.count, ids.find(queries).tolist(), ids.mark_files_in(queries).tolist()) == (0, [-1], [])
     assert FileIds(TableView((), ())).find(np.empty((0, 2), dtype=np.uint64)).tolist() == []
 
 
@@ -103,8 +103,8 @@ async def test_snapshots_share_identities_of_shared_manifests_until_they_are_rel
     tmp_path: Path, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = []
-    identify = coverage._identify
-    monkeypatch.setattr(coverage, "_identify", lambda view: results.append(view.file_count) or identify(view))
+    identify = coverage._compute_block_ids
+    monkeypatch.setattr(coverage, "_compute_block_ids", lambda view: results.append(view.file_count) or identify(view))
     table = Table(tmp_path / "t")
     first = table.write_manifest("a", range(5))
     table.commit(1, [first])

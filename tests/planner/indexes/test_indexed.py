@@ -29,7 +29,7 @@ from seamark.metaserver.index.files.indexes import OpenIndex
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.indexes.coverage import Coverage, FileIds
-from seamark.metaserver.planner.indexes.index_predicates import IndexProjection, project
+from seamark.metaserver.planner.indexes.index_predicates import IndexProjection, project_onto_indexes
 from seamark.metaserver.planner.indexes.resolver import IndexResolver
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -143,7 +143,7 @@ def project_filter(filter: Any, **properties: str) -> IndexProjection | None:
     defined = read_definitions(metadata)
     assert not defined.problems
     bound_scan = BoundScan.bind(metadata, ScanRequest(filter=parse_expression(filter, functions=True)))
-    return project(bound_scan.bound, defined.enabled)
+    return project_onto_indexes(bound_scan.bound, defined.enabled)
 
 
 def list_predicates(projected: IndexProjection | None) -> list[tuple[str, str, tuple[Any, ...]]]:

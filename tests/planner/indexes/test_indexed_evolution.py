@@ -18,7 +18,7 @@ import pytest
 
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.index.definitions import IndexDefinition
-from seamark.formats.index.keys.terms import resolve_id
+from seamark.formats.index.keys.terms import resolve_term_by_id
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.planner.scan.request import ScanRequest
@@ -222,7 +222,7 @@ async def test_column_dropped_and_added_again_does_not_reuse_the_index(tmp_path:
     assert [term.column_id for term in table.definitions["i"].terms] == [4]
     table.arrays = {0: {3: pa.array([1, 2]), 4: pa.nulls(2)}, 1: {4: pa.array([7, 8])}}
     schemas = table.metadata.schemas
-    older = IndexDefinition("i", "bitmap", (resolve_id("identity", 3, schemas[0]),))
+    older = IndexDefinition("i", "bitmap", (resolve_term_by_id("identity", 3, schemas[0]),))
     await table.index(older, [0])
     async with open_planning(tmp_path, table.registry) as planning:
         request = ScanRequest(filter=parse_expression({"type": "eq", "term": "c", "value": 7}))

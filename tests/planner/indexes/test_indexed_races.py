@@ -93,7 +93,7 @@ async def change_index_files(table: IndexedTable, rng: random.Random, change_cou
                         damage_file(rng, file.location)
             case "quarantine":
                 for file in chosen_files:
-                    await table.registry.quarantine(file.uuid, file.location, "said so")
+                    await table.registry.quarantine_file(file.uuid, file.location, "said so")
             case "clean":
                 for file in await table.list_files():
                     if file.state is not IndexFileState.LIVE:

@@ -15,9 +15,9 @@ from seamark.metaserver.planner.joins.dimension_columns import FileColumn
 from seamark.metaserver.planner.joins.ranges import (
     LimitedColumn,
     compute_spans,
+    convert_spans_to_key_sets,
     has_ranges,
     make_range_condition,
-    to_key_sets,
 )
 
 SPECIAL = [-math.inf, -1.5, -5e-324, -0.0, 0.0, 5e-324, 1.5, 1.7976931348623157e308, math.inf, math.nan]
@@ -58,7 +58,7 @@ def test_range_of_special_floats_contains_each_value_that_an_engine_finds(operat
     for limits in itertools.product(SPECIAL, repeat=len(operators)):
         columns = [FileColumn.from_array(pa.chunked_array([pa.array([limit])]), "double").codes for limit in limits]
         spans = compute_spans([(*column, "double") for column in columns], operators, "double")
-        condition = make_range_condition(LimitedColumn(1, "x", "double"), *to_key_sets(*spans, "double"))
+        condition = make_range_condition(LimitedColumn(1, "x", "double"), *convert_spans_to_key_sets(*spans, "double"))
         for value in SPECIAL:
             is_found = all(compare_floats(value, op, limit) for op, limit in zip(operators, limits, strict=True))
             assert is_met(condition, value) or not is_found, (value, operators, limits, condition)

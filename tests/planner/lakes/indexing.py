@@ -28,7 +28,7 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.index.definitions import PREFIX, IndexDefinition, read_definitions
 from seamark.formats.index.keys.keys import Keys
-from seamark.formats.index.keys.terms import Term, format_term, resolve_id
+from seamark.formats.index.keys.terms import Term, format_term, resolve_term_by_id
 from seamark.formats.index.kinds import bitmap, bloom, record
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.runtime.clock import Clock, SystemClock
@@ -187,14 +187,14 @@ def build_keys(lake: Lake, file: DataFile, term: Term, *, as_written: bool) -> K
 def build_part(definition: IndexDefinition, columns: list[Keys]) -> Any:
     """Return the part of an index for one data file."""
     if definition.kind == "bloom":
-        return bloom.build(columns[0], definition.parameters["fpp"])
-    return bitmap.build(columns[0]) if definition.kind == "bitmap" else record.build(columns)
+        return bloom.build_filter(columns[0], definition.parameters["fpp"])
+    return bitmap.build_bitmap(columns[0]) if definition.kind == "bitmap" else record.build_records(columns)
 
 
 def build_definition_as_of(definition: IndexDefinition, metadata: TableMetadata, schema: Schema) -> IndexDefinition:
     """Return the definition as it was under this schema: its types may be narrower, and its id may differ."""
     older = [item for item in metadata.schemas if item.id <= schema.id]
-    terms = tuple(resolve_id(term.transform, term.column_id, schema, older) for term in definition.terms)
+    terms = tuple(resolve_term_by_id(term.transform, term.column_id, schema, older) for term in definition.terms)
     return IndexDefinition(definition.name, definition.kind, terms, definition.parameters, definition.state)
 
 

@@ -20,7 +20,7 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.index.definitions import parse_definition
 from tests.api.client import Api
 from tests.api.live import LiveTable
-from tests.api.rest.stored import PATH_ID, POSITION_ID, write
+from tests.api.rest.stored import PATH_ID, POSITION_ID, write_parquet
 from tests.planner.lakes.indexing import build_array
 from tests.planner.lakes.kinds import FLOATS, compute_sort_key, to_bytes
 from tests.planner.lakes.lake import DataFile, DeleteFile
@@ -72,7 +72,7 @@ class StarTable(LiveTable):
         With `rng` it has metrics in the style of a random writer, otherwise complete metrics.
         """
         path = self.make_path(".parquet")
-        write(
+        write_parquet(
             path,
             {
                 column.id: (column.name, build_array(column.kind, [row[column.name] for row in rows]))
@@ -94,7 +94,7 @@ class StarTable(LiveTable):
         listed_positions = sorted(positions)
         path = self.make_path("-deletes.parquet")
         spots = {PATH_ID: ("file_path", pa.array([file.path] * len(listed_positions), pa.string()))}
-        write(path, {**spots, POSITION_ID: ("pos", pa.array(listed_positions, pa.int64()))})
+        write_parquet(path, {**spots, POSITION_ID: ("pos", pa.array(listed_positions, pa.int64()))})
         self.deleted.setdefault(file.path, set()).update(listed_positions)
         return DeleteFile(
             f"file://{path}", 1, "PARQUET", 0, file.partition, len(listed_positions), path.stat().st_size, {},

@@ -20,7 +20,7 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.scan.request import ScanRequest
 from tests.api.client import Api
-from tests.api.plans.planned import append, build_data_file
+from tests.api.plans.planned import append_files, build_data_file
 from tests.planner.lakes.tables import (
     RecordingObjects,
     Table,
@@ -219,7 +219,7 @@ async def test_server_repeats_an_answer_that_finds_damage(tmp_path: Path) -> Non
     async with run_server(tmp_path, **options) as server:
         api = Api(server)
         await api.table()
-        await append(api, "t", files, snapshot_id=1)
+        await append_files(api, "t", files, snapshot_id=1)
         token = (await api("POST", f"{T}/plan", {})).json["plan-tasks"][0]
         json = (await api("GET", FILES_PAGE)).json
     (path,) = (path for path in tmp_path.rglob("*.block") if path.stat().st_size > MAP_BYTES_MIN)

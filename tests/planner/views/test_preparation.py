@@ -24,7 +24,7 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, ViewKey
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from tests.api.client import Api
-from tests.api.plans.planned import T, append, build_ten_id_files, list_planned_numbers
+from tests.api.plans.planned import T, append_files, build_ten_id_files, list_planned_numbers
 from tests.planner.lakes.manifests import Manifest
 from tests.planner.lakes.tables import (
     RecordingObjects,
@@ -311,18 +311,18 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
         api = Api(server)
         for name in ("t", "never"):
             await api.table(name)
-            await append(api, name, build_ten_id_files(3), snapshot_id=1)
+            await append_files(api, name, build_ten_id_files(3), snapshot_id=1)
         assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
         assert server.components.planner.read_stats().decoded == 1
-        await append(api, "never", build_ten_id_files(4), snapshot_id=2, parent=1)
-        await append(api, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
+        await append_files(api, "never", build_ten_id_files(4), snapshot_id=2, parent=1)
+        await append_files(api, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
         assert await count_decoded_after(server, 1) == 2, "no client plans the other table"
         assert sorted(list_planned_numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
         assert server.components.planner.read_stats().decoded == 2
         # A new table with the name of a dropped table is a different table: its first plan reads from storage.
         assert (await api("DELETE", T)).status == 204
         await api.table("t")
-        await append(api, "t", build_ten_id_files(9)[7:], snapshot_id=11)
+        await append_files(api, "t", build_ten_id_files(9)[7:], snapshot_id=11)
         assert list_planned_numbers(await api("POST", "/v1/namespaces/db/tables/never/plan", {})) == [
             0,
             1,
@@ -332,7 +332,7 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
             2,
             3,
         ]
-        await append(api, "never", build_ten_id_files(6)[5:], snapshot_id=3, parent=2)
+        await append_files(api, "never", build_ten_id_files(6)[5:], snapshot_id=3, parent=2)
         assert await count_decoded_after(server, 2) == 5, "two manifests of the other table, and one that was prepared"
         assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [7, 8]
         assert server.components.planner.read_stats().decoded == 6
@@ -343,9 +343,9 @@ async def test_commits_of_another_replica_are_prepared(tmp_path: Path) -> None:
     async with run_server(tmp_path / "a", **shared) as first, run_server(tmp_path / "b", **shared) as second:
         writer, reader = Api(first), Api(second)
         await writer.table("t")
-        await append(writer, "t", build_ten_id_files(3), snapshot_id=1)
+        await append_files(writer, "t", build_ten_id_files(3), snapshot_id=1)
         assert list_planned_numbers(await reader("POST", f"{T}/plan", {})) == [0, 1, 2]
-        await append(writer, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
+        await append_files(writer, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
         assert await count_decoded_after(second, 1) == 2
         assert first.components.planner.read_stats().prepared == 0
         assert sorted(list_planned_numbers(await reader("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
@@ -356,9 +356,9 @@ async def test_setting_disables_preparation(tmp_path: Path) -> None:
     async with run_server(tmp_path, plan_prepare_bytes=0) as server:
         api = Api(server)
         await api.table("t")
-        await append(api, "t", build_ten_id_files(3), snapshot_id=1)
+        await append_files(api, "t", build_ten_id_files(3), snapshot_id=1)
         assert list_planned_numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
-        await append(api, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
+        await append_files(api, "t", build_ten_id_files(5)[3:], snapshot_id=2, parent=1)
         assert sorted(list_planned_numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
         assert server.components.planner.read_stats().prepared == 0
         assert not any(task.get_name() == "preparation" for task in asyncio.all_tasks())

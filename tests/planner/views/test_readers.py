@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from seamark.formats.iceberg.manifests.content_file import EQUALITY_DELETES, POSITION_DELETES
-from seamark.metaserver.planner.plan.reader_quirks import misread_deletes
+from seamark.metaserver.planner.plan.reader_quirks import explain_misread_deletes
 
 
 def build_block(spec_id: int, content: int, ids: list[int] | None) -> Any:
@@ -36,6 +36,6 @@ def test_equality_deletes_that_duckdb_misapplies_are_recognised(
     schema = SimpleNamespace(column=lambda column: column if column in (1, 2) else None)
     metadata: Any = SimpleNamespace(partition_specs=specs, current_schema=schema)
     view: Any = SimpleNamespace(delete_blocks=[build_block(spec_id, content, ids)])
-    misread = misread_deletes(view, metadata)
+    misread = explain_misread_deletes(view, metadata)
     assert reason in misread
     assert bool(misread) == bool(reason)

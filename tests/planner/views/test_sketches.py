@@ -12,7 +12,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.packing import Form
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.view import view as view_module
-from seamark.metaserver.planner.view.view import FileSelection, TableView, return_false
+from seamark.metaserver.planner.view.view import FileSelection, TableView, never_expires
 from tests.planner.views.test_view_base import READ_AS, build_manifest, draw_value, make_block
 from tests.seeds import first_seed
 
@@ -70,6 +70,6 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(round_number: int, m
 
 def find_remaining_rows(view: TableView, expression: Expression) -> list[int]:
     selection = FileSelection.select_all(view)
-    narrow_by_stats(selection, expression, return_false)
+    narrow_by_stats(selection, expression, never_expires)
     selection.check_invariants()
     return selection.list_entry_ids().tolist()

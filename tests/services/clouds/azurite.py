@@ -14,7 +14,7 @@ from pathlib import Path
 
 from azure.storage.blob import BlobServiceClient
 
-from tests.services.process import CACHE, ManagedProcess, ServiceFailed, free_port, is_port_open
+from tests.services.process import CACHE, ManagedProcess, ServiceFailed, choose_free_port, is_port_open
 
 ACCOUNT = "devstoreaccount1"
 # The emulator's key is public, because every installation has the same key.
@@ -60,7 +60,7 @@ def run_azurite(folder: Path, *arguments: str, scheme: str = "http") -> Iterator
     """Start an emulator, and yield it. `arguments` are additional arguments of its command."""
     if not _PROGRAM.exists():
         raise ServiceFailed("Azurite is not installed; run `make services`")
-    port = free_port()
+    port = choose_free_port()
     argv: Sequence[str] = [
         *("node", str(_PROGRAM), "--blobHost", "127.0.0.1", "--blobPort", str(port)),
         *("--inMemoryPersistence", "--silent", "--disableTelemetry", "--skipApiVersionCheck"),

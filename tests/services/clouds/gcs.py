@@ -19,7 +19,15 @@ from pathlib import Path
 
 import requests
 
-from tests.services.process import CACHE, REPO, ManagedProcess, ServiceFailed, free_port, is_http_ok, is_port_open
+from tests.services.process import (
+    CACHE,
+    REPO,
+    ManagedProcess,
+    ServiceFailed,
+    choose_free_port,
+    is_http_ok,
+    is_port_open,
+)
 
 _PROGRAM = CACHE / "bin" / "fake-gcs-server"
 
@@ -58,7 +66,7 @@ def run_gcs(folder: Path) -> Iterator[GoogleStorage]:
     """Start an emulator and its proxy, and yield the emulator."""
     if not _PROGRAM.exists():
         raise ServiceFailed("fake-gcs-server is not installed; run `make services`")
-    port, proxy_port = free_port(), free_port()
+    port, proxy_port = choose_free_port(), choose_free_port()
     upstream, endpoint = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{proxy_port}"
     argv = [
         *(str(_PROGRAM), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"),

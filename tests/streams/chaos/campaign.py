@@ -30,7 +30,7 @@ from tests.peers.fault_proxy import run_fault_proxy
 from tests.peers.networks import Network, open_network
 from tests.services.kafka import Kafka, run_kafka_broker
 from tests.services.postgres import Postgres
-from tests.services.process import free_port
+from tests.services.process import choose_free_port
 from tests.services.seamark import Seamark
 from tests.streams.chaos.faults import ServerFaults
 from tests.streams.chaos.load import WriterLoad
@@ -106,7 +106,7 @@ def open_kafka_rig(folder: Path, postgres: Postgres) -> Iterator[ChaosRig]:
         database = postgres.create_database().replace(f"127.0.0.1:{postgres.port}", way.address)
         servers = []
         for host in hosts.hosts:
-            port = free_port()
+            port = choose_free_port()
             door = stack.enter_context(run_fault_proxy("", port, connect=partial(host.connect, port)))
             server = Seamark(
                 folder / host.name,

@@ -29,9 +29,9 @@ from tests.streams.test_rows_over_http import (
     NEVER_MS,
     SCHEMA,
     StreamServer,
-    create,
+    create_stream_table,
     encode_arrow,
-    streaming,
+    open_stream_server,
 )
 
 LETTERS = Schema(
@@ -45,8 +45,8 @@ LETTERS = Schema(
 
 @pytest.fixture
 async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
-    async with streaming(tmp_path) as stream:
-        await create(stream, properties={DEAD_LETTER_TABLE: "db.t_errors"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, properties={DEAD_LETTER_TABLE: "db.t_errors"})
         yield stream
 
 
@@ -178,6 +178,6 @@ async def test_setting_a_dead_letter_table_requires_the_right_to_write_to_it(tmp
 
 
 async def test_name_of_dead_letter_table_needs_a_namespace(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         with pytest.raises(BadRequestError, match="name a table with its namespace"):
-            await create(stream, SCHEMA, properties={DEAD_LETTER_TABLE: "errors"})
+            await create_stream_table(stream, SCHEMA, properties={DEAD_LETTER_TABLE: "errors"})

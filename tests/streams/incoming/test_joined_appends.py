@@ -19,7 +19,14 @@ from seamark.metaserver.log.port import Acknowledgement, Batch, Shard
 from seamark.metaserver.log.segments import SegmentLog
 from seamark.metaserver.streams.incoming.prepared_rows import JoinedRows, PreparedRows, RowPreparation
 from seamark.metaserver.streams.stream_properties import ENABLED
-from tests.streams.test_rows_over_http import ARROW, LINES, StreamServer, create, encode_arrow, streaming
+from tests.streams.test_rows_over_http import (
+    ARROW,
+    LINES,
+    StreamServer,
+    create_stream_table,
+    encode_arrow,
+    open_stream_server,
+)
 from tests.streams.test_rows_over_http import stream as stream
 from tests.waits import until
 
@@ -151,7 +158,7 @@ async def test_column_missing_from_a_request_has_its_default(tmp_path: Path, hel
     town = {"id": 2, "name": "town", "required": False, "type": "string", "write-default": "Rome"}
     schema = {"type": "struct", "fields": [{"id": 1, "name": "id", "required": True, "type": "long"}, town]}
     properties = {ENABLED: "true", "format-version": "3"}
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         client = SeamarkClient(stream.server.url)
         await asyncio.to_thread(create_table, client, ("db", "t"), schema, properties=properties)
         bodies = [[{"id": 1}], [{"id": 2, "town": "Bern"}, {"id": 3}], [{"id": 4}], [{"id": 5, "town": None}]]
@@ -165,8 +172,8 @@ async def test_column_missing_from_a_request_has_its_default(tmp_path: Path, hel
 async def test_rows_of_a_keyed_table_replace_each_other_within_a_batch(
     tmp_path: Path, held_appends: asyncio.Event
 ) -> None:
-    async with streaming(tmp_path) as stream:
-        await create(stream, properties={"seamark.stream.key": "id"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, properties={"seamark.stream.key": "id"})
         bodies = [[{"id": 1, "name": "a"}], [{"id": 2, "name": "b"}], [{"id": 1, "name": "c"}]]
         for number, body in enumerate(bodies, 1):
             send_task = asyncio.create_task(stream.send(json.dumps(body).encode()))

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from seamark.metaserver.streams.incoming.json_members import find_repeated_key, has_repeated_key
-from tests.seeds import first_seed, quick
-from tests.streams.test_rows_over_http import LINES, StreamServer, create, streaming
+from tests.seeds import first_seed, mark_fast
+from tests.streams.test_rows_over_http import LINES, StreamServer, create_stream_table, open_stream_server
 
 _KEYS = ("a", "b", "a:", '\\"', "\\u0061", "d{", "é")
 _TEXTS = ("a", "a:b", ":x", '\\":', "\\\\", " : ", "{", "}", "\\u003a", "")
@@ -23,8 +23,8 @@ _TEXTS = ("a", "a:b", ":x", '\\":', "\\\\", " : ", "{", "}", "\\u003a", "")
 
 @pytest.fixture
 async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
-    async with streaming(tmp_path) as stream:
-        await create(stream)
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream)
         yield stream
 
 
@@ -77,7 +77,7 @@ def _has_repeated_key_by_json(text: str) -> bool:
     return any(repeated)
 
 
-@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 100), 2))
+@pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 100), 2))
 def test_repeated_keys_of_random_values_are_found_as_by_python_json_parser(seed: int) -> None:
     rng = Random(seed)
     for _ in range(1000):

@@ -20,15 +20,22 @@ import seamark
 from seamark.connector.client.client import SeamarkClient
 from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.incoming.new_columns import NEW_COLUMNS
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 from tests.streams.incoming.test_dead_letters import create_letters, read_letters
-from tests.streams.test_rows_over_http import ARROW, LINES, StreamServer, create, encode_arrow, streaming
+from tests.streams.test_rows_over_http import (
+    ARROW,
+    LINES,
+    StreamServer,
+    create_stream_table,
+    encode_arrow,
+    open_stream_server,
+)
 
 
 @pytest.fixture
 async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
-    async with streaming(tmp_path) as stream:
-        await create(stream, properties={NEW_COLUMNS: "add"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, properties={NEW_COLUMNS: "add"})
         yield stream
 
 
@@ -213,17 +220,17 @@ async def test_unavailable_debezium_value_adds_no_column(stream: StreamServer) -
 
 
 async def test_table_can_refuse_debezium_messages_with_new_columns(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         await create_letters(stream)
-        await create(stream, properties={DEAD_LETTER_TABLE: "db.t_errors", NEW_COLUMNS: "refuse"})
+        await create_stream_table(stream, properties={DEAD_LETTER_TABLE: "db.t_errors", NEW_COLUMNS: "refuse"})
         status, answer = await send_envelopes(stream, build_envelope({"id": 1, "town": "Ulm"}))
         assert (status, "seamark.stream.new-columns refuses such rows" in str(answer)) == (400, True)
 
 
 async def test_property_of_the_table_decides_whether_new_columns_are_added(tmp_path: Path) -> None:
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         await create_letters(stream)
-        await create(stream, properties={DEAD_LETTER_TABLE: "db.t_errors", NEW_COLUMNS: "refuse"})
+        await create_stream_table(stream, properties={DEAD_LETTER_TABLE: "db.t_errors", NEW_COLUMNS: "refuse"})
         status, message = await stream.send_refused(b'[{"id": 1}, {"id": 2, "town": "Ulm"}]')
         assert (status, "seamark.stream.new-columns refuses such rows" in message) == (400, True)
         for rule, expected in (("dead-letter", 200), ("add", 200), ("ask", 400)):
@@ -236,7 +243,7 @@ async def test_property_of_the_table_decides_whether_new_columns_are_added(tmp_p
         assert await stream.ids() == [1, 1, 2]
 
 
-@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 30), 1))
+@pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 30), 1))
 async def test_rows_keep_their_values_while_the_schema_changes(tmp_path: Path, seed: int) -> None:
     """Rows are written with columns of earlier and of later schemas. The model has the values by column id."""
     rng = Random(seed)
@@ -246,8 +253,8 @@ async def test_rows_keep_their_values_while_the_schema_changes(tmp_path: Path, s
         NestedField(2, "name", StringType()),
         NestedField(3, "size", IntegerType()),
     )
-    async with streaming(tmp_path) as stream:
-        await create(stream, schema, properties={NEW_COLUMNS: "add", "format-version": rng.choice("23")})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, schema, properties={NEW_COLUMNS: "add", "format-version": rng.choice("23")})
         client = SeamarkClient(stream.server.url)
         for round_number in range(14):
             table = await asyncio.to_thread(stream.catalog.load_table, "db.t")

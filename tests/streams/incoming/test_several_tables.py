@@ -14,12 +14,12 @@ from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.incoming.new_columns import NEW_COLUMNS
 from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.streams.incoming.test_dead_letters import create_letters, read_letters
-from tests.streams.test_rows_over_http import SCHEMA, StreamServer, streaming
+from tests.streams.test_rows_over_http import SCHEMA, StreamServer, open_stream_server
 
 
 @pytest.fixture
 async def stream(tmp_path: Path) -> AsyncIterator[StreamServer]:
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         for name in ("t", "u"):
             await asyncio.to_thread(stream.catalog.create_table, f"db.{name}", SCHEMA, properties={ENABLED: "true"})
         yield stream

@@ -28,7 +28,7 @@ from seamark.metaserver.streams.incoming.prepared_rows import RowPreparation
 from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.stream_properties import SHARDS
 from tests.seeds import examples, first_seed
-from tests.streams.test_rows_over_http import ARROW, StreamServer, create, encode_arrow, streaming
+from tests.streams.test_rows_over_http import ARROW, StreamServer, create_stream_table, encode_arrow, open_stream_server
 from tests.waits import PATIENCE_S, until
 
 HOSTILE = ("a-b", "a_x2Db", "a b", "1x")
@@ -65,8 +65,8 @@ async def test_key_columns_whose_names_are_changed_in_files_are_found(tmp_path: 
     """The table has several shards, and its key changes from column to column while rows wait."""
     fields = [NestedField(number, name, LongType()) for number, name in enumerate(HOSTILE, 1)]
     schema = Schema(*fields, NestedField(5, "v-1", StringType(), required=True))
-    async with streaming(tmp_path) as stream:
-        await create(stream, schema, properties={"format-version": "2", SHARDS: "4", KEY: HOSTILE[0]})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, schema, properties={"format-version": "2", SHARDS: "4", KEY: HOSTILE[0]})
         expected: dict[int, str] = {}
         for number, key in enumerate([*HOSTILE, "1x , a-b"]):
             await set_key(stream, key, "Set-Properties" if number % 2 else "set-properties")
@@ -92,8 +92,8 @@ async def test_promotion_of_the_key_replaces_rows_that_wait(tmp_path: Path) -> N
         NestedField(2, "v", StringType()),
         identifier_field_ids=[1],
     )
-    async with streaming(tmp_path) as stream:
-        await create(stream, schema, properties={"format-version": "2", SHARDS: "8"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, schema, properties={"format-version": "2", SHARDS: "8"})
         await stream.post({"k": "0.01", "v": "first"})
         await stream.flush()
         await stream.post(*({"k": f"{number}.50", "v": "old"} for number in range(12)))
@@ -115,8 +115,8 @@ async def test_return_to_an_earlier_schema_flushes_rows_by_their_key(tmp_path: P
         NestedField(2, "v", StringType()),
         identifier_field_ids=[1],
     )
-    async with streaming(tmp_path) as stream:
-        await create(stream, schema, properties={"format-version": "2", SHARDS: "4"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, schema, properties={"format-version": "2", SHARDS: "4"})
 
         def add_column() -> None:
             with stream.catalog.load_table("db.t").update_schema(allow_incompatible_changes=True) as change:
@@ -142,8 +142,8 @@ async def test_return_to_an_earlier_schema_flushes_rows_by_their_key(tmp_path: P
 
 async def test_table_can_be_changed_after_a_failed_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", LongType()), NestedField(3, "v", StringType()))
-    async with streaming(tmp_path) as stream:
-        await create(stream, schema, properties={"format-version": "2", SHARDS: "4", KEY: "a"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, schema, properties={"format-version": "2", SHARDS: "4", KEY: "a"})
         values = ((1, 1, "zero"), (1, 2, "one"), (2, 2, "two"), (1, 3, "three"))
         await stream.post(*({"a": a, "b": b, "v": value} for a, b, value in values))
         with monkeypatch.context() as patch:
@@ -168,8 +168,8 @@ async def test_dates_beyond_the_range_of_a_promoted_key_are_flushed_and_replace_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schema = Schema(NestedField(1, "day", DateType(), required=True), NestedField(2, "v", StringType()))
-    async with streaming(tmp_path) as stream:
-        await create(stream, schema, properties={"format-version": "3", KEY: "day"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, schema, properties={"format-version": "3", KEY: "day"})
         await stream.post(*({"day": day, "v": "old"} for day in ("9999-12-31", "2026-01-02", "0001-01-01")))
         await stream.flush()
         with monkeypatch.context() as patch:
@@ -203,8 +203,8 @@ async def test_dates_beyond_the_range_of_a_promoted_key_are_flushed_and_replace_
 async def test_rows_are_flushed_before_their_partition_column_is_promoted(tmp_path: Path) -> None:
     schema = Schema(NestedField(1, "day", DateType()), NestedField(2, "v", StringType()))
     by_day = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "day"))
-    async with streaming(tmp_path) as stream:
-        await create(stream, schema, partition_spec=by_day, properties={"format-version": "3"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, schema, partition_spec=by_day, properties={"format-version": "3"})
         await stream.post({"day": "2026-01-01", "v": "a"})
         await stream.flush()
         await stream.post({"day": "2026-01-02", "v": "b"})
@@ -225,8 +225,8 @@ async def test_rows_are_flushed_before_their_partition_column_is_promoted(tmp_pa
 
 async def test_append_that_read_an_earlier_key_is_repeated_after_rows_with_the_new_key(tmp_path: Path) -> None:
     schema = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", LongType()))
-    async with streaming(tmp_path) as stream:
-        await create(stream, schema, properties={"format-version": "2", KEY: "a"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, schema, properties={"format-version": "2", KEY: "a"})
         await stream.post({"a": 1, "b": 1})
         components = stream.server.components
         streams, tables = components.streams, components.catalog.tables
@@ -256,8 +256,8 @@ async def test_rows_packed_before_a_change_of_the_schema_are_not_stored(
     """A large body waits for memory, and other rows are packed, while a column is promoted and later dropped."""
     monkeypatch.setattr("seamark.metaserver.streams.incoming.body_room.WAIT_S", PATIENCE_S)
     schema = Schema(NestedField(1, "day", DateType()), NestedField(2, "v", StringType()))
-    async with streaming(tmp_path) as stream:
-        await create(stream, schema, properties={"format-version": "3"})
+    async with open_stream_server(tmp_path) as stream:
+        await create_stream_table(stream, schema, properties={"format-version": "3"})
         await stream.post({"day": "2026-01-01", "v": "a"})
         await stream.flush()
         components = stream.server.components
@@ -336,9 +336,9 @@ async def test_rows_are_replaced_while_the_key_changes_and_appends_run(tmp_path:
         rows = await read_rows(stream)
         assert sorted((int(row["a-b"]), row["v"]) for row in rows) == sorted(model.items())
 
-    async with streaming(tmp_path) as stream:
+    async with open_stream_server(tmp_path) as stream:
         shards = rng.choice(("1", "5"))
-        await create(stream, schema, properties={"format-version": "2", SHARDS: shards, KEY: HOSTILE[0]})
+        await create_stream_table(stream, schema, properties={"format-version": "2", SHARDS: shards, KEY: HOSTILE[0]})
         for round_number in range(3):
             writers = [write(stream, range(10 * writer, 10 * writer + 10), 5) for writer in range(3)]
             await asyncio.gather(*writers, change(stream), read_rows(stream))

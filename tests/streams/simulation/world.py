@@ -519,7 +519,7 @@ class SimulationWorld:
 
     # -- a run -------------------------------------------------------------------------------------------------------
 
-    async def _cause_misfortune(self) -> None:
+    async def cause_faults(self) -> None:
         """Crash and pause servers, change the clock, drop tables, and commit other changes to the table."""
         while True:
             await asyncio.sleep(self.rng.choice((0.05, 0.3)))
@@ -546,7 +546,7 @@ class SimulationWorld:
         names = ("a", "b", "c") if self.is_fleet else ("a",)
         servers = [asyncio.create_task(self.run_server(name)) for name in names]
         readers = [asyncio.create_task(self.run_reader()) for _ in range(2)]
-        misfortune = asyncio.create_task(self._cause_misfortune())
+        misfortune = asyncio.create_task(self.cause_faults())
         writers = [asyncio.create_task(self.run_writer(f"w{number}")) for number in range(3)]
         background = [*servers, *readers, misfortune]
         await self._wait_for(writers, background)

@@ -27,9 +27,9 @@ from seamark.metaserver.streams.opening import AppendingTables
 from seamark.metaserver.streams.stream_counts import TopicCounts
 from seamark.metaserver.streams.topics import intake
 from seamark.metaserver.streams.topics.intake import ENVELOPE, TopicIntake
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed, mark_fast
 from tests.streams.incoming.test_dead_letters import LETTERS, create_letters, read_letters
-from tests.streams.test_rows_over_http import StreamServer, create, streaming
+from tests.streams.test_rows_over_http import StreamServer, create_stream_table, open_stream_server
 from tests.streams.topics.topic_source import ENCODERS, MemoryTopic, encode_arrow, encode_avro, encode_json
 from tests.waits import until
 
@@ -113,10 +113,10 @@ class IntakeRig:
 async def open_rig(
     folder: Path, *, partitions: int = 1, letters: bool = True, **properties: str
 ) -> AsyncIterator[IntakeRig]:
-    async with streaming(folder) as stream:
+    async with open_stream_server(folder) as stream:
         if letters:
             properties[DEAD_LETTER_TABLE] = "db.t_errors"
-        await create(stream, properties=properties)
+        await create_stream_table(stream, properties=properties)
         if letters:
             await create_letters(stream)
         components = stream.server.components
@@ -303,7 +303,7 @@ async def test_process_stops_reading_a_topic_when_another_process_begins(tmp_pat
         assert await rig.stream.ids() == [1, 2]
 
 
-@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 20), 2))
+@pytest.mark.parametrize("seed", mark_fast(range(first_seed(), first_seed() + 20), 2))
 async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

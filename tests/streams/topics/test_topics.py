@@ -18,7 +18,7 @@ from tests.services.kafka import Kafka
 from tests.streams.incoming.test_dead_letters import create_letters, read_letters
 from tests.streams.test_fleet import make_shared_settings
 from tests.streams.test_read_servers import READ
-from tests.streams.test_rows_over_http import StreamServer, create, streaming
+from tests.streams.test_rows_over_http import StreamServer, create_stream_table, open_stream_server
 from tests.streams.topics.topic_source import ENCODERS, encode_avro, encode_json
 
 
@@ -29,8 +29,8 @@ def poll_topics_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def stream(kafka: Kafka, postgres_url: str, tmp_path: Path) -> AsyncIterator[StreamServer]:
-    async with streaming(tmp_path / "a", **make_shared_settings(kafka, postgres_url, tmp_path)) as stream:
-        await create(stream, properties={DEAD_LETTER_TABLE: "db.t_errors"})
+    async with open_stream_server(tmp_path / "a", **make_shared_settings(kafka, postgres_url, tmp_path)) as stream:
+        await create_stream_table(stream, properties={DEAD_LETTER_TABLE: "db.t_errors"})
         await create_letters(stream)
         yield stream
 
@@ -106,23 +106,23 @@ async def test_messages_of_a_topic_survive_restarts_and_changes_of_the_owner_onc
     rng = random.Random(1)
     settings = make_shared_settings(kafka, postgres_url, tmp_path) | {"stream_flush_interval_ms": 200}
     expected: list[int] = []
-    async with streaming(tmp_path / "r", **settings, **READ) as reader:
+    async with open_stream_server(tmp_path / "r", **settings, **READ) as reader:
         topic, producer = "", Producer({"bootstrap.servers": kafka.address})
         for round_number in range(4):
-            async with streaming(tmp_path / f"s{round_number % 2}", **settings) as server:
+            async with open_stream_server(tmp_path / f"s{round_number % 2}", **settings) as server:
                 if not round_number:
-                    await create(server)
+                    await create_stream_table(server)
                     topic = await create_topic(kafka, server, partitions=3)
                 for _ in range(20):
                     rows = [{"id": len(expected) + n, "name": "x"} for n in range(rng.randint(1, 3))]
                     await send_messages(producer, topic, rng.choice(ENCODERS)(*rows), partition=rng.randrange(3))
                     expected += [int(row["id"]) for row in rows]
                 if round_number % 2:
-                    async with streaming(tmp_path / "other", **settings):
+                    async with open_stream_server(tmp_path / "other", **settings):
                         await wait_for_ids(server, expected)
                 elif round_number:
                     await wait_for_ids(reader, expected)
                 # In the other case, the server stops while it reads the topic.
-        async with streaming(tmp_path / "s0", **settings) as server:
+        async with open_stream_server(tmp_path / "s0", **settings) as server:
             await wait_for_ids(server, expected)
         await wait_for_ids(reader, expected)

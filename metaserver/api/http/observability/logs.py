@@ -39,7 +39,10 @@ def configure_logging(settings: Settings, worker: int | None = None) -> None:
         plain = structlog.dev.plain_traceback
         renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain), _to_bytes]
     else:
-        renderer = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_serialize)]
+        renderer = [
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(serializer=_serialize_event),
+        ]
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -87,7 +90,7 @@ def _add_worker(worker: int) -> Any:
     return add
 
 
-def _serialize(event: dict[str, Any], **_: Any) -> bytes:
+def _serialize_event(event: dict[str, Any], **_: Any) -> bytes:
     """Return an event as JSON."""
     try:
         return encode_json(event, enc_hook=str)

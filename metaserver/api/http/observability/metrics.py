@@ -416,7 +416,7 @@ class StreamMetrics:
             self._totals[name].inc(total - self._counted[name])
             self._counted[name] = total
 
-    def log_failed(self) -> None:
+    def record_log_failure(self) -> None:
         """Record that the log refuses all rows. The other values do not change."""
         self._failed.set(1)
 

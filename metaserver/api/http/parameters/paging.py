@@ -32,7 +32,7 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
     position: int
 
 
-def write_token(checksum: int, snapshot_id: int | None, position: int) -> str:
+def encode_page_token(checksum: int, snapshot_id: int | None, position: int) -> str:
     """Return the token of the next page.
 
     Args:
@@ -44,7 +44,7 @@ def write_token(checksum: int, snapshot_id: int | None, position: int) -> str:
     return to_base64url(packed)
 
 
-def read_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int | None, int]:
+def decode_page_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int | None, int]:
     """Return the snapshot and the position in a page token.
 
     Raises:

@@ -89,7 +89,7 @@ def read_boolean_query(query: Mapping[str, str], name: str) -> bool:
     return value
 
 
-async def read_key(request: web.Request) -> IdempotencyKey | None:
+async def read_request_key(request: web.Request) -> IdempotencyKey | None:
     """Return the idempotency key with the scope and the digest of the request, or None if there is no such header.
 
     Raises:
@@ -104,13 +104,13 @@ async def read_key(request: web.Request) -> IdempotencyKey | None:
     if not _UUID7.fullmatch(key):
         raise BadRequest(f"{IDEMPOTENCY_KEY} is {keys[0][:60]!r}; it must be a UUID of version 7 (RFC 9562)")
     scope = "\n".join((request[PRINCIPAL].name, request.method, request.rel_url.raw_path))
-    body, query = await bodies.read(request), request.query_string
+    body, query = await bodies.read_body(request), request.query_string
     large = len(body) > bodies.QUICK_BYTES
-    digest = await asyncio.to_thread(_hash, body, query) if large else _hash(body, query)
+    digest = await asyncio.to_thread(_hash_request, body, query) if large else _hash_request(body, query)
     return IdempotencyKey(key=key, scope=scope, request_hash=digest)
 
 
-def _hash(body: bytes, query: str) -> str:
+def _hash_request(body: bytes, query: str) -> str:
     """Return a digest of the request.
 
     For JSON, the digest sorts keys, so a repeated request may be serialised differently. A large body must be repeated

@@ -53,7 +53,7 @@ def resolve_snapshot_id(
     if ref is not None:
         return _find_snapshot_of_ref(metadata, ref)
     if as_of_ms is not None:
-        return _find_snapshot_at(metadata, as_of_ms)
+        return _find_snapshot_at_time(metadata, as_of_ms)
     if snapshot_id is None:
         return metadata.current_snapshot_id
     if metadata.snapshot(snapshot_id) is None:
@@ -76,7 +76,7 @@ def _find_snapshot_of_ref(metadata: TableMetadata, name: str) -> int | None:
     raise BadRequest(f"Cannot find the branch or tag {name[:100]!r}; the table has {references}")
 
 
-def _find_snapshot_at(metadata: TableMetadata, as_of_ms: int) -> int:
+def _find_snapshot_at_time(metadata: TableMetadata, as_of_ms: int) -> int:
     """Return the snapshot that was current on main at a time, like Java's `SnapshotUtil.snapshotIdAsOfTime`."""
     snapshot_id = None
     for entry in metadata.snapshot_log:

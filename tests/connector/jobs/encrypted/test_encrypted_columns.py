@@ -42,7 +42,13 @@ from seamark.connector.write.upserts import MODES, upsert
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.snapshot import MAIN
-from tests.connector.jobs.encrypted.test_encrypted_merges import CONFIGURATIONS, METRICS, encrypt, list_paths, read
+from tests.connector.jobs.encrypted.test_encrypted_merges import (
+    CONFIGURATIONS,
+    METRICS,
+    encrypt,
+    list_paths,
+    read_rows_by_id,
+)
 from tests.connector.jobs.test_file_merges import ARROW, PROPERTIES, SCHEMA, build_rows, create_table
 from tests.connector.lake import open_catalog
 from tests.connector.parquet import encrypted
@@ -89,7 +95,7 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
     """A bucket would publish a hash of the value. A merge only copies partition values that the files already have."""
     create_table(server, 2)
     fill_with_encrypted_files(client)
-    paths_before, files = read(client), sorted(list_paths(client))
+    paths_before, files = read_rows_by_id(client), sorted(list_paths(client))
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", transform, "leak")
     set_properties_as_attacker(server, seamark_clustering_columns="fixed")
@@ -108,7 +114,7 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.remove_field("leak")
     assert cluster_incrementally(client, "db.t").commits == 1
-    assert read(client) == paths_before
+    assert read_rows_by_id(client) == paths_before
 
 
 @pytest.mark.slow
@@ -120,9 +126,9 @@ def test_void_partition_field_of_an_encrypted_column_is_accepted(client: IndexCl
     with open_catalog(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", VoidTransform(), "nothing")
     set_properties_as_attacker(server, seamark_clustering_columns="fixed")
-    rows_before = read(client)
+    rows_before = read_rows_by_id(client)
     assert cluster_incrementally(client, "db.t").errors == []
-    assert read(client) == rows_before
+    assert read_rows_by_id(client) == rows_before
 
 
 @pytest.mark.few_cases(1)
@@ -169,7 +175,7 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
     """
     create_table(server, 3)
     fill_with_encrypted_files(client)
-    rows_before = read(client)
+    rows_before = read_rows_by_id(client)
     guess = next(row["payload"] for row in rows_before.values() if row["payload"])
     guessed = pa.table({"payload": [guess], "part": [1], "id": [1]})
     for part in (0, 1):

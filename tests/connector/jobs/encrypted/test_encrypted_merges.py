@@ -61,7 +61,7 @@ def encrypt(path: str, configuration: Any) -> None:
             writer.write_table(group)
 
 
-def read(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, Any]]:
+def read_rows_by_id(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, Any]]:
     opened_table = open_table(client, "db.t", At(ref=MAIN))
     names = [*ARROW.names, *NAMES] if lineage else ARROW.names
     reader = TaskReader(plan_read(opened_table, names, TRUE), opened_table.storage, keys=encrypted.build_keys())
@@ -104,19 +104,19 @@ def test_random_jobs_keep_rows_in_files_with_the_same_protection(
             encrypt(path, configuration)
         owners |= dict.fromkeys(range(first, first + size), read_protections(new_paths[0]))
         first += size
-    model = read(client, lineage=version == 3)
+    model = read_rows_by_id(client, lineage=version == 3)
     merge_report = merge_files(client, "db.t")
     assert merge_report.errors == []
     assert merge_report.files_after < merge_report.files_before
     assert merge_report.row_groups_copied > 0
-    assert read(client, lineage=version == 3) == model
+    assert read_rows_by_id(client, lineage=version == 3) == model
     _check_files(client, owners, {"payload": True})
     dropped = drop_columns(client, "db.t", ["payload"], where="part = 1")
     assert dropped.errors == []
     assert dropped.commits > 0
     for row in model.values():
         row["payload"] = None if row["part"] == 1 else row["payload"]
-    rows_after = read(client)
+    rows_after = read_rows_by_id(client)
     assert rows_after == {number: {name: row[name] for name in ARROW.names} for number, row in model.items()}
     _check_files(client, owners, {"payload": False})
 
@@ -152,12 +152,12 @@ def test_statement_process_takes_its_keys_from_its_environment(
         append(client, "db.t", build_rows(random.Random(number), range(number * 700, number * 700 + 700)))
     for path in list_paths(client):
         encrypt(path, CONFIGURATIONS[2])
-    rows_before = read(client)
+    rows_before = read_rows_by_id(client)
     job = StatementJob(server.url, None, MergeFiles(("db", "t")), utc=True)
     refusal = run_killed_at(NEVER, job)
     assert refusal is not None
     assert "set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS" in refusal.error
-    assert read(client) == rows_before
+    assert read_rows_by_id(client) == rows_before
     completed = run_killed_at(
         NEVER,
         job,
@@ -167,7 +167,7 @@ def test_statement_process_takes_its_keys_from_its_environment(
     assert completed.error == ""
     assert completed.result is not None
     assert (completed.result.files_before, completed.result.files_after) == (6, 2)
-    assert read(client) == rows_before
+    assert read_rows_by_id(client) == rows_before
     for path in list_paths(client):
         assert {key for name, key in read_protections(path)} == {"k1", "k2"}
 
@@ -212,12 +212,12 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
             secret.update(range(number * 400, number * 400 + 400))
             for path in new_paths:
                 encrypt(path, CONFIGURATIONS[2])
-    model = read(client, lineage=version == 3)
+    model = read_rows_by_id(client, lineage=version == 3)
     merge_report = merge_files(client, "db.t")
     assert merge_report.errors == []
     assert merge_report.files_after < merge_report.files_before
     assert set(merge_report.row_groups_encoded) == {"the table has a sort order"}
-    assert read(client, lineage=version == 3) == model
+    assert read_rows_by_id(client, lineage=version == 3) == model
     encrypted_ids = set()
     for path in list_paths(client):
         with pq.ParquetFile(path, decryption_properties=encrypted.build_decryption()) as file:
@@ -242,11 +242,11 @@ def test_small_encrypted_files_are_compacted_and_stay_encrypted(
     delete(client, "db.t", where="id IN (3, 44)", mode=MERGE_ON_READ)
     for path in list_paths(client):
         encrypt(path, CONFIGURATIONS[2])
-    rows_before = read(client)
+    rows_before = read_rows_by_id(client)
     assert len(rows_before) == 78
     report = compact(client, "db.t")
     assert (report.errors, report.files_after) == ([], 2)
-    assert read(client) == rows_before
+    assert read_rows_by_id(client) == rows_before
     for path in list_paths(client):
         assert read_protections(path) == {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
 

@@ -33,8 +33,8 @@ from tests.connector.jobs.encrypted.test_encrypted_merges import (
     CONFIGURATIONS,
     encrypt,
     list_paths,
-    read,
     read_protections,
+    read_rows_by_id,
 )
 from tests.connector.jobs.test_file_merges import ARROW, BY_PART, PROPERTIES, SCHEMA, build_rows, create_table
 from tests.connector.lake import open_catalog
@@ -97,10 +97,10 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     configurations = [*PLAIN_PARTS, *PLAIN_PARTS]
     rng.shuffle(configurations)
     protections_by_id = append_by_configuration(client, rng, configurations, 700)
-    model = read(client, lineage=version == 3)
+    model = read_rows_by_id(client, lineage=version == 3)
     report = cluster_incrementally(client, "db.t")
     assert (report.errors, report.rows) == ([], len(model))
-    assert read(client, lineage=version == 3) == model
+    assert read_rows_by_id(client, lineage=version == 3) == model
     assert read_row_protections(client) == protections_by_id
     assert spilled
     texts = [row["payload"].encode() for row in model.values() if row["payload"]][::50]
@@ -180,7 +180,7 @@ def test_changed_rows_are_in_files_with_the_same_protection(
     rng = random.Random(first_seed() + 10 * seed + version)
     create_table(server, version)
     append_by_configuration(client, rng, [CONFIGURATIONS[2]] * 3, 60)
-    keys, model = encrypted.build_keys(), read(client)
+    keys, model = encrypted.build_keys(), read_rows_by_id(client)
     highest = len(model)
     for step in range(8):
         mode = rng.choice(MODES)
@@ -199,13 +199,13 @@ def test_changed_rows_are_in_files_with_the_same_protection(
             upsert(client, "db.t", table, keys=["id"], mode=mode, file_keys=keys)
             model |= {row["id"]: row for row in input_rows}
         highest = max(highest, *model) + 1
-        assert read(client) == model, (step, mode)
+        assert read_rows_by_id(client) == model, (step, mode)
         assert {frozenset(protection) for protection in read_row_protections(client).values()} <= {frozenset(SECRET)}
     columns = pa.table({"id": list(model)[:5], "price": [0.5] * 5})
     upsert(client, "db.t", columns, keys=["id"], columns=["price"], file_keys=keys)
     for number in list(model)[:5]:
         model[number]["price"] = 0.5
-    assert read(client) == model
+    assert read_rows_by_id(client) == model
     assert {frozenset(protection) for protection in read_row_protections(client).values()} <= {frozenset(SECRET)}
 
 
@@ -218,7 +218,7 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
     create_table(server, 2)
     rng = random.Random(first_seed())
     protections_by_id = append_by_configuration(client, rng, [None, CONFIGURATIONS[3], CONFIGURATIONS[2]], 50)
-    keys, rows_before = encrypted.build_keys(), read(client)
+    keys, rows_before = encrypted.build_keys(), read_rows_by_id(client)
     files = sorted(list_paths(client))
 
     def change_rows(*ids: int, file_keys: Any = keys) -> None:
@@ -238,7 +238,7 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
     for number in (2, 60, 61, 110):
         rows_before[number]["payload"] = "new"
     protections_by_id[2] = protections_by_id[110]
-    assert read(client) == rows_before
+    assert read_rows_by_id(client) == rows_before
     live = (
         read_row_protections(client) if mode == "copy-on-write" else {2: read_protections(find_changed_file(client, 2))}
     )
