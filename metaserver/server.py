@@ -415,7 +415,7 @@ def warn_of_plain_http(settings: Settings) -> None:
         _log.warning("tokens travel unencrypted: give tls_cert and tls_key, or end TLS in a proxy", host=settings.host)
 
 
-def bind_server_socket(settings: Settings, *, shared: bool, port: int | None = None) -> socket.socket:
+def bind_socket(settings: Settings, *, shared: bool, port: int | None = None) -> socket.socket:
     """Return a bound TCP socket that does not listen yet.
 
     Args:
@@ -502,9 +502,7 @@ async def serve_gateway(components: ServerComponents) -> AsyncIterator[None]:
     """Serve the objects gateway on `gateway_port` while the context is active."""
     settings = components.settings
     serving = importlib.import_module("seamark.metaserver.gateway.serving")  # Servers without a gateway do not need it.
-    with contextlib.closing(
-        bind_server_socket(settings, shared=settings.workers > 1, port=settings.gateway_port)
-    ) as sock:
+    with contextlib.closing(bind_socket(settings, shared=settings.workers > 1, port=settings.gateway_port)) as sock:
         limits = make_connection_limits(settings)
         async with serving.serve_gateway(components, sock, limits, _get_tls_context(components)):
             yield

@@ -16,7 +16,7 @@ from bench.wire import Request, build_request
 from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.api.http.observability.logs import configure_logging
-from seamark.metaserver.server import bind_server_socket, freeze_garbage, open_components, serve_requests
+from seamark.metaserver.server import bind_socket, freeze_garbage, open_components, serve_requests
 from seamark.metaserver.settings.settings import Settings
 from tests.services.process import choose_free_port
 from tests.services.seamark import Seamark
@@ -72,7 +72,7 @@ async def run_seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[Bench
     home = folder / "seamark-here"
     settings = Settings(home=home, warehouse=f"file://{warehouse}", port=choose_free_port(), log_level="warning")
     configure_logging(settings)
-    sock = bind_server_socket(settings, shared=False)
+    sock = bind_socket(settings, shared=False)
     async with open_components(settings, SystemClock(), EXTENSIONS) as components, serve_requests(components, sock):
         freeze_garbage()
         yield BenchTarget(OURS, f"http://127.0.0.1:{settings.port}", (), warehouse)

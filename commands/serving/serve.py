@@ -17,7 +17,7 @@ from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.objects.router import check_warehouse_root
 from seamark.metaserver.runtime.home import PRIVATE_UMASK, lock_home, prepare_home, write_server_file
-from seamark.metaserver.server import bind_server_socket, log_repaired, make_server_url, open_certificate, run
+from seamark.metaserver.server import bind_socket, log_repaired, make_server_url, open_certificate, run
 from seamark.metaserver.settings.settings import Settings, redact_url
 
 
@@ -61,7 +61,7 @@ def _serve_locked(settings: Settings) -> None:
     """Run the server or its supervisor. The caller holds the lock of the home folder."""
     open_certificate(settings)  # Refuse invalid files before anything starts.
     shared = settings.workers > 1
-    sock = bind_server_socket(settings, shared=shared)
+    sock = bind_socket(settings, shared=shared)
     url, port = make_server_url(settings, sock), sock.getsockname()[1]
     written: list[Path] = []
 

@@ -27,7 +27,7 @@ from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.api.http.observability.metrics import MULTIPROCESS_VARIABLE
 from seamark.metaserver.runtime.home import PRIVATE_UMASK
-from seamark.metaserver.server import bind_server_socket, run
+from seamark.metaserver.server import bind_socket, run
 from seamark.metaserver.settings.settings import Settings
 
 BACKOFF_S_MAX = 30.0
@@ -200,7 +200,7 @@ def _run_worker(settings: Settings, number: int, pipe: Connection) -> None:
     os.umask(PRIVATE_UMASK)
     configure_logging(settings, number)
     try:
-        sock = bind_server_socket(settings, shared=True)
+        sock = bind_socket(settings, shared=True)
         supervisor = multiprocessing.parent_process()
         parent = supervisor.sentinel if supervisor is not None else None
         run(settings, sock, EXTENSIONS, lambda: pipe.send("ready"), parent, is_first=number == 0)

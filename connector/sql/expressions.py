@@ -247,9 +247,8 @@ class Expressions:
             return self._translate_in_query(node, query, scope)
         check_args(node, frozenset(("this", "expressions")))
         listed = _list_values(node)
-        if isinstance(
-            node.this, exp.Tuple
-        ):  # In Trino, IN of a row with a null is null, whatever the other fields are.
+        if isinstance(node.this, exp.Tuple):
+            # In Trino, IN of a row with a null field is null, even if another field differs.
             raise UnsupportedInDuckDB(f"{describe(node)}: IN with several columns is not translated")
         value, *candidates = to_common_type(self.translate_values([node.this, *listed], scope), node)
         check_comparable(value, node)

@@ -1,7 +1,7 @@
 """Defines the types of the SQL dialect, which are Trino's types, and finds the common type of two types.
 
 A type has a name, and a decimal also has a precision and a scale. Iceberg's nested types become `NESTED` with the types
-of their parts. Two nested types are equal, whatever they contain.
+of their parts. The comparison of nested types ignores these parts.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from seamark.metaserver.api import app
 from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.api.http.dispatch import PREFIX, add_endpoints
 from seamark.metaserver.server import (
-    bind_server_socket,
+    bind_socket,
     make_server_url,
     open_certificate,
     open_components,
@@ -113,7 +113,7 @@ async def run_server(home: Path, *, clock: Clock | None = None, **arguments: Any
     """Run a server with these settings and an existing namespace `db`."""
     settings = build_settings(home, **arguments)
     certificate = open_certificate(settings)
-    with closing(bind_server_socket(settings, shared=False)) as sock:
+    with closing(bind_socket(settings, shared=False)) as sock:
         async with (
             open_components(settings, clock or SystemClock(), EXTENSIONS, certificate) as components,
             serve_requests(components, sock),

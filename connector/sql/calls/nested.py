@@ -92,8 +92,8 @@ def _translate_contains(e: Expressions, node: exp.Expr, scope: NameScope) -> Sql
         raise UnsupportedInDuckDB(f"{describe(node)}: a value of the type {value.type} is not translated")
     wanted = cast(value, element).sql
     is_unknown = f"{wanted} IS NULL OR list_aggregate({array.sql}, 'count') < len({array.sql})"
-    found = f"list_contains({array.sql}, {wanted})"
-    return SqlValue(f"(CASE WHEN {found} THEN TRUE WHEN {is_unknown} THEN NULL ELSE {found} END)", BOOLEAN)
+    contains = f"list_contains({array.sql}, {wanted})"
+    return SqlValue(f"(CASE WHEN {contains} THEN TRUE WHEN {is_unknown} THEN NULL ELSE {contains} END)", BOOLEAN)
 
 
 def translate_unnest(e: Expressions, node: exp.Unnest, scope: NameScope) -> tuple[str, list[tuple[str, SqlType]]]:

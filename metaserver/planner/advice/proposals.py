@@ -19,7 +19,6 @@ from itertools import count as count_from
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from seamark.formats.iceberg.metadata.clustering import COLUMNS as CLUSTERING_COLUMNS
 from seamark.formats.iceberg.metadata.clustering import CURVE, HILBERT, LINEAR, ClusteringLayout
@@ -42,7 +41,7 @@ from seamark.metaserver.planner.advice.replay import (
     compute_weighted_mean,
     simulate_layout,
 )
-from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
+from seamark.metaserver.planner.advice.row_samples import RowSample, compute_partition_codes
 from seamark.metaserver.planner.lookup.lookup import FoundFiles
 
 HORIZON_DAYS = 30
@@ -62,8 +61,6 @@ A file ends between two cells of the curve, in most cases before it has the targ
 _INDEX_BYTES_PER_ROW = {"bloom": 1.5, "bitmap": 1.0}
 _BITMAP_VALUES_MAX = 1000
 _BUCKETS = (16, 64, 256)
-_FEW_VALUES_MAX = 200
-_DAY_UNITS = {"date": 1, "timestamp": 86_400_000_000, "timestamptz": 86_400_000_000}
 _USEFUL_WITHOUT_FEWER_BYTES = ("drop-index", "file-size", "pin")
 _PINNED_READS_PER_DAY_MIN = 10
 """The minimum number of times a day that statements read the bytes of a table for which pinning is proposed."""
@@ -221,7 +218,7 @@ class _Advisor:
         self._buckets = self._estimate_bucket_shares({})
         self._indexed = self._compute_index_shares(self._indexes)
         shares = self._buckets * self._indexed
-        self.before = self._compute_mean_reads(self._current * shares, self._current_files * shares, state.files.files)
+        self.before = self._average_reads(self._current * shares, self._current_files * shares, state.files.files)
 
     def rank_proposals(self) -> list[Proposal]:
         """Return the useful proposals, sorted by the net bytes that they save, or no proposal if none pays."""
@@ -326,7 +323,7 @@ class _Advisor:
         """Make a proposal that rewrites the whole table in a simulated layout."""
         sizes, file_shares = compute_read_shares(layout, self._state.statements)
         shares = self._buckets * self._indexed
-        predicted = self._compute_mean_reads(sizes * shares, file_shares * shares, max(files, 1))
+        predicted = self._average_reads(sizes * shares, file_shares * shares, max(files, 1))
         # A rewrite reads the table and writes it.
         return self._make_proposal(kind, title, commands, change, predicted, 2 * self._state.total_bytes)
 
@@ -346,7 +343,7 @@ class _Advisor:
                 continue
             index_shares = self._compute_index_shares([*self._indexes, (kind, (column_id,))])
             shares = self._buckets * index_shares
-            predicted = self._compute_mean_reads(
+            predicted = self._average_reads(
                 self._current * shares, self._current_files * shares, self._state.files.files
             )
             written_bytes = int(self._state.rows * _INDEX_BYTES_PER_ROW[kind])
@@ -390,7 +387,7 @@ class _Advisor:
             return
         for column_id in self._rank_compared_columns():
             column = sample.columns[column_id]
-            groups = _compute_partition_codes(column)
+            groups = compute_partition_codes(column)
             if groups is None:
                 continue
             transform, numbers = groups
@@ -425,7 +422,7 @@ class _Advisor:
                 continue
             shares = self._estimate_bucket_shares({column_id: buckets}) * self._indexed
             name = self._get_column_name(column_id)
-            predicted = self._compute_mean_reads(
+            predicted = self._average_reads(
                 self._current * shares, self._current_files * shares, max(target_files, buckets)
             )
             yield self._make_proposal(
@@ -506,7 +503,7 @@ class _Advisor:
                 shlex.join(["seamark", "run", "index", table]),
             ],
             ProposedChange("add-cube", dimensions, index_kind=CUBE, index_name=index_name, measures=measures),
-            self._compute_mean_reads(size_shares, file_shares, files),
+            self._average_reads(size_shares, file_shares, files),
             read_bytes + int(cube_bytes),
         )
 
@@ -537,7 +534,7 @@ class _Advisor:
         layout = simulate_layout(self._state.sample, order, target_files)
         sizes, file_shares = compute_read_shares(layout, self._state.statements)
         shares = self._buckets * self._indexed
-        predicted = self._compute_mean_reads(sizes * shares, file_shares * shares, target_files)
+        predicted = self._average_reads(sizes * shares, file_shares * shares, target_files)
         if predicted.seconds < self.before.seconds:
             yield self._make_proposal(
                 "file-size",
@@ -601,7 +598,7 @@ class _Advisor:
 
     # Proposals
 
-    def _compute_mean_reads(self, size_shares: Shares, file_shares: Shares, files: int) -> Reads:
+    def _average_reads(self, size_shares: Shares, file_shares: Shares, files: int) -> Reads:
         """Return the reads of an average statement.
 
         The shares, float64[statements], are the parts of the table's bytes and files that each statement reads.
@@ -694,12 +691,3 @@ def _keep_best_of_each_kind(proposals: Sequence[Proposal]) -> list[Proposal]:
         if counts[proposal.kind] <= 3:
             best.append(proposal)
     return best
-
-
-def _compute_partition_codes(column: SampledColumn) -> tuple[str, npt.NDArray[np.int64]] | None:
-    """Return a partition transform of the column, and the partition number of each distinct value, int64[values]."""
-    if column.kind in _DAY_UNITS:
-        return "day", np.asarray(column.values, dtype=np.int64) // _DAY_UNITS[column.kind]
-    if len(column.values) <= _FEW_VALUES_MAX:
-        return "identity", np.arange(len(column.values), dtype=np.int64)
-    return None

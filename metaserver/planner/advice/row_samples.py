@@ -38,6 +38,10 @@ _INTEGERS = frozenset({"int", "long", "date", "time", "timestamp", "timestamptz"
 _FLOATS = frozenset({"float", "double"})
 _TEXTS = frozenset({"string", "binary", "uuid", "fixed"})
 _DECIMAL_DIGITS_MAX = 18
+_IDENTITY_VALUES_MAX = 200
+"""The maximum number of distinct values of a column that is proposed as a partition column."""
+_DAY_UNITS = {"date": 1, "timestamp": 86_400_000_000, "timestamptz": 86_400_000_000}
+"""The number of units of Iceberg's bounds in a day, by type."""
 
 Values = npt.NDArray[np.int64] | npt.NDArray[np.float64] | npt.NDArray[np.object_]
 
@@ -249,3 +253,12 @@ def _convert_values(values: pa.Array, kind: str) -> Values:
     texts = np.empty(len(values), dtype=object)
     texts[:] = [value.encode() if isinstance(value, str) else bytes(value) for value in values.to_pylist()]
     return texts
+
+
+def compute_partition_codes(column: SampledColumn) -> tuple[str, npt.NDArray[np.int64]] | None:
+    """Return a partition transform of the column, and the partition number of each distinct value, int64[values]."""
+    if column.kind in _DAY_UNITS:
+        return "day", np.asarray(column.values, dtype=np.int64) // _DAY_UNITS[column.kind]
+    if len(column.values) <= _IDENTITY_VALUES_MAX:
+        return "identity", np.arange(len(column.values), dtype=np.int64)
+    return None

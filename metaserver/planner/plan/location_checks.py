@@ -150,7 +150,7 @@ class _Folders:
             data_folder = numbers.setdefault(None if paths is None else paths.common.rpartition(b"/")[0], len(numbers))
             folder_rows.append((manifest_folder, data_folder, _DOTS in path, paths is not None and block.may_have_dots))
         blocks = np.array(folder_rows, dtype=np.int32).reshape(len(folder_rows), 4)
-        self.blocks: npt.NDArray[np.int32] = view.merge_with_base(
+        self.blocks: npt.NDArray[np.int32] = view.join_base(
             blocks, None if base_folders is None else base_folders.blocks
         )
         """int32[blocks, 4]: for each block, the folder of its manifest, the common folder of its files, whether the

@@ -145,15 +145,13 @@ class ColumnStatistics:
             _to_usable_entry(view.blocks[number].find_entry(column_id), kind)
             for number in view.list_blocks_to_compute(of_base)
         ]
-        self.entries: Objects = view.merge_with_base(
-            make_object_array(read), None if of_base is None else of_base.entries
-        )
+        self.entries: Objects = view.join_base(make_object_array(read), None if of_base is None else of_base.entries)
         """object[blocks]: the `ColumnEntry` of each block, or None."""
         flags = np.zeros((len(read), 4), dtype=np.uint8)
         for number, entry in enumerate(read):
             if entry is not None:
                 flags[number] = entry.nulls_only, entry.nans_only, entry.no_nulls, entry.no_nans
-        self._flags: Flags = view.merge_with_base(flags, None if of_base is None else of_base._flags)
+        self._flags: Flags = view.join_base(flags, None if of_base is None else of_base._flags)
         self.nulls_only, self.nans_only, self.no_nulls, self.no_nans = (
             np.ascontiguousarray(flag) if flag.any() else None for flag in self._flags.T
         )
@@ -163,8 +161,8 @@ class ColumnStatistics:
             self._bounds = lower, upper
         else:
             self._bounds = (
-                view.merge_with_base(lower, of_base._bounds[0]),
-                view.merge_with_base(upper, of_base._bounds[1]),
+                view.join_base(lower, of_base._bounds[0]),
+                view.join_base(upper, of_base._bounds[1]),
             )
         self.lower: tuple[BoundColumn, ...] = compute_bound_columns(
             view, self._bounds[0], None if of_base is None else of_base.lower
@@ -206,13 +204,9 @@ class PartitionValues:
         has_field = np.array([entry is not None for entry in usable], dtype=np.bool_)
         packed = [None if entry is None else entry[1] for entry in usable]
         nulls = [1 if values is None else 0 if values.presence == NONE else 2 for values in packed]
-        self.known: npt.NDArray[np.bool_] = view.merge_with_base(has_field, None if of_base is None else of_base.known)
-        self.packed: Objects = view.merge_with_base(
-            make_object_array(packed), None if of_base is None else of_base.packed
-        )
-        self.nulls: Flags = view.merge_with_base(
-            np.array(nulls, dtype=np.uint8), None if of_base is None else of_base.nulls
-        )
+        self.known: npt.NDArray[np.bool_] = view.join_base(has_field, None if of_base is None else of_base.known)
+        self.packed: Objects = view.join_base(make_object_array(packed), None if of_base is None else of_base.packed)
+        self.nulls: Flags = view.join_base(np.array(nulls, dtype=np.uint8), None if of_base is None else of_base.nulls)
         self.sides: tuple[BoundColumn, ...] = compute_bound_columns(
             view, self.packed, None if of_base is None else of_base.sides
         )
@@ -264,7 +258,7 @@ class TableView:
         self.new_blocks: list[int] = np.flatnonzero(is_new).tolist()
         """The numbers of the blocks that are not in the base."""
         heads = [_read_head(self.blocks[number]) for number in self.list_blocks_to_compute(base)]
-        self._heads: Longs = self.merge_with_base(
+        self._heads: Longs = self.join_base(
             np.array(heads, dtype=np.int64).reshape(len(heads), 3), None if base is None else base._heads
         )
         ends: Longs = np.cumsum(self._heads[:, 0])
@@ -412,7 +406,7 @@ class TableView:
         """Return the numbers of the blocks to compute: all blocks if `of_base` is None, otherwise the new blocks."""
         return range(len(self.blocks)) if of_base is None else self.new_blocks
 
-    def merge_with_base(self, computed: Array, of_base: Array | None) -> Array:
+    def join_base(self, computed: Array, of_base: Array | None) -> Array:
         """Combine rows computed for the new blocks with the rows of the base. The result has a row for each block."""
         if of_base is None:
             return computed
@@ -463,7 +457,6 @@ def compute_bound_columns(
     """Return a column in each of its forms. A decimal column that was widened to more than 18 digits has two forms.
 
     Args:
-        view: The view.
         packed: object[blocks]: the packed columns, or None.
         of_base: The same column of the view's base. None if the base has not read it.
     """
@@ -474,7 +467,7 @@ def compute_bound_columns(
         forms_of_base = np.full(view.base_blocks, -1, dtype=np.int8)
         for side in of_base:
             forms_of_base[side.layout[:, _FORM] >= 0] = side.form
-    forms = view.merge_with_base(computed, forms_of_base)
+    forms = view.join_base(computed, forms_of_base)
     several = np.unique(forms[forms >= 0]).tolist()
     if len(several) == 1:
         return (BoundColumn(Form(several[0]), packed, view, of_base),)

@@ -96,7 +96,7 @@ def main(settings: Settings) -> None:
     server.open_store = open_dying_store  # type: ignore[attr-defined]
     server.open_objects = open_dying_objects  # type: ignore[attr-defined]
     EngineCommits.commit = reply_and_pass  # type: ignore[method-assign]
-    server.run(settings, server.bind_server_socket(settings, shared=False), EXTENSIONS, lambda: None)
+    server.run(settings, server.bind_socket(settings, shared=False), EXTENSIONS, lambda: None)
 
 
 if __name__ == "__main__":
