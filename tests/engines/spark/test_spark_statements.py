@@ -65,6 +65,9 @@ class SparkStatementTables(SparkTables):
     def create(self, table: str, layout: str, version: int, mode: str) -> None:
         spec, properties = LAYOUTS[layout]
         modes = [f"'write.{kind}.mode'='{mode}'" for kind in ("merge", "update", "delete")]
+        if table.startswith(THEIRS):
+            # By bounds, Iceberg leaves out files with -0.0 for `d = 0.0D`, although Spark's comparison is true.
+            modes.append("'write.metadata.metrics.column.d'='none'")
         text = ", ".join([f"'format-version'='{version}'", *modes, *properties])
         self.run_sql(f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {spec} TBLPROPERTIES ({text})")
         for start in (0, 20):
