@@ -400,8 +400,12 @@ def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
         raise BadRequest(f"A {kind.name} index needs a column")
     if len(terms) > kind.columns_max == 1:
         raise BadRequest(f"A {kind.name} index is on one column, not on {len(terms)}; define an index for each column")
-    if len(terms) > kind.columns_max or len({(term.column_id, term.transform) for term in terms}) < len(terms):
-        raise BadRequest(f"A {kind.name} index is on at most {kind.columns_max} columns, which must be different")
+    if len(terms) > kind.columns_max:
+        raise BadRequest(f"A {kind.name} index is on at most {kind.columns_max} columns, not on {len(terms)}")
+    term_ids = [(term.column_id, term.transform) for term in terms]
+    for number, term in enumerate(terms):
+        if term_ids[number] in term_ids[:number]:
+            raise BadRequest(f"The column {term.text[:200]} is in the index twice; remove one")
     for term in terms:
         if not kind.supports_type(term.kind):
             raise BadRequest(f"A {kind.name} index cannot be on {term.text}, of type {term.kind}")
@@ -419,8 +423,12 @@ def _check_measures(kind: IndexKind[Any, Any], measures: Sequence[Measure]) -> N
         raise BadRequest(f"A {kind.name} index has no measures; only a cube has them")
     if kind.aggregates and not measures:
         raise BadRequest(f"A {kind.name} needs a measure, such as sum(amount) or count(*)")
-    if len(measures) > MEASURES_MAX or len({measure.id_text for measure in measures}) < len(measures):
-        raise BadRequest(f"A {kind.name} has at most {MEASURES_MAX} measures, which must be different")
+    if len(measures) > MEASURES_MAX:
+        raise BadRequest(f"A {kind.name} has at most {MEASURES_MAX} measures; remove the others")
+    id_texts = [measure.id_text for measure in measures]
+    for number, measure in enumerate(measures):
+        if id_texts[number] in id_texts[:number]:
+            raise BadRequest(f"The measure {measure.text[:200]} is in the definition twice; remove one")
 
 
 def _pop_measures(content: dict[str, Any], schema: Schema, schemas: tuple[Schema, ...]) -> list[Measure]:
