@@ -62,14 +62,14 @@ _FLUSH_BYTES = 256 << 10
 _MESSAGE_MAX = 2000
 
 
-class StatementAnswers:
-    """Write the frames of an answer. Data are collected into large frames."""
+class AnswerWriter:
+    """Writes one answer as frames. It collects the data and writes them in frames of `_FLUSH_BYTES`."""
 
     def __init__(self, out: BinaryIO, bytes_max: int) -> None:
         self._out = out
-        self._left = bytes_max
+        self._bytes_max = self._remaining_bytes = bytes_max
         self._pending: list[bytes] = []
-        self._size = 0
+        self._pending_bytes = 0
 
     def send(self, kind: bytes, content: bytes) -> None:
         self.flush()
@@ -82,22 +82,24 @@ class StatementAnswers:
             InvalidRequest: The answer exceeds its limit of bytes.
         """
         content = bytes(data)
-        self._left -= len(content)
-        if self._left < 0:
-            raise InvalidRequest("The rows have more bytes than sql_bytes_limit; select fewer rows or columns")
+        self._remaining_bytes -= len(content)
+        if self._remaining_bytes < 0:
+            raise InvalidRequest(
+                f"The answer has more than {self._bytes_max:,} bytes (sql_bytes_limit); select fewer rows or columns"
+            )
         self._pending.append(content)
-        self._size += len(content)
-        if self._size >= _FLUSH_BYTES:
+        self._pending_bytes += len(content)
+        if self._pending_bytes >= _FLUSH_BYTES:
             self.flush()
         return len(content)
 
     def flush(self) -> None:
-        data, self._pending, self._size = b"".join(self._pending), [], 0
+        data, self._pending, self._pending_bytes = b"".join(self._pending), [], 0
         for start in range(0, len(data), _FLUSH_BYTES):
             self._write_frame(DATA, data[start : start + _FLUSH_BYTES])
 
     def discard(self) -> None:
-        self._pending, self._size = [], 0
+        self._pending, self._pending_bytes = [], 0
 
     def _write_frame(self, kind: bytes, content: bytes) -> None:
         self._out.write(FRAME.pack(kind, len(content)) + content)
@@ -181,7 +183,7 @@ def _run_child(request_fd: int, answer_fd: int, *, memory_bytes: int, time_s: fl
         if line:
             request = convert_json(line, StatementRequest)
             threading.Thread(target=_end_with_server, args=(source,), daemon=True).start()
-            run(request, StatementAnswers(out, request.bytes_max))
+            run(request, AnswerWriter(out, request.bytes_max))
         os._exit(0)  # End without clean-up, because a thread of DuckDB or Arrow may still run.
 
 
@@ -209,25 +211,25 @@ def _end_with_server(source: BinaryIO) -> None:
     os._exit(1)
 
 
-def run(request: StatementRequest, answers: StatementAnswers) -> None:
+def run(request: StatementRequest, writer: AnswerWriter) -> None:
     """Run the statement. Send its answer, or the reason why there is none."""
     try:
-        _run(request, answers)
+        _run(request, writer)
     except ClientError as error:
         status = error.status or (503 if isinstance(error, Unavailable) else 400 if isinstance(error, Refused) else 500)
-        _send_error(answers, status, error.message)
+        _send_error(writer, status, error.message)
     except (MemoryError, pa.ArrowMemoryError):
-        _send_error(answers, 400, "The statement needs more memory than sql_memory_bytes")
+        _send_error(writer, 400, "The statement needs more memory than sql_memory_bytes")
     except Exception as error:  # noqa: BLE001  every error is sent to the server
-        _send_error(answers, 500, f"{type(error).__name__}: {error}")
+        _send_error(writer, 500, f"{type(error).__name__}: {error}")
 
 
-def _send_error(answers: StatementAnswers, status: int, message: str) -> None:
-    answers.discard()
-    answers.send(ERROR, msgspec.json.encode(StatementError(status, message[:_MESSAGE_MAX])))
+def _send_error(writer: AnswerWriter, status: int, message: str) -> None:
+    writer.discard()
+    writer.send(ERROR, msgspec.json.encode(StatementError(status, message[:_MESSAGE_MAX])))
 
 
-def _run(request: StatementRequest, answers: StatementAnswers) -> None:
+def _run(request: StatementRequest, writer: AnswerWriter) -> None:
     """Run the statement, and send its rows or its plan in the requested format."""
     # DuckDB gets half of the memory, because the reader's batches and the answer need the rest.
     limits = DuckDBLimits(memory_bytes=request.memory_bytes // 2, threads=request.threads)
@@ -243,14 +245,14 @@ def _run(request: StatementRequest, answers: StatementAnswers) -> None:
     ) as session:
         if request.format == "explain":
             explanation = session.explain(request.statement)
-            answers.send(HEAD, msgspec.json.encode(_make_head(request, explanation)))
-            answers.write(msgspec.json.encode(_make_head(request, explanation).plan))
+            writer.send(HEAD, msgspec.json.encode(_make_head(request, explanation)))
+            writer.write(msgspec.json.encode(_make_head(request, explanation).plan))
         else:
             with closing(session.sql(request.statement)) as result:
                 head = _make_head(request, result.explanation)
-                answers.send(HEAD, msgspec.json.encode(head))
-                (_write_arrow if request.format == "arrow" else _write_json)(request, result, head.plan, answers)
-        answers.send(END, b"")
+                writer.send(HEAD, msgspec.json.encode(head))
+                (_write_arrow if request.format == "arrow" else _write_json)(request, result, head.plan, writer)
+        writer.send(END, b"")
 
 
 def _count_mapped_bytes() -> int:
@@ -316,25 +318,25 @@ def _limit_batches(request: StatementRequest, result: SqlResult, status: dict[st
         yield batch
 
 
-def _write_arrow(request: StatementRequest, result: SqlResult, plan: StatementPlan, answers: StatementAnswers) -> None:
+def _write_arrow(request: StatementRequest, result: SqlResult, plan: StatementPlan, writer: AnswerWriter) -> None:
     schema = result.schema.with_metadata({"seamark": msgspec.json.encode(plan)})
-    sink: Any = pa.PythonFile(_Sink(answers), "w")
-    with pa.ipc.new_stream(sink, schema) as writer:
+    sink: Any = pa.PythonFile(_Sink(writer), "w")
+    with pa.ipc.new_stream(sink, schema) as batch_writer:
         for batch in _limit_batches(request, result, {}):
-            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+            batch_writer.write_batch(batch.replace_schema_metadata(schema.metadata))
 
 
-def _write_json(request: StatementRequest, result: SqlResult, plan: StatementPlan, answers: StatementAnswers) -> None:
+def _write_json(request: StatementRequest, result: SqlResult, plan: StatementPlan, writer: AnswerWriter) -> None:
     columns = [StatementColumn(name, kind) for name, kind in zip(result.schema.names, result.types, strict=True)]
     head = msgspec.json.encode(plan)[:-1] + b',"columns":' + msgspec.json.encode(columns)
-    answers.write(head + b',"rows":[')
+    writer.write(head + b',"rows":[')
     status = {"truncated": False}
     separator = b""
     for batch in _limit_batches(request, result, status):
         if batch.num_rows:
-            answers.write(separator + msgspec.json.encode(convert_to_json_rows(batch))[1:-1])
+            writer.write(separator + msgspec.json.encode(convert_to_json_rows(batch))[1:-1])
             separator = b","
-    answers.write(b'],"complete":' + (b"false" if status["truncated"] else b"true") + b"}")
+    writer.write(b'],"complete":' + (b"false" if status["truncated"] else b"true") + b"}")
 
 
 class _Sink:
@@ -342,11 +344,11 @@ class _Sink:
 
     closed = False
 
-    def __init__(self, answers: StatementAnswers) -> None:
-        self._answers = answers
+    def __init__(self, writer: AnswerWriter) -> None:
+        self._writer = writer
 
     def write(self, data: bytes) -> int:
-        return self._answers.write(data)
+        return self._writer.write(data)
 
     def flush(self) -> None:
         """Do nothing. Frames are sent when they are large enough."""
