@@ -260,15 +260,16 @@ class _Reading:
 
     def _read_by_rules(self, node: Node, *, negated: bool) -> Condition | None:
         """Read a condition on functions of columns with the rules that all engines share."""
-        written = SparkExpressions(self._catalyst, self)
-        tree = written.write_condition(node)
+        expressions = SparkExpressions(self._catalyst, self)
+        tree = expressions.write_condition(node)
         condition = self._read(exp.Not(this=exp.Paren(this=tree)) if negated else tree)
-        if condition is None or not written.moved:
+        if condition is None or not expressions.shifted_columns:
             return condition
         # If days are added to a date far outside these years, the result may wrap around and meet the condition.
         bounds = ((op, Literal("date", day, LOCAL)) for op, day in (("<", _FIRST_DAY), (">", _LAST_DAY)))
-        far = [ColumnComparison((0, name), op, (day,)) for op, day in bounds for name in sorted(written.moved)]
-        return any_of([condition, *far])
+        names = sorted(expressions.shifted_columns)
+        out_of_range = [ColumnComparison((0, name), op, (day,)) for op, day in bounds for name in names]
+        return any_of([condition, *out_of_range])
 
     def _read(self, tree: exp.Expr) -> Condition | None:
         kinds = self._kinds

@@ -87,8 +87,8 @@ class SparkExpressions:
     def __init__(self, catalyst: Catalyst, leaves: Leaves) -> None:
         self._catalyst = catalyst
         self._leaves = leaves
-        self.moved: set[str] = set()
-        """The date columns to which days were added."""
+        self.shifted_columns: set[str] = set()
+        """The names of the date columns to which days were added."""
 
     def write_condition(self, node: Node) -> exp.Expr:
         """Return a tree with the same value (true, false or null) as Spark's condition, or a hidden expression."""
@@ -332,7 +332,7 @@ class SparkExpressions:
             return None
         if self._catalyst.read_type(node.left()) != "date":
             return None
-        self.moved.add(value.name)
+        self.shifted_columns.add(value.name)
         return _shift(value, count, "DAY")
 
     def _add_months(self, node: Node, kind: str) -> exp.Expr | None:
