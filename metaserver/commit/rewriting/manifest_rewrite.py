@@ -87,8 +87,9 @@ class RewriteManifestsRequest(msgspec.Struct, frozen=True, rename="kebab", forbi
     min_count: Annotated[
         Annotated[int, msgspec.Meta(ge=2, lt=1 << 31)] | None,
         msgspec.Meta(
-            description="The minimum number of manifests of one partition spec and content to rewrite. The default is "
-            "the table property seamark.manifests.min-count, or 20."
+            description="Rewrite the manifests of one partition spec and content (data or deletes) if there are at "
+            "least this many. Fewer are rewritten only if they list the files of each partition repeatedly. The "
+            "default is the table property seamark.manifests.min-count, or 20."
         ),
     ] = None
     dry_run: Annotated[bool, msgspec.Meta(description="Report what would be replaced, without replacing it.")] = False

@@ -96,7 +96,8 @@ def _estimate_with_index(
         The number of files and None, or None and the reason why there is no estimate.
     """
     if not isinstance(sample, ColumnSample):
-        # The layout estimates already report the reason for a plain column.
+        # `sample` may be the reason why there is no sample. For a column without a function, the layout estimates
+        # already report it, so this estimate has only the general reason.
         return None, sample if sample == FUNCTION_NOT_SAMPLED else NOT_SAMPLED
     values = len(part.values) if part.op in (Op.EQ, Op.IN) else None
     hits = sample.estimate_files(part, values)
