@@ -25,7 +25,7 @@ REMEMBERED_S = 60.0
 LOGINS_MAX = 10_000
 CHECK_S = 2.0
 """The maximum time in seconds for which a statement waits for Trino's decision. It then runs without plans."""
-TARGET = "/v1/query/20000101_000000_00000_aaaaa"
+LOGIN_PATH = "/v1/query/20000101_000000_00000_aaaaa"
 """The path of the information of a query that does not exist. Trino requires a query id of this form."""
 _SINGLE_USE = ("negotiate", "ntlm")
 """The authentication schemes whose tokens are valid for one request. A check would use the statement's token."""
@@ -88,7 +88,7 @@ class AcceptedLogins:
 
     async def _ask(self, login: bytes, coordinator: Coordinator, headers: CIMultiDict[str]) -> bool:
         try:
-            async with await self._send("GET", coordinator, TARGET, headers) as response:
+            async with await self._send("GET", coordinator, LOGIN_PATH, headers) as response:
                 status = response.status
                 response.close()  # Only the status is needed. The body may be long, so it is not read.
         except (aiohttp.ClientError, TimeoutError) as error:

@@ -12,15 +12,15 @@ from typing import Any
 
 from aiohttp import web
 
-from seamark.connector.trino.protocol.accepted_logins import TARGET
+from seamark.connector.trino.protocol.accepted_logins import LOGIN_PATH
 from tests.connector.trino.rig import FakeServer, run_fake_server
 
 PLAN_ID = 4711471147
-"""The id of each plan that the played Seamark makes."""
+"""The id of each plan that the scripted Seamark makes."""
 Page = dict[str, Any]
 """A page of an answer. The test gives its content, and the server adds the fields that follow from its position.
 
-The server waits `wait` seconds before it sends the page.
+The server waits `wait` seconds before it sends the page. If `abort` is true, it closes the connection instead.
 """
 
 ROWS: Page = {"columns": [{"name": "x", "type": "bigint"}], "data": [[1]], "stats": {"state": "RUNNING"}}
@@ -48,8 +48,11 @@ class ScriptedTrino:
     requests: list[str] = field(default_factory=list)
     fetched: list[tuple[int, int]] = field(default_factory=list)
     deleted: list[tuple[int, int]] = field(default_factory=list)
-    judged: list[str] = field(default_factory=list)
-    """The queries whose rules were requested. `rules` is the answer for all; if it is empty, the answer is 410."""
+    rules_requests: list[str] = field(default_factory=list)
+    """The ids of the queries whose rules were requested.
+
+    `rules` is the answer for all; if it is empty, the answer is 410.
+    """
     logins: list[str] = field(default_factory=list)
     """The credentials that the proxy has checked. `login_status` is the answer, after `login_wait_s` seconds."""
     login_status: Callable[[str], int] = lambda credentials: 410
@@ -74,27 +77,28 @@ def build_rules(*tables: dict[str, Any], **properties: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def run_fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[ScriptedTrino]:
-    """Yield a coordinator. `play` returns the pages of each statement; the first page is the answer to the POST.
+async def run_fake_trino(script_statement: Callable[[str], list[Page]]) -> AsyncIterator[ScriptedTrino]:
+    """Yield a coordinator.
 
-    A page may be requested several times.
+    `script_statement` returns the pages of each statement. The first page is the answer to the POST. A page may be
+    requested several times.
     """
     scripts: dict[int, list[Page]] = {}
     numbers = itertools.count()
 
     async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         path = request.rel_url.raw_path
-        if path == TARGET:
+        if path == LOGIN_PATH:
             trino.logins.append(request.headers.get("Authorization", ""))
             await asyncio.sleep(trino.login_wait_s)
             return web.Response(status=trino.login_status(trino.logins[-1]))
         if path.startswith("/v1/query/"):
-            trino.judged.append(path.removeprefix("/v1/query/"))
+            trino.rules_requests.append(path.removeprefix("/v1/query/"))
             return web.json_response(trino.rules, status=200 if trino.rules else 410)
         if request.method == "POST" and path == "/v1/statement":
             number, token = next(numbers), 0
             trino.requests.append(body.decode())
-            scripts[number] = play(body.decode())
+            scripts[number] = script_statement(body.decode())
         else:
             number, token = int(path.split("/")[-3]), int(path.split("/")[-1])
             if request.method == "DELETE":
@@ -103,7 +107,7 @@ async def run_fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Scr
             trino.fetched.append((number, token))
         page = dict(scripts[number][token])
         await asyncio.sleep(page.pop("wait", 0))
-        if page.pop("gone", False):
+        if page.pop("abort", False):
             assert request.transport is not None
             request.transport.abort()
             raise ConnectionResetError

@@ -21,7 +21,10 @@ CUBE = SimpleNamespace(name="cube", id="1", terms=[SimpleNamespace(source="strin
 
 
 def make_statement() -> Any:
-    """Return a translated statement that reads a name and a count, and whose condition leaves a doubt."""
+    """Return a translated statement of a name and a count.
+
+    Its condition is not true for all rows of the table, so files must be checked.
+    """
 
     def write_query(groups: str, *_: str, has_rows: bool) -> str:
         assert not has_rows

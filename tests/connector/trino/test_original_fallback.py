@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from seamark.connector.trino.protocol.accepted_logins import TARGET
+from seamark.connector.trino.protocol.accepted_logins import LOGIN_PATH
 from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
 from tests.connector.trino.protocol import (
     END,
@@ -155,7 +155,7 @@ async def test_proxy_reads_no_page_ahead_if_its_hold_time_is_zero() -> None:
 
 
 async def test_client_sees_a_coordinator_that_stops_during_the_statement() -> None:
-    async with run_stage(make_script(QUEUED, PLANNING, {**PLANNING, "gone": True}, END)) as (trino, rig):
+    async with run_stage(make_script(QUEUED, PLANNING, {**PLANNING, "abort": True}, END)) as (trino, rig):
         status, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         page = json.loads(body)
         assert (status, page["stats"]["state"], page["nextUri"][-8:]) == (200, "PLANNING", "0/slug/2")
@@ -164,7 +164,7 @@ async def test_client_sees_a_coordinator_that_stops_during_the_statement() -> No
 
 
 async def test_original_is_sent_if_the_coordinator_drops_the_rewritten_statement() -> None:
-    async with run_stage(make_script({"gone": True})) as (_, rig):
+    async with run_stage(make_script({"abort": True})) as (_, rig):
         rows, _, plan_header = await fetch_result(rig)
         assert rows == [["the original's"]]
         # The error depends on whether the kernel still had unread bytes of the request.
@@ -192,7 +192,7 @@ async def test_requests_of_the_proxy_have_the_clients_headers_without_body_heade
         await rig.ask(
             "POST", "/v1/statement", data=STATEMENT.encode(), headers={**request_headers, "Accept-Encoding": "gzip"}
         )
-        (_, _, posted, text), *followed = (request for request in trino.fake.requests if request[1] != TARGET)
+        (_, _, posted, text), *followed = (request for request in trino.fake.requests if request[1] != LOGIN_PATH)
         assert {target.partition("?")[0] for _, target, _, _ in followed} == {
             "/v1/statement/queued/0/slug/1",
             "/v1/query/q0",
@@ -298,7 +298,7 @@ async def test_rules_are_requested_once_and_only_if_there_are_rules() -> None:
     for rules in (True, False):
         async with run_stage(make_script(QUEUED, QUEUED, PLANNING, ROWS, END), rules=rules) as (trino, rig):
             assert (await fetch_result(rig))[0] == [[1]]
-            assert trino.judged == ["q0"] * rules
+            assert trino.rules_requests == ["q0"] * rules
 
 
 async def test_explain_of_a_user_with_rules_runs_as_the_original() -> None:
@@ -394,6 +394,6 @@ async def test_client_that_disconnects_in_the_queue_cancels_its_query(monkeypatc
 
 
 async def test_queued_query_is_sent_to_one_coordinator_only() -> None:
-    async with run_stage(lambda _: [{**QUEUED, "gone": True}]) as (trino, rig):
+    async with run_stage(lambda _: [{**QUEUED, "abort": True}]) as (trino, rig):
         status, _, _ = await rig.ask("POST", "/v1/statement", data=UNCHANGED_STATEMENT.encode())
         assert (status, trino.requests) == (502, [UNCHANGED_STATEMENT])
