@@ -79,28 +79,29 @@ def store_plan_tables(
     for number, scan in enumerate(scans):
         name = f"{scan.table}~plan~{number}"
         condition = "TRUE" if scan.predicate is None else f"({scan.predicate})"
-        dimensions = "".join(list_partners(rng, scans, (number,))) if has_join else ""
+        join_conditions = "".join(draw_join_conditions(rng, scans, (number,))) if has_join else ""
         loose_condition = f" OR (rowid * 7 + {rng.randint(0, 9)}) % 3 = 0" if is_loose else ""
         rows = f"FROM {quote(scan.table)} AS j1 WHERE"
-        connection.execute(f"CREATE TABLE {quote(name)} AS SELECT * {rows} ({condition}{dimensions}){loose_condition}")
-        if dimensions:
-            left_out += connection.execute(f"SELECT count(*) {rows} {condition} AND NOT (TRUE{dimensions})").fetchall()[
-                0
-            ][0]
+        connection.execute(
+            f"CREATE TABLE {quote(name)} AS SELECT * {rows} ({condition}{join_conditions}){loose_condition}"
+        )
+        if join_conditions:
+            left_out += connection.execute(
+                f"SELECT count(*) {rows} {condition} AND NOT (TRUE{join_conditions})"
+            ).fetchall()[0][0]
         replacements.append(read_from_view(scan, name))
         names.append(name)
     return splice(text, replacements), names, left_out
 
 
-def list_partners(rng: random.Random, scans: tuple[Scan, ...], path: tuple[int, ...]) -> Iterator[str]:
-    """Yield conditions on the last scan of `path`.
+def draw_join_conditions(rng: random.Random, scans: tuple[Scan, ...], path: tuple[int, ...]) -> Iterator[str]:
+    """Yield SQL conditions on the last scan of `path`, for some of its joins with scans outside the path.
 
-    The conditions follow from some of its joins with scans that are not on the path, and from some of the joins of
-    these
-    scans.
+    A condition is a comparison with an extreme of the other scan, or an EXISTS. The EXISTS contains conditions for the
+    joins of the other scan.
     """
 
-    def format_partner(join: Join) -> str:
+    def format_join(join: Join) -> str:
         other_scan = scans[join.scan]
         if join.is_extreme:
             return format_extreme(join, len(path), quote(other_scan.table))
@@ -111,13 +112,13 @@ def list_partners(rng: random.Random, scans: tuple[Scan, ...], path: tuple[int, 
         ]
         parts += [] if join.where is None else [write_sql(join.where)]
         rows = f"SELECT * FROM {quote(other_scan.table)} WHERE {' AND '.join(parts)}"
-        partner_texts = "".join(list_partners(rng, scans, (*path, join.scan)))
+        join_conditions = "".join(draw_join_conditions(rng, scans, (*path, join.scan)))
         return (
             f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE"
-            f" {format_equality(join, len(path))}{partner_texts})"
+            f" {format_equality(join, len(path))}{join_conditions})"
         )
 
-    yield from format_joins(rng, scans[path[-1]].joins, path, format_partner)
+    yield from format_joins(rng, scans[path[-1]].joins, path, format_join)
 
 
 def format_joins(

@@ -126,7 +126,7 @@ def test_query_with_parameters_subtotals_or_constants_follows_from_a_cube(
         ("count(*) FROM (SELECT 1) AS a UNION ALL SELECT sum(n)", "one SELECT"),
     ],
 )
-def test_query_that_does_not_follow_from_a_cube_says_why(
+def test_summary_states_why_a_cube_cannot_answer_a_query(
     server: ServerThread, sales: CubeWorld, con: duckdb.DuckDBPyConnection, outputs: str, reason: str
 ) -> None:
     rewritten = rewrite_query(con, f"SELECT {outputs} FROM sea.{sales.name}")

@@ -36,17 +36,17 @@ class MarkedTables:
     """The tables of one statement, by their marks."""
 
     def __init__(self, scans: Sequence[Scan], stored: dict[str, StoredRelation]) -> None:
-        self.found = scans
+        self.scans = scans
         self._stored = stored
 
     def is_known(self, number: int) -> bool:
-        return self.found[number].table in self._stored
+        return self.scans[number].table in self._stored
 
     def name(self, number: int) -> str:
-        return quote_name(self._stored[self.found[number].table].name)
+        return quote_name(self._stored[self.scans[number].table].name)
 
     def draw_condition(self, number: int) -> str:
-        scan = self.found[number]
+        scan = self.scans[number]
         text = scan.predicate or "TRUE"
         for name, kind in self._stored[scan.table].columns.items():
             if kind == "double":
@@ -55,26 +55,24 @@ class MarkedTables:
                 text = re.sub(f"{re.escape(column)}(?! IS NULL)", lambda _, number=number: number, text)
         return f"({text})"
 
-    def list_partners(self, rng: random.Random, path: tuple[int, ...]) -> Iterator[str]:
-        def format_partner(join: Join) -> str:
+    def draw_join_conditions(self, rng: random.Random, path: tuple[int, ...]) -> Iterator[str]:
+        def format_join(join: Join) -> str:
             if join.is_extreme:
                 return format_extreme(join, len(path), self.name(join.scan))
-            partner_texts = "".join(self.list_partners(rng, (*path, join.scan)))
-            parts = [self.draw_condition(join.scan), *map(format_likes, self.found[join.scan].likes)]
+            join_conditions = "".join(self.draw_join_conditions(rng, (*path, join.scan)))
+            parts = [self.draw_condition(join.scan), *map(format_likes, self.scans[join.scan].likes)]
             parts += [] if join.where is None else [write_sql(join.where)]
             rows = f"SELECT * FROM {self.name(join.scan)} WHERE {' AND '.join(parts)}"
             return (
                 f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE"
-                f" {format_equality(join, len(path))}{partner_texts})"
+                f" {format_equality(join, len(path))}{join_conditions})"
             )
 
-        joins = self.found[path[-1]].joins
+        joins = self.scans[path[-1]].joins
         known_joins = [
             join for join in joins if all(self.is_known(o.scan) for o in joins if o.any_of == join.any_of is not None)
         ]
-        yield from format_joins(
-            rng, tuple(join for join in known_joins if self.is_known(join.scan)), path, format_partner
-        )
+        yield from format_joins(rng, tuple(join for join in known_joins if self.is_known(join.scan)), path, format_join)
 
 
 def find_statement_scans(
@@ -104,21 +102,22 @@ def find_statement_scans(
     return tables_by_mark, scans
 
 
-def prune_tables(
+def replace_tables_by_plans(
     rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: MarkedTables
 ) -> str:
+    """Create a pruned copy of each known table. Return the statement, which then reads the copies."""
     replacements = []
-    for number, scan in enumerate(tables.found):
+    for number, scan in enumerate(tables.scans):
         if not tables.is_known(number):
             continue
         reference = next(
             scan_reference
-            for at, scan_reference in enumerate(statement.references)
-            if scan_reference is not None and mark_name(at) == scan.table
+            for reference_number, scan_reference in enumerate(statement.references)
+            if scan_reference is not None and mark_name(reference_number) == scan.table
         )
-        partners = "".join(tables.list_partners(rng, (number,)))
+        join_conditions = "".join(tables.draw_join_conditions(rng, (number,)))
         name = f"plan~{number}"
-        condition = f"{tables.draw_condition(number)}{partners}"
+        condition = f"{tables.draw_condition(number)}{join_conditions}"
         connection.execute(
             f"CREATE OR REPLACE TABLE {quote_name(name)} AS SELECT * FROM {tables.name(number)} AS j1 WHERE {condition}"
         )
@@ -166,7 +165,7 @@ def check_one(
     counts["predicates"] += sum(reference.predicate is not None for reference in result if reference.table in stored)
     counts["joins"] += sum(len(reference.joins) for reference in result)
     counts["periods"] += any(join.transform != "identity" for reference in result for join in reference.joins)
-    replacements = prune_tables(rng, connection, statement, MarkedTables(result, stored))
+    replacements = replace_tables_by_plans(rng, connection, statement, MarkedTables(result, stored))
     note = f"{seed}\n{text}\n-- became\n{replacements}\n-- by\n" + "\n".join(
         f"{reference.table}: {reference.predicate} {reference.joins}" for reference in result
     )

@@ -491,7 +491,7 @@ def test_exact_sessions_do_not_average_integers_from_cubes(server: ServerThread,
         ("SELECT s.b, count(*) FROM {0} AS s(a, b, c, d) GROUP BY s.b", "renames the columns"),
     ],
 )
-def test_query_that_does_not_follow_from_a_cube_reads_rows_and_states_the_reason(
+def test_query_that_a_cube_cannot_answer_reads_rows_and_states_the_reason(
     server: ServerThread, sales: CubeWorld, text: str, reason: str
 ) -> None:
     summary, _ = query_with_summary(server, text.format(sales.name))

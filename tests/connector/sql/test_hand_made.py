@@ -28,7 +28,7 @@ from seamark.connector.sql.session import SqlSession
 from seamark.connector.sql.statement import parse
 from seamark.connector.sql.types import from_iceberg
 from tests.connector.analysis.statements import RandomStatements, quote
-from tests.connector.analysis.test_scans_oracle import list_partners
+from tests.connector.analysis.test_scans_oracle import draw_join_conditions
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import to_comparable_value
@@ -161,8 +161,10 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
         replacements = []
         for scan_number, scan in enumerate(scans):
             condition = "TRUE" if scan.predicate is None else f"({scan.predicate})"
-            partners = "".join(list_partners(random.Random(f"{number}/{scan_number}"), scans, (scan_number,)))
-            rows = f"SELECT * FROM db.{scan.table} AS j1 WHERE {condition}{partners}"
+            join_conditions = "".join(
+                draw_join_conditions(random.Random(f"{number}/{scan_number}"), scans, (scan_number,))
+            )
+            rows = f"SELECT * FROM db.{scan.table} AS j1 WHERE {condition}{join_conditions}"
             connection.execute(f"CREATE OR REPLACE TABLE db.p{scan_number} AS {rows}")
             left_out += connection.execute(
                 f"SELECT (SELECT count(*) FROM db.{scan.table}) > count(*) FROM db.p{scan_number}"
