@@ -29,25 +29,27 @@ def test_query_without_a_needed_file_returns_other_rows(tmp_path: Path) -> None:
             con.execute(f"COPY (SELECT {number} AS day, unnest([1, 2, 3]) AS amount) TO '{facts[-1]}'")
         days.append(str(tmp_path / "days.parquet"))
         con.execute(f"COPY (SELECT unnest(range(8)) AS day, unnest(range(8)) % 4 AS kind) TO '{days[-1]}'")
-    with closing(TableCopies({("s", "fact"): facts, ("s", "days"): days})) as held_rows, duckdb.connect() as con:
+    with closing(TableCopies({("s", "fact"): facts, ("s", "days"): days})) as copies, duckdb.connect() as con:
         con.execute(f"CREATE VIEW fact AS FROM read_parquet({facts})")
         con.execute(f"CREATE VIEW days AS FROM read_parquet({days})")
 
-        def find_needed(text: str) -> list[int]:
-            return held_rows.count_needed_files("s", text, count_rows(con, text))
+        def count_needed_files(query: str) -> list[int]:
+            return copies.count_needed_files("s", query, count_rows(con, query))
 
-        assert find_needed("SELECT sum(amount) FROM fact JOIN days USING (day) WHERE kind = 3") == [2, 1]
-        assert find_needed("SELECT count(*) FROM fact WHERE day > 20") == [0]
-        assert find_needed("SELECT max(day) FROM fact") == [1]
-        assert find_needed("WITH f AS (SELECT * FROM fact f WHERE f.day < 3) FROM f, days d WHERE f.day = d.day") == [
+        assert count_needed_files("SELECT sum(amount) FROM fact JOIN days USING (day) WHERE kind = 3") == [2, 1]
+        assert count_needed_files("SELECT count(*) FROM fact WHERE day > 20") == [0]
+        assert count_needed_files("SELECT max(day) FROM fact") == [1]
+        assert count_needed_files(
+            "WITH f AS (SELECT * FROM fact f WHERE f.day < 3) FROM f, days d WHERE f.day = d.day"
+        ) == [
             3,
             1,
         ]
-        assert find_needed("SELECT sum(amount) FROM fact") == [8]
+        assert count_needed_files("SELECT sum(amount) FROM fact") == [8]
         twice = "SELECT (SELECT sum(fact.amount) FROM fact WHERE day = 1), (SELECT count(*) FROM fact WHERE day > 3)"
-        assert find_needed(twice) == [1, 4]
+        assert count_needed_files(twice) == [1, 4]
         with pytest.raises(RowsDiffer):
-            held_rows.count_needed_files("s", "SELECT max(day) FROM fact", count_rows(con, "SELECT 1"))
+            copies.count_needed_files("s", "SELECT max(day) FROM fact", count_rows(con, "SELECT 1"))
 
 
 @pytest.mark.parametrize("expected", [set(), {0}, {39}, {2, 3, 26}, set(range(40)), set(range(5, 33))])

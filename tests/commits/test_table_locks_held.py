@@ -29,18 +29,18 @@ async def test_consecutive_turns_delay_other_changes_no_longer_than_one_turn(tmp
         await first_task
         assert {result.status for result in await asyncio.gather(*tasks)} == {409}
 
-        lock_count = 0
+        completed_changes = 0
 
-        async def take_all_turns() -> None:
-            nonlocal lock_count
+        async def send_changes() -> None:
+            nonlocal completed_changes
             for number in range(CHANGES):
                 await asyncio.sleep(0.7)
                 producer = {"id": f"p{number}", "sequence": 1}
                 assert (await lake.send({"change-id": f"c{number}", "producer": producer})).status == 200
-                lock_count += 1
+                completed_changes += 1
 
-        holding = asyncio.create_task(take_all_turns())
+        sender_task = asyncio.create_task(send_changes())
         await lake.append([(1, 0, "a")])
-        taken_before = lock_count
-        await holding
-        assert taken_before < CHANGES - 1  # A turn takes as long as one or two changes.
+        completed_before = completed_changes
+        await sender_task
+        assert completed_before < CHANGES - 1  # A turn takes as long as one or two changes.

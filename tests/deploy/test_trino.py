@@ -54,7 +54,7 @@ class TrinoCatalog:
 def lake(request: pytest.FixtureRequest, trino_lake: TrinoLake) -> TrinoCatalog:
     """Return tables on local files, or in S3 as in compose."""
     name = request.param
-    return TrinoCatalog(trino_lake.servers[name], trino_lake.trino, name, trino_lake.clients[name])
+    return TrinoCatalog(trino_lake.servers[name], trino_lake.trino, name, trino_lake.client_properties[name])
 
 
 LOCAL = pytest.mark.parametrize("lake", [CATALOG, pytest.param(REMOTE, marks=pytest.mark.slow)], indirect=True)
@@ -223,7 +223,7 @@ def test_trino_cannot_damage_a_plan_table_or_its_table(lake: TrinoCatalog) -> No
 
 @pytest.mark.slow
 def test_trino_and_seamark_read_each_others_statistics(trino_lake: TrinoLake) -> None:
-    lake = TrinoCatalog(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
+    lake = TrinoCatalog(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.client_properties[CATALOG])
     rows = lake.read_rows
     rows("CREATE SCHEMA counted")
     rows(
@@ -269,7 +269,7 @@ def test_trino_and_seamark_read_each_others_statistics(trino_lake: TrinoLake) ->
 @pytest.mark.slow
 def test_index_deleted_by_trinos_remove_orphan_files_is_built_again(trino_lake: TrinoLake) -> None:
     """Trino lists the whole location of a table, and keeps the files that its metadata names."""
-    lake = TrinoCatalog(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
+    lake = TrinoCatalog(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.client_properties[CATALOG])
     rows = lake.read_rows
     rows("CREATE SCHEMA keep")
     rows("CREATE TABLE keep.t AS SELECT * FROM (VALUES 'a', 'c') t (land)")

@@ -185,7 +185,7 @@ def build_https_url(lake: TrinoLake) -> str:
 def test_proxy_connects_to_https_coordinators_with_a_trusted_certificate(
     shop: Shop, trino_lake: TrinoLake, tmp_path: Path, believing: str
 ) -> None:
-    flags = [believing, str(trino_lake.authority)] if believing == "--trino-ca" else [believing]
+    flags = [believing, str(trino_lake.ca_path)] if believing == "--trino-ca" else [believing]
     with run_trino_proxy(
         tmp_path, "--trino", build_https_url(trino_lake), "--budget-ms", "30000", *flags, seamark=shop.planner.base_url
     ) as proxy:
@@ -211,7 +211,7 @@ def test_clients_and_coordinators_may_both_use_https(
 ) -> None:
     certificate, key = create_self_signed(tmp_path)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))  # With this variable, requests trusts nothing else.
-    flags = ["--trino-ca", str(trino_lake.authority), "--tls-cert", str(certificate), "--tls-key", str(key)]
+    flags = ["--trino-ca", str(trino_lake.ca_path), "--tls-cert", str(certificate), "--tls-key", str(key)]
     with run_trino_proxy(
         tmp_path, "--trino", build_https_url(trino_lake), *flags, "--budget-ms", "30000", seamark=shop.planner.base_url
     ) as proxy:

@@ -159,7 +159,7 @@ MEDIUM = {
 LARGE = {"appendRows", "appendRowsToTables", "commitChange", "lookupKeys", "readCubeGroups"}
 
 
-def test_only_rows_file_commits_and_arrow_keys_take_large_bodies() -> None:
+def test_only_operations_in_large_and_medium_accept_more_than_a_mebibyte() -> None:
     settings = Settings()
     limits = {
         described.operation: get_body_limit(described.body_size, settings) for _, _, described in list_descriptions()

@@ -20,14 +20,16 @@ REMOTE = "remote"
 class TrinoLake:
     """Trino with two Seamark servers.
 
-    `servers` are the servers by the names of their catalogs, and `clients` the catalog properties for other engines.
-    `authority` is the certificate of Trino's https.
+    Attributes:
+        servers: The servers, by catalog name.
+        client_properties: The properties with which other engines open each catalog, by catalog name.
+        ca_path: The CA certificate of Trino's HTTPS endpoint.
     """
 
     trino: Trino
     servers: dict[str, Seamark]
-    clients: dict[str, dict[str, str]]
-    authority: Path
+    client_properties: dict[str, dict[str, str]]
+    ca_path: Path
 
     @property
     def seamark(self) -> Seamark:

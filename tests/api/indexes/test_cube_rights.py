@@ -136,7 +136,7 @@ async def test_filter_on_an_attribute_requires_the_right_to_read_the_dimension_t
         for caller in (rita, rex):
             direct = await caller("POST", requests["plan"][0], {"filter": {**column_filter, "term": term}})
             assert direct.error[0] == 400, direct.raw
-        # An own column of the name has priority.
+        # A column of the table has priority over an attribute with the same name.
         add = {"action": "add-schema", "schema": build_schema("spouse")}
         update = {"requirements": [], "updates": [add, {"action": "set-current-schema", "schema-id": -1}]}
         assert (await root("POST", "/v1/namespaces/db/tables/t", update)).status == 200

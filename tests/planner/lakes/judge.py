@@ -193,16 +193,16 @@ def _check_deletes(
     deletes = set(task.deletes)
     assert len(deletes) == len(task.deletes), f"the plan names a delete file twice for {_describe_file(file)}\n{case}"
     assert deletes <= set(applicable), f"{deletes - set(applicable)} do not apply to {_describe_file(file)}\n{case}"
-    names = {name for name, delete in applicable.items() if _is_removing(case, delete, file, expected)}
-    assert names <= deletes, f"{names - deletes} remove rows of {_describe_file(file)}\n{case}"
-    counts["deletes needed"] += len(names)
+    needed = {name for name, delete in applicable.items() if _is_removing(case, delete, file, expected)}
+    assert needed <= deletes, f"the plan omits {needed - deletes}, which remove rows of {_describe_file(file)}\n{case}"
+    counts["deletes needed"] += len(needed)
     counts["deletes named"] += len(deletes)
     if java.error or _is_bounded_by_the_least_long(file):
         return
     if not any(_is_beyond_java(case, delete) for delete in applicable.values()):
-        query_deletes = java.tasks[file.path].deletes
-        assert deletes <= query_deletes, (
-            f"Java does not ask for {deletes - query_deletes} on {_describe_file(file)}\n{case}"
+        java_deletes = java.tasks[file.path].deletes
+        assert deletes <= java_deletes, (
+            f"the plan names {deletes - java_deletes}, which Java omits for {_describe_file(file)}\n{case}"
         )
 
 
