@@ -72,7 +72,7 @@ def _may_belong_to(column: exp.Column, name: str, select: exp.Select) -> bool:
 
 
 def _limit_columns(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names in order, or no names if there are more than `_COLUMNS_MAX`."""
+    """Return the names in order, without names that are too long, or no names if more than `_COLUMNS_MAX` remain."""
     columns = tuple(sorted(name for name in names if len(name) <= _NAME_CHARACTERS_MAX))
     return columns if len(columns) <= _COLUMNS_MAX else ()
 

@@ -25,7 +25,7 @@ class DuckDBCubeQuery:
     """A query that reads groups of a cube.
 
     Attributes:
-        statement: The translated query.
+        translated: The translated query.
     """
 
     def __init__(
@@ -44,24 +44,24 @@ class DuckDBCubeQuery:
             statement: The query.
             reference: The only relation of the query.
             table: The table, with its cubes.
-            floats: See `translate_statement`.
+            floats: Whether sums and averages of floats may be used, as in `translate_statement`.
 
         Raises:
-            NotFromCube: The query does not follow from a cube.
+            NotFromCube: The cube cannot answer the query.
             duckdb.Error: DuckDB does not accept the query.
         """
-        self.statement = translate_statement(statement.parse_again(), table, DUCKDB, floats=floats)
+        self.translated = translate_statement(statement.parse_again(), table, DUCKDB, floats=floats)
         original = con.sql(_read_no_rows(statement.text, reference, table.schema), params=statement.parameters)
         self._names = original.columns
-        no_groups = ", ".join(f"NULL AS {column}" for column in self.statement.columns)
-        new = con.sql(self.statement.write(f"(SELECT {no_groups} LIMIT 0)", None, self._names))
+        no_groups = ", ".join(f"NULL AS {column}" for column in self.translated.columns)
+        new = con.sql(self.translated.write(f"(SELECT {no_groups} LIMIT 0)", None, self._names))
         if new.types != original.types:
             pairs = zip(original.types, new.types, strict=True)
             raise NotFromCube(f"the types differ: {', '.join(f'{old} and {new}' for old, new in pairs if old != new)}")
 
     def write(self, rows: str | None) -> str:
         """Return the text of the query. It reads `GROUPS`, and also the plan table `rows` unless it is None."""
-        return self.statement.write(_WITHOUT_PUSHDOWN, rows, self._names)
+        return self.translated.write(_WITHOUT_PUSHDOWN, rows, self._names)
 
 
 def _read_no_rows(text: str, reference: NamedRelation, schema: Schema) -> str:

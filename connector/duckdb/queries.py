@@ -314,14 +314,14 @@ class _Query:
             table, server = tables[number], servers[tables[number].catalog.lower()]
             request = CubePlanRequest(
                 table.name,
-                query.statement.cube.id,
-                query.statement.columns,
+                query.translated.cube.id,
+                query.translated.columns,
                 self._find_filter(tables, known_tables, utc=utc),
-                find_doubt(query.statement, partial(self._find_filter_of, table, known_tables[number], utc=utc)),
+                find_doubt(query.translated, partial(self._find_filter_of, table, known_tables[number], utc=utc)),
                 table.reference.snapshot_id,
                 hide_partitions=True,
             )
-            scan = await scan_cube(server, query.statement, request, known_tables[number])
+            scan = await scan_cube(server, query.translated, request, known_tables[number])
         except CUBE_FAILURES as error:
             return explain_failure(error)
         except duckdb.Error as error:
@@ -338,7 +338,7 @@ class _Query:
             scan.summary.row_files,
             scan.considered_files,
             scan.row_bytes,
-            groups=convert_uuids(scan.groups, query.statement),
+            groups=convert_uuids(scan.groups, query.translated),
             cube=scan.summary,
         )
 
@@ -387,11 +387,11 @@ class _Query:
         for catalog, server in servers.items():
             own = {number: scan for number, scan in scans.items() if scan.catalog == catalog}
             of_catalog = joining.find_dimensions(own, _index_by_mark(tables_before))
-            asking = PlanRequests(server, self._max_kept_fraction, until_s, hide_partitions=True)
-            plans |= await asking.request_plans(list(own.values()), of_catalog)
+            requests = PlanRequests(server, self._max_kept_fraction, until_s, hide_partitions=True)
+            plans |= await requests.request_plans(list(own.values()), of_catalog)
             dimensions |= of_catalog
-            why = why or asking.why
-            for misread, reason in asking.misread.items():
+            why = why or requests.refusal_reason
+            for misread, reason in requests.misread.items():
                 raise _Misread(
                     f"DuckDB {duckdb.__version__} cannot read {join_name(misread)}: {reason}. Read it with "
                     "`seamark sql` or `seamark.scan`"

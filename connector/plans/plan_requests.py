@@ -36,7 +36,7 @@ class PlanRequests:
     """The plan requests of one statement.
 
     Attributes:
-        why: The reason why the last scan without a plan got none.
+        refusal_reason: The reason why the last scan without a plan got none.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PlanRequests:
         self._max_kept_fraction = max_kept_fraction
         self._until_s = until_s
         self._failed = False
-        self.why = ""
+        self.refusal_reason = ""
         self.answered: set[PlannedScan] = set()
         """The scans for which the server has answered a request. These scans count in the query history."""
         self.plan_snapshots: set[tuple[Name, int]] = set()
@@ -191,7 +191,7 @@ class PlanRequests:
             for task in tasks.values():
                 task.cancel()
         if unfinished:
-            self._failed, self.why = True, "Seamark was too slow"
+            self._failed, self.refusal_reason = True, "Seamark was too slow"
             await asyncio.wait(unfinished)
         return {key: task.result() for key, task in tasks.items() if self._is_answered(task)}
 
@@ -201,11 +201,11 @@ class PlanRequests:
             case None:
                 return not task.cancelled()
             case TimeoutError():
-                self.why = "joins took too long"
+                self.refusal_reason = "joins took too long"
             case Refused():  # The table does not exist or is a view, or the filter cannot be bound.
-                self.why = f"Seamark refused: {error.kind or error.status}"
+                self.refusal_reason = f"Seamark refused: {error.kind or error.status}"
             case ClientError():
-                self._failed, self.why = True, f"Seamark failed: {error.kind or type(error).__name__}"
+                self._failed, self.refusal_reason = True, f"Seamark failed: {error.kind or type(error).__name__}"
                 _log.warning("The server did not respond to a request for a plan", error=error.message)
             case _:
                 raise error

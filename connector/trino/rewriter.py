@@ -386,7 +386,7 @@ class Rewriter:
             return RewriteResult(None, _READ_TOO_LATE)
         if requests.has_failed():
             self._seamark_breaker.record_failure()
-            return RewriteResult(None, f"unchanged; {requests.why}")
+            return RewriteResult(None, f"unchanged; {requests.refusal_reason}")
         cube: RewriteResult | CubeSummary | None = None
         if pre_parse.aggregates and len(all_scans) == len(tables) >= 1:
             cube = await self._rewrite_over_cube(text, session, list(tables.values()), known_tables, until_s)
@@ -472,8 +472,9 @@ class Rewriter:
         else:
             self._seamark_breaker.record_success()
         if not plans:
-            reason = requests.why or _KEEPS_TOO_MANY_FILES
-            return RewriteResult(None, f"unchanged; {reason}", depends_on_data=True, is_wasted=not requests.why)
+            refusal = requests.refusal_reason
+            reason = f"unchanged; {refusal or _KEEPS_TOO_MANY_FILES}"
+            return RewriteResult(None, reason, depends_on_data=True, is_wasted=not refusal)
         try:
             write = partial(_build_result, text, sources.reading, planned_scans, plans, dimensions, over)
             result = replace(await self._reader.run(len(text.text), write, until_s), breaker_key=breaker_key)

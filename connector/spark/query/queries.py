@@ -597,16 +597,20 @@ class _Query:
         ]:
             until_s = asyncio.get_running_loop().time() + BUDGET_S
             async with open_seamark(uri, token=token, lease_s=self._lease_s, engine=_ENGINE) as seamark:
-                asking = PlanRequests(seamark, self._max_kept_fraction, until_s, streams=streams)
+                requests = PlanRequests(seamark, self._max_kept_fraction, until_s, streams=streams)
                 # Spark has loaded a stream table without the rows that wait for a flush, but plans include these rows.
-                current = await asking.request_all({name: seamark.load_table(name) for name in streams})
+                stream_states = await requests.request_all({name: seamark.load_table(name) for name in streams})
                 states = {}
                 for mark, planned in planned_scans.items():
-                    state = current.get(planned.table) if planned.table in streams else self._tables[mark].state
+                    state = stream_states.get(planned.table) if planned.table in streams else self._tables[mark].state
                     if state is not None:
                         states[planned.scan.catalog, planned.scan.schema, planned.scan.table] = state
                 dimensions = joining.find_dimensions(planned_scans, states)
-                return dimensions, await asking.request_plans(list(planned_scans.values()), dimensions), asking.why
+                return (
+                    dimensions,
+                    await requests.request_plans(list(planned_scans.values()), dimensions),
+                    requests.refusal_reason,
+                )
 
         return run_in_thread(ask())
 

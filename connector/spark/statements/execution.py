@@ -218,7 +218,7 @@ class _LocatedStatement:
 
     def __init__(self, spark: SparkSession, parsed: Node, limits: StatementLimits) -> None:
         self._spark, self._limits = spark, limits
-        self._catalyst, self._build = Catalyst(spark), PlanBuilder(spark)
+        self._catalyst, self._builder = Catalyst(spark), PlanBuilder(spark)
         self.reason = ""
         self._source: CollectedRows | None = None
         """The evaluated rows of the source of a MERGE, or None."""
@@ -279,13 +279,13 @@ class _LocatedStatement:
             self._insert_subqueries()
 
     def _collect(self, plan: Node, role: str) -> CollectedRows:
-        return collect_rows(self._catalyst, self._build, plan, role, self._limits.rows)
+        return collect_rows(self._catalyst, self._builder, plan, role, self._limits.rows)
 
     def _insert_subqueries(self) -> None:
         """Replace the subqueries of the condition by their evaluated rows."""
         if self._subqueries and not self._inserted:
-            new = [(part, self._build.with_subquery(part, rows.plan)) for part, rows in self._subqueries]
-            self._statement = self._statement.with_parts(self._build, new)
+            new = [(part, self._builder.with_subquery(part, rows.plan)) for part, rows in self._subqueries]
+            self._statement = self._statement.with_parts(self._builder, new)
             self._query = ChangeQuery(self._spark, self._statement)
             self._inserted = True
 
@@ -348,14 +348,14 @@ class _LocatedStatement:
         condition = self._statement.condition
         if self._statement.kind == MERGE:
             key_values = find_join_keys(
-                self._catalyst, self._build, condition, columns, self._list_source_ids(), self._read_source_plan
+                self._catalyst, self._builder, condition, columns, self._list_source_ids(), self._read_source_plan
             )
             if key_values is None:
                 raise NotLocated(
                     "the ON clause does not compare a column of the table for equality with a value of the source"
                 )
             return self._explain_keys(opened, key_values)
-        candidates = find_condition_keys(self._catalyst, self._build, condition, columns)
+        candidates = find_condition_keys(self._catalyst, self._builder, condition, columns)
         by_index = [candidate for candidate in candidates if self._find_index_columns(opened, candidate)]
         if by_index:
             return self._explain_keys(opened, by_index[0])
@@ -423,7 +423,7 @@ class _LocatedStatement:
         }
         if all(name in columns for name in names):
             return pa.table({name: columns[name] for name in names})
-        return self._build.frame(key_values.plan).select(*(f"`{name}`" for name in names)).distinct().toArrow()
+        return self._builder.frame(key_values.plan).select(*(f"`{name}`" for name in names)).distinct().toArrow()
 
     def _make_batch_keys(
         self, opened: OpenTable, key_values: KeyValues, values: pa.Table, names: Sequence[str]

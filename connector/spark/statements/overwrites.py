@@ -47,7 +47,7 @@ class OverwriteStatement:
 
     def __init__(self, spark: SparkSession, parsed: Node) -> None:
         check_session(spark)
-        self._spark, self._catalyst, self._build = spark, Catalyst(spark), PlanBuilder(spark)
+        self._spark, self._catalyst, self._builder = spark, Catalyst(spark), PlanBuilder(spark)
         command = self._catalyst.analyze(parsed)
         if self._catalyst.find_kind(command) not in _KINDS:
             raise NotLocated("Spark does not rewrite the statement to an overwrite of a table")
@@ -106,10 +106,10 @@ class OverwriteStatement:
     def write(self, client: SeamarkClient, options: Mapping[str, Any]) -> WriteReport:
         names = [str(attribute.name()) for attribute in to_list(self._relation.output())]
         outputs = [
-            self._build.name_output(output, name)
+            self._builder.name_output(output, name)
             for output, name in zip(to_list(self.query.output()), names, strict=True)
         ]
-        frame = self._build.frame(self._build.project(outputs, self.query))
+        frame = self._builder.frame(self._builder.project(outputs, self.query))
         report: WriteReport = write(
             frame, self.target.levels, client=client, summary=commit_summary(self._spark), **options
         )

@@ -91,7 +91,7 @@ class ChangeQuery:
     def __init__(self, spark: SparkSession, statement: RowStatement) -> None:
         self._spark = spark
         self._statement = statement
-        self._catalyst, self._build = Catalyst(spark), PlanBuilder(spark)
+        self._catalyst, self._builder = Catalyst(spark), PlanBuilder(spark)
 
     @cached_property
     def _needed(self) -> list[str]:
@@ -114,7 +114,7 @@ class ChangeQuery:
         """Run an UPDATE whose condition is true for all located rows, without the condition."""
         condition = self._statement.filter
         assert condition is not None
-        rows = self._build.replace_nodes(
+        rows = self._builder.replace_nodes(
             condition.child(), [(self._statement.stored, self._build_located_plan(located, opened))]
         )
         return self._run_query(opened, [(condition, rows)])
@@ -162,7 +162,7 @@ class ChangeQuery:
         kinds = [field.dataType for field in fields] + [spark_types.BooleanType()]
         kinds += [field.dataType for field in source.schema.fields]
         names = [f"c{number}" for number in range(len(kinds))]
-        local = self._build.build_local_rows(
+        local = self._builder.build_local_rows(
             pa.table([*stored, *source_rows.columns], names=names),
             spark_types.StructType(list(map(spark_types.StructField, names, kinds))),
         )
@@ -217,7 +217,7 @@ class ChangeQuery:
     def _build_located_plan(self, located: CandidateRows, opened: OpenTable) -> Node:
         """Return the located rows with the attributes of the stored rows."""
         fields, columns = self._convert_for_spark(located.values, opened.schema)
-        plan = self._build.build_local_rows(
+        plan = self._builder.build_local_rows(
             pa.table(columns, names=[field.name for field in fields]), spark_types.StructType(fields)
         )
         by_name = dict(zip((field.name for field in fields), to_list(plan.output()), strict=True))
@@ -234,15 +234,17 @@ class ChangeQuery:
 
     def _run_query(self, opened: OpenTable, new: Sequence[tuple[Node, Node]]) -> ChangedRows:
         """Run the query with these nodes replaced, and return the changes in its result."""
-        query = self._build.replace_nodes(self._statement.query, new)
+        query = self._builder.replace_nodes(self._statement.query, new)
         names = [field.name for field in opened.schema.fields]
         if self._statement.appends:
-            return ChangedRows(np.zeros(0, dtype=np.int64), self._build.frame(query).toArrow().rename_columns(names), 0)
+            return ChangedRows(
+                np.zeros(0, dtype=np.int64), self._builder.frame(query).toArrow().rename_columns(names), 0
+            )
         outputs = {name: place for place, (_, name) in enumerate(self._catalyst.list_attributes(query))}
         wanted = [OPERATION, *(name for name in (*names, PLACE, ROW_ID_NAME) if name in outputs)]
         output = query.output()
-        plan = self._build.project([output.apply(outputs[name]) for name in wanted], query)
-        result = self._build.frame(plan).toArrow()
+        plan = self._builder.project([output.apply(outputs[name]) for name in wanted], query)
+        result = self._builder.frame(plan).toArrow()
         operation = result[OPERATION].to_numpy()
         deletes = np.isin(operation, (_DELETE, _UPDATE))
         adds = np.isin(operation, (_UPDATE, _INSERT, _REINSERT))
@@ -283,9 +285,9 @@ class ChangeQuery:
         outputs = []
         for place, (number, name) in enumerate(self._catalyst.list_attributes(node)):
             attribute = attributes.apply(place)
-            value = by_id[number] if number in by_id else self._build.build_default(attribute.dataType())
-            outputs.append(self._build.as_attribute(value, attribute, name))
-        return self._build.project(outputs, plan)
+            value = by_id[number] if number in by_id else self._builder.build_default(attribute.dataType())
+            outputs.append(self._builder.as_attribute(value, attribute, name))
+        return self._builder.project(outputs, plan)
 
 
 def build_deletion(located: CandidateRows) -> ChangedRows:

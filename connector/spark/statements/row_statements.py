@@ -74,7 +74,7 @@ class RowStatementReader:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._catalyst = Catalyst(spark)
-        self._build = PlanBuilder(spark)
+        self._builder = PlanBuilder(spark)
 
     def read(self, parsed: Node) -> RowStatement:
         """Return the query of a parsed statement. If Spark cannot analyse it, the error is Spark's error.
@@ -94,15 +94,15 @@ class RowStatementReader:
         target = find_relation_target(self._catalyst, relation)
         # Spark replaces a node only if the new node is not equal to the old node. Tables with equal names are equal.
         copy = relation.copy(
-            self._merge_on_read(relation.table()),
+            self._copy_with_merge_on_read(relation.table()),
             relation.output(),
             relation.catalog(),
             relation.identifier(),
             relation.options(),
             relation.timeTravelSpec(),
         ).newInstance()
-        resolved = self._build.replace_nodes(table, [(relation, copy)])
-        plan = self._catalyst.analyze(self._build.replace_nodes(parsed, [(name, resolved)]))
+        resolved = self._builder.replace_nodes(table, [(relation, copy)])
+        plan = self._catalyst.analyze(self._builder.replace_nodes(parsed, [(name, resolved)]))
         return self._read_rewritten(kind, target, plan, copy)
 
     # The target
@@ -114,11 +114,11 @@ class RowStatementReader:
             raise NotLocated("the target is not the name of a table")
         return node
 
-    def _merge_on_read(self, table: Node) -> Node:
+    def _copy_with_merge_on_read(self, table: Node) -> Node:
         """Return a copy of Spark's table with the mode merge-on-read. Spark rewrites its statements to row changes."""
         iceberg = table.table()
         operations = iceberg.operations()
-        properties = self._build.find_class("java.util.HashMap")(operations.current().properties())
+        properties = self._builder.find_class("java.util.HashMap")(operations.current().properties())
         for mode in _MODES:
             properties.put(mode, MERGE_ON_READ)
         metadata = operations.current().replaceProperties(properties)
@@ -130,14 +130,14 @@ class RowStatementReader:
         )
 
     def _load_iceberg_class(self, name: str) -> Any:
-        return self._build.find_class(f"org.apache.iceberg.{name}")
+        return self._builder.find_class(f"org.apache.iceberg.{name}")
 
     # The query
 
     def _read_rewritten(self, kind: str, target: StatementTarget, plan: Node, copy: Node) -> RowStatement:
         """Return the query in the plan to which Spark has rewritten the statement."""
         catalyst = self._catalyst
-        plan = self._build.with_one_time(catalyst.inline_with(plan))
+        plan = self._builder.with_one_time(catalyst.inline_with(plan))
         command = catalyst.find_kind(plan)
         if command not in ("WriteDelta", "AppendData"):
             raise NotLocated(f"Spark does not rewrite it to changes of rows, but to {command or 'another command'}")

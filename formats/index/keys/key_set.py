@@ -174,11 +174,12 @@ class KeySet:
         return hashes
 
 
-def _mark_members(ascending: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64]) -> Bytes:
-    if not len(ascending):
+def _mark_members(sorted_values: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64]) -> Bytes:
+    """Return 1 for each value that is in `sorted_values`, otherwise 0, as uint8[n]."""
+    if not len(sorted_values):
         return np.zeros(len(values), dtype=np.uint8)
-    at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
-    mask: Bytes = (ascending[at] == values).view(np.uint8)
+    positions = np.minimum(np.searchsorted(sorted_values, values), len(sorted_values) - 1)
+    mask: Bytes = (sorted_values[positions] == values).view(np.uint8)
     return mask
 
 

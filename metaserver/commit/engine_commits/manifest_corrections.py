@@ -59,6 +59,7 @@ Further manifests are not corrected.
 _IN_LOOP_BYTES = 64 << 10
 """The maximum size of a manifest that is searched on the event loop. A larger manifest is searched in a thread."""
 _SHOWN_CHARACTERS_MAX = 100
+"""The maximum number of characters of a partition value in an error."""
 
 Files = list[tuple[str, bytes]]
 """The locations and contents of files to write: manifests, and finally the manifest list that names them."""

@@ -359,7 +359,7 @@ class CloudBackend:
     def _open_bucket(self, bucket: str) -> RemoteStore:
         store = self._stores.get(bucket)
         if store is None:
-            self._check_place(bucket, "x")
+            self._check_place(bucket, "x")  # Any key: only the name of the bucket is checked.
             store = self._stores[bucket] = self._objects.open_bucket(self._backing.map_bucket(bucket))
         return store
 

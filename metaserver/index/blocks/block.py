@@ -42,17 +42,17 @@ from seamark.formats.runtime.errors import CacheDamaged, Corrupt
 _charging = threading.Lock()
 
 
-class Kept(Protocol):
+class SizedValue(Protocol):
     """A value with a known memory size, which a block keeps."""
 
     @property
     def size_bytes(self) -> int: ...
 
 
-K = TypeVar("K", bound=Kept)
+K = TypeVar("K", bound=SizedValue)
 
 
-class Derived:
+class DerivedValues:
     """Values that are derived from a block or a view, one for each type.
 
     If several threads compute a value at the same time, all of them get the value that was stored first.
@@ -239,7 +239,7 @@ class Block:
         self._arrays = data[align_size(HEAD.size + size) :]
         self._size_bytes = len(data) + _DIRECTORY_FACTOR * size + _BLOCK_BYTES
         self.memory = BlockMemory(self._size_bytes, self._size_bytes - len(self._arrays))
-        self.derived = Derived()
+        self.derived = DerivedValues()
         self.on_damage: Callable[[], None] | None = None
         """A function that is called if a checksum does not match. Any thread may call it."""
         self.address = int(self._arrays.__array_interface__["data"][0])

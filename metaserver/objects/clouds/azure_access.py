@@ -9,7 +9,7 @@ from seamark.formats.storage.locations import Location
 from seamark.metaserver.settings.settings import Settings
 
 
-def get_service_address(settings: Settings, table: Location) -> dict[str, str]:
+def build_service_properties(settings: Settings, table: Location) -> dict[str, str]:
     """Return the account of a table and the address of the account's services, as properties of a FileIO."""
     _, account, host = split_bucket(table.bucket)
     config = {"adls.account-name": account}

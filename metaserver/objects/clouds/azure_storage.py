@@ -13,7 +13,7 @@ from seamark.formats.storage.azure import split_bucket
 from seamark.formats.storage.locations import Location
 from seamark.formats.storage.storages import STORAGES
 from seamark.metaserver.objects.clouds.azure import AzureObjects
-from seamark.metaserver.objects.clouds.azure_access import build_key_properties, get_service_address
+from seamark.metaserver.objects.clouds.azure_access import build_key_properties, build_service_properties
 from seamark.metaserver.objects.clouds.azure_sas import SasIssuer, compute_expiry_ms
 from seamark.metaserver.objects.clouds.issued_keys import KeyCache, lend_keys, lends_keys
 from seamark.metaserver.objects.credentials import VendedKeys
@@ -54,9 +54,9 @@ class AzureStorage(ServerStorage):
         vend: Callable[[], VendedKeys] | None = None,
         may_write: Callable[[], bool] | None = None,
     ) -> ClientAccess:
-        address = get_service_address(settings, table)
+        properties = build_service_properties(settings, table)
         if not lends_keys(settings.azure_client_access, delegation):
-            return address, []
+            return properties, []
         stamp = self.compute_keys_stamp(settings, self._clock.now_ms())
         login = settings.azure_tenant_id, settings.azure_client_id, settings.azure_account_key
         return await lend_keys(
@@ -64,7 +64,7 @@ class AzureStorage(ServerStorage):
             partial(self._sas.issue, settings),
             (settings.azure_endpoint, *login, stamp),
             table,
-            address,
+            properties,
             may_write=may_write,
             refresh=("adls.refresh-credentials-endpoint", refresh_path),
         )
@@ -86,7 +86,7 @@ class AzureStorage(ServerStorage):
         return lambda: build_key_properties(settings)
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
-        return {"location": f"{root}/{name}", "storage": get_service_address(settings, root)}
+        return {"location": f"{root}/{name}", "storage": build_service_properties(settings, root)}
 
 
 def suggest_azure_fix(error: Exception) -> str:

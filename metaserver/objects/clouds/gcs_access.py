@@ -37,7 +37,7 @@ _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _READER, _WRITER = "inRole:roles/storage.objectViewer", "inRole:roles/storage.objectUser"
 
 
-def get_service_address(settings: Settings) -> dict[str, str]:
+def build_service_properties(settings: Settings) -> dict[str, str]:
     """Return the address of the service for clients, as properties of a FileIO."""
     config = {}
     if settings.gcs_endpoint:

@@ -14,8 +14,8 @@ from seamark.formats.storage.storages import STORAGES
 from seamark.metaserver.objects.clouds.gcs import GoogleObjects
 from seamark.metaserver.objects.clouds.gcs_access import (
     build_key_properties,
+    build_service_properties,
     check_key,
-    get_service_address,
     restrict_token,
 )
 from seamark.metaserver.objects.clouds.issued_keys import REUSE_MS, KeyCache, lend_keys, lends_keys
@@ -55,15 +55,15 @@ class GoogleStorage(ServerStorage):
         vend: Callable[[], VendedKeys] | None = None,
         may_write: Callable[[], bool] | None = None,
     ) -> ClientAccess:
-        address = get_service_address(settings)
+        properties = build_service_properties(settings)
         if not lends_keys(settings.gcs_client_access, delegation):
-            return address, []
+            return properties, []
         return await lend_keys(
             self._issued,
             partial(restrict_token, settings),
             (settings.gcs_service_account_key, settings.gcs_service_account_file),
             table,
-            address,
+            properties,
             may_write=may_write,
             refresh=("gcs.oauth2.refresh-credentials-endpoint", refresh_path),
         )
@@ -84,7 +84,7 @@ class GoogleStorage(ServerStorage):
         return lambda: build_key_properties(settings)
 
     def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
-        return {"location": f"{root}/{name}", "storage": get_service_address(settings)}
+        return {"location": f"{root}/{name}", "storage": build_service_properties(settings)}
 
 
 def suggest_google_fix(error: Exception) -> str:

@@ -214,11 +214,13 @@ class _Advisor:
         cubes = [index for index in read_definitions(state.metadata).enabled if index.kind == CUBE]
         self._answered = find_answered_shapes(state.shapes, cubes)
         self._layout = make_current_layout(state.files, state.sample)
-        self._current, self._current_files = compute_read_shares(self._layout, state.statements)
-        self._buckets = self._estimate_bucket_shares({})
-        self._indexed = self._compute_index_shares(self._indexes)
-        shares = self._buckets * self._indexed
-        self.before = self._average_reads(self._current * shares, self._current_files * shares, state.files.files)
+        self._current_shares, self._current_files = compute_read_shares(self._layout, state.statements)
+        self._bucket_shares = self._estimate_bucket_shares({})
+        self._index_shares = self._compute_index_shares(self._indexes)
+        shares = self._bucket_shares * self._index_shares
+        self.before = self._average_reads(
+            self._current_shares * shares, self._current_files * shares, state.files.files
+        )
 
     def rank_proposals(self) -> list[Proposal]:
         """Return the useful proposals, sorted by the net bytes that they save, or no proposal if none pays."""
@@ -322,7 +324,7 @@ class _Advisor:
     ) -> Proposal:
         """Make a proposal that rewrites the whole table in a simulated layout."""
         sizes, file_shares = compute_read_shares(layout, self._state.statements)
-        shares = self._buckets * self._indexed
+        shares = self._bucket_shares * self._index_shares
         predicted = self._average_reads(sizes * shares, file_shares * shares, max(files, 1))
         # A rewrite reads the table and writes it.
         return self._make_proposal(kind, title, commands, change, predicted, 2 * self._state.total_bytes)
@@ -342,9 +344,9 @@ class _Advisor:
             except BadRequest:  # The name of the index may not have such characters, or the column needs quotes.
                 continue
             index_shares = self._compute_index_shares([*self._indexes, (kind, (column_id,))])
-            shares = self._buckets * index_shares
+            shares = self._bucket_shares * index_shares
             predicted = self._average_reads(
-                self._current * shares, self._current_files * shares, self._state.files.files
+                self._current_shares * shares, self._current_files * shares, self._state.files.files
             )
             written_bytes = int(self._state.rows * _INDEX_BYTES_PER_ROW[kind])
             read_bytes = int(self._state.total_bytes / max(1, len(self._state.metadata.current_schema.fields)))
@@ -420,10 +422,10 @@ class _Advisor:
             weight = self._sum_weights(column_id, lambda values: values > 0)
             if not weight or len(column.values) < 10 * buckets or column.values.dtype == np.float64:
                 continue
-            shares = self._estimate_bucket_shares({column_id: buckets}) * self._indexed
+            shares = self._estimate_bucket_shares({column_id: buckets}) * self._index_shares
             name = self._get_column_name(column_id)
             predicted = self._average_reads(
-                self._current * shares, self._current_files * shares, max(target_files, buckets)
+                self._current_shares * shares, self._current_files * shares, max(target_files, buckets)
             )
             yield self._make_proposal(
                 "bucket",
@@ -488,8 +490,8 @@ class _Advisor:
             [statement.fingerprint in candidate.fingerprints for statement in self._state.statements]
         )
         cube_bytes = candidate.entry_bytes * files
-        shares = self._buckets * self._indexed
-        size_shares = np.where(is_answered, cube_bytes / self._state.total_bytes, self._current * shares)
+        shares = self._bucket_shares * self._index_shares
+        size_shares = np.where(is_answered, cube_bytes / self._state.total_bytes, self._current_shares * shares)
         file_shares = np.where(is_answered, 0.0, self._current_files * shares)
         table = self._state.name
         columns = max(1, len(self._state.metadata.current_schema.fields))
@@ -533,7 +535,7 @@ class _Advisor:
         order = np.arange(self._state.sample.rows)
         layout = simulate_layout(self._state.sample, order, target_files)
         sizes, file_shares = compute_read_shares(layout, self._state.statements)
-        shares = self._buckets * self._indexed
+        shares = self._bucket_shares * self._index_shares
         predicted = self._average_reads(sizes * shares, file_shares * shares, target_files)
         if predicted.seconds < self.before.seconds:
             yield self._make_proposal(

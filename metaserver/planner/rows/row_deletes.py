@@ -301,10 +301,10 @@ def _select_pair(pair: _Pair, at: Longs) -> _Pair:
     return pair[0][at], pair[1][at]
 
 
-def _mark_members(values: Longs, ascending: Longs) -> npt.NDArray[np.bool_]:
-    """Return whether each value is among the ascending values, bool[n]."""
-    if not len(ascending):
+def _mark_members(values: Longs, sorted_values: Longs) -> npt.NDArray[np.bool_]:
+    """Return whether each value is in `sorted_values`, as bool[n]."""
+    if not len(sorted_values):
         return np.zeros(len(values), dtype=np.bool_)
-    at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
-    mask: Mask = ascending[at] == values
+    positions = np.minimum(np.searchsorted(sorted_values, values), len(sorted_values) - 1)
+    mask: Mask = sorted_values[positions] == values
     return mask

@@ -24,7 +24,7 @@ from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.types.values import get_decimal_scale
 from seamark.formats.index.kernels import _scan
 from seamark.formats.index.packing import NONE, Form, Longs, Packed
-from seamark.metaserver.index.blocks.block import Block, ColumnEntry, Derived
+from seamark.metaserver.index.blocks.block import Block, ColumnEntry, DerivedValues
 from seamark.metaserver.index.blocks.sketches import ROWS_MIN, STRING_ROWS_MIN, WIDTH_MIN, find_sketch
 
 Flags = npt.NDArray[np.uint8]
@@ -276,7 +276,7 @@ class TableView:
         self.blocks_with_empty_files: list[int] = np.flatnonzero(self._heads[:, 2]).tolist()
         """The numbers of the blocks with a file whose record count is 0 or unknown."""
         self._size_cache = (0, 0)
-        self.derived = Derived()
+        self.derived = DerivedValues()
         """Data that other modules compute from the view, and that are kept with it."""
 
     @property

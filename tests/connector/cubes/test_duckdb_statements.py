@@ -113,7 +113,7 @@ def store_rows(con: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> Non
 
 def are_certain(con: duckdb.DuckDBPyConnection, file: pa.Table, query: DuckDBCubeQuery) -> bool:
     """Return whether all rows of a file certainly meet the condition, and check that the other rows are in doubt."""
-    condition, doubt = query.statement.row_condition, query.statement.doubt
+    condition, doubt = query.translated.row_condition, query.translated.doubt
     if not condition:
         return True
     store_rows(con, "f", file)
@@ -156,7 +156,7 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
             entry if entry is not None and are_certain(con, file, query) else None
             for file, entry in zip(files, entries, strict=True)
         ]
-        groups = [entry.select(list(query.statement.columns)) for entry in covered if entry is not None]
+        groups = [entry.select(list(query.translated.columns)) for entry in covered if entry is not None]
         if not groups:
             counts["rows"] += 1
             continue
@@ -168,7 +168,7 @@ def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter
         where = f"seed {seed}: {text}\n{query.write('rest')}"
         assert (actual.columns, actual.types) == (expected.columns, expected.types), where
         assert count_rows(actual) == count_rows(expected), where
-        counts["cube and condition" if query.statement.row_condition else "cube"] += 1
+        counts["cube and condition" if query.translated.row_condition else "cube"] += 1
     return counts
 
 
