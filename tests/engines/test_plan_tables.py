@@ -28,7 +28,7 @@ class PlanTableEngines:
     client: SeamarkClient
     spark: SparkSession
     db: str
-    python: RestCatalog
+    pyiceberg_catalog: RestCatalog
 
     def run_sql(self, statement: str) -> list[tuple[Any, ...]]:
         return collect_rows(self.spark.sql(statement.replace("{db}", self.db)))
@@ -54,10 +54,12 @@ class PlanTableEngines:
 def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanTableEngines]:
     with (
         Seamark(tmp_path_factory.mktemp("plan-tables")) as server,
-        RestCatalog("plans", uri=server.base_url) as python,
+        RestCatalog("plans", uri=server.base_url) as pyiceberg_catalog,
     ):
         client = SeamarkClient(server.base_url)
-        new_engines = PlanTableEngines(server, client, spark, f"{new_catalog(spark, server.base_url)}.db", python)
+        new_engines = PlanTableEngines(
+            server, client, spark, f"{new_catalog(spark, server.base_url)}.db", pyiceberg_catalog
+        )
         new_engines.run_sql("CREATE NAMESPACE {db}")
         yield new_engines
         client.close()
@@ -78,7 +80,7 @@ def test_spark_and_pyiceberg_read_only_the_files_of_a_plan_table(engines: PlanTa
         assert engines.run_sql(f"SELECT * FROM {{db}}.`{plan.name}` WHERE id BETWEEN 18 AND 23 ORDER BY id") == [
             (number, f"n{number}") for number in range(18, 24)
         ]
-        actual_rows = engines.python.load_table(("db", plan.name)).scan().to_arrow()
+        actual_rows = engines.pyiceberg_catalog.load_table(("db", plan.name)).scan().to_arrow()
         assert sorted(actual_rows["id"].to_pylist()) == list(range(10, 30))
 
 
@@ -158,7 +160,7 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
             assert actual == expected, note
             engines.run_sql(f"SELECT count(*) FROM {{db}}.`{plan.name}`")
             if not lineage and not is_changed:
-                actual_ids = engines.python.load_table(("db", plan.name)).scan().to_arrow()["id"].to_pylist()
+                actual_ids = engines.pyiceberg_catalog.load_table(("db", plan.name)).scan().to_arrow()["id"].to_pylist()
                 assert {row[0] for row in expected} <= set(actual_ids), note
     assert pruned > 30
 

@@ -25,44 +25,44 @@ from tests.waits import until
 
 @dataclass
 class ScriptedAnswer:
-    """The behaviour of the store for one request. It waits until `goes` is set, then answers or fails."""
+    """The behaviour of the store for one request. It waits until `released` is set, then answers or fails."""
 
     status: int = 206
     fails: bool = False
     breaks: bool = False
-    goes: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
     ended: str = ""
 
 
 class ScriptedStore:
     """A store that gives the scripted answers in order, and records how each of them ended."""
 
-    def __init__(self, *turns: ScriptedAnswer) -> None:
-        self.turns = list(turns)
+    def __init__(self, *answers: ScriptedAnswer) -> None:
+        self.answers = list(answers)
         self.sent = 0
 
     @asynccontextmanager
     async def request(
         self, method: str, bucket: str, key: str, headers: Mapping[str, str]
     ) -> AsyncIterator[StoreAnswer]:
-        turn = self.turns[self.sent]
+        answer = self.answers[self.sent]
         self.sent += 1
         try:
-            await turn.goes.wait()
-            if turn.fails:
+            await answer.released.wait()
+            if answer.fails:
                 raise RetryLater("no answer")
-            yield StoreAnswer(turn.status, {"turn": str(self.turns.index(turn))}, self._yield_pieces(turn))
-            turn.ended = "read"
+            yield StoreAnswer(answer.status, {"turn": str(self.answers.index(answer))}, self._yield_pieces(answer))
+            answer.ended = "read"
         except asyncio.CancelledError:
-            turn.ended = "cancelled"
+            answer.ended = "cancelled"
             raise
         except ConnectionError:
-            turn.ended = "broken"
+            answer.ended = "broken"
             raise RetryLater("the answer ended early") from None
 
-    async def _yield_pieces(self, turn: ScriptedAnswer) -> AsyncIterator[bytes]:
+    async def _yield_pieces(self, answer: ScriptedAnswer) -> AsyncIterator[bytes]:
         yield b"a"
-        if turn.breaks:
+        if answer.breaks:
             raise ConnectionError
 
 
@@ -81,13 +81,13 @@ async def read_object(store: HedgedStore) -> tuple[str, bytes]:
 
 async def test_answer_that_begins_first_is_used_and_the_other_request_is_cancelled() -> None:
     for faster in (0, 1):
-        turns = ScriptedAnswer(), ScriptedAnswer()
-        scripted = ScriptedStore(*turns)
+        answers = ScriptedAnswer(), ScriptedAnswer()
+        scripted = ScriptedStore(*answers)
         reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
         await until(lambda scripted=scripted: scripted.sent == 2)
-        turns[faster].goes.set()
+        answers[faster].released.set()
         assert await reading == (str(faster), b"a")
-        assert (turns[faster].ended, turns[1 - faster].ended) == ("read", "cancelled")
+        assert (answers[faster].ended, answers[1 - faster].ended) == ("read", "cancelled")
 
 
 @pytest.mark.parametrize("refused", [ScriptedAnswer(status=503), ScriptedAnswer(fails=True)], ids=["503", "no answer"])
@@ -96,40 +96,40 @@ async def test_failure_is_used_only_if_no_answer_arrives(refused: ScriptedAnswer
     scripted = ScriptedStore(refused, last_answer)
     reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
     await until(lambda: scripted.sent == 2)
-    refused.goes.set()
+    refused.released.set()
     await asyncio.sleep(0)
-    last_answer.goes.set()
+    last_answer.released.set()
     assert await reading == ("1", b"a")
 
 
 async def test_error_of_the_store_is_returned_if_both_requests_fail() -> None:
-    turns = ScriptedAnswer(fails=True), ScriptedAnswer(fails=True)
-    scripted = ScriptedStore(*turns)
+    answers = ScriptedAnswer(fails=True), ScriptedAnswer(fails=True)
+    scripted = ScriptedStore(*answers)
     reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
     await until(lambda: scripted.sent == 2)
-    for turn in turns:
-        turn.goes.set()
+    for answer in answers:
+        answer.released.set()
     with pytest.raises(RetryLater, match="no answer"):
         await reading
 
 
 async def test_interrupted_answer_has_the_error_of_its_request() -> None:
-    turn = ScriptedAnswer(breaks=True)
-    turn.goes.set()
+    answer = ScriptedAnswer(breaks=True)
+    answer.released.set()
     with pytest.raises(RetryLater, match="ended early"):
-        await read_object(HedgedStore(ScriptedStore(turn, ScriptedAnswer()), SystemClock(), percent=100))
-    assert turn.ended == "broken"
+        await read_object(HedgedStore(ScriptedStore(answer, ScriptedAnswer()), SystemClock(), percent=100))
+    assert answer.ended == "broken"
 
 
 async def test_reader_that_disconnects_cancels_both_requests() -> None:
-    turns = ScriptedAnswer(), ScriptedAnswer()
-    scripted = ScriptedStore(*turns)
+    answers = ScriptedAnswer(), ScriptedAnswer()
+    scripted = ScriptedStore(*answers)
     reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
     await until(lambda: scripted.sent == 2)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
-    assert [turn.ended for turn in turns] == ["cancelled", "cancelled"]
+    assert [answer.ended for answer in answers] == ["cancelled", "cancelled"]
 
 
 @pytest.mark.parametrize("percent", [0, 5, 50])
@@ -144,7 +144,7 @@ async def test_hedged_requests_stay_within_their_percentage_of_all_requests(perc
             await asyncio.sleep(0)
         for _ in range(20):  # These turns of the event loop suffice for a second request.
             await asyncio.sleep(0)
-        scripted.turns[sent_requests].goes.set()
+        scripted.answers[sent_requests].released.set()
         await reading
         assert store.hedged <= (number + 1) * percent / 100
     assert scripted.sent == count + store.hedged

@@ -67,10 +67,12 @@ def test_part_of_an_unknown_upload_is_rejected_before_its_body(folder_rig: Gatew
     query = f"partNumber=1&uploadId={'0' * 48}"
     target, signed_headers = keys.sign("PUT", "o", query=query)
     endpoint = urlsplit(keys.endpoint)
-    for expected in ("Expect: 100-continue\r\n", ""):
+    for expect_header in ("Expect: 100-continue\r\n", ""):
         with socket.create_connection((endpoint.hostname, endpoint.port), timeout=30) as raw:
             head = "".join(f"{name}: {value}\r\n" for name, value in signed_headers.items())
-            raw.sendall(f"PUT {target}?{query} HTTP/1.1\r\n{head}{expected}Content-Length: 50000000\r\n\r\n".encode())
+            raw.sendall(
+                f"PUT {target}?{query} HTTP/1.1\r\n{head}{expect_header}Content-Length: 50000000\r\n\r\n".encode()
+            )
             answer = raw.recv(65536)  # The client has sent no byte of the body yet.
             assert answer.startswith(b"HTTP/1.1 404"), answer[:200]
 

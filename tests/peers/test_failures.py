@@ -136,7 +136,7 @@ async def test_answer_of_the_replica_is_used_when_the_storage_is_slow_and_a_hedg
 
 async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
     """A relay between two replicas changes one byte of each answer: first of the head, then of the content."""
-    change = {"at": -1}
+    change = {"offset": -1}
 
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
         host, port = b.address.rsplit(":", 1)
@@ -151,7 +151,7 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
             head, _, body = answer.partition(b"\r\n\r\n")
             assert b" 200 " in head.partition(b"\r\n")[0], head
             data = bytearray(decode_chunks(body) if b"transfer-encoding: chunked" in head.lower() else body)
-            if 0 <= (offset := change["at"]) < len(data):
+            if 0 <= (offset := change["offset"]) < len(data):
                 data[offset] ^= 1 << offset % 8
             return web.Response(body=bytes(data), headers={SOURCE_HEADER: "cache"})
 
@@ -163,7 +163,7 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
             location, content = next(iter(select_owned(a, address, await create_files([a], 30, 120)).items()))
             assert await a.read(location) == content
             assert a.peers.objects.counts.hits == 1
-            for change["at"] in range(HEAD_BYTES + len(content)):
+            for change["offset"] in range(HEAD_BYTES + len(content)):
                 a.peers.objects._breakers.clear()
                 assert await a.read(location) == content
             assert a.peers.objects.counts.hits == 1

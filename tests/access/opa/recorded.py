@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-ALLOW, ALLOWED = "/v1/data/seamark/allow", "/v1/data/seamark/allowed"
+ALLOW_PATH, BATCH_PATH = "/v1/data/seamark/allow", "/v1/data/seamark/allowed"
 UNDEFINED = "/v1/data/seamark/no_such_rule"
 ANN = {"name": "oidc:ann", "groups": ["oidc-group:shop"]}
 ORDERS = {"kind": "table", "namespace": ["shop"], "name": "orders"}
@@ -20,23 +20,23 @@ def build_question(operation: str, privileges: list[str], **objects: Any) -> dic
     return {"principal": ANN, "operation": operation, "privileges": privileges, "warehouse": "", **objects}
 
 
-RECORDED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    (ALLOW, build_question("planTableScan", ["plan"], object=ORDERS), {"result": True}),
-    (ALLOW, build_question("planTableScan", ["plan"], object=SALARIES), {"result": False}),
-    (ALLOW, build_question("loadCredentials", ["read"], object=STAFF), {"result": False}),
-    (ALLOW, build_question("dropTable", ["drop"], object=ORDERS), {"result": False}),
+RECORDED_REQUESTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (ALLOW_PATH, build_question("planTableScan", ["plan"], object=ORDERS), {"result": True}),
+    (ALLOW_PATH, build_question("planTableScan", ["plan"], object=SALARIES), {"result": False}),
+    (ALLOW_PATH, build_question("loadCredentials", ["read"], object=STAFF), {"result": False}),
+    (ALLOW_PATH, build_question("dropTable", ["drop"], object=ORDERS), {"result": False}),
     (
-        ALLOW,
+        ALLOW_PATH,
         build_question("namespaceExists", ["browse"], object={"kind": "namespace", "namespace": ["shop"]}),
         {"result": True},
     ),
     (
-        ALLOW,
+        ALLOW_PATH,
         build_question("listTimeline", ["browse"], object={"kind": "warehouse", "namespace": []}),
         {"result": True},
     ),
-    (ALLOWED, build_question("tableExists", ["browse"], objects=[SALARIES, ORDERS, STAFF]), {"result": [1]}),
-    (ALLOWED, build_question("tableExists", ["browse"], objects=[SALARIES, STAFF]), {"result": []}),
+    (BATCH_PATH, build_question("tableExists", ["browse"], objects=[SALARIES, ORDERS, STAFF]), {"result": [1]}),
+    (BATCH_PATH, build_question("tableExists", ["browse"], objects=[SALARIES, STAFF]), {"result": []}),
     (UNDEFINED, build_question("planTableScan", ["plan"], object=ORDERS), {}),
 ]
 """The path, the input and the answer of each request."""

@@ -22,7 +22,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.access.opa.recorded import ALLOW, ALLOWED, RECORDED, UNDEFINED
+from tests.access.opa.recorded import ALLOW_PATH, BATCH_PATH, RECORDED_REQUESTS, UNDEFINED
 from tests.api.client import SCHEMA, Api
 from tests.api.rest.test_permissions import House
 from tests.seeds import examples, first_seed
@@ -60,7 +60,7 @@ class PolicyServer:
             objects = question.get("objects", ())
             visible = [place for place, each in enumerate(objects) if is_allowed and each.get("name") != "salaries"]
             return web.json_response({"result": visible if objects else is_allowed})
-        for path, recorded, answer in RECORDED:
+        for path, recorded, answer in RECORDED_REQUESTS:
             if (path, recorded) == (request.path, question):
                 return web.json_response(answer)
         raise AssertionError(f"no answer is recorded for {question}")
@@ -85,9 +85,9 @@ async def run_policy_server(server: PolicyServer | None = None) -> AsyncIterator
 
 @asynccontextmanager
 async def open_authorizer_over(
-    server: PolicyServer, clock: SimulatedClock | None = None, path: str = ALLOW, **settings: Any
+    server: PolicyServer, clock: SimulatedClock | None = None, path: str = ALLOW_PATH, **settings: Any
 ) -> AsyncIterator[Authorizer]:
-    options = {"opa_url": server.url + path, "opa_batch_url": server.url + ALLOWED, **settings}
+    options = {"opa_url": server.url + path, "opa_batch_url": server.url + BATCH_PATH, **settings}
     async with open_authorizer(
         Settings(**options), clock or SimulatedClock(1), GrantAuthorizer(None), ""
     ) as authorizer:
@@ -194,7 +194,7 @@ async def test_server_asks_the_policy_about_requests_and_listings(tmp_path: Path
         secrets = {"root": await create_token(store, clock, "root", None, [Grant("root", "admin")])}
     async with run_policy_server() as policy:
         policy.allows_operations = frozenset({"createTable", "listTables", "tableExists", "namespaceExists"})
-        settings: dict[str, Any] = {"opa_url": policy.url + ALLOW, "opa_batch_url": policy.url + ALLOWED}
+        settings: dict[str, Any] = {"opa_url": policy.url + ALLOW_PATH, "opa_batch_url": policy.url + BATCH_PATH}
         async with run_server(tmp_path, auth="token", opa_cache_s=0, **settings) as server:
             house = House(Api(server), secrets)
             for name in ("orders", "salaries"):
@@ -217,16 +217,16 @@ async def test_hidden_table_is_not_found() -> None:
 
 
 class SlowPolicy(PolicyServer):
-    """A policy that allows everything, but answers questions about ann only when the test ends."""
+    """A policy that allows everything, but answers questions about ann only after `closing` is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.arrived = 0
+        self.waiting_questions = 0
 
     async def handle(self, request: web.Request) -> web.Response:
         question = (await request.json())["input"]
         if question["principal"]["name"] == ANN.name:
-            self.arrived += 1
+            self.waiting_questions += 1
             await self.closing.wait()
         return web.json_response({"result": True})
 
@@ -240,11 +240,11 @@ async def test_listing_of_one_principal_does_not_delay_requests_of_other_princip
     ):
         objects = [Securable(("shop",), "table", f"t{number}") for number in range(100)]
         listing = asyncio.create_task(authorizer.allows_each(ANN, "tableExists", objects))
-        while policy.arrived < REQUESTS_MAX // 2:
+        while policy.waiting_questions < REQUESTS_MAX // 2:
             await asyncio.sleep(0.01)
         for number in range(3):
             assert await authorizer.allows(bob, "planTableScan", Securable(("shop",), "table", f"t{number}"))
-        assert policy.arrived == REQUESTS_MAX // 2
+        assert policy.waiting_questions == REQUESTS_MAX // 2
         assert not listing.done()
         policy.closing.set()
         assert await listing == [True] * 100

@@ -12,7 +12,7 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.authorizer import GrantAuthorizer
 from seamark.metaserver.access.opa import open_authorizer
 from seamark.metaserver.settings.settings import Settings
-from tests.access.opa.recorded import ALLOW, ALLOWED, RECORDED
+from tests.access.opa.recorded import ALLOW_PATH, BATCH_PATH, RECORDED_REQUESTS
 from tests.access.opa.test_opa import ANN, ORDERS, SALARIES, STAFF
 from tests.services.process import CACHE, ManagedProcess, ServiceFailed, choose_free_port, is_http_ok
 
@@ -33,13 +33,13 @@ def opa_url(tmp_path: Path) -> Iterator[str]:
 
 
 def test_recorded_answers_equal_the_answers_of_the_server(opa_url: str) -> None:
-    for path, question, recorded in RECORDED:
+    for path, question, recorded in RECORDED_REQUESTS:
         answer = requests.post(opa_url + path, json={"input": question}, timeout=30)
         assert (answer.status_code, answer.json()) == (200, recorded), question
 
 
 async def test_decisions_follow_the_policy_of_the_server(opa_url: str) -> None:
-    settings = Settings(opa_url=opa_url + ALLOW, opa_batch_url=opa_url + ALLOWED, opa_timeout_s=30.0)
+    settings = Settings(opa_url=opa_url + ALLOW_PATH, opa_batch_url=opa_url + BATCH_PATH, opa_timeout_s=30.0)
     async with open_authorizer(settings, SystemClock(), GrantAuthorizer(None), "") as authorizer:
         assert await authorizer.allows(ANN, "readRows", ORDERS)
         assert not await authorizer.allows(ANN, "updateTable", ORDERS)

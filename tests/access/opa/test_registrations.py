@@ -13,7 +13,7 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.access.opa.recorded import ALLOW, ALLOWED
+from tests.access.opa.recorded import ALLOW_PATH, BATCH_PATH
 from tests.access.opa.test_opa import PolicyServer, run_policy_server
 from tests.api.client import SCHEMA, VIEW_VERSION, Api
 from tests.api.rest.test_permissions import House
@@ -45,7 +45,7 @@ async def test_tenant_of_a_policy_registers_and_imports_only_what_it_could_creat
         for name in ("root", "tina"):
             secrets[name] = await create_token(store, clock, name, None, [Grant(name, "admin")])
     async with run_policy_server(ShopPolicy()) as policy:
-        settings: dict[str, Any] = {"opa_url": policy.url + ALLOW, "opa_batch_url": policy.url + ALLOWED}
+        settings: dict[str, Any] = {"opa_url": policy.url + ALLOW_PATH, "opa_batch_url": policy.url + BATCH_PATH}
         async with run_server(tmp_path, auth="token", opa_cache_s=0, **settings) as server:
             house = House(Api(server), secrets)
             for namespace in ("shop", "hr"):

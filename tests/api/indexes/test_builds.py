@@ -271,21 +271,20 @@ async def test_builds_and_commits_do_not_block_each_other(api_with_table: Api) -
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
-    ("other", "expected"),
+    ("overrides", "expected"),
     [
         ({"table_uuid": "00000000-0000-0000-0000-000000000000"}, "it belongs to the table 00000000"),
         ({"definition": '{"kind":"bloom","terms":[]}'}, "it belongs to the index bloom"),
         ({"kind": "bitmap"}, "it belongs to the index bitmap"),
     ],
 )
-async def test_error_for_an_index_file_of_another_index_names_that_index(
-    api_with_table: Api, other: dict[str, Any], expected: str
+async def test_error_for_an_index_file_names_the_table_or_index_to_which_it_belongs(
+    api_with_table: Api, overrides: dict[str, Any], expected: str
 ) -> None:
     build = await begin_build(api_with_table)
-    good = write_index_file(build, "good", build_index_file(build, FILES[:1]))
-    answer = await register_files(
-        api_with_table, build, good, write_index_file(build, "bad", build_index_file(build, FILES, **other))
-    )
+    valid_file = write_index_file(build, "good", build_index_file(build, FILES[:1]))
+    other_file = write_index_file(build, "bad", build_index_file(build, FILES, **overrides))
+    answer = await register_files(api_with_table, build, valid_file, other_file)
     assert answer.error[:2] == (400, "BadRequestException")
     assert expected in answer.error[2]
     assert f"{build['folder']}/bad" in answer.error[2]

@@ -232,8 +232,8 @@ async def test_inner_name_must_be_a_plan_of_the_same_view(plan_api: PlanApi) -> 
 
 
 @pytest.mark.slow
-async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(plan_api: PlanApi) -> None:
-    """Trino fails on the name, and the proxy then runs the statement without plans."""
+async def test_change_of_a_view_removes_its_plan_view_but_not_outer_plan_views(plan_api: PlanApi) -> None:
+    """The outer plan view then names a missing view: Trino fails, and the proxy runs the statement without plans."""
     await plan_api.view(**{"view-version": build_version()}, properties=OWNER_PROPERTIES)
     inner = await make_plan_view(plan_api)
     body = await make_view_request(plan_api, inner)

@@ -43,11 +43,11 @@ def find_joins(statement: str) -> dict[str, list[str]]:
     If a table has several scans, its list contains the joins of all of them.
     """
     scans = find_scans(statement, columns_of=get_columns)
-    reasons_by_table: dict[str, list[str]] = {}
+    joins_by_table: dict[str, list[str]] = {}
     for scan in scans:
         join_texts = (" and ".join(join_pair_texts(join, scans[join.scan].table)) for join in scan.joins)
-        reasons_by_table.setdefault(scan.table, []).extend(join_texts)
-    return {table: sorted(join_texts) for table, join_texts in reasons_by_table.items() if join_texts}
+        joins_by_table.setdefault(scan.table, []).extend(join_texts)
+    return {table: sorted(join_texts) for table, join_texts in joins_by_table.items() if join_texts}
 
 
 def join_pair_texts(join: Join, table: str) -> Iterator[str]:

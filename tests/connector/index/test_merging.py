@@ -171,13 +171,13 @@ def test_files_in_the_former_folder_are_merged_if_no_level_is_full() -> None:
 
 def test_number_of_index_files_stays_small_after_many_builds() -> None:
     files: list[RegisteredFile] = []
-    copied = 0
+    copied_bytes = 0
     for number in range(4000):
         files.append(RegisteredFile(f"n{number}", 0, 10, number))
         while chosen_merge := select_merge(files, fanout=8, size_max_bytes=10**6):
             size = sum(file.size_bytes for file in chosen_merge)
-            copied += size
+            copied_bytes += size
             files = [file for file in files if file not in chosen_merge]
             files.append(RegisteredFile(f"m{number}-{len(files)}", chosen_merge[0].level + 1, size, number))
     assert len(files) < 8 * 5
-    assert copied < 4000 * 10 * 5
+    assert copied_bytes < 4000 * 10 * 5

@@ -272,7 +272,7 @@ def test_bitmap_format_equals_the_documented_format() -> None:
     for kind in KINDS:
         rng = random.Random(kind.name)
         columns = [draw_column(rng, kind, rows) for rows in (0, 65, 700)]
-        # zstd's bytes may differ between versions, so these columns are too small for compression and stay flat.
+        # The columns are so small that they are stored uncompressed, because zstd's bytes may differ between versions.
         for part in bitmap.encode_bitmaps([build_file(kind, values) for values in columns]):
             digest.update(part)
     assert digest.hexdigest() == "4fc724126dac58a7231181fabbb3053a32415987931e240c8d663e7e3da384cc"
