@@ -24,7 +24,13 @@ from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.recovery.found_files import FileReader, Finding, FoundFile, list_folders
 from seamark.metaserver.catalog.recovery.naming import FoundName, parse_found_name
 from seamark.metaserver.catalog.recovery.opening import open_context
-from seamark.metaserver.catalog.recovery.rebuild import Rebuild, Rebuilt, describe_registration, find_known, make_result
+from seamark.metaserver.catalog.recovery.rebuild import (
+    Rebuild,
+    Rebuilt,
+    describe_registration,
+    find_taken_uuids,
+    make_result,
+)
 from seamark.metaserver.catalog.recovery.selection import select_candidates
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.index.files.headers import IndexReader
@@ -100,7 +106,7 @@ async def _rebuild(
     results = [result async for result in reader.read_folders(folders)]
     newest_files = [file for result in results for file in result.newest]
     uncertain = [file for result in results for file in result.uncertain]
-    known_uuids = await find_known(context, {file.uuid for file in (*newest_files, *uncertain)})
+    known_uuids = await find_taken_uuids(context, {file.uuid for file in (*newest_files, *uncertain)})
     findings = [
         finding
         for result in results

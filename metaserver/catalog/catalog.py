@@ -20,7 +20,12 @@ from seamark.metaserver.catalog.functions import Functions
 from seamark.metaserver.catalog.imports import Imports
 from seamark.metaserver.catalog.metrics import MetricsReports
 from seamark.metaserver.catalog.namespaces import Namespaces
-from seamark.metaserver.catalog.ownership.claims import check_own, check_staged, check_writable, create_missing_claims
+from seamark.metaserver.catalog.ownership.claims import (
+    check_claimed_location,
+    check_staged,
+    check_writable,
+    create_missing_claims,
+)
 from seamark.metaserver.catalog.plans.plan_tables import PlanTables
 from seamark.metaserver.catalog.plans.plan_views import PlanViews
 from seamark.metaserver.catalog.staging import StagingPasses
@@ -64,7 +69,7 @@ class Catalog:
         """
         loaded = await self.tables.load(namespace, name)
         assert loaded.entry is not None
-        await check_own(self.context, loaded.entry.uuid, loaded.metadata.location)
+        await check_claimed_location(self.context, loaded.entry.uuid, loaded.metadata.location)
         return loaded.metadata.location
 
     async def check_owned(self, uuid: str, location: str) -> None:
@@ -73,7 +78,7 @@ class Catalog:
         Raises:
             Forbidden: The table has not claimed the location.
         """
-        await check_own(self.context, uuid, location)
+        await check_claimed_location(self.context, uuid, location)
 
     async def check_writable(self, loaded: LoadedTable) -> None:
         """Check that the server would write only inside the table's claimed locations.

@@ -94,7 +94,7 @@ class PeerObjects(ForwardingObjects):
             self.counts.failed += 1
             return await self._stored.read(checked, limit_bytes=limit_bytes)
         if owner == self._membership.address:
-            return await self._read_own(checked, limit_bytes)
+            return await self._read_owned_file(checked, limit_bytes)
         return await self._flights.run(
             (checked, limit_bytes), lambda: self._read_from_owner(owner, checked, limit_bytes)
         )
@@ -115,7 +115,7 @@ class PeerObjects(ForwardingObjects):
             breaker = self._breakers[address] = CircuitBreaker()
         return breaker
 
-    async def _read_own(self, location: str, limit_bytes: int | None) -> bytes:
+    async def _read_owned_file(self, location: str, limit_bytes: int | None) -> bytes:
         try:
             file = await self._cache.get(location)
         except (TooLarge, Corrupt):

@@ -300,7 +300,7 @@ def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule)
             residual = residuals.setdefault(partition.spec_id, Residuals(expression, spec))
             expired[number] = residual({field.field_id: field.value for field in partition.fields}) == TRUE
     is_expired, rows = expired[grouped.numbers], files.read_longs("record_count")
-    has_any_values, size_bytes = np.zeros(files.files, dtype=np.bool_), 0
+    has_any_values, size_bytes = np.zeros(files.file_count, dtype=np.bool_), 0
     for name in rule.columns:
         column = schema.find_column_by_name(name)
         if column is None:

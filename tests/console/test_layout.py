@@ -233,13 +233,13 @@ class _Bounds:
     form = Form.INTEGERS
 
     def __init__(self, files: int) -> None:
-        self.files = files
+        self.file_count = files
 
     def find_statistics(self, column: object) -> _Bounds:
         return self
 
     def read_bounds(self, side: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.arange(self.files, dtype=np.int64) * 1000 + (500 if side == "upper" else 0)
+        return np.arange(self.file_count, dtype=np.int64) * 1000 + (500 if side == "upper" else 0)
 
 
 def test_numeric_bounds_are_not_converted_to_objects() -> None:

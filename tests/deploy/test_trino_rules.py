@@ -117,7 +117,7 @@ def read_outcome(rig: RulesRig, sql: str, user: str) -> str:
     return str(wait_for_result(read_outcome_if_final))
 
 
-def count_rewritten(rig: RulesRig, sql: str, user: str) -> tuple[int, int]:
+def count_rewritten_statements(rig: RulesRig, sql: str, user: str) -> tuple[int, int]:
     """Run a statement, and count the rewritten and the restarted statements.
 
     A statement is restarted if its rewritten text fails; then its original text runs.
@@ -160,8 +160,8 @@ def plan_name(rig: RulesRig, predicate: str) -> str:
 
 def test_rows_are_filtered_and_masked_equally_with_and_without_the_proxy(rig: RulesRig) -> None:
     sql = "SELECT id, country, card FROM orders WHERE id BETWEEN 3 AND 8"
-    assert count_rewritten(rig, sql, "anna") == (1, 0)
-    assert count_rewritten(rig, sql, "rita") == (1, 0)
+    assert count_rewritten_statements(rig, sql, "anna") == (1, 0)
+    assert count_rewritten_statements(rig, sql, "rita") == (1, 0)
     assert run_both(rig, sql, "rita") == [[3, "FR", "XXXX"], [6, "FR", "XXXX"]]
     assert len(run_both(rig, sql, "anna")) == 6
 
@@ -178,7 +178,7 @@ def test_condition_on_a_masked_column_uses_the_mask(rig: RulesRig) -> None:
         actual = run_both(rig, sql, "rita")
         assert actual
         assert actual != [[0]]
-    assert count_rewritten(rig, "SELECT id FROM orders WHERE card = 'c3-1'", "anna") == (1, 0)
+    assert count_rewritten_statements(rig, "SELECT id FROM orders WHERE card = 'c3-1'", "anna") == (1, 0)
     assert run_both(rig, "SELECT id FROM orders WHERE card = 'c3-1'", "rita") == []
 
 
@@ -209,10 +209,10 @@ def test_header_shows_no_counts_to_users_with_row_filters_or_masks(rig: RulesRig
 
 def test_files_are_not_pruned_by_hidden_rows_of_another_table(rig: RulesRig) -> None:
     sql = "SELECT o.id FROM orders o JOIN customers c ON o.customer = c.number WHERE c.name = 'name8'"
-    assert count_rewritten(rig, sql, "anna") == (1, 0)
+    assert count_rewritten_statements(rig, sql, "anna") == (1, 0)
     assert run_both(rig, sql, "rita") == []
     assert read_outcome(rig, sql, "rita") == "planned"
-    wait_for_result(lambda: count_rewritten(rig, sql, "rita") == (0, 1))
+    wait_for_result(lambda: count_rewritten_statements(rig, sql, "rita") == (0, 1))
 
 
 def test_plan_name_of_one_user_is_unknown_to_another_user(rig: RulesRig) -> None:
@@ -465,7 +465,7 @@ def test_columns_that_trino_resolves_through_stars_and_views_are_reported(rig: R
         "SELECT count(*) FROM orders WHERE customer = 3",
         "SELECT id FROM own WHERE id = 29",
     ):
-        assert count_rewritten(rig, sql, "anna") == (1, 0)
+        assert count_rewritten_statements(rig, sql, "anna") == (1, 0)
     expected = [["customer"], ["card", "country", "customer", "id"], ["country", "id"]]
     assert wait_for_result(lambda: len(list_reported_columns(rig)) >= count_before + 3)
     assert all(columns in list_reported_columns(rig) for columns in expected), list_reported_columns(rig)

@@ -91,7 +91,7 @@ class ExpectedTable:
             message
         )
 
-    def check_found(self, condition: str, message: str) -> None:
+    def check_matching_rows(self, condition: str, message: str) -> None:
         expected = sorted(self.find_matching_ids(condition))
         assert [row[0] for row in self.run(f"SELECT id FROM {{t}} WHERE {condition} ORDER BY id")] == expected, message
         assert sorted(row[0] for row in self.run(f"SELECT * FROM {{t}} WHERE {condition}")) == expected, message
@@ -268,7 +268,7 @@ def test_nan_is_the_greatest_value_in_spark(stock: UnmodifiedSpark) -> None:
         assert {row.id for row in frame.collect()} == expected, f"seamark.spark.sql: {condition}"
     table.index("bitmap(d)", "bloom(f)")
     for condition in ("d > 3", "f > 3", "d > 3 AND f > 3")[: examples(3, 1)]:
-        table.check_found(condition, f"{condition}, with indexes")
+        table.check_matching_rows(condition, f"{condition}, with indexes")
     table.delete("d > 3")
     table.check("DELETE of NaN")
 
@@ -322,7 +322,7 @@ class StatementCampaign:
         text = "\n".join(self.said)
         try:
             if kind == "find":
-                table.check_found(condition, text)
+                table.check_matching_rows(condition, text)
             elif kind == "merge":
                 ids = [row[0] for row in table.rows if row[0] >= 0]
                 keys = [*rng.sample(ids, min(len(ids), 6)), -1 - len(self.said)]

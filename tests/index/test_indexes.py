@@ -131,7 +131,7 @@ async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(rig: In
     assert index_file.state is IndexFileState.QUARANTINED
     assert index_file.reason is not None
     assert path.name in index_file.reason
-    assert (await rig.table.registry.load_files(await rig.table.build_entry())).list_live(file.definition) == ()
+    assert (await rig.table.registry.load_files(await rig.table.build_entry())).list_live_files(file.definition) == ()
 
 
 async def test_index_file_of_another_table_or_definition_is_quarantined(rig: IndexesRig) -> None:

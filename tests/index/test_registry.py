@@ -77,7 +77,7 @@ def list_names(files: Sequence[RegisteredIndexFile]) -> list[str]:
 
 async def test_table_without_index_files_needs_no_read(store: CountingStore, registry: Registry) -> None:
     files = await registry.load_files(await load_entry(store))
-    assert (files.files, files.definitions, files.list_live("d")) == ((), (), ())
+    assert (files.files, files.definitions, files.list_live_files("d")) == ((), (), ())
     assert store.listed == 0
 
 
@@ -86,7 +86,7 @@ async def test_concurrent_and_later_plans_read_the_store_once(store: CountingSto
     entry = await load_entry(store)
     answers = await asyncio.gather(*(registry.load_files(entry) for _ in range(20)))
     answers.append(await registry.load_files(entry))
-    assert [list_names(answer.list_live("d")) for answer in answers] == [["a"]] * 21
+    assert [list_names(answer.list_live_files("d")) for answer in answers] == [["a"]] * 21
     assert store.listed == 1
 
 
@@ -95,13 +95,16 @@ async def test_change_is_visible_to_readers_of_the_later_entry(store: CountingSt
     await registry.replace(UUID, "d", add=[make_file("a"), make_file("b", created_ms=6)])
     await registry.replace(UUID, "e", add=[make_file("c", definition="e", created_ms=7)])
     files_before = await other_registry.load_files(await load_entry(store))
-    assert (list_names(files_before.list_live("d")), list_names(files_before.list_live("e"))) == (["a", "b"], ["c"])
+    assert (list_names(files_before.list_live_files("d")), list_names(files_before.list_live_files("e"))) == (
+        ["a", "b"],
+        ["c"],
+    )
     assert set(files_before.definitions) == {"d", "e"}
     await registry.replace(UUID, "d", add=[make_file("m", created_ms=8)], remove=["file:///w/a"])
     await registry.quarantine_file(UUID, "file:///w/b", "crc")
     files_after = await other_registry.load_files(await load_entry(store))
     assert files_after.version > files_before.version
-    assert list_names(files_after.list_live("d")) == ["m"]
+    assert list_names(files_after.list_live_files("d")) == ["m"]
     assert list_names(files_after.files) == ["a", "b", "c", "m"]
     await registry.forget(UUID, "file:///w/a")
     assert list_names((await other_registry.load_files(await load_entry(store))).files) == ["b", "c", "m"]
@@ -113,7 +116,7 @@ async def test_addition_with_a_lost_reply_is_repeated(store: CountingStore, regi
     version = await registry.replace(UUID, "d", add=[make_file("b")], remove=["file:///w/a"])
     entry = await load_entry(store)
     assert entry.index_version == version
-    assert list_names((await registry.load_files(entry)).list_live("d")) == ["b"]
+    assert list_names((await registry.load_files(entry)).list_live_files("d")) == ["b"]
 
 
 async def test_lost_reply_is_reported_if_a_repeat_could_affect_a_later_change(
@@ -134,7 +137,7 @@ async def test_only_one_of_two_merges_of_the_same_files_succeeds(store: Counting
         return_exceptions=True,
     )
     assert [isinstance(result, CommitConflict) for result in results].count(True) == 1
-    live = list_names((await registry.load_files(await load_entry(store))).list_live("d"))
+    live = list_names((await registry.load_files(await load_entry(store))).list_live_files("d"))
     assert live in (["x"], ["a", "y"])
 
 
@@ -155,12 +158,12 @@ async def test_forgotten_table_starts_empty_when_it_is_registered_again(
     await registry.replace(UUID, "d", add=[make_file("z")])
     entry = await load_entry(store)
     assert entry.index_version > files.version
-    assert list_names((await registry.load_files(entry)).list_live("d")) == ["z"]
+    assert list_names((await registry.load_files(entry)).list_live_files("d")) == ["z"]
 
 
 def test_superseded_and_quarantined_files_are_listed_and_not_live() -> None:
     files = [make_file(state.value, state=state) for state in IndexFileState]
     index_files = IndexFiles(3, files)
     assert list(index_files.files) == files
-    assert index_files.list_live("d") == (files[0],)
+    assert index_files.list_live_files("d") == (files[0],)
     assert index_files.definitions == ("d",)

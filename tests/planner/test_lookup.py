@@ -150,7 +150,7 @@ async def check_prefixes(seed: int, folder: Path, planner: Planner, counts: Coun
                     lookup_result
                 ), context
                 counts["prefixes"] += 1
-                counts["narrowing"] += 0 < lookup_result.files < len(files)
+                counts["narrowing"] += 0 < lookup_result.file_count < len(files)
 
 
 async def test_partition_prefix_finds_exactly_the_files_of_its_partitions(tmp_path: Path) -> None:
@@ -228,10 +228,10 @@ async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path
             rng = random.Random(seed)
             for _, _, view in await build_views(lake, planner):
                 all_results = find_files_by_prefix(view)
-                picked = np.flatnonzero([rng.random() < 0.6 for _ in range(all_results.files)])
+                picked = np.flatnonzero([rng.random() < 0.6 for _ in range(all_results.file_count)])
                 files = find_files_at(view, all_results.list_entry_ids()[picked])
                 assert list_paths(files) == [list_paths(all_results)[at] for at in picked]
-                start, end = sorted(rng.randint(0, files.files + 2) for _ in range(2))
+                start, end = sorted(rng.randint(0, files.file_count + 2) for _ in range(2))
                 assert list_paths(files.slice_files(start, end)) == list_paths(files)[start:end]
                 assert (
                     files.slice_files(start, end).list_entry_ids().tolist()

@@ -249,13 +249,13 @@ async def test_table_that_opens_slowly_after_a_restart_delays_no_other_table(
     slow = min(uuids)  # The server opens tables in the order of their UUIDs.
     make, is_released, waiting = Streams._make, asyncio.Event(), asyncio.Event()
 
-    async def make_slowly(streams: Streams, entry: Entry, metadata: TableMetadata) -> StreamTable:
+    async def make_after_release(streams: Streams, entry: Entry, metadata: TableMetadata) -> StreamTable:
         if entry.uuid == slow:
             waiting.set()
             await is_released.wait()
         return await make(streams, entry, metadata)
 
-    monkeypatch.setattr(Streams, "_make", make_slowly)
+    monkeypatch.setattr(Streams, "_make", make_after_release)
     async with open_stream_server(tmp_path, stream_flush_interval_ms=100) as stream:
         async with asyncio.timeout(60):
             await waiting.wait()

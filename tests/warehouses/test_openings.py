@@ -87,16 +87,16 @@ async def test_requests_for_unknown_names_cause_one_query_each_second(
     queries: list[str] = []
     read_one, read_all = openings.store.load_warehouse, openings.store.list_warehouses
 
-    async def count_one(name: str) -> StoredWarehouse | None:
+    async def record_load(name: str) -> StoredWarehouse | None:
         queries.append(name)
         return await read_one(name)
 
-    async def count_all() -> list[StoredWarehouse]:
+    async def record_list() -> list[StoredWarehouse]:
         queries.append("all")
         return await read_all()
 
-    monkeypatch.setattr(openings.store, "load_warehouse", count_one)
-    monkeypatch.setattr(openings.store, "list_warehouses", count_all)
+    monkeypatch.setattr(openings.store, "load_warehouse", record_load)
+    monkeypatch.setattr(openings.store, "list_warehouses", record_list)
     for number in range(20):
         assert not await openings.is_served(f"name{number}")
     assert queries == ["all"]

@@ -174,7 +174,7 @@ async def read_advised_table(
         return "the statements compare no column whose values can be sampled"
     scan = await call.components.planner.plan(BoundScan.bind(metadata, ScanRequest()), loaded.entry)
     files = find_files_by_prefix(scan.view)
-    if files.files < 1:
+    if files.file_count < 1:
         return "the table has no data files"
     listed = await run_simulation(call, lambda: list_files_at(scan, scan.entry_ids))
     sample = await sample_rows(call.components.objects, metadata, listed, columns)

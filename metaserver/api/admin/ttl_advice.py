@@ -212,7 +212,7 @@ def _find_columns_inside(schema: Schema, column_id: int) -> set[int]:
 
 def _measure_column(files: FoundFiles, schema: Schema, column_id: int) -> Longs:
     """Return the bytes of the column in each file, int64[files]; 0 if they are unknown, or if all values are null."""
-    total = np.zeros(files.files, dtype=np.int64)
+    total = np.zeros(files.file_count, dtype=np.int64)
     rows = files.read_longs("record_count")
     for leaf_id in {column_id, *_find_columns_inside(schema, column_id)}:
         leaf = schema.index.by_id[leaf_id]

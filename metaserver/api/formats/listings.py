@@ -105,7 +105,7 @@ class FileListing:
         self._metadata = metadata
         self._parts = (data, deletes)
         self._scan = scan
-        self.total = data.files + deletes.files
+        self.total = data.file_count + deletes.file_count
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes:
         pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._write_page(start, end)]
@@ -119,7 +119,7 @@ class FileListing:
 
     def _write_page(self, start: int, end: int) -> list[tuple[FoundFiles, ScanPlan | None]]:
         data, deletes = self._parts
-        delete_range = (max(0, start - data.files), max(0, end - data.files))
+        delete_range = (max(0, start - data.file_count), max(0, end - data.file_count))
         return [(data.slice_files(start, end), self._scan), (deletes.slice_files(*delete_range), None)]
 
 
@@ -192,7 +192,7 @@ class _FilesPage:
 
     def _count_delete_files(self) -> Longs:
         """Return the number of delete files of each data file, or MISSING for delete files."""
-        files = self._files.files
+        files = self._files.file_count
         if files and self._files.segments[0].block.content != 0:
             return np.full(files, MISSING, dtype=np.int64)
         if self._scan is None:
@@ -207,20 +207,20 @@ class ColumnStats:
     def __init__(self, files: FoundFiles, column: RequestedColumn) -> None:
         self._files = files
         self._column = column
-        self.total = files.files
+        self.total = files.file_count
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytearray:
         """Return the columns as an Arrow IPC stream; see `Listing.encode_stream`."""
         files = self._files.slice_files(start, end)
         stats = files.find_statistics(self._column)
-        columns = RecordBatchWriter(files.files)
+        columns = RecordBatchWriter(files.file_count)
         for name in names:
             column_name = name.replace("-", "_")
             if name == "file-path":
                 columns.add(column_name, pa.string(), arrow.make_text_array(files.read_texts("file_path")))
             elif name == "file":
                 rows = pa.py_buffer(files.list_entry_ids())
-                columns.add(column_name, pa.int64(), pa.Array.from_buffers(pa.int64(), files.files, [None, rows]))
+                columns.add(column_name, pa.int64(), pa.Array.from_buffers(pa.int64(), files.file_count, [None, rows]))
             elif side := _SIDES.get(name):
                 self._add_bounds(columns, column_name, stats, side)
             else:
@@ -301,7 +301,7 @@ class PartitionListing:
         """
         within = group_by_partition(within_files)
         counted = (
-            np.ones(within_files.files, dtype=np.int64)
+            np.ones(within_files.file_count, dtype=np.int64)
             if only is None
             else (within_files.read_longs("content") == only).astype(int)
         )

@@ -138,7 +138,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
     if body.exclusive:
         await require_no_other_build(call, table, name)
     new_files = await find_new_files_by_snapshot(call, table.metadata, find_named_snapshots(table.metadata))
-    live_files = table.registered.list_live(definition.id)
+    live_files = table.registered.list_live_files(definition.id)
     lag = [(entry.files, await find_missing_files(call, entry, live_files)) for entry in new_files]
     clock = call.components.clock
     build_id, now_ms = str(clock.uuid7()), clock.now_ms()
@@ -238,7 +238,7 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
     metadata = build.table.metadata
     token = _read_token(call, build) or _Token(build.instant.id, find_named_snapshots(metadata), 0, 0)
     new_files = await find_new_files_by_snapshot(call, metadata, token.snapshots)
-    live_files = build.table.registered.list_live(build.definition.id)
+    live_files = build.table.registered.list_live_files(build.definition.id)
     page: list[tuple[SnapshotFiles, Longs]] = []
     following = None
     for at in range(token.at, len(new_files)):

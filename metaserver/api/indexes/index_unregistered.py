@@ -66,7 +66,7 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
         raise BadRequest(f"The request has more than {FILES_MAX} index files; send them in several requests")
     table = await load_requested_table(call)
     definition = find_defined_index(table.metadata, call.names[1])
-    live_files = {file.location: file for file in table.registered.list_live(definition.id)}
+    live_files = {file.location: file for file in table.registered.list_live_files(definition.id)}
     absent = [location for location in body.index_files if location not in live_files]
     if absent:
         raise CommitConflict(f"{absent[0][:200]!r} is not a live index file of this index")

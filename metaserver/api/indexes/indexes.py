@@ -381,7 +381,7 @@ async def _describe_index(
     call: Call, table: TableIndexes, state: _TableState, definition: IndexDefinition
 ) -> dict[str, Any]:
     """Return the state of an index in the form of an answer."""
-    live_files, files = table.registered.list_live(definition.id), state.files
+    live_files, files = table.registered.list_live_files(definition.id), state.files
     mask = await find_covered_files(call, files, live_files)
     of_refs = sum([int((await find_missing_files(call, other, live_files)).sum()) for other in state.other_snapshots])
     indexed, total = int(mask.sum()), files.ids.count

@@ -82,7 +82,7 @@ async def make_claim(
     )
     await context.objects.check_links([candidate.key for candidate in candidates])
     locations = await asyncio.to_thread(_drop_nested_locations, context.warehouse, candidates)
-    await check_known(context, (claimed_location.key for claimed_location in locations), entry.uuid)
+    await check_unknown_locations(context, (claimed_location.key for claimed_location in locations), entry.uuid)
     operation = ClaimLocations(
         uuid=entry.uuid,
         locations=locations,
@@ -140,7 +140,7 @@ async def claim_folder(context: CatalogContext, entry: Entry, folder: str, *, fr
     """Return the operation with which a function claims its folder. See `claim`."""
     locations = _drop_nested_locations(context.warehouse, [ClaimedLocation(key=folder, display_form=folder)])
     await context.objects.check_links([folder])
-    await check_known(context, (claimed_location.key for claimed_location in locations), entry.uuid)
+    await check_unknown_locations(context, (claimed_location.key for claimed_location in locations), entry.uuid)
     operation = ClaimLocations(uuid=entry.uuid, locations=locations, fresh=fresh)
     await _check_free(context, operation)
     return operation
@@ -170,7 +170,7 @@ async def _is_taken(
 ) -> bool:
     may_reuse = may_reuse_locations(caller, table_name[0])
     key = context.warehouse.make_key(parse_location(location))
-    await check_known(context, [key], uuid)
+    await check_unknown_locations(context, [key], uuid)
     for claimed_location in await context.store.find_overlapping_claims([key], uuid, 1):
         is_same = may_reuse and claimed_location.location == key
         if not (is_same and await context.store.is_name_released(claimed_location.uuid, *table_name)):
@@ -185,7 +185,7 @@ async def check_outside(context: CatalogContext, location: str, description: str
         BadRequest: The location is equal to the location of an entry, or inside it.
     """
     keys = [context.warehouse.make_key(parse_location(location))]
-    await check_known(context, keys, "", include_inside=False)
+    await check_unknown_locations(context, keys, "", include_inside=False)
     if await context.store.find_overlapping_claims(keys, "", 0):
         raise BadRequest(
             f"{description} {location!r} is inside the location of a table, view or function; choose another"
@@ -215,7 +215,7 @@ async def check_staged(
         )
 
 
-async def check_own(context: CatalogContext, uuid: str, location: str) -> None:
+async def check_claimed_location(context: CatalogContext, uuid: str, location: str) -> None:
     """Check that `uuid` has claimed the location.
 
     The database decides which files a client may open, because the table's writers can overwrite metadata files.
@@ -254,9 +254,9 @@ async def check_writable(context: CatalogContext, uuid: str, metadata: TableMeta
         Forbidden: The entry has not claimed one of these folders.
     """
     folder = get_metadata_folder(metadata.location, metadata.properties)
-    await check_own(context, uuid, folder)
+    await check_claimed_location(context, uuid, folder)
     if not folder.startswith(metadata.location.rstrip("/") + "/"):
-        await check_own(context, uuid, metadata.location)
+        await check_claimed_location(context, uuid, metadata.location)
 
 
 async def make_foreign_file_check(
@@ -344,7 +344,9 @@ async def create_remaining_claims(context: CatalogContext) -> int:
     return await create_missing_claims(context) if context.unclaimed.unread or context.unclaimed.lost else 0
 
 
-async def check_known(context: CatalogContext, keys: Iterable[str], uuid: str, *, include_inside: bool = True) -> None:
+async def check_unknown_locations(
+    context: CatalogContext, keys: Iterable[str], uuid: str, *, include_inside: bool = True
+) -> None:
     """Check that the locations do not overlap the possible location of an entry whose location is unknown.
 
     Args:

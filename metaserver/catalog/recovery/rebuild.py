@@ -177,7 +177,7 @@ class Rebuild:
             await context.store.transact([claimed, ReleaseLocations(uuid=file.uuid, retained=retained)])
 
 
-async def find_known(context: CatalogContext, uuids: Iterable[str]) -> set[str]:
+async def find_taken_uuids(context: CatalogContext, uuids: Iterable[str]) -> set[str]:
     """Return the UUIDs for which the database has, or had, an entry."""
     known_uuids: set[str] = set()
     pending = list(uuids)

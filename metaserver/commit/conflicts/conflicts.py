@@ -95,7 +95,7 @@ class ConflictCheck:
             return
         count = len(change.data) + len(change.deletes)
         referenced, stored = await run_by_count(count, partial(_list_referenced_files, change))
-        await self._check_live(stored)
+        await self._check_files_live(stored)
         await self._check_vectors()
         history = await self._list_history(head, look_back)
         if history is None or not history.snapshots:
@@ -116,7 +116,7 @@ class ConflictCheck:
 
     # Checks of the current snapshot
 
-    async def _check_live(self, paths: set[str]) -> None:
+    async def _check_files_live(self, paths: set[str]) -> None:
         _, missing = await self._find_live_files(paths)
         if missing is not None:
             raise Collision(

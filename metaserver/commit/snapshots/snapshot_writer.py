@@ -21,7 +21,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import get_metadata_folder
 from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.catalog.context import CatalogContext
-from seamark.metaserver.catalog.ownership.claims import check_own
+from seamark.metaserver.catalog.ownership.claims import check_claimed_location
 from seamark.metaserver.commit.change_requests.change import Change
 from seamark.metaserver.commit.snapshots.manifests import (
     MANIFESTS_CONCURRENT_MAX,
@@ -203,7 +203,7 @@ async def open_writer(
     folder = get_metadata_folder(metadata.location, metadata.properties)
     context.warehouse.check(folder, "The folder of the table's metadata")
     # Check the location before the first write, because a writer may have overwritten the metadata file.
-    await check_own(context, uuid, folder)
+    await check_claimed_location(context, uuid, folder)
     snapshot_id = int.from_bytes(context.clock.draw_bytes(8), "big") >> 1 or 1
     return SnapshotWriter(context.objects, context.clock, manifests, folder, snapshot_id, is_deferred=is_deferred)
 

@@ -116,7 +116,7 @@ class CachingBackend:
                 if answered is not None:
                     return answered
             return await self._inner.answer(call)
-        written_locations = _list_written(call)
+        written_locations = _list_changed_locations(call)
         for location in written_locations:
             self._records.note_write(location)
         try:
@@ -524,7 +524,7 @@ def _is_plain(call: S3Read) -> bool:
     return not matched[2] or int(matched[1]) <= int(matched[2])
 
 
-def _list_written(call: S3Call) -> list[str]:
+def _list_changed_locations(call: S3Call) -> list[str]:
     """Return the locations of the objects that a request may change."""
     bucket, key = call.address.bucket, call.address.key
     if "partNumber" in call.address.query or "uploads" in call.address.query:

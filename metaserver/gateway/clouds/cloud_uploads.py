@@ -69,7 +69,7 @@ class CloudUploads:
             S3Error: NoSuchUpload if the upload does not exist.
         """
         newest: dict[int, Part] = {}
-        for part in await self._list_all(store, key, upload_id):
+        for part in await self._list_parts(store, key, upload_id):
             earlier_part = newest.get(part.number)
             if earlier_part is None or earlier_part.modified_ns <= part.modified_ns:
                 newest[part.number] = part
@@ -83,7 +83,7 @@ class CloudUploads:
         Raises:
             S3Error: The upload or one of its parts does not exist, or the order of the parts is wrong.
         """
-        stored = {(part.number, part.etag.strip('"')): part for part in await self._list_all(store, key, upload_id)}
+        stored = {(part.number, part.etag.strip('"')): part for part in await self._list_parts(store, key, upload_id)}
         listed = {number: stored[number, etag] for number, etag in part_etags if (number, etag) in stored}
         parts = choose_parts(list(part_etags), listed)
         headers = await obstore.get_async(store, f"{_get_upload_folder(key, upload_id)}/{_HEADERS}")
@@ -143,7 +143,7 @@ class CloudUploads:
             text += f"<Part>{fields}</Part>"
         return text
 
-    async def _list_all(self, store: RemoteStore, key: str, upload_id: str) -> list[Part]:
+    async def _list_parts(self, store: RemoteStore, key: str, upload_id: str) -> list[Part]:
         await self.check(store, key, upload_id)
         parts = []
         async for page in obstore.list(store, f"{_get_upload_folder(key, upload_id)}/", chunk_size=1000):

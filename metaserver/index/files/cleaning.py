@@ -132,7 +132,7 @@ class Cleaner:
         before_ms = (await read_passed_time(self._store, self._clock)).find_time_ago(self._retention_ms)
         for definition_id in set(registered.definitions) - defined:
             old_locations = [
-                file.location for file in registered.list_live(definition_id) if file.changed_ms < before_ms
+                file.location for file in registered.list_live_files(definition_id) if file.changed_ms < before_ms
             ]
             if old_locations:
                 await self._registry.replace(entry.uuid, definition_id, add=(), remove=old_locations)

@@ -36,7 +36,7 @@ class IndexFiles:
                 files_of_definition.setdefault(file.definition, []).append(file)
         self._live = {definition: tuple(of_definition) for definition, of_definition in files_of_definition.items()}
 
-    def list_live(self, definition_id: str) -> tuple[RegisteredIndexFile, ...]:
+    def list_live_files(self, definition_id: str) -> tuple[RegisteredIndexFile, ...]:
         """Return the files that plans may use, oldest first."""
         return self._live.get(definition_id, ())
 

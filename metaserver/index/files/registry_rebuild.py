@@ -170,7 +170,7 @@ class RegistryRebuild:
         if not candidates:
             return []
         live_summaries = []
-        for file in registered.list_live(definition.id):
+        for file in registered.list_live_files(definition.id):
             # Ignore a file that cannot be read. The next plan that uses the file quarantines it.
             with suppress(Corrupt, ObjectMissing, UnknownVersion):
                 live_summaries.append(await self.reader.describe(file.location, file.size_bytes))

@@ -51,10 +51,10 @@ def make_current_layout(files: FoundFiles, sample: RowSample) -> SimulatedLayout
     """Return the layout of a table's files, by their column bounds. A file without bounds may have any value."""
     lower, upper, nulls = {}, {}, {}
     records, sizes = files.read_longs("record_count"), files.read_longs("file_size_in_bytes").astype(np.float64)
-    drawn_files = np.arange(files.files)
-    if files.files > _CURRENT_FILES_MAX:
-        rng = np.random.default_rng(files.files)
-        drawn_files = np.sort(rng.choice(files.files, _CURRENT_FILES_MAX, replace=False))
+    drawn_files = np.arange(files.file_count)
+    if files.file_count > _CURRENT_FILES_MAX:
+        rng = np.random.default_rng(files.file_count)
+        drawn_files = np.sort(rng.choice(files.file_count, _CURRENT_FILES_MAX, replace=False))
     for column_id, column in sample.columns.items():
         stats = files.find_statistics(RequestedColumn(column_id, column.kind))
         count = len(column.values)

@@ -328,7 +328,7 @@ def _estimate_row_shares(
         None if no value can satisfy the condition, or if the computation would be too large.
     """
     part = parts[0]
-    if not intervals or not candidates.files or len(intervals) * candidates.files > _WORK_MAX:
+    if not intervals or not candidates.file_count or len(intervals) * candidates.file_count > _WORK_MAX:
         return None
     axis = _Axis.read(
         candidates.find_statistics(RequestedColumn(part.column_id, part.kind)), candidates.read_longs("record_count")

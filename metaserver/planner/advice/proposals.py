@@ -219,7 +219,7 @@ class _Advisor:
         self._index_shares = self._compute_index_shares(self._indexes)
         shares = self._bucket_shares * self._index_shares
         self.before = self._average_reads(
-            self._current_shares * shares, self._current_files * shares, state.files.files
+            self._current_shares * shares, self._current_files * shares, state.files.file_count
         )
 
     def rank_proposals(self) -> list[Proposal]:
@@ -346,7 +346,7 @@ class _Advisor:
             index_shares = self._compute_index_shares([*self._indexes, (kind, (column_id,))])
             shares = self._bucket_shares * index_shares
             predicted = self._average_reads(
-                self._current_shares * shares, self._current_files * shares, self._state.files.files
+                self._current_shares * shares, self._current_files * shares, self._state.files.file_count
             )
             written_bytes = int(self._state.rows * _INDEX_BYTES_PER_ROW[kind])
             read_bytes = int(self._state.total_bytes / max(1, len(self._state.metadata.current_schema.fields)))
@@ -397,7 +397,7 @@ class _Advisor:
             order = np.argsort(partition_of_rows, kind="stable")
             target_files = math.ceil(self._state.total_bytes / self._state.target_bytes)
             count = len(np.unique(partition_of_rows))
-            if count > rows // 24 or count > 4 * max(target_files, self._state.files.files):
+            if count > rows // 24 or count > 4 * max(target_files, self._state.files.file_count):
                 continue  # The partitions would be smaller than files are now.
             layout = simulate_layout(sample, order, target_files, partition_of_rows[order])
             name = self._get_column_name(column_id)
@@ -463,7 +463,7 @@ class _Advisor:
 
     def _propose_cubes(self) -> Iterator[Proposal]:
         """Propose the cubes that would answer recorded shapes which no existing cube answers."""
-        files = max(1, self._state.files.files)
+        files = max(1, self._state.files.file_count)
         rows_per_file = max(1, self._state.rows // files)
         schema = self._state.metadata.current_schema
         open_shapes = {name: shape for name, shape in self._state.shapes.items() if name not in self._answered}
@@ -527,7 +527,7 @@ class _Advisor:
 
     def _propose_file_size(self) -> Iterator[Proposal]:
         """Propose to merge small files, if statements would be faster after the merge."""
-        files, total = self._state.files.files, self._state.total_bytes
+        files, total = self._state.files.file_count, self._state.total_bytes
         target_files = math.ceil(total / self._state.target_bytes)
         if files < 8 or files < 4 * target_files:
             return
@@ -574,7 +574,7 @@ class _Advisor:
             sampled_ids = sorted(column_ids & self._state.sample.columns.keys())
             for number, statement in enumerate(self._state.statements):
                 share = compute_index_shares(
-                    statement, self._state.sample, sampled_ids, self._state.files.files, FALSE_SHARES[kind]
+                    statement, self._state.sample, sampled_ids, self._state.files.file_count, FALSE_SHARES[kind]
                 )
                 shares[number] = min(shares[number], share)
         shares[[statement.fingerprint in self._answered for statement in self._state.statements]] = 0.0

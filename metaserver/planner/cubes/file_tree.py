@@ -50,7 +50,7 @@ class FileTree:
         """The group of all files."""
         return FileGroup(len(self._ends), 0, len(self.ids))
 
-    def list_members(self, group: FileGroup) -> list[FileGroup]:
+    def list_subgroups(self, group: FileGroup) -> list[FileGroup]:
         """Return the groups of the next lower level. A group of level 1 has none."""
         if group.level == 1:
             return []

@@ -310,7 +310,7 @@ class Segments:
         try:
             merged = await self._merge_group(merger, group)
         except SegmentTooLarge:  # Smaller groups of files have fewer groups of rows.
-            members = merger.tree.list_members(group) or [
+            members = merger.tree.list_subgroups(group) or [
                 FileGroup(1, first, min(first + _ENTRY_FILES_MAX, group.end))
                 for first in range(group.first, group.end, _ENTRY_FILES_MAX)
             ]
@@ -369,7 +369,7 @@ class Segments:
         if places is not None:
             return places
         # Two index files may have entries of the same data file. These are equal, and the newer entry is read.
-        files = [file for file in registered.list_live(definition.id)[::-1] if file.location not in damaged]
+        files = [file for file in registered.list_live_files(definition.id)[::-1] if file.location not in damaged]
         places = await asyncio.to_thread(_Places, ids, files)
         was_opened = True
         for start in range(0, len(files), _CONCURRENT_OPENS_MAX):
@@ -435,7 +435,7 @@ class _Merger:
         segment = await self._segments.find(key)
         if segment is not None and segment.schema == self._schema:
             return segment
-        members = self.tree.list_members(group)
+        members = self.tree.list_subgroups(group)
         if len(members) == 1:
             return await self.merge(members[0])
         if members:

@@ -113,7 +113,7 @@ class IndexSelection:
         if registered_files is None:
             return None
         listed_files = {
-            definition.id: registered_files.list_live(definition.id) for definition in projection.definitions
+            definition.id: registered_files.list_live_files(definition.id) for definition in projection.definitions
         }
         files = [file for of_definition in listed_files.values() for file in of_definition]
         if not files:

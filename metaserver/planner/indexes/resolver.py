@@ -81,7 +81,7 @@ class IndexResolver:
             located_rows = None if hashes is None else await index.record.look_up_rows(*hashes)
             return None if located_rows is None else RemoteRows(index.location, index.files, located_rows)
 
-        live_files = (await self._indexes.registry.load_files(entry)).list_live(definition.id)
+        live_files = (await self._indexes.registry.load_files(entry)).list_live_files(definition.id)
         if hashes is None:
             ready: Sequence[OpenIndex | RemoteRows | None] = await asyncio.gather(*map(self._indexes.open, live_files))
         else:
@@ -97,7 +97,7 @@ class IndexResolver:
         async def probe_index(index: RemoteIndexFile) -> RemoteIndexFile:
             return index
 
-        live_files = (await self._indexes.registry.load_files(entry)).list_live(definition.id)
+        live_files = (await self._indexes.registry.load_files(entry)).list_live_files(definition.id)
         ready = await asyncio.gather(*(self._indexes.open_or_read(file, probe_index) for file in live_files))
         usable = [index for index in ready if index is not None]
         coverage = (await compute_coverages(view, {definition.id: usable}))[definition.id]

@@ -112,7 +112,9 @@ def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_ra
     sides = [_read_keys(files.find_statistics(column)) for files in snapshots]
     axis, ranks = _build_axis([keys for pair in sides for keys in pair], by_rank)
     pairs = zip(ranks[::2], ranks[1::2], strict=True)
-    return axis, [Ranges(files.files, lower, upper) for files, (lower, upper) in zip(snapshots, pairs, strict=True)]
+    return axis, [
+        Ranges(files.file_count, lower, upper) for files, (lower, upper) in zip(snapshots, pairs, strict=True)
+    ]
 
 
 def build_bars(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:

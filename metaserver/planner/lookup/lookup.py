@@ -96,7 +96,7 @@ class FoundFiles:
 
     def __init__(self, view: TableView, segments: Longs, picks: Longs = _NO_PICKS) -> None:
         self.view = view
-        self.files = _lookup.count(segments)
+        self.file_count = _lookup.count(segments)
         self._table, self._picks = segments, picks
         self._layouts = _get_layouts(view)
 
@@ -147,7 +147,7 @@ class FoundFiles:
 
     def slice_files(self, start: int, end: int) -> FoundFiles:
         """Return the files from index `start` (included) to `end` (excluded)."""
-        if start <= 0 and end >= self.files:
+        if start <= 0 and end >= self.file_count:
             return self
         counts = self._table[:, 2]
         ends = np.cumsum(counts)
@@ -182,20 +182,20 @@ class FoundFiles:
     def _read_longs(self, sides: tuple[BoundColumn, ...]) -> Longs:
         side = _find_side_of_form(sides, Form.INTEGERS)
         if side is None:
-            return np.ndarray(self.files, np.int64, _ABSENT_LONG, strides=(0,))
+            return np.ndarray(self.file_count, np.int64, _ABSENT_LONG, strides=(0,))
         return _lookup.longs((side.layout,), self._table, self._picks)[0]
 
     def _read_doubles(self, sides: tuple[BoundColumn, ...]) -> npt.NDArray[np.float64]:
         side = _find_side_of_form(sides, Form.FLOATS)
         if side is None:
-            return np.ndarray(self.files, np.float64, _ABSENT_DOUBLE, strides=(0,))
+            return np.ndarray(self.file_count, np.float64, _ABSENT_DOUBLE, strides=(0,))
         return _lookup.doubles(side.layout, self._table, self._picks)
 
     def _read_strings(self, sides: tuple[BoundColumn, ...]) -> Strings:
         """Return the bounds of one side as strings."""
         side = _find_side_of_form(sides, Form.STRINGS)
         if side is None:
-            files = self.files
+            files = self.file_count
             return Strings(np.zeros(files + 1, np.int64), np.empty(0, np.uint8), np.zeros(files, np.uint8))
         return Strings(*_lookup.strings(side.layout, self._table, self._picks))
 
@@ -326,7 +326,7 @@ class IntegerColumn:
         bits[:] = bytes(len(bits))
         if self._layout is None:
             values[:] = bytes(len(values))
-            return files.files
+            return files.file_count
         return _lookup.write_integers(self._layout, files._table, files._picks, values, width, bits)
 
 

@@ -184,13 +184,13 @@ def test_removal_keeps_an_old_file_that_a_concurrent_commit_adds(
         age_all_files(table)
         find = orphan_removal.OrphanRemoval._find
 
-        async def list_slowly(self: orphan_removal.OrphanRemoval, *arguments: Any) -> Any:
+        async def find_and_add_late_file(self: orphan_removal.OrphanRemoval, *arguments: Any) -> Any:
             actual = await find(self, *arguments)
             assert {to_path(info.location) for info in actual[0]} == {late_file, orphan}
             await asyncio.to_thread(table.add_files, [f"file://{late_file}"])
             return actual
 
-        monkeypatch.setattr(orphan_removal.OrphanRemoval, "_find", list_slowly)
+        monkeypatch.setattr(orphan_removal.OrphanRemoval, "_find", find_and_add_late_file)
         assert remove_orphan_files(client, "db.t").files == 1
         assert late_file.exists()
         assert not orphan.exists()

@@ -181,7 +181,7 @@ async def test_body_that_stops_or_arrives_slowly_is_refused(path: str) -> None:
 
 
 async def test_slow_coordinator_does_not_cause_a_body_timeout() -> None:
-    async def take_slowly(request: web.BaseRequest) -> web.Response:
+    async def read_body_late(request: web.BaseRequest) -> web.Response:
         size = 0
         await asyncio.sleep(4.5)
         async for chunk in request.content.iter_any():
@@ -190,7 +190,7 @@ async def test_slow_coordinator_does_not_cause_a_body_timeout() -> None:
 
     # A busy machine may delay the client, which is in this process, and the proxy counts this time as waiting
     # for the client.
-    async with serve_requests(take_slowly) as trino, run_proxy(trino, body_timeout_s=4) as rig:
+    async with serve_requests(read_body_late) as trino, run_proxy(trino, body_timeout_s=4) as rig:
         status, _, body = await rig.ask("POST", "/v1/x", data=io.BytesIO(b"x" * (12 << 20)))
         assert (status, body) == (200, b"%d bytes" % (12 << 20))
 

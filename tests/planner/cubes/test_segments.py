@@ -90,7 +90,7 @@ class CubeIndexFiles:
 
     async def load_files(self, _: object) -> Any:
         live = tuple(self.files)
-        return SimpleNamespace(version=self.version, list_live=lambda _: live)
+        return SimpleNamespace(version=self.version, list_live_files=lambda _: live)
 
 
 @asynccontextmanager
@@ -139,7 +139,7 @@ def compute_expected_sums(numbers: Iterable[int], *, amount: int = 1) -> Counter
 
 def check_tree(tree: FileTree, group: FileGroup) -> None:
     """Check that the members of each group are its files, without a gap."""
-    members = tree.list_members(group)
+    members = tree.list_subgroups(group)
     if members:
         assert (members[0].first, members[-1].end) == (group.first, group.end)
         assert all(left.end == right.first for left, right in pairwise(members))
@@ -158,7 +158,7 @@ def test_groups_of_a_tree_depend_on_their_files_alone() -> None:
         while pending:
             group = pending.pop()
             keys.add(tree.digest(group))
-            pending += tree.list_members(group)
+            pending += tree.list_subgroups(group)
         return keys
 
     whole_digests = read_digests(numbers)
