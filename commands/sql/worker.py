@@ -219,7 +219,9 @@ def run(request: StatementRequest, writer: AnswerWriter) -> None:
         status = error.status or (503 if isinstance(error, Unavailable) else 400 if isinstance(error, Refused) else 500)
         _send_error(writer, status, error.message)
     except (MemoryError, pa.ArrowMemoryError):
-        _send_error(writer, 400, "The statement needs more memory than sql_memory_bytes")
+        _send_error(
+            writer, 400, f"The statement needs more than {request.memory_bytes:,} bytes of memory (sql_memory_bytes)"
+        )
     except Exception as error:  # noqa: BLE001  every error is sent to the server
         _send_error(writer, 500, f"{type(error).__name__}: {error}")
 

@@ -143,7 +143,7 @@ class RestConnection(RestCatalog):
         names: list[str] = []
         for answer in self._read_pages(self.url(endpoint, namespace=self._encode_namespace_path(namespace)), {}):
             if answer.status_code == 404:
-                raise EntryMissing("The other catalog no longer has the namespace")
+                raise EntryMissing(f"The other catalog no longer has the namespace {'.'.join(namespace)}")
             _check_status(answer)
             names += [identifier.name for identifier in _decode(answer, _EntryPage).identifiers]
         return names
@@ -180,7 +180,7 @@ class RestConnection(RestCatalog):
         """
         location = self.find_location(endpoint, kind, levels)
         if location is None:
-            raise EntryMissing("The other catalog no longer has the entry")
+            raise EntryMissing(f"The other catalog no longer has {'.'.join(levels)}")
         return location
 
     def find_location(self, endpoint: str, kind: IdentifierKind, levels: Levels) -> str | None:

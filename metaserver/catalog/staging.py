@@ -57,16 +57,12 @@ class StagingPasses:
             raise Forbidden(
                 "The staging pass in this URL was not issued by this server; create the table again"
             ) from None
-        if (
-            claims.get("aud") != _PURPOSE
-            or claims.get("exp", 0) * 1000 <= self._clock.now_ms()
-            or (claims.get("namespace"), claims.get("name")) != (list(namespace), name)
-        ):
+        if claims.get("aud") != _PURPOSE or (claims.get("namespace"), claims.get("name")) != (list(namespace), name):
             raise Forbidden(
-                f"The staging pass in this URL has expired or is not for {format_path(namespace, name)}; create the "
-                f"table "
-                "again"
+                f"The staging pass in this URL is not for {format_path(namespace, name)}; create the table again"
             )
+        if claims.get("exp", 0) * 1000 <= self._clock.now_ms():
+            raise Forbidden(f"The staging pass of {format_path(namespace, name)} has expired; create the table again")
         return str(claims["location"])
 
     def _find_key(self, signed: GuestProtocol) -> jwk.OctKey:

@@ -121,14 +121,21 @@ class Body:
                 async with asyncio.timeout(max(0.0, deadline_s - self._clock.monotonic())):
                     piece = await content.readany()
             except TimeoutError:
-                raise S3Error("RequestTimeout", "The body took too long to arrive") from None
+                elapsed_s = self._clock.monotonic() - started_s
+                raise S3Error(
+                    "RequestTimeout",
+                    f"Only {received:,} bytes of the body arrived in {elapsed_s:.0f} s; send it faster",
+                ) from None
             except (ConnectionError, web.RequestPayloadError) as error:
                 raise S3Error("IncompleteBody", "The connection ended before the body") from error
             if not piece:
                 break
             received += len(piece)
             if received > self._raw_max:
-                raise S3Error("InvalidRequest", "The body is longer than its header declares")
+                raise S3Error(
+                    "InvalidRequest",
+                    f"The body has more than {self._raw_max:,} bytes, but its header declares {self.length:,}",
+                )
             for start in range(0, len(piece), PIECE_BYTES):
                 yield piece[start : start + PIECE_BYTES]
         if not self.is_chunked and received != self.length:

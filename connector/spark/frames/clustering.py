@@ -109,8 +109,10 @@ def cluster(
         client = SeamarkClient(uri)
     if curve not in CURVES:
         raise ValueError(f"there is no curve {curve!r}; the curves are {', '.join(CURVES)}")
-    if files is not None and (files < 1 or target_file_bytes is not None):
-        raise ValueError("set either files, which must be at least 1, or target_file_bytes")
+    if files is not None and files < 1:
+        raise ValueError(f"files must be at least 1, not {files}")
+    if files is not None and target_file_bytes is not None:
+        raise ValueError("set files or target_file_bytes, not both")
     opened = open_rewritable(client, table, branch)
     target = create_target(opened.metadata, opened.storage, opened.name)
     names = [field.name for field in opened.schema.fields]

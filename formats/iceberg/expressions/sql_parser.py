@@ -98,6 +98,6 @@ def _limit_steps(parser: type) -> type:
             self.steps_left -= steps
             if self.steps_left < 0:
                 # Do not raise a ParseError, because sqlglot would then try the next reading.
-                raise TooManyReadings("The text has nested parts that can be read in too many ways")
+                raise TooManyReadings("The text has nested parts that can be read in too many ways; nest fewer parts")
 
     return Limited

@@ -128,8 +128,10 @@ class ParquetFooter:
         """
         chunk = thrift.read_structure(self.data, int(group.chunks[number, 0]))[0]
         kind, metadata = chunk.get(_METADATA, (STRUCT, {}))
-        if kind != STRUCT or metadata.get(_DICTIONARY_PAGE, (I64,))[0] != I64:
-            raise ValueError("the metadata of a column chunk are no structure, or its dictionary offset is no I64")
+        if kind != STRUCT:
+            raise ValueError(f"the metadata of a column chunk are no structure, but have the type {kind}")
+        if (offset_type := metadata.get(_DICTIONARY_PAGE, (I64,))[0]) != I64:
+            raise ValueError(f"the dictionary offset is no I64, but has the type {offset_type}")
         return dict(metadata)
 
     def read_encodings(self, group: RowGroup, number: int) -> list[int]:

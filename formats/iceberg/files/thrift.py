@@ -94,10 +94,10 @@ def _read_struct(data: memoryview, at: int, depth: int) -> tuple[Fields, int]:
             number += head >> 4
         else:
             number, at = _read_integer(data, at, depth)
-        if (
-            number in fields or not -0x8000 <= number <= 0x7FFF
-        ):  # Other readers interpret a longer id as a number of 16 bits.
-            raise ValueError(f"the field {number} is repeated, or its id exceeds 16 bits")
+        if number in fields:
+            raise ValueError(f"the field {number} is repeated")
+        if not -0x8000 <= number <= 0x7FFF:  # Other readers interpret a longer id as a number of 16 bits.
+            raise ValueError(f"the id {number} of a field exceeds 16 bits")
         if kind in (TRUE, FALSE):
             fields[number] = kind, None
             continue

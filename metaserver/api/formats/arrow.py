@@ -88,7 +88,7 @@ def make_text_array(strings: Strings, kind: pa.DataType | None = None) -> pa.Arr
         TooLarge: The strings do not fit into one array.
     """
     if strings.ends[-1] > _OFFSET_MAX:
-        raise TooLarge("The strings of the page are larger than 2 GiB; use a smaller limit")
+        raise TooLarge(f"The strings of the page have {strings.ends[-1]:,} bytes, more than 2 GiB; use a smaller limit")
     buffers = [
         _pack_validity(strings.present != 0),
         pa.py_buffer(strings.ends.astype(np.int32)),

@@ -122,8 +122,10 @@ def _select_fields(metadata: TableMetadata, names: Sequence[str] | None) -> list
     by_name = {field.name: field for field in metadata.current_schema.fields}
     if names is None:
         return list(by_name.values())
-    if not names or len(set(names)) < len(names):
-        raise BadRequest("select has no column, or has a column twice; name each column once, or omit select")
+    if not names:
+        raise BadRequest("select has no column; name a column, or omit select")
+    if len(set(names)) < len(names):
+        raise BadRequest("select has a column twice; name each column once")
     if unknown := [name for name in names if name not in by_name]:
         raise BadRequest(
             f"select has the column {unknown[0][:100]!r}, which the table does not have; it has "
@@ -150,11 +152,10 @@ def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch |
             raise BadRequest(f"keys[0] is not an object, and {described}; send each key as an object by column")
         objects = [{key[0]: value} for value in keys]
     for number, key_object in enumerate(objects):
-        if not isinstance(key_object, dict) or not key_object or key_object.keys() != objects[0].keys():
-            raise BadRequest(
-                f"keys[{number}] is empty or its columns differ from those of keys[0]; all keys must have the same "
-                "columns"
-            )
+        if not isinstance(key_object, dict) or not key_object:
+            raise BadRequest(f"keys[{number}] names no column; send each key as an object by column")
+        if key_object.keys() != objects[0].keys():
+            raise BadRequest(f"keys[{number}] has other columns than keys[0]; send the same columns in each key")
         if any(value is None for value in key_object.values()):
             raise BadRequest(f"keys[{number}] has a null; a key must not have nulls")
     kinds = {field.name: field.type for field in metadata.current_schema.fields}

@@ -76,7 +76,8 @@ class Fetch:
             ValueError: The data exceed the end of the fetch.
         """
         if self.arrived + len(data) > self.end:
-            raise ValueError("The store sent more bytes than were requested")
+            excess_bytes = self.arrived + len(data) - self.end
+            raise ValueError(f"The store sent {excess_bytes:,} bytes more than were requested")
         complete = []
         while data:
             number, offset = divmod(self.arrived, self._block_bytes)

@@ -126,8 +126,10 @@ async def find_dead_letters(catalog: Catalog, loaded: LoadedTable) -> DeadLetter
         raise BadRequest(f"{subject} does not exist; create it, or remove the property {DEAD_LETTER_TABLE}") from None
     metadata = await catalog.documents.table(entry.metadata_location)
     check_stream_table(metadata, subject)
-    if entry.uuid == loaded.entry.uuid or find_key_columns(metadata):
-        raise BadRequest(f"{subject} has a key, or is the table itself; use another table without a key")
+    if entry.uuid == loaded.entry.uuid:
+        raise BadRequest(f"{subject} is the stream table itself; use another table")
+    if key := find_key_columns(metadata):
+        raise BadRequest(f"{subject} has the key {', '.join(key)}; use a table without a key")
     kinds = {field.name: field.type for field in metadata.current_schema.fields}
     for column, types in _COLUMNS.items():
         if column in kinds and kinds[column] not in types:
