@@ -1,7 +1,8 @@
 """Writes the SQL with which each engine combines partial aggregates.
 
-Each function returns SQL of the engine. If an engine's result does not follow from the partial aggregates, the function
-raises `NotFromCube`. For example, NaN is the greatest float in DuckDB and Spark, but a cube stores the greatest number.
+Each function returns SQL of the engine. If an engine's result cannot be computed from the partial aggregates, the
+function raises `NotFromCube`. For example, NaN is the greatest float in DuckDB and Spark, but a cube stores the
+greatest number.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _FLOATS = ("float", "double")
 
 
 class NotFromCube(Exception):
-    """Raised if a query does not follow from a cube. The message is the reason."""
+    """Raised if a cube cannot answer a query. The message is the reason."""
 
 
 class CubeDialect(ABC):
@@ -100,7 +101,7 @@ class CubeDialect(ABC):
             where: An empty text, or FILTER with a condition on groups.
 
         Raises:
-            NotFromCube: The aggregate does not follow from its partial aggregates in this engine.
+            NotFromCube: This engine cannot compute the aggregate from its partial aggregates.
         """
         first = columns[0]
         if measure.function == COUNT:

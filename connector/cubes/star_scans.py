@@ -64,7 +64,7 @@ def translate_star(
         The number of the scan whose table has the cube, and the translation.
 
     Raises:
-        NotFromCube: The statement does not follow from a cube.
+        NotFromCube: A cube cannot answer the statement.
     """
     starts = [find_start(source) if isinstance(source, exp.Table) else -1 for source in list_sources(tree)]
     numbers = {star_scan.scan.start: number for number, star_scan in enumerate(scans)}

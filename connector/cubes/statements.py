@@ -5,7 +5,7 @@ a group of one row. In the union, only dimensions and partial aggregates are col
 combination of partial aggregates. All other parts of the query stay, so the engine itself evaluates conditions,
 groupings, HAVING and ORDER BY.
 
-A query follows from a cube only if each of its nodes is in `_SUPPORTED`: an unknown function may be an aggregate.
+A cube can answer a query only if each node of the query is in `_SUPPORTED`: an unknown function may be an aggregate.
 """
 
 from __future__ import annotations
@@ -409,7 +409,7 @@ class _Translation:
         """Replace the columns and aggregates below a node.
 
         Raises:
-            NotFromCube: A part of the query does not follow from the cube.
+            NotFromCube: The cube cannot answer a part of the query.
         """
         if not isinstance(node, _SUPPORTED) or node.args.get("query"):
             raise NotFromCube(f"{_describe(node)} is not supported over a cube")
@@ -499,7 +499,7 @@ class _Translation:
         """Return an aggregate in the engine's SQL.
 
         Raises:
-            NotFromCube: The aggregate does not follow from the cube.
+            NotFromCube: The aggregate cannot be computed from the cube.
         """
         where = ""
         aggregate = node

@@ -9,7 +9,7 @@ DuckDB itself reads all manifests of a table, and prunes files only by column bo
 the text by the names of the plan tables, and DuckDB runs the new text. Plan tables are Iceberg tables, so DuckDB
 applies deletes and schemas as usual.
 
-An aggregate query of a table with cubes reads groups of a cube instead of rows, if it follows from the cube
+An aggregate query of a table with cubes reads groups of a cube instead of rows, if the cube can answer the query
 (`connector.duckdb.cube_queries`).
 
 If a statement is not supported, or planning fails, the statement runs unchanged.

@@ -140,7 +140,7 @@ class ChangeFields(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", fo
     ] = []
     """The files to add.
 
-    `read_change` decodes one file at a time. To decode all files in one call would block the interpreter for a second.
+    `read_change` decodes one file at a time. One call that decodes all files would block the interpreter for a second.
     """
     remove: Annotated[
         tuple[Remove, ...],

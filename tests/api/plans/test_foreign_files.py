@@ -156,7 +156,7 @@ async def test_confined_writer_cannot_commit_files_of_another_table(lake: TwoNam
     attempts = {
         "its manifest list": f"file://{foreign_folder}/metadata/snap.avro",
         "its manifest": write_manifest_list(own_folder / "metadata" / "l1.avro", [foreign]),
-        "its manifest with an own manifest": write_manifest_list(
+        "its manifest with a manifest of the table": write_manifest_list(
             own_folder / "metadata" / "l2.avro", [own_manifest, foreign]
         ),
     }
