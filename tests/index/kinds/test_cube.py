@@ -352,7 +352,7 @@ def test_long_measure_is_read_from_its_definition() -> None:
         (["country"], ["sum(ratio * 2)"], "use columns of integers or decimals"),
         (["country"], ["sum(qty"], "one function"),
         (["country"], ["sum(nothing)"], "no such column"),
-        (["country"], ["count(*)", "count( * )"], "must be different"),
+        (["country"], ["count(*)", "count( * )"], "is in the definition twice"),
         (["lower(country)"], ["count(*)"], "not a dimension"),
         (["bucket[4](country)"], ["count(*)"], "not a dimension"),
         (["country"], ["sum(" + "(" * 60 + "qty" + ")" * 60 + ")"], "nested too deeply"),
