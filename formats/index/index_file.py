@@ -360,8 +360,10 @@ def _check_layout(footer: Footer, footer_offset: int, location: str) -> None:
     edges = (table.offset, table.offset + table.length, blob.offset + blob.length)
     if edges != (len(MAGIC), blob.offset, footer_offset):
         raise Corrupt(f"{location}: its blobs do not fill it from byte {len(MAGIC)} to the footer at {footer_offset}")
-    if table.compression_codec or blob.compression_codec or table.fields != blob.fields:
-        raise Corrupt(f"{location}: its blobs are compressed, or have different fields")
+    if codec := table.compression_codec or blob.compression_codec:
+        raise Corrupt(f"{location}: a blob is compressed with {codec[:100]!r}")
+    if table.fields != blob.fields:
+        raise Corrupt(f"{location}: its blobs have the fields {str(table.fields)[:100]} and {str(blob.fields)[:100]}")
 
 
 def _read_number(properties: dict[str, str], name: str, location: str) -> int:

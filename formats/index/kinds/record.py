@@ -177,10 +177,10 @@ class Fences:
         self.first, self.counts = words[:pages], words[pages:]
         self.entries = entries
         self.files = files
-        if int(self.counts.sum()) != entries or (self.first[1:] < self.first[:-1]).any():
-            raise ValueError(
-                "the fences of the directory are out of order, or its counts do not match the number of entries"
-            )
+        if (counted_entries := int(self.counts.sum())) != entries:
+            raise ValueError(f"the directory counts {counted_entries} entries, but the trailer {entries}")
+        if (self.first[1:] < self.first[:-1]).any():
+            raise ValueError("the fences of the directory are out of order")
 
     @staticmethod
     def compute_directory_bytes(tail: Part, blob_bytes: int) -> int:
@@ -231,11 +231,10 @@ def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
     if _SUM.unpack_from(trailer, _TRAILER.size)[0] != compute_checksum(trailer[: _TRAILER.size]):
         raise ValueError("the trailer does not match its checksum")
     magic, entries, pages, files, page_bytes, directory_sum = _TRAILER.unpack_from(trailer)
-    if magic != _MAGIC or page_bytes != PAGE_BYTES:
-        raise ValueError(
-            f"the trailer does not belong to a record index: its magic number "
-            f"is wrong, or its pages have {page_bytes} bytes"
-        )
+    if magic != _MAGIC:
+        raise ValueError(f"the trailer does not belong to a record index: its magic number is {magic}, not {_MAGIC}")
+    if page_bytes != PAGE_BYTES:
+        raise ValueError(f"the pages have {page_bytes} bytes, not {PAGE_BYTES}")
     if pages != -(-entries // ENTRIES_A_PAGE) or pages * PAGE_BYTES + 8 * (pages + files) + TRAILER_BYTES != blob_bytes:
         raise ValueError(f"{entries} entries of {files} data files in {pages} pages cannot have {blob_bytes} bytes")
     return entries, pages, files, directory_sum
