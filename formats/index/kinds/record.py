@@ -232,7 +232,9 @@ def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
         raise ValueError("the trailer does not match its checksum")
     magic, entries, pages, files, page_bytes, directory_sum = _TRAILER.unpack_from(trailer)
     if magic != _MAGIC:
-        raise ValueError(f"the trailer does not belong to a record index: its magic number is {magic}, not {_MAGIC}")
+        raise ValueError(
+            f"the trailer does not belong to a record index: its magic number is {magic!r}, not {_MAGIC!r}"
+        )
     if page_bytes != PAGE_BYTES:
         raise ValueError(f"the pages have {page_bytes} bytes, not {PAGE_BYTES}")
     if pages != -(-entries // ENTRIES_A_PAGE) or pages * PAGE_BYTES + 8 * (pages + files) + TRAILER_BYTES != blob_bytes:
