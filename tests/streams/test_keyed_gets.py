@@ -111,8 +111,8 @@ async def test_invalid_or_too_large_request_is_refused_with_the_reason(
 ) -> None:
     assert "keys: Row 1, column id" in await read_refusal(stream, {"keys": [1, "x"]})
     assert "the column 'town'" in await read_refusal(stream, {"keys": [{"town": 1}]})
-    assert "keys[1] is empty or has other" in await read_refusal(stream, {"keys": [{"id": 1}, {"name": "a"}]})
-    assert "keys[0] is empty or has other" in await read_refusal(stream, {"keys": [{}]})
+    assert "keys[1] is empty or its columns differ" in await read_refusal(stream, {"keys": [{"id": 1}, {"name": "a"}]})
+    assert "keys[0] is empty or its columns differ" in await read_refusal(stream, {"keys": [{}]})
     assert "keys[0] has a null" in await read_refusal(stream, {"keys": [None]})
     assert "the column 'town'" in await read_refusal(stream, {"keys": [1], "select": ["town"]})
     assert "a column twice" in await read_refusal(stream, {"keys": [1], "select": ["id", "id"]})
