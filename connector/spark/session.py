@@ -153,7 +153,10 @@ def read(
 
 
 def _misses_rows(opened: OpenTable) -> bool:
-    """Return whether Iceberg's reader misses rows that wait for a flush, because Spark plans the table itself."""
+    """Return whether Iceberg's reader misses rows that wait for a flush.
+
+    Spark itself plans stream tables from format version 3 on.
+    """
     metadata = opened.metadata
     is_stream = parse_bool(metadata.properties, STREAM_ENABLED, False)
     return is_stream and metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION

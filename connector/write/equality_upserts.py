@@ -53,7 +53,8 @@ def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> 
     """Check that the table supports equality upserts by these keys, for any batch of rows.
 
     Raises:
-        Unwritable: The table or the key does not support equality upserts.
+        Unwritable: The table or the key does not support equality upserts: a key is a float, the format version is 1,
+            or the keys do not determine the partition.
     """
     check_equality_deletes(target, keys)
     _select_specs(opened.metadata, keys)

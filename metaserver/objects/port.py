@@ -18,7 +18,7 @@ from typing import Protocol
 class ObjectInfo:
     """An object in a listing.
 
-    `modified_ms` is the time of the last change by the storage's clock.
+    `modified_ms` is the time of the last change, in milliseconds since the Unix epoch, by the storage's clock.
     """
 
     location: str

@@ -48,7 +48,7 @@ class FleetSettings:
     peer_lease_s: float = setting(
         15.0,
         "Seconds after which the other replicas remove a replica that stopped without notice from their list. A "
-        "replica renews its entry three times in this period.",
+        "replica renews its entry about three times in this period.",
         minimum=0.3,
         maximum=3600,
     )

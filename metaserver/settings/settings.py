@@ -381,8 +381,8 @@ class Settings(
     )
     plan_snapshots_limit: int = setting(
         1000,
-        "Maximum number of plan snapshots of a table that loadTable adds for a value of X-Seamark-Plans. It adds "
-        "those with the longest leases.",
+        "Maximum number of plan snapshots that loadTable adds to a table. The header X-Seamark-Plans of the request "
+        "selects them, and those with the longest leases are added.",
         minimum=0,
         maximum=100_000,
     )

@@ -95,7 +95,7 @@ def test_planners_that_keep_different_files_are_not_compared() -> None:
 
 @pytest.mark.parametrize(("files", "options"), [(0, {}), (10, {"column_count": 3}), (10, {"files_per_day": 100})])
 def test_impossible_table_is_rejected(files: int, options: dict[str, int], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a table needs"):
+    with pytest.raises(ValueError, match="a generated table needs"):
         generate_table(files, cache=tmp_path, **options)
 
 

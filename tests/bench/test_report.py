@@ -63,7 +63,7 @@ def test_figures_have_three_significant_digits(value: float, text: str) -> None:
 def test_only_the_marked_section_of_the_readme_is_filled() -> None:
     text = f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n"
     assert readme.fill_section(text, "new\n") == f"before\n{readme.BEGIN}\nnew\n{readme.END}\nafter\n"
-    with pytest.raises(ValueError, match="lacks the lines"):
+    with pytest.raises(ValueError, match="must contain the lines"):
         readme.fill_section(f"{readme.END}\n{readme.BEGIN}", "new\n")
 
 

@@ -103,7 +103,7 @@ _LONG_WORK: tuple[tuple[Any, str], ...] = (
     (key_comparison, "_restrict_condition"),
     (manifests, "hash_paths"),
     (manifests, "_intersects"),
-    (overwrite, "negate"),
+    (overwrite, "negate_bound_expression"),
     (overwrite, "_list_paths"),
     (row_counts, "read_strings"),
 )

@@ -9,7 +9,7 @@ from seamark.metaserver.index.files.usage import Usage
 
 
 def test_index_unused_for_the_longest_time_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage, "KEPT_MAX", 2)
+    monkeypatch.setattr(usage, "COUNTED_INDEXES_MAX", 2)
     counted_usage = Usage()
     for now_ms, index in enumerate(["a", "b", "a", "c"]):
         counted_usage.note("u", index, files_in=5, files_removed=now_ms, now_ms=now_ms)

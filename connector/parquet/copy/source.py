@@ -240,7 +240,7 @@ class SourceFile:
             return None
         at, size = int(group.read_values(name)[column]), int(group.read_values(f"{name}_length")[column])
         if size <= 0 or size > INDEX_BYTES_MAX:
-            raise ValueError(f"a page index has {size:,} bytes; the limit is {INDEX_BYTES_MAX:,}")
+            raise ValueError(f"a page index has {size:,} bytes; it must have 1 to {INDEX_BYTES_MAX:,}")
         data, cipher = self.read(at, size), self.find_cipher(group, column)
         return data if cipher is None else strip_padding(cipher.decrypt(module, memoryview(data)))
 

@@ -316,7 +316,7 @@ def read_page_sizes(data: bytes, values: int) -> _Pages:
             of_page = header[_DATA if kind == _DATA_PAGE else _DATA_2][1][_VALUES][1]
             # pyarrow uses only the last 32 bits of the number, and would read more pages.
             if not 0 <= of_page <= INT_MAX:
-                raise ValueError(f"the page at {at} states {of_page} values; the limit is {INT_MAX}")
+                raise ValueError(f"the page at {at} states {of_page} values; it must be from 0 to {INT_MAX}")
             counted_values += of_page
         count += 1
         if count > PAGES_MAX:

@@ -281,7 +281,7 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
     if body.outcome not in ("applied", "failed", "busy"):
         raise BadRequest(f"outcome is {body.outcome[:40]!r}; it must be applied, failed or busy")
     if not (0 <= body.size_bytes < 1 << 60 and 0 <= body.seconds < 1e9):
-        raise BadRequest("size-bytes must be from 0 to 2^60, and seconds must be from 0 to 10^9")
+        raise BadRequest("size-bytes must be at least 0 and below 2^60, and seconds at least 0 and below 10^9")
     trials = await _load_trials(call)
     stored_trial = next(
         (stored_trial for stored_trial in trials.find(APPLYING) if stored_trial.trial.number == body.number), None
@@ -290,8 +290,8 @@ async def finish_advice_step(call: Call, body: FinishedStep) -> AppliedProposal:
         raise NotFound(f"The table has no trial {body.number} in the state applying")
     if stored_trial.trial.since_ms != body.since_ms:
         raise CommitConflict(
-            f"Another job has taken the trial {body.number} at {stored_trial.trial.since_ms}, after the time "
-            f"{body.since_ms} of this report; take the next step instead"
+            f"Another job has taken the trial {body.number} at {stored_trial.trial.since_ms}; this report is of "
+            f"a job that took it at {body.since_ms}; take the next step instead"
         )
     reason = body.reason[:_REASON_CHARACTERS_MAX]
     spent_bytes = max(stored_trial.trial.spent_bytes, body.size_bytes)

@@ -70,7 +70,7 @@ class DerivedValues:
     def keep(self, value: K) -> K:
         """Store the value, and return it.
 
-        If a value of this type is already stored, return the stored value.
+        If another thread has already stored a value of this type, return that value.
         """
         stored_value: K = self._values.setdefault(type(value), value)
         return stored_value

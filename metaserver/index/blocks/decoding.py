@@ -82,7 +82,7 @@ class Decoders:
 
     @contextmanager
     def expect_manifests(self, size_bytes: int) -> Iterator[None]:
-        """While the context is active, expect manifests of this total size. If it is large, start processes."""
+        """While the context is active, expect manifests of this size. If it is large, processes may decode them."""
         if size_bytes < self._min_bytes or not self._processes_max:
             yield
             return

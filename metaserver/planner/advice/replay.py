@@ -306,7 +306,10 @@ def _draw_condition(
 
 
 def _draw_code(column: SampledColumn, row: int, rng: np.random.Generator) -> int:
-    """Return the code of the row's value, or a random code if the value is null."""
+    """Return the code of the row's value, or a random code if the value is null.
+
+    With the same row for all columns, all conditions match at least this row.
+    """
     code = int(column.codes[row])
     return code if code else int(rng.integers(1, len(column.values) + 1))
 

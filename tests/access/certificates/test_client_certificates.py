@@ -629,7 +629,7 @@ def test_pattern_matches_only_names_with_a_nonempty_value_for_each_placeholder(d
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "must contain only tables"),
+        ("", "must have only tables"),
         ('[[rule]]\nuri = "x"\n', "Set principal and exactly one of"),
         ('[[rule]]\nuri = "x"\ncn = "y"\nprincipal = "p"\n', "exactly one of"),
         ('[[rule]]\nuri = "{a}{a}"\nprincipal = "p"\n', "is invalid"),

@@ -328,7 +328,7 @@ async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_l
     monkeypatch.setattr(bitmaps, "parse_expression", with_recorded_thread(parse_expression))
     monkeypatch.setattr(BoundScan, "bind", with_recorded_thread(BoundScan.bind))
     answer = await api("POST", BITMAP, body, headers={"Content-Type": "application/json"})
-    assert {name for name, _ in finished_pages} == {"parse_now", "parse_expression", "bind"}
+    assert {name for name, _ in finished_pages} == {"parse_body", "parse_expression", "bind"}
     assert threading.get_ident() not in {thread for _, thread in finished_pages}, "the event loop's thread did the work"
     assert [file["file-path"] for file in answer.json["files"]] == [path]
 

@@ -210,7 +210,7 @@ async def test_invalid_joins_are_rejected_with_the_reason(star: Star) -> None:
         ([{"table": ["db", "supplier"]}], "on"),
         ([{**build_supplier_join(), "where": "true"}], "where"),
         ([build_supplier_join(**{"snapshot-id": 77})], "Cannot find snapshot 77"),
-        ([nest_joins(5)], "deeper than 4"),
+        ([nest_joins(5)], "more than 4 nested levels"),
         ([build_supplier_join()] * 33, "has 33 joins"),
     ]
     for joins, expected in cases:

@@ -229,7 +229,9 @@ async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
             body = {"predicate": "id < 50", "hide-partitions": True}
             new_body = (await api("POST", f"{OWN_TABLES}/{name}/plan-tables", body)).json
             assert new_body["name"] is None
-            assert new_body.get("misread", "").endswith(("limit is 4", "plan_tables_bytes)") if name == "t" else "")
+            assert new_body.get("misread", "").endswith(
+                ("(plan_table_files_limit)", "(plan_tables_bytes)") if name == "t" else ""
+            )
             assert ("misread" in new_body) == (name == "t")
             (declined,) = [
                 (await api("POST", f"{OWN_TABLES}/{name}/plan-tables", {**body, "hide-partitions": False})).json

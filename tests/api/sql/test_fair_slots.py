@@ -38,7 +38,7 @@ async def test_two_principals_with_statements_leave_a_slot_to_a_third() -> None:
         # The last request waits: the fourth slot is for a principal without a running statement.
         assert has_started == ["ann", "ann", "bob"]
         for holder in ("ann", "bob"):
-            with pytest.raises(TooManyRequests, match="share of 2"):
+            with pytest.raises(TooManyRequests, match="whole share, 2 of"):
                 async with slots.hold_slot(holder, 60):
                     raise AssertionError
         async with slots.hold_slot("cleo", 0):

@@ -438,7 +438,7 @@ def test_compaction_that_would_not_reduce_files_is_discarded(
             upsert(client, "db.t", build_rows([number]), keys=["id"])
         paths_before = set(client.files("db.t")["file_path"].to_pylist())
         disk = set(server.home.rglob("*.parquet"))
-        monkeypatch.setattr(compaction, "NEW_BYTES_MAX_FRACTION", 0.1)
+        monkeypatch.setattr(compaction, "NEW_FILES_MAX_FRACTION", 0.1)
         report = compact(client, "db.t")
         assert (report.commits, report.given_up) == (0, 1)
         assert set(client.files("db.t")["file_path"].to_pylist()) == paths_before

@@ -296,7 +296,7 @@ def test_entry_without_a_required_field_is_corrupt(field: str) -> None:
     valid_entry = build_entry(schema, **({field: value[field]} if field in value else {}))
     broken_entry = build_entry(schema, **{field: None})
     assert decode_manifest(build_manifest(schema, valid_entry, valid_entry), "the-file").rows == 2
-    with pytest.raises(Corrupt, match="the-file: an entry"):
+    with pytest.raises(Corrupt, match=r"the-file: .*entry"):
         decode_manifest(build_manifest(schema, valid_entry, broken_entry), "the-file")
 
 

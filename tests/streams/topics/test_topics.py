@@ -24,7 +24,7 @@ from tests.streams.topics.topic_source import ENCODERS, encode_avro, encode_json
 
 @pytest.fixture(autouse=True)
 def poll_topics_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intakes, "LOOK_S", 0.05)
+    monkeypatch.setattr(intakes, "CHECK_INTERVAL_S", 0.05)
 
 
 @pytest.fixture
