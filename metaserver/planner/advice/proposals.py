@@ -214,12 +214,12 @@ class _Advisor:
         cubes = [index for index in read_definitions(state.metadata).enabled if index.kind == CUBE]
         self._answered = find_answered_shapes(state.shapes, cubes)
         self._layout = make_current_layout(state.files, state.sample)
-        self._current_shares, self._current_files = compute_read_shares(self._layout, state.statements)
+        self._current_shares, self._current_file_shares = compute_read_shares(self._layout, state.statements)
         self._bucket_shares = self._estimate_bucket_shares({})
         self._index_shares = self._compute_index_shares(self._indexes)
         shares = self._bucket_shares * self._index_shares
         self.before = self._average_reads(
-            self._current_shares * shares, self._current_files * shares, state.files.file_count
+            self._current_shares * shares, self._current_file_shares * shares, state.files.file_count
         )
 
     def rank_proposals(self) -> list[Proposal]:
@@ -346,7 +346,7 @@ class _Advisor:
             index_shares = self._compute_index_shares([*self._indexes, (kind, (column_id,))])
             shares = self._bucket_shares * index_shares
             predicted = self._average_reads(
-                self._current_shares * shares, self._current_files * shares, self._state.files.file_count
+                self._current_shares * shares, self._current_file_shares * shares, self._state.files.file_count
             )
             written_bytes = int(self._state.rows * _INDEX_BYTES_PER_ROW[kind])
             read_bytes = int(self._state.total_bytes / max(1, len(self._state.metadata.current_schema.fields)))
@@ -425,7 +425,7 @@ class _Advisor:
             shares = self._estimate_bucket_shares({column_id: buckets}) * self._index_shares
             name = self._get_column_name(column_id)
             predicted = self._average_reads(
-                self._current_shares * shares, self._current_files * shares, max(target_files, buckets)
+                self._current_shares * shares, self._current_file_shares * shares, max(target_files, buckets)
             )
             yield self._make_proposal(
                 "bucket",
@@ -492,7 +492,7 @@ class _Advisor:
         cube_bytes = candidate.entry_bytes * files
         shares = self._bucket_shares * self._index_shares
         size_shares = np.where(is_answered, cube_bytes / self._state.total_bytes, self._current_shares * shares)
-        file_shares = np.where(is_answered, 0.0, self._current_files * shares)
+        file_shares = np.where(is_answered, 0.0, self._current_file_shares * shares)
         table = self._state.name
         columns = max(1, len(self._state.metadata.current_schema.fields))
         read_bytes = int(self._state.total_bytes * min(1.0, len(candidate.column_ids) / columns))

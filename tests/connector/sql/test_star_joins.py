@@ -377,7 +377,7 @@ def test_left_join_keeps_facts_without_a_dimension_row(server: ServerThread, sta
         ("sum(discount)", "JOIN", "is not a measure"),
     ],
 )
-def test_join_that_does_not_follow_from_a_cube_reads_rows_and_states_the_reason(
+def test_join_that_a_cube_cannot_answer_reads_rows_and_states_the_reason(
     server: ServerThread, star: str, select: str, join: str, reason: str
 ) -> None:
     text = f"SELECT {select} FROM {star}.facts f {join} {star}.shops s ON f.shop_id = s.shop_id"
