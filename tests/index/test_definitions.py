@@ -61,8 +61,8 @@ def test_definition_is_equal_after_writing_and_reading_its_property() -> None:
         define_index("n", "bloom", ["lower(name)"], FIRST_SCHEMA, parameters={"fpp": 0.001}, state="paused"),
         define_index("n", "record", ["id", "truncate[3](name)"], FIRST_SCHEMA),
     ):
-        assert define_index(definition.property_text) == definition
-        assert define_index(definition.text) == define_index(
+        assert parse_index(definition.property_text) == definition
+        assert parse_index(definition.text) == define_index(
             "n", definition.kind, [t.text for t in definition.terms], FIRST_SCHEMA, parameters=definition.parameters
         )
     assert json.loads(define_index("n", "bloom", ["id"], FIRST_SCHEMA, state="paused").property_text) == {
@@ -89,7 +89,7 @@ def test_definition_is_equal_after_writing_and_reading_its_property() -> None:
     ],
 )
 def test_definitions_in_the_forms_of_users_are_read(text: str, same: IndexDefinition) -> None:
-    assert define_index(text) == same
+    assert parse_index(text) == same
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,7 @@ def test_definitions_in_the_forms_of_users_are_read(text: str, same: IndexDefini
         ("bloom(id, fpp=nan)", "between 1e-06"),
         ("bloom(id, fpp=often)", "between 1e-06"),
         ("bloom(id, fpp=0.1, fpp=0.2)", "set twice"),
+        ("bitmap(lookup[n.shops@5:1:0:boolean](id))", "the field id 0 states whether a key has a partner"),
         ("bitmap(id, state=asleep)", "enabled or paused"),
         ("bitmap(`id)", "close its backticks and parentheses"),
         ("{", "not JSON"),
@@ -156,16 +157,16 @@ def test_definitions_beyond_the_limit_of_a_table_are_not_read() -> None:
 
 def test_definition_follows_a_renamed_column() -> None:
     definition = define_index("n", "bitmap", ["id"], FIRST_SCHEMA)
-    renamed_definition = define_index(definition.property_text, schemas=(FIRST_SCHEMA, RENAMED_SCHEMA))
+    renamed_definition = parse_index(definition.property_text, schemas=(FIRST_SCHEMA, RENAMED_SCHEMA))
     assert renamed_definition.id == definition.id
     assert (renamed_definition.terms[0].column_id, renamed_definition.terms[0].name) == (1, "key")
     # A name in a property that a user writes refers to the column that has the name now.
-    assert define_index("bitmap(id)", schemas=(FIRST_SCHEMA, RENAMED_SCHEMA)).terms[0].column_id == 3
+    assert parse_index("bitmap(id)", schemas=(FIRST_SCHEMA, RENAMED_SCHEMA)).terms[0].column_id == 3
 
 
 def test_definition_by_a_user_finds_a_column_by_its_former_name() -> None:
     schemas = (FIRST_SCHEMA, Schema((Field(1, "key", True, "long"),), schema_id=1))
-    term = define_index("bitmap(id)", schemas=schemas).terms[0]
+    term = parse_index("bitmap(id)", schemas=schemas).terms[0]
     assert (term.column_id, term.name) == (1, "key")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
@@ -93,9 +95,25 @@ class IndexedStar:
         self._define("city", "bitmap", f"{self.name}.shops.city via shop = shop_id")
 
     def _define(self, name: str, kind: str, attribute: str) -> None:
-        pinned = pin_attributes(self._client, [attribute], add_partners=False)
+        pinned = self.pin(attribute, add_partners=False)
         self._client.put_index((self.name, "facts"), name, kind=kind, columns=pinned)
         self.definitions.add(name)
+
+    def pin(self, attribute: str, *, add_partners: bool) -> list[str]:
+        return pin_attributes(self._client, [attribute], add_partners=add_partners)
+
+    def register_with_field_id_0(self, table: str, column: str) -> None:
+        """Register a table with the data of `shops` whose column has the field id 0, as other writers may number."""
+        shops = self._catalog.load_table(f"{self.name}.shops")
+        metadata = json.loads(Path(shops.metadata_location.removeprefix("file://")).read_bytes())
+        for schema in metadata["schemas"]:
+            next(field for field in schema["fields"] if field["name"] == column)["id"] = 0
+        root = Path(metadata["location"].removeprefix("file://")).with_name(table)
+        metadata |= {"location": f"file://{root}", "table-uuid": str(uuid4())}
+        path = root / "metadata" / f"00000-{uuid4()}.metadata.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(metadata))
+        self._catalog.register_table(f"{self.name}.{table}", f"file://{path}")
 
     def build(self) -> None:
         """Build the indexes. The build refuses a dimension table with a doubled key."""
@@ -387,6 +405,14 @@ def test_index_on_an_attribute_is_used_at_the_snapshot_of_its_dimension_table(st
 
 def test_filter_on_another_attribute_needs_keys(star: IndexedStar) -> None:
     assert star.compare(f"{QUERY} AND shops.size = 1").startswith("keys")
+
+
+def test_attribute_with_the_field_id_of_partners_is_refused(star: IndexedStar) -> None:
+    star.register_with_field_id_0("zero", "open")
+    for add_partners in (False, True):
+        with pytest.raises(InvalidRequest, match=r"open of fixed\.zero has the field id 0"):
+            star.pin("fixed.zero.open via shop = shop_id", add_partners=add_partners)
+    assert len(star.pin("fixed.zero.city via shop = shop_id", add_partners=False)) == 1
 
 
 @pytest.mark.slow
