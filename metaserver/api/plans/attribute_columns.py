@@ -16,7 +16,8 @@ from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.planner.scan.attribute_columns import (
     AttributeColumn,
     collect_names,
-    list_attribute_columns,
+    find_attribute_columns,
+    list_attribute_names,
 )
 from seamark.metaserver.store.model import TABLE
 
@@ -28,16 +29,19 @@ async def resolve_attributes(call: Call, metadata: TableMetadata, filter: Expres
         Forbidden: The caller may not read one of the dimension tables.
         NoSuchTable: The caller may not browse one of them.
     """
-    names = {name.lower() for name in collect_names(filter)}
-    attributes = [one for one in list_attribute_columns(metadata) if one.name.lower() in names]
+    if not list_attribute_names(metadata):
+        return ()
+    attributes = find_attribute_columns(metadata, collect_names(filter))
     return tuple([msgspec.structs.replace(one, is_current=await _is_current(call, one)) for one in attributes])
 
 
 async def _is_current(call: Call, attribute: AttributeColumn) -> bool:
-    """Return whether the dimension table is at the snapshot of the attribute, and has no rows outside of it."""
+    """Return whether the index is enabled, and its dimension table at its snapshot, without rows outside of it."""
     source = attribute.lookup.source
     *namespace, name = source.table
     await call.allow(Securable(tuple(namespace), TABLE, name))
+    if not attribute.is_current:  # The index is paused.
+        return False
     try:
         loaded = await call.components.catalog.tables.load(tuple(namespace), name)
     except NoSuchTable:

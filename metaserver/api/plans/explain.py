@@ -25,6 +25,7 @@ from seamark.formats.iceberg.expressions.expression import (
 )
 from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.definitions import read_definitions
 from seamark.formats.protocol.wire import decode_json, encode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.lazy_module import LazyModule
@@ -47,7 +48,12 @@ from seamark.metaserver.planner.answer.answer import RESIDUAL_VALUES_MAX
 from seamark.metaserver.planner.joins.joins import IN_LOOP_VALUES_MAX
 from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
-from seamark.metaserver.planner.scan.attribute_columns import add_to_schema, list_attribute_columns
+from seamark.metaserver.planner.scan.attribute_columns import (
+    AttributeColumn,
+    add_to_schema,
+    find_attribute_columns,
+    list_attribute_names,
+)
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import PruningStage, ScanPlan
 
@@ -256,17 +262,22 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
         nan_above=True,
         attributes=attributes,
     )
-    outdated = [
-        f"the index {attribute.name} has the attributes of an earlier snapshot of "
-        f"{'.'.join(attribute.lookup.source.table)}; create it again and build it"
-        for attribute in attributes
-        if not attribute.is_current
-    ]
+    outdated = [_explain_unused(metadata, attribute) for attribute in attributes if not attribute.is_current]
     files_max = min(body.limit, call.components.settings.page_limit) if body.files else 0
     explained = await explain_scan(
         call, loaded, scan_request, parsed_filter, body.joins, files_max, unrequested_reasons=outdated
     )
     return web.Response(body=explained, content_type="application/json")
+
+
+def _explain_unused(metadata: TableMetadata, attribute: AttributeColumn) -> str:
+    """Return the reason why a predicate on an attribute leaves out no files."""
+    if not read_definitions(metadata).by_name[attribute.name].enabled:
+        return f"the index {attribute.name} is paused; resume it"
+    return (
+        f"the index {attribute.name} has the attributes of an earlier snapshot of "
+        f"{'.'.join(attribute.lookup.source.table)}; create it again and build it"
+    )
 
 
 async def explain_scan(
@@ -343,7 +354,9 @@ async def _read_filter(call: Call, body: ExplainRequest, metadata: TableMetadata
         return parse() if len(filter_json) <= _IN_THREAD_BYTES else await call.run_in_turn(parse)
     if bytes(body.filter):
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
-    schema = add_to_schema(metadata.current_schema, list_attribute_columns(metadata))
+    text = body.where.lower()
+    names = [name for name in list_attribute_names(metadata) if name.lower() in text]
+    schema = add_to_schema(metadata.current_schema, find_attribute_columns(metadata, names))
     read = partial(sql.parse_sql, body.where, schema, metadata.schemas, functions=True)
     return await read_in_turn(call, len(body.where), read)
 

@@ -44,7 +44,7 @@ from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.history.history import StatementRead
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.content_files import ClientDialect, PartitionTextCache, choose_dialect
-from seamark.metaserver.planner.scan.attribute_columns import list_attribute_columns
+from seamark.metaserver.planner.scan.attribute_columns import list_attribute_names
 from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, find_expired_ancestor
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, count_pages, pack_request
@@ -226,7 +226,7 @@ async def _plan_scan(
     if stream is not None and stream.is_live:
         body = msgspec.structs.replace(body, snapshot_id=None)
     pinned = pin_request(body, loaded.metadata, dialect, None if stream is None else stream.snapshot)
-    if list_attribute_columns(loaded.metadata):
+    if list_attribute_names(loaded.metadata):
         parse = pinned.parse_filter
         filter = await call.run_in_turn(parse) if pinned.has_long_filter else parse()
         attributes = await resolve_attributes(call, loaded.metadata, filter)

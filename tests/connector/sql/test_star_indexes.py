@@ -115,6 +115,23 @@ class IndexedStar:
         path.write_text(json.dumps(metadata))
         self._catalog.register_table(f"{self.name}.{table}", f"file://{path}")
 
+    def set_state(self, name: str, state: str) -> None:
+        """Write the property of an index with another state, as any engine may."""
+        key = f"seamark.index.{name}"
+        facts = self._catalog.load_table(f"{self.name}.facts")
+        definition = json.loads(facts.properties[key])
+        with facts.transaction() as transaction:
+            transaction.set_properties({key: json.dumps({**definition, "state": state})})
+
+    def copy_definition(self, name: str, copy: str) -> None:
+        """Define an equal index under another name by a property, which `putIndex` refuses."""
+        facts = self._catalog.load_table(f"{self.name}.facts")
+        with facts.transaction() as transaction:
+            transaction.set_properties({f"seamark.index.{copy}": facts.properties[f"seamark.index.{name}"]})
+
+    def drop(self, name: str) -> None:
+        self._client.drop_index((self.name, "facts"), name)
+
     def build(self) -> None:
         """Build the indexes. The build refuses a dimension table with a doubled key."""
         self.is_refused = False
@@ -405,6 +422,26 @@ def test_index_on_an_attribute_is_used_at_the_snapshot_of_its_dimension_table(st
 
 def test_filter_on_another_attribute_needs_keys(star: IndexedStar) -> None:
     assert star.compare(f"{QUERY} AND shops.size = 1").startswith("keys")
+
+
+def test_name_of_a_paused_or_copied_index_is_a_column_of_filters(star: IndexedStar) -> None:
+    star.define_city()
+    star.build()
+    star.set_state("city", "paused")
+    paused = star.explain("city = 'c'")
+    assert (paused.files, paused.unpruned_reasons[-1]) == (
+        paused.stages[0].files_in,
+        "the index city is paused; resume it",
+    )
+    star.set_state("city", "enabled")
+    assert star.explain("city = 'c'").files < paused.files
+    star.copy_definition("city", "a_copy")  # Its name is before `city`.
+    try:
+        assert star.explain("city = 'c'").files == star.explain("a_copy = 'c'").files < paused.files
+        star.set_state("a_copy", "paused")
+        assert star.explain("city = 'c'").files < star.explain("a_copy = 'c'").files == paused.files
+    finally:
+        star.drop("a_copy")
 
 
 def test_attribute_with_the_field_id_of_partners_is_refused(star: IndexedStar) -> None:
