@@ -7,10 +7,11 @@ show the attributes to a caller who tries values. A refusal has the same error a
 from __future__ import annotations
 
 import msgspec
+import structlog
 
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.runtime.errors import NoSuchTable
+from seamark.formats.runtime.errors import NoSuchTable, SeamarkError
 from seamark.metaserver.access.rights.decisions import Securable
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.planner.scan.attribute_columns import (
@@ -20,6 +21,8 @@ from seamark.metaserver.planner.scan.attribute_columns import (
     list_attribute_names,
 )
 from seamark.metaserver.store.model import TABLE
+
+_log = structlog.get_logger("seamark.plans")
 
 
 async def resolve_attributes(call: Call, metadata: TableMetadata, filter: Expression) -> tuple[AttributeColumn, ...]:
@@ -45,6 +48,10 @@ async def _is_current(call: Call, attribute: AttributeColumn) -> bool:
     try:
         loaded = await call.components.catalog.tables.load(tuple(namespace), name)
     except NoSuchTable:
+        return False
+    except SeamarkError as error:  # The facts can be read, and no answer depends on the dimension table.
+        table = ".".join(source.table)
+        _log.warning("a dimension table cannot be read, so its attribute is not used", table=table, error=str(error))
         return False
     is_stream = loaded.entry is not None and bool(loaded.entry.flushed)
     return loaded.metadata.current_snapshot_id == source.snapshot_id and not is_stream

@@ -129,6 +129,16 @@ class IndexedStar:
         with facts.transaction() as transaction:
             transaction.set_properties({f"seamark.index.{copy}": facts.properties[f"seamark.index.{name}"]})
 
+    @contextmanager
+    def hide_metadata(self, table: str) -> Iterator[None]:
+        """Move the metadata file of a table away for a while."""
+        path = Path(self._catalog.load_table(f"{self.name}.{table}").metadata_location.removeprefix("file://"))
+        hidden = path.rename(path.with_name("hidden"))
+        try:
+            yield
+        finally:
+            hidden.rename(path)
+
     def drop(self, name: str) -> None:
         self._client.drop_index((self.name, "facts"), name)
 
@@ -442,6 +452,12 @@ def test_name_of_a_paused_or_copied_index_is_a_column_of_filters(star: IndexedSt
         assert star.explain("city = 'c'").files < star.explain("a_copy = 'c'").files == paused.files
     finally:
         star.drop("a_copy")
+
+
+def test_plan_keeps_all_files_if_the_dimension_table_cannot_be_read(star: IndexedStar) -> None:
+    with star.hide_metadata("shops"):
+        explained = star.explain("city = 'c'")
+    assert explained.files == explained.stages[0].files_in > 0
 
 
 def test_attribute_with_the_field_id_of_partners_is_refused(star: IndexedStar) -> None:
