@@ -6,6 +6,9 @@ show the attributes to a caller who tries values. A refusal has the same error a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Annotated
+
 import msgspec
 import structlog
 
@@ -13,6 +16,7 @@ from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import NoSuchTable, SeamarkError
 from seamark.metaserver.access.rights.decisions import Securable
+from seamark.metaserver.api.http.describe import doc
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.planner.scan.attribute_columns import (
     AttributeColumn,
@@ -23,6 +27,34 @@ from seamark.metaserver.planner.scan.attribute_columns import (
 from seamark.metaserver.store.model import TABLE
 
 _log = structlog.get_logger("seamark.plans")
+
+
+class NamedAttribute(msgspec.Struct, frozen=True, rename="kebab"):
+    """An attribute of a dimension table that a filter names, in answers."""
+
+    name: str
+    table: tuple[str, ...]
+    snapshot_id: int
+    used: bool
+
+
+NamedAttributes = Annotated[
+    tuple[NamedAttribute, ...] | msgspec.UnsetType,
+    doc(
+        "The attributes of dimension tables that the filter names by their indexes, if there are any. If `used` is "
+        "true, the plan leaves out files by the attribute as it is at the snapshot `snapshot-id` of `table`. To filter "
+        "the rows, read the dimension table at this snapshot. If `used` is false, the name leaves out no files."
+    ),
+]
+
+
+def describe_attributes(attributes: Iterable[AttributeColumn]) -> tuple[NamedAttribute, ...]:
+    """Return the attributes as answers show them, with the snapshots at which clients must read the tables."""
+    sources = ((attribute, attribute.lookup.source) for attribute in attributes)
+    return tuple(
+        NamedAttribute(attribute.name, source.table, source.snapshot_id, attribute.is_current)
+        for attribute, source in sources
+    )
 
 
 async def resolve_attributes(call: Call, metadata: TableMetadata, filter: Expression) -> tuple[AttributeColumn, ...]:

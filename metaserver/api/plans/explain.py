@@ -36,7 +36,7 @@ from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.fresh import AFTER, FRESH
 from seamark.metaserver.api.http.parameters.snapshots import resolve_snapshot_id
 from seamark.metaserver.api.http.sql_texts import read_in_turn
-from seamark.metaserver.api.plans.attribute_columns import resolve_attributes
+from seamark.metaserver.api.plans.attribute_columns import NamedAttributes, describe_attributes, resolve_attributes
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, evaluate_joins
 from seamark.metaserver.api.plans.unpruned import find_unpruned_reasons
 from seamark.metaserver.catalog.policies import load_policies, with_policies
@@ -206,6 +206,7 @@ class ExplainResponse(msgspec.Struct, rename="kebab"):
         doc("The kept files, if the request lists them.", items={"$ref": "#/components/schemas/ContentFile"}),
     ] = msgspec.field(default=msgspec.UNSET, name="kept")
     joins: JoinOutcomes = msgspec.UNSET
+    attributes: NamedAttributes = msgspec.UNSET
     unpruned_reasons: Annotated[
         tuple[str, ...],
         doc(
@@ -328,7 +329,10 @@ async def explain_scan(
             unrequested_reasons=unrequested_reasons,
             max_kept_fraction=max_kept_fraction,
         )
-        return encode_json(_explain_scan(scan, read, files_max, outcomes, reasons, samples, properties))
+        explained = _explain_scan(scan, read, files_max, outcomes, reasons, samples, properties)
+        if scan_request.attributes:
+            explained = msgspec.structs.replace(explained, attributes=describe_attributes(scan_request.attributes))
+        return encode_json(explained)
 
     if is_long:
         return await call.run_in_turn(answer)

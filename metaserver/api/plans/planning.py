@@ -32,7 +32,7 @@ from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route
 from seamark.metaserver.api.http.parameters.snapshots import select_schema
 from seamark.metaserver.api.http.render import DELEGATION, build_access_config
-from seamark.metaserver.api.plans.attribute_columns import resolve_attributes
+from seamark.metaserver.api.plans.attribute_columns import describe_attributes, resolve_attributes
 from seamark.metaserver.api.plans.column_reads import count_plan, count_read
 from seamark.metaserver.api.plans.fresh import FreshPlan, add_fresh_snapshot, choose_fresh_plan
 from seamark.metaserver.api.plans.pending import PendingPlans
@@ -477,6 +477,8 @@ class _ClientScan:
         head, tail = b'{"status":"completed",', b"}"
         if fingerprint:
             head += b'"seamark-statement":"%b",' % fingerprint.encode()
+        if self._request.attributes:
+            head += b'"seamark-attributes":%b,' % encode_json(describe_attributes(self._request.attributes))
         if credentials:
             tail = b',"storage-credentials":' + credentials + tail
         return await self._send(http_request, writer, _Page(entry_ids, 0, ROWS_MAX, limit), head, tail)

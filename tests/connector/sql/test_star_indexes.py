@@ -129,6 +129,11 @@ class IndexedStar:
         with facts.transaction() as transaction:
             transaction.set_properties({f"seamark.index.{copy}": facts.properties[f"seamark.index.{name}"]})
 
+    def find_snapshot_id(self, table: str) -> int:
+        snapshot = self._catalog.load_table(f"{self.name}.{table}").current_snapshot()
+        assert snapshot is not None
+        return snapshot.snapshot_id
+
     @contextmanager
     def hide_metadata(self, table: str) -> Iterator[None]:
         """Move the metadata file of a table away for a while."""
@@ -452,6 +457,24 @@ def test_name_of_a_paused_or_copied_index_is_a_column_of_filters(star: IndexedSt
         assert star.explain("city = 'c'").files < star.explain("a_copy = 'c'").files == paused.files
     finally:
         star.drop("a_copy")
+
+
+def test_answers_name_the_snapshot_of_the_dimension_table_that_a_filter_uses(
+    server: ServerThread, star: IndexedStar
+) -> None:
+    star.define_city()
+    star.build()
+    column_filter = {"type": "eq", "term": "city", "value": "c"}
+    paths = ("/v1/namespaces/fixed/tables/facts/plan", "/api/v1/tables/fixed/facts/explain")
+    used_snapshot_id = star.find_snapshot_id("shops")
+    for used in (True, False):
+        plan, explained = (server.run(server.api("POST", path, {"filter": column_filter})).json for path in paths)
+        named = [{"name": "city", "table": ["fixed", "shops"], "snapshot-id": used_snapshot_id, "used": used}]
+        assert plan["seamark-attributes"] == explained["attributes"] == named
+        star.run("UPDATE {0}.shops SET size = 2 WHERE shop_id = 1")
+    plan, explained = (server.run(server.api("POST", path, {})).json for path in paths)
+    assert "seamark-attributes" not in plan
+    assert "attributes" not in explained
 
 
 def test_plan_keeps_all_files_if_the_dimension_table_cannot_be_read(star: IndexedStar) -> None:
