@@ -70,7 +70,8 @@ def pin_attributes(client: SeamarkClient, columns: Sequence[str], *, add_partner
         add_partners: Whether to add the attributes that state whether a key has a partner. Only cubes need them.
 
     Raises:
-        InvalidRequest: A dimension table has no such column, no snapshot, or the type of a column is not supported.
+        InvalidRequest: A dimension table has no such column, no snapshot, or the type of a column is not supported, or
+            the attribute has the field id `HAS_PARTNER`.
         NoSuchResource: A dimension table does not exist.
     """
     terms: dict[str, None] = {}
@@ -88,6 +89,11 @@ def pin_attributes(client: SeamarkClient, columns: Sequence[str], *, add_partner
             raise InvalidRequest(f"The dimension table {name} has no snapshot: append its rows first")
         key = _find_field(table, match["partner"], KEY_TYPES)
         attribute = _find_field(table, match["attribute"], ATTRIBUTE_TYPES)
+        if attribute.id == HAS_PARTNER:
+            raise InvalidRequest(
+                f"{match['attribute'][:100]} of {name} has the field id {HAS_PARTNER}, which states in indexes that a "
+                "key has a partner: add a column with the same values, and use that column"
+            )
         source = DimensionSource(tuple(table.name), table.snapshot_id, key.id)
         pinned = [Lookup(source, attribute.id, str(attribute.type))]
         if add_partners:

@@ -37,7 +37,7 @@ from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY, get_transform_name
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.index.keys.keys import get_family
-from seamark.formats.index.keys.lookups import list_tables, parse_lookup
+from seamark.formats.index.keys.lookups import HAS_PARTNER, list_tables, parse_lookup
 from seamark.formats.index.keys.measures import (
     MEASURES_MAX,
     Measure,
@@ -409,10 +409,16 @@ def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
     for term in terms:
         if not kind.supports_type(term.kind):
             raise BadRequest(f"A {kind.name} index cannot be on {term.text}, of type {term.kind}")
-        if parse_lookup(term.transform) is not None and not kind.takes_attributes:
+        lookup = parse_lookup(term.transform)
+        if lookup is not None and not kind.takes_attributes:
             kinds = ", ".join(other.name for other in KINDS.values() if other.takes_attributes)
             raise BadRequest(
                 f"A {kind.name} index cannot be on {term.text[:200]}: only {kinds} accept attributes of other tables"
+            )
+        if lookup is not None and lookup.attribute_id == HAS_PARTNER and not kind.aggregates:
+            raise BadRequest(
+                f"A {kind.name} index cannot be on {term.text[:200]}: the field id {HAS_PARTNER} states whether a key "
+                "has a partner, which only cubes use; use an attribute with another field id"
             )
         if problem := kind.find_term_problem(term):
             raise BadRequest(problem)

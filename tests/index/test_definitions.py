@@ -114,6 +114,7 @@ def test_definitions_in_the_forms_of_users_are_read(text: str, same: IndexDefini
         ("bloom(id, fpp=nan)", "between 1e-06"),
         ("bloom(id, fpp=often)", "between 1e-06"),
         ("bloom(id, fpp=0.1, fpp=0.2)", "set twice"),
+        ("bitmap(lookup[n.shops@5:1:0:boolean](id))", "the field id 0 states whether a key has a partner"),
         ("bitmap(id, state=asleep)", "enabled or paused"),
         ("bitmap(`id)", "close its backticks and parentheses"),
         ("{", "not JSON"),

@@ -30,6 +30,7 @@ from seamark.formats.index.definitions import (
     list_bucket_definitions,
     read_definitions,
 )
+from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import Measure
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.kinds import KINDS, list_kinds_with_parameter, list_parameters
@@ -153,6 +154,11 @@ _PATH = f"{INDEXES_PATH}/{{index}}"
 NO_INDEX = ResponseSpec(404, "No such table, or no such index")
 _ONE_INDEX = ResponseSpec(200, "The state of the index", {"$ref": "#/components/schemas/Index"})
 _CONFLICT = ResponseSpec(409, "Concurrent commits conflicted in every attempt; repeat the request")
+_CONFLICT_OR_NAME = ResponseSpec(
+    409,
+    "Concurrent commits conflicted in every attempt; or an index with an equal definition, or with another attribute "
+    "and the same name, exists",
+)
 
 
 class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -247,7 +253,7 @@ async def load_index(call: Call) -> dict[str, Any]:
         ResponseSpec(400, "The definition is invalid; the message states the reason"),
         ResponseSpec(403, "The caller may not read a dimension table whose attributes the cube has"),
         NO_INDEX,
-        _CONFLICT,
+        _CONFLICT_OR_NAME,
     ),
 ).takes_bytes(_make_body_type(tuple(list_parameters())))
 async def put_index(call: Call, data: bytes) -> dict[str, Any]:
@@ -320,12 +326,44 @@ def _change_definition(
         name, kind, columns, metadata.current_schema, parameters=parameters, state=state, measures=measures
     )
     definition = add_name_mapping(definition, metadata)
+    _check_filter_name(definition, defined)
     twin = next((other for other in defined.by_name.values() if other.id == definition.id and other.name != name), None)
     if twin is not None:
         raise AlreadyExists(
             f"The index {twin.name} has the same definition, {definition.text}; change that index, or drop it first"
         )
     return definition
+
+
+def _check_filter_name(definition: IndexDefinition, defined: Definitions) -> None:
+    """Check that the names of indexes on attributes keep their meaning in filters.
+
+    An index may be replaced by an index on the same attribute at another snapshot of the dimension table.
+
+    Raises:
+        AlreadyExists: The name has another meaning, or differs only by case from the name of another attribute.
+    """
+    attribute = _identify_attribute(definition)
+    present = defined.by_name.get(definition.name)
+    if present is not None and _identify_attribute(present) == attribute:
+        return
+    for other in defined.by_name.values():
+        attributes = (attribute, _identify_attribute(other))
+        if other is present or (other.name.lower() == definition.name.lower() and None not in attributes):
+            raise AlreadyExists(
+                f"The index {other.name} is {other.text[:_SHOWN_CHARS_MAX]}. Filters can name an attribute by its "
+                "index, so this name cannot get another meaning: choose another name (--name of seamark index create), "
+                "or drop that index first"
+            )
+
+
+def _identify_attribute(definition: IndexDefinition) -> tuple[object, ...] | None:
+    """Return the attribute that filters can name by the index, without its snapshot, or None if there is none."""
+    lookup = parse_lookup(definition.terms[0].transform)
+    if lookup is None or KINDS[definition.kind].aggregates:
+        return None
+    source = lookup.source
+    return (definition.terms[0].column_id, source.table, source.key_id, lookup.attribute_id)
 
 
 async def _show_index(call: Call, table: TableIndexes, name: str) -> dict[str, Any]:

@@ -6,19 +6,55 @@ show the attributes to a caller who tries values. A refusal has the same error a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Annotated
+
 import msgspec
+import structlog
 
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.runtime.errors import NoSuchTable
+from seamark.formats.runtime.errors import NoSuchTable, SeamarkError
 from seamark.metaserver.access.rights.decisions import Securable
+from seamark.metaserver.api.http.describe import doc
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.planner.scan.attribute_columns import (
     AttributeColumn,
     collect_names,
-    list_attribute_columns,
+    find_attribute_columns,
+    list_attribute_names,
 )
 from seamark.metaserver.store.model import TABLE
+
+_log = structlog.get_logger("seamark.plans")
+
+
+class NamedAttribute(msgspec.Struct, frozen=True, rename="kebab"):
+    """An attribute of a dimension table that a filter names, in answers."""
+
+    name: str
+    table: tuple[str, ...]
+    snapshot_id: int
+    used: bool
+
+
+NamedAttributes = Annotated[
+    tuple[NamedAttribute, ...] | msgspec.UnsetType,
+    doc(
+        "The attributes of dimension tables that the filter names by their indexes, if there are any. If `used` is "
+        "true, the plan leaves out files by the attribute as it is at the snapshot `snapshot-id` of `table`. To filter "
+        "the rows, read the dimension table at this snapshot. If `used` is false, the name leaves out no files."
+    ),
+]
+
+
+def describe_attributes(attributes: Iterable[AttributeColumn]) -> tuple[NamedAttribute, ...]:
+    """Return the attributes as answers show them, with the snapshots at which clients must read the tables."""
+    sources = ((attribute, attribute.lookup.source) for attribute in attributes)
+    return tuple(
+        NamedAttribute(attribute.name, source.table, source.snapshot_id, attribute.is_current)
+        for attribute, source in sources
+    )
 
 
 async def resolve_attributes(call: Call, metadata: TableMetadata, filter: Expression) -> tuple[AttributeColumn, ...]:
@@ -28,19 +64,26 @@ async def resolve_attributes(call: Call, metadata: TableMetadata, filter: Expres
         Forbidden: The caller may not read one of the dimension tables.
         NoSuchTable: The caller may not browse one of them.
     """
-    names = {name.lower() for name in collect_names(filter)}
-    attributes = [one for one in list_attribute_columns(metadata) if one.name.lower() in names]
+    if not list_attribute_names(metadata):
+        return ()
+    attributes = find_attribute_columns(metadata, collect_names(filter))
     return tuple([msgspec.structs.replace(one, is_current=await _is_current(call, one)) for one in attributes])
 
 
 async def _is_current(call: Call, attribute: AttributeColumn) -> bool:
-    """Return whether the dimension table is at the snapshot of the attribute, and has no rows outside of it."""
+    """Return whether the index is enabled, and its dimension table at its snapshot, without rows outside of it."""
     source = attribute.lookup.source
     *namespace, name = source.table
     await call.allow(Securable(tuple(namespace), TABLE, name))
+    if not attribute.is_current:  # The index is paused.
+        return False
     try:
         loaded = await call.components.catalog.tables.load(tuple(namespace), name)
     except NoSuchTable:
+        return False
+    except SeamarkError as error:  # The facts can be read, and no answer depends on the dimension table.
+        table = ".".join(source.table)
+        _log.warning("a dimension table cannot be read, so its attribute is not used", table=table, error=str(error))
         return False
     is_stream = loaded.entry is not None and bool(loaded.entry.flushed)
     return loaded.metadata.current_snapshot_id == source.snapshot_id and not is_stream

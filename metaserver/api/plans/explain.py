@@ -25,6 +25,7 @@ from seamark.formats.iceberg.expressions.expression import (
 )
 from seamark.formats.iceberg.expressions.expression_json import encode_expression, parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.definitions import read_definitions
 from seamark.formats.protocol.wire import decode_json, encode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.lazy_module import LazyModule
@@ -35,7 +36,7 @@ from seamark.metaserver.api.http.fresh_reads import load_to_read
 from seamark.metaserver.api.http.parameters.fresh import AFTER, FRESH
 from seamark.metaserver.api.http.parameters.snapshots import resolve_snapshot_id
 from seamark.metaserver.api.http.sql_texts import read_in_turn
-from seamark.metaserver.api.plans.attribute_columns import resolve_attributes
+from seamark.metaserver.api.plans.attribute_columns import NamedAttributes, describe_attributes, resolve_attributes
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, evaluate_joins
 from seamark.metaserver.api.plans.unpruned import find_unpruned_reasons
 from seamark.metaserver.catalog.policies import load_policies, with_policies
@@ -47,7 +48,12 @@ from seamark.metaserver.planner.answer.answer import RESIDUAL_VALUES_MAX
 from seamark.metaserver.planner.joins.joins import IN_LOOP_VALUES_MAX
 from seamark.metaserver.planner.lookup.lookup import find_files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
-from seamark.metaserver.planner.scan.attribute_columns import add_to_schema, list_attribute_columns
+from seamark.metaserver.planner.scan.attribute_columns import (
+    AttributeColumn,
+    add_to_schema,
+    find_attribute_columns,
+    list_attribute_names,
+)
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import PruningStage, ScanPlan
 
@@ -200,6 +206,7 @@ class ExplainResponse(msgspec.Struct, rename="kebab"):
         doc("The kept files, if the request lists them.", items={"$ref": "#/components/schemas/ContentFile"}),
     ] = msgspec.field(default=msgspec.UNSET, name="kept")
     joins: JoinOutcomes = msgspec.UNSET
+    attributes: NamedAttributes = msgspec.UNSET
     unpruned_reasons: Annotated[
         tuple[str, ...],
         doc(
@@ -256,17 +263,22 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
         nan_above=True,
         attributes=attributes,
     )
-    outdated = [
-        f"the index {attribute.name} has the attributes of an earlier snapshot of "
-        f"{'.'.join(attribute.lookup.source.table)}; create it again and build it"
-        for attribute in attributes
-        if not attribute.is_current
-    ]
+    outdated = [_explain_unused(metadata, attribute) for attribute in attributes if not attribute.is_current]
     files_max = min(body.limit, call.components.settings.page_limit) if body.files else 0
     explained = await explain_scan(
         call, loaded, scan_request, parsed_filter, body.joins, files_max, unrequested_reasons=outdated
     )
     return web.Response(body=explained, content_type="application/json")
+
+
+def _explain_unused(metadata: TableMetadata, attribute: AttributeColumn) -> str:
+    """Return the reason why a predicate on an attribute leaves out no files."""
+    if not read_definitions(metadata).by_name[attribute.name].enabled:
+        return f"the index {attribute.name} is paused; resume it"
+    return (
+        f"the index {attribute.name} has the attributes of an earlier snapshot of "
+        f"{'.'.join(attribute.lookup.source.table)}; create it again and build it"
+    )
 
 
 async def explain_scan(
@@ -317,7 +329,10 @@ async def explain_scan(
             unrequested_reasons=unrequested_reasons,
             max_kept_fraction=max_kept_fraction,
         )
-        return encode_json(_explain_scan(scan, read, files_max, outcomes, reasons, samples, properties))
+        explained = _explain_scan(scan, read, files_max, outcomes, reasons, samples, properties)
+        if scan_request.attributes:
+            explained = msgspec.structs.replace(explained, attributes=describe_attributes(scan_request.attributes))
+        return encode_json(explained)
 
     if is_long:
         return await call.run_in_turn(answer)
@@ -343,7 +358,9 @@ async def _read_filter(call: Call, body: ExplainRequest, metadata: TableMetadata
         return parse() if len(filter_json) <= _IN_THREAD_BYTES else await call.run_in_turn(parse)
     if bytes(body.filter):
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
-    schema = add_to_schema(metadata.current_schema, list_attribute_columns(metadata))
+    text = body.where.lower()
+    names = [name for name in list_attribute_names(metadata) if name.lower() in text]
+    schema = add_to_schema(metadata.current_schema, find_attribute_columns(metadata, names))
     read = partial(sql.parse_sql, body.where, schema, metadata.schemas, functions=True)
     return await read_in_turn(call, len(body.where), read)
 

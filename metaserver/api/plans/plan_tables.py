@@ -1,8 +1,10 @@
 """The route that creates plan tables, which engines without scan planning read by name.
 
 Identical requests share one name, which is derived from the table's pointer, its indexes and the bound filter before
-the scan is planned. Concurrent identical requests share one plan. As for planning, the caller needs only the right to
-read: the stored files are small, refer only to files that the reader may read, and are deleted automatically.
+the scan is planned. With joins, a secret of the server is a part of the name, because the caller needs rights on the
+joined tables, and reading the plan table requires only the right on this table. Concurrent identical requests share one
+plan. As for planning, the caller needs only the right to read: the stored files are small, refer only to files that the
+reader may read, and are deleted automatically.
 
 With `X-Seamark-Plans` the plan has no name. The answer contains the id of a snapshot, which loadTable adds for requests
 with the same value (`plan_audience.py`).
@@ -11,6 +13,8 @@ with the same value (`plan_audience.py`).
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,6 +73,8 @@ _IN_LOOP_BYTES_MAX = 4000
 _IN_LOOP_FILES_MAX, _IN_LOOP_MANIFESTS_MAX = 100_000, 200
 """The maximum numbers of files and manifests of a snapshot whose plans are measured in the event loop."""
 _READ_BYTES = 1 << 20
+_NAMES_PURPOSE = "plan-names"
+"""The purpose of the key that is a part of the names of plan tables with joins."""
 _DECLINED_BYTES, _DECLINED_EACH_BYTES = 1 << 20, 500
 """The memory for requests that get no plan table, and the memory of one of them."""
 
@@ -402,6 +408,10 @@ class NewPlanTable:
         self.sampler: StatementSampler | None = None
         """The sampler of the filter's values, if this request was planned."""
         self._question = f"{bound_scan.text} {'hidden' if body.hide_partitions else ''}".rstrip()
+        if body.joins:
+            # A reader of this table may not be allowed to read the joined tables, and must not find a plan by values.
+            _, key = call.components.keyring.find_signing_key(_NAMES_PURPOSE)
+            self._question += f" {hmac.digest(key, self._question.encode(), hashlib.sha256).hex()}"
 
     async def find_or_make(self) -> PlanTableResponse:
         """Return the shared plan table of equal requests, or make the plan table."""

@@ -32,7 +32,7 @@ from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route
 from seamark.metaserver.api.http.parameters.snapshots import select_schema
 from seamark.metaserver.api.http.render import DELEGATION, build_access_config
-from seamark.metaserver.api.plans.attribute_columns import resolve_attributes
+from seamark.metaserver.api.plans.attribute_columns import describe_attributes, resolve_attributes
 from seamark.metaserver.api.plans.column_reads import count_plan, count_read
 from seamark.metaserver.api.plans.fresh import FreshPlan, add_fresh_snapshot, choose_fresh_plan
 from seamark.metaserver.api.plans.pending import PendingPlans
@@ -44,7 +44,7 @@ from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.history.history import StatementRead
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.content_files import ClientDialect, PartitionTextCache, choose_dialect
-from seamark.metaserver.planner.scan.attribute_columns import list_attribute_columns
+from seamark.metaserver.planner.scan.attribute_columns import list_attribute_names
 from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, find_expired_ancestor
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, count_pages, pack_request
@@ -226,7 +226,7 @@ async def _plan_scan(
     if stream is not None and stream.is_live:
         body = msgspec.structs.replace(body, snapshot_id=None)
     pinned = pin_request(body, loaded.metadata, dialect, None if stream is None else stream.snapshot)
-    if list_attribute_columns(loaded.metadata):
+    if list_attribute_names(loaded.metadata):
         parse = pinned.parse_filter
         filter = await call.run_in_turn(parse) if pinned.has_long_filter else parse()
         attributes = await resolve_attributes(call, loaded.metadata, filter)
@@ -477,6 +477,8 @@ class _ClientScan:
         head, tail = b'{"status":"completed",', b"}"
         if fingerprint:
             head += b'"seamark-statement":"%b",' % fingerprint.encode()
+        if self._request.attributes:
+            head += b'"seamark-attributes":%b,' % encode_json(describe_attributes(self._request.attributes))
         if credentials:
             tail = b',"storage-credentials":' + credentials + tail
         return await self._send(http_request, writer, _Page(entry_ids, 0, ROWS_MAX, limit), head, tail)

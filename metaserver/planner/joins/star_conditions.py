@@ -22,7 +22,7 @@ from seamark.formats.iceberg.expressions.expression import (
 )
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import IndexDefinition
-from seamark.formats.index.keys.lookups import DimensionSource, parse_lookup
+from seamark.formats.index.keys.lookups import HAS_PARTNER, DimensionSource, parse_lookup
 from seamark.formats.index.kinds.kinds import KINDS
 
 
@@ -70,6 +70,8 @@ def make_star_condition(
     for definition in definitions:
         lookup = parse_lookup(definition.terms[0].transform)
         if lookup is None or len(definition.terms) > 1 or KINDS[definition.kind].aggregates:
+            continue
+        if lookup.attribute_id == HAS_PARTNER:  # This is not the column of the dimension table with this field id.
             continue
         for key in keys:
             same_types = key.kind == key.source_kind == definition.terms[0].source

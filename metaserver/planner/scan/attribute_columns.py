@@ -8,7 +8,7 @@ filter the rows. A column of the table with this name has priority. This module 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -28,7 +28,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.types import canonicalize_primitive
-from seamark.formats.index.definitions import read_definitions
+from seamark.formats.index.definitions import IndexDefinition, read_definitions
 from seamark.formats.index.keys.lookups import Lookup, parse_lookup
 from seamark.formats.index.kinds.kinds import KINDS
 
@@ -40,8 +40,8 @@ class AttributeColumn(msgspec.Struct, frozen=True, array_like=True):
         name: The name of the index.
         column_id: The field id of the key of the table.
         transform: The attribute, as a transform of the key.
-        is_current: Whether the current snapshot of the dimension table is the snapshot of the attribute. Otherwise a
-            predicate on the name leaves out no files.
+        is_current: Whether the index is enabled, and the current snapshot of the dimension table is the snapshot of
+            the attribute. Otherwise a predicate on the name leaves out no files.
     """
 
     name: str
@@ -56,17 +56,38 @@ class AttributeColumn(msgspec.Struct, frozen=True, array_like=True):
         return lookup
 
 
-def list_attribute_columns(metadata: TableMetadata) -> tuple[AttributeColumn, ...]:
-    """Return the attributes that filters on the table can name, by its enabled indexes."""
-    attributes = []
-    for definition in read_definitions(metadata).enabled:
-        term = definition.terms[0]
-        if len(definition.terms) == 1 and definition.dimension_tables and not KINDS[definition.kind].aggregates:
-            attributes.append(AttributeColumn(definition.name, term.column_id, term.transform))
-    if not attributes:
-        return ()
-    names = {name.lower() for schema in metadata.schemas for name in schema.index.by_name}
-    return tuple(attribute for attribute in attributes if attribute.name.lower() not in names)
+def list_attribute_names(metadata: TableMetadata) -> tuple[str, ...]:
+    """Return the names of the indexes on attributes of a table, enabled or paused.
+
+    Columns of the table may have the same names.
+    """
+    return tuple(definition.name for definition in _list_definitions(metadata))
+
+
+def find_attribute_columns(metadata: TableMetadata, names: Iterable[str]) -> tuple[AttributeColumn, ...]:
+    """Return the attributes of the table with one of these names, in any case, that no column has.
+
+    A paused index keeps its name, but its attribute is not current.
+    """
+    folded_names = {name.lower() for name in names}
+    named = [definition for definition in _list_definitions(metadata) if definition.name.lower() in folded_names]
+    if not named:
+        return ()  # A table may have many schemas, so read their names only for a filter that names an attribute.
+    columns = {name.lower() for schema in metadata.schemas for name in schema.index.by_name}
+    return tuple(
+        AttributeColumn(each.name, each.terms[0].column_id, each.terms[0].transform, each.enabled)
+        for each in named
+        if each.name.lower() not in columns
+    )
+
+
+def _list_definitions(metadata: TableMetadata) -> list[IndexDefinition]:
+    """Return the definitions of the indexes on attributes. Two of them may be equal except for their names."""
+    return [
+        definition
+        for definition in read_definitions(metadata).by_name.values()
+        if len(definition.terms) == 1 and definition.dimension_tables and not KINDS[definition.kind].aggregates
+    ]
 
 
 def add_to_schema(schema: Schema, attributes: Sequence[AttributeColumn]) -> Schema:

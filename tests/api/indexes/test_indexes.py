@@ -132,6 +132,29 @@ async def test_invalid_index_definition_is_rejected(api_with_table: Api) -> None
         assert await read_properties(api_with_table) == properties_before, expected
 
 
+async def test_name_of_an_index_on_an_attribute_keeps_its_meaning(api_with_table: Api) -> None:
+    lookup = "lookup[n.shops@{}:{}:{}:string]({})".format
+    await define_index(api_with_table, "city", kind="bitmap", columns=[lookup(5, 1, 2, "id")])
+    cases: list[tuple[str, str, list[str]]] = [
+        ("city", "bitmap", [lookup(5, 3, 2, "id")]),
+        ("city", "bitmap", [lookup(6, 1, 3, "id")]),
+        ("city", "bloom", [lookup(6, 1, 2, "id").replace("shops", "malls")]),
+        ("city", "bitmap", [lookup(6, 1, 2, "data")]),
+        ("City", "bitmap", [lookup(6, 1, 3, "id")]),
+        ("City", "bitmap", [lookup(6, 1, 2, "id")]),
+        ("city", "bitmap", ["data"]),
+    ]
+    for name, kind, columns in cases:
+        answer = await api_with_table("PUT", f"{INDEXES}/{name}", {"kind": kind, "columns": columns})
+        assert answer.error[0] == 409, (columns, answer.raw)
+        assert "choose another name (--name" in answer.error[2]
+    assert "seamark.index.City" not in await read_properties(api_with_table)
+    await define_index(api_with_table, "city_of_data", kind="bitmap", columns=[lookup(6, 1, 2, "data")])
+    await define_index(api_with_table, "city", state="paused")
+    again = await define_index(api_with_table, "city", kind="bloom", columns=[lookup(6, 1, 2, "id")], state="enabled")
+    assert again["definition"].startswith("bloom(lookup[n.shops@6:1:2:string](id)")
+
+
 async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(api_with_table: Api) -> None:
     await define_index(api_with_table)
     build = await begin_build(api_with_table)

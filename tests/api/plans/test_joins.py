@@ -11,6 +11,7 @@ import pytest
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.formats.runtime.clock import SystemClock
+from seamark.metaserver.access.keyring import SigningKey
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
@@ -138,6 +139,17 @@ async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
     await star.supplier.commit([star.supplier.make_file([_build_supplier(5000)])])
     second_plan = await star.plan(build_supplier_join("s_key BETWEEN 250 AND 749"))
     assert (second_plan["name"], second_plan["joins"][0]["snapshot-id"]) == (first_name, 2)
+
+
+async def test_name_of_a_plan_with_joins_depends_on_a_secret_of_the_server(star: Star) -> None:
+    """Otherwise a reader of the facts could compute it for each value of a table that the reader may not read."""
+    join = build_supplier_join("s_region = 'ASIA'")
+    names = [(await star.plan(join))["name"], (await star.plan(predicate="f_key < 5"))["name"]]
+    assert (await star.plan(join))["name"] == names[0]
+    keyring = star.server.components.keyring
+    keyring.replace([*keyring.keys, SigningKey(b"8 bytes.", 0, bytes(32))])
+    assert (await star.plan(join))["name"] != names[0]
+    assert (await star.plan(predicate="f_key < 5"))["name"] == names[1]
 
 
 async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads_only_new_files(star: Star) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import duckdb
 import pyarrow as pa
@@ -93,9 +95,57 @@ class IndexedStar:
         self._define("city", "bitmap", f"{self.name}.shops.city via shop = shop_id")
 
     def _define(self, name: str, kind: str, attribute: str) -> None:
-        pinned = pin_attributes(self._client, [attribute], add_partners=False)
+        pinned = self.pin(attribute, add_partners=False)
         self._client.put_index((self.name, "facts"), name, kind=kind, columns=pinned)
         self.definitions.add(name)
+
+    def pin(self, attribute: str, *, add_partners: bool) -> list[str]:
+        return pin_attributes(self._client, [attribute], add_partners=add_partners)
+
+    def register_with_field_id_0(self, table: str, column: str) -> None:
+        """Register a table with the data of `shops` whose column has the field id 0, as other writers may number."""
+        shops = self._catalog.load_table(f"{self.name}.shops")
+        metadata = json.loads(Path(shops.metadata_location.removeprefix("file://")).read_bytes())
+        for schema in metadata["schemas"]:
+            next(field for field in schema["fields"] if field["name"] == column)["id"] = 0
+        root = Path(metadata["location"].removeprefix("file://")).with_name(table)
+        metadata |= {"location": f"file://{root}", "table-uuid": str(uuid4())}
+        path = root / "metadata" / f"00000-{uuid4()}.metadata.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(metadata))
+        self._catalog.register_table(f"{self.name}.{table}", f"file://{path}")
+
+    def set_state(self, name: str, state: str) -> None:
+        """Write the property of an index with another state, as any engine may."""
+        key = f"seamark.index.{name}"
+        facts = self._catalog.load_table(f"{self.name}.facts")
+        definition = json.loads(facts.properties[key])
+        with facts.transaction() as transaction:
+            transaction.set_properties({key: json.dumps({**definition, "state": state})})
+
+    def copy_definition(self, name: str, copy: str) -> None:
+        """Define an equal index under another name by a property, which `putIndex` refuses."""
+        facts = self._catalog.load_table(f"{self.name}.facts")
+        with facts.transaction() as transaction:
+            transaction.set_properties({f"seamark.index.{copy}": facts.properties[f"seamark.index.{name}"]})
+
+    def find_snapshot_id(self, table: str) -> int:
+        snapshot = self._catalog.load_table(f"{self.name}.{table}").current_snapshot()
+        assert snapshot is not None
+        return snapshot.snapshot_id
+
+    @contextmanager
+    def hide_metadata(self, table: str) -> Iterator[None]:
+        """Move the metadata file of a table away for a while."""
+        path = Path(self._catalog.load_table(f"{self.name}.{table}").metadata_location.removeprefix("file://"))
+        hidden = path.rename(path.with_name("hidden"))
+        try:
+            yield
+        finally:
+            hidden.rename(path)
+
+    def drop(self, name: str) -> None:
+        self._client.drop_index((self.name, "facts"), name)
 
     def build(self) -> None:
         """Build the indexes. The build refuses a dimension table with a doubled key."""
@@ -387,6 +437,58 @@ def test_index_on_an_attribute_is_used_at_the_snapshot_of_its_dimension_table(st
 
 def test_filter_on_another_attribute_needs_keys(star: IndexedStar) -> None:
     assert star.compare(f"{QUERY} AND shops.size = 1").startswith("keys")
+
+
+def test_name_of_a_paused_or_copied_index_is_a_column_of_filters(star: IndexedStar) -> None:
+    star.define_city()
+    star.build()
+    star.set_state("city", "paused")
+    paused = star.explain("city = 'c'")
+    assert (paused.files, paused.unpruned_reasons[-1]) == (
+        paused.stages[0].files_in,
+        "the index city is paused; resume it",
+    )
+    star.set_state("city", "enabled")
+    assert star.explain("city = 'c'").files < paused.files
+    star.copy_definition("city", "a_copy")  # Its name is before `city`.
+    try:
+        assert star.explain("city = 'c'").files == star.explain("a_copy = 'c'").files < paused.files
+        star.set_state("a_copy", "paused")
+        assert star.explain("city = 'c'").files < star.explain("a_copy = 'c'").files == paused.files
+    finally:
+        star.drop("a_copy")
+
+
+def test_answers_name_the_snapshot_of_the_dimension_table_that_a_filter_uses(
+    server: ServerThread, star: IndexedStar
+) -> None:
+    star.define_city()
+    star.build()
+    column_filter = {"type": "eq", "term": "city", "value": "c"}
+    paths = ("/v1/namespaces/fixed/tables/facts/plan", "/api/v1/tables/fixed/facts/explain")
+    used_snapshot_id = star.find_snapshot_id("shops")
+    for used in (True, False):
+        plan, explained = (server.run(server.api("POST", path, {"filter": column_filter})).json for path in paths)
+        named = [{"name": "city", "table": ["fixed", "shops"], "snapshot-id": used_snapshot_id, "used": used}]
+        assert plan["seamark-attributes"] == explained["attributes"] == named
+        star.run("UPDATE {0}.shops SET size = 2 WHERE shop_id = 1")
+    plan, explained = (server.run(server.api("POST", path, {})).json for path in paths)
+    assert "seamark-attributes" not in plan
+    assert "attributes" not in explained
+
+
+def test_plan_keeps_all_files_if_the_dimension_table_cannot_be_read(star: IndexedStar) -> None:
+    with star.hide_metadata("shops"):
+        explained = star.explain("city = 'c'")
+    assert explained.files == explained.stages[0].files_in > 0
+
+
+def test_attribute_with_the_field_id_of_partners_is_refused(star: IndexedStar) -> None:
+    star.register_with_field_id_0("zero", "open")
+    for add_partners in (False, True):
+        with pytest.raises(InvalidRequest, match=r"open of fixed\.zero has the field id 0"):
+            star.pin("fixed.zero.open via shop = shop_id", add_partners=add_partners)
+    assert len(star.pin("fixed.zero.city via shop = shop_id", add_partners=False)) == 1
 
 
 @pytest.mark.slow
