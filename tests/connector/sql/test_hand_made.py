@@ -23,10 +23,9 @@ from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.plans.splices import splice
 from seamark.connector.sql import reads
 from seamark.connector.sql.queries import translate
-from seamark.connector.sql.scopes import UnsupportedInDuckDB
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.sql.statement import parse
-from seamark.connector.sql.types import from_iceberg
+from seamark.connector.sql.types import UnsupportedInDuckDB, from_iceberg
 from tests.connector.analysis.statements import RandomStatements, quote
 from tests.connector.analysis.test_scans_oracle import list_partners
 from tests.connector.lake import open_catalog
