@@ -60,11 +60,17 @@ def translate_integer_operation(sign: str, left: SqlValue, right: SqlValue) -> S
     if sign in "+-*":
         return SqlValue(f"({left.sql} {sign} {right.sql})", left.type)
     operator = "//" if sign == "/" else "%"
-    if right.literal is not None and str(right.literal.this).strip("0"):
+    if _is_nonzero_literal(right.literal):
         return SqlValue(f"({left.sql} {operator} {right.sql})", left.type)
     return SqlValue(
         f"(CASE WHEN {right.sql} = 0 THEN {DIVISION_BY_ZERO} ELSE {left.sql} {operator} {right.sql} END)", left.type
     )
+
+
+def _is_nonzero_literal(node: exp.Expr | None) -> bool:
+    """Return whether the node is the literal of a number that is not zero. It may have a minus sign."""
+    number = node.this if isinstance(node, exp.Neg) else node
+    return isinstance(number, exp.Literal) and not number.is_string and bool(str(number.this).strip("0"))
 
 
 def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node: exp.Expr) -> SqlValue:

@@ -20,9 +20,17 @@ from seamark.connector.plans.async_client import Name
 from seamark.connector.plans.quotes import quote_name
 from seamark.connector.sql.literals import parse_target_type
 from seamark.connector.sql.queries import Translation
-from seamark.connector.sql.scopes import NameScope, SqlValue, StoredTable, UnsupportedInDuckDB, describe
+from seamark.connector.sql.scopes import NameScope, SqlValue, StoredTable, describe
 from seamark.connector.sql.statement import Kind, SqlStatement, parse
-from seamark.connector.sql.types import BIGINT, UNKNOWN, SqlType, find_common_type, has_duckdb_name, name_duckdb_type
+from seamark.connector.sql.types import (
+    BIGINT,
+    UNKNOWN,
+    SqlType,
+    UnsupportedInDuckDB,
+    find_common_type,
+    has_duckdb_name,
+    name_duckdb_type,
+)
 from seamark.connector.sql.values import check_args
 
 ColumnsOf = Callable[[exp.Table], Mapping[str, SqlType]]

@@ -33,7 +33,7 @@ from seamark.connector.sql.literals import (
     parse_typed_text,
     read_time_precision,
 )
-from seamark.connector.sql.scopes import NameScope, SqlValue, UnsupportedInDuckDB, describe
+from seamark.connector.sql.scopes import NameScope, SqlValue, describe
 from seamark.connector.sql.types import (
     BIGINT,
     BOOLEAN,
@@ -47,6 +47,7 @@ from seamark.connector.sql.types import (
     VARCHAR,
     ZONED,
     SqlType,
+    UnsupportedInDuckDB,
     find_common_type,
     name_duckdb_type,
 )
@@ -65,6 +66,11 @@ In sqlglot, `NOT LIKE` is one node. In some dialects, `IS NOT NULL` is one node 
 """
 TEXT_MAX = 1 << 20
 """The maximum number of characters of an expression in DuckDB's SQL."""
+_TRANSLATED_MAX = 1 << 23
+"""The maximum number of characters of all expressions of a statement in DuckDB's SQL.
+
+An operand counts again in each expression that contains it.
+"""
 
 
 class Expressions:
@@ -75,12 +81,18 @@ class Expressions:
         self._functions = functions
         self.now = now
         self._has_offset = self._reads_zone = False
+        self._translated = 0
 
     def translate_condition(self, node: exp.Expr, scope: NameScope) -> str:
         """Return the text of a condition in a context in which null and false have the same effect.
 
         NaN is compared without CASE, so DuckDB can still use hash joins.
         """
+        text = self._translate_condition(node, scope)
+        self.count_text(text, node)
+        return text
+
+    def _translate_condition(self, node: exp.Expr, scope: NameScope) -> str:
         match node:
             case exp.Paren():
                 return self.translate_condition(node.this, scope)
@@ -108,9 +120,24 @@ class Expressions:
             value = method(self, node, scope)
         else:
             value = self._functions(self, node, scope)
-        if len(value.sql) > TEXT_MAX:  # Some translations repeat their operands, so nested expressions may become long.
-            raise InvalidRequest(f"An expression is too long: {describe(node)}")
+        self.count_text(value.sql, node)
         return value
+
+    def count_text(self, text: str, node: exp.Expr) -> None:
+        """Count the characters of a translated expression.
+
+        Some translations repeat their operands, so the text may become much longer than the statement.
+
+        Raises:
+            InvalidRequest: The expression is too long, or all expressions together are too long.
+        """
+        check_length(len(text), node)
+        self._translated += len(text)
+        if self._translated > _TRANSLATED_MAX:
+            raise InvalidRequest(
+                f"The expressions of the statement have more than {_TRANSLATED_MAX:,} characters in DuckDB's SQL; "
+                "simplify them or divide the statement"
+            )
 
     def read_in_utc(self, value: SqlValue, node: exp.Expr) -> SqlValue:
         """Return the value, whose date or time of day the caller computes in UTC if the value has a zone.
@@ -252,7 +279,11 @@ class Expressions:
             raise UnsupportedInDuckDB(f"{describe(node)}: IN with several columns is not translated")
         value, *candidates = to_common_type(self.translate_values([node.this, *listed], scope), node)
         check_comparable(value, node)
-        if value.type.is_float:  # In DuckDB, 0.0 and -0.0 are equal, but IN distinguishes them.
+        if value.type.is_float and listed != node.expressions:  # In Trino, NaN is in VALUES that contain NaN.
+            raise UnsupportedInDuckDB(f"{describe(node)}: IN with VALUES of the type {value.type} is not translated")
+        if value.type.is_float:
+            check_length(len(value.sql) * len(candidates), node)
+            # In DuckDB, 0.0 and -0.0 are equal, but IN distinguishes them.
             equal = [
                 translate_comparison("=", [value, candidate], node, positive=False).sql for candidate in candidates
             ]
@@ -317,6 +348,7 @@ class Expressions:
             value, *branch_values = to_common_type(
                 self.translate_values([node.this, *(branch.this for branch in branches)], scope), node
             )
+            check_length(len(value.sql) * len(branch_values), node)
             tests = [translate_comparison("=", [value, other], node, positive=True).sql for other in branch_values]
         results = [self.translate_value(branch.args["true"], scope) for branch in branches]
         default = node.args.get("default")
@@ -361,6 +393,8 @@ class Expressions:
             return shift_by_interval(left, right, sign, node)
         if UNKNOWN in (left.type, right.type):
             operand_type = right.type if left.type == UNKNOWN else left.type
+            if not (operand_type == UNKNOWN or operand_type.is_number or operand_type.is_time):
+                raise InvalidRequest(f"{describe(node)}: {sign} is not defined for the type {operand_type}")
             return SqlValue(
                 "NULL" if operand_type == UNKNOWN else f"CAST(NULL AS {name_duckdb_type(operand_type)})", operand_type
             )
@@ -408,6 +442,20 @@ class Expressions:
         if not _is_exact_cast(value.type, to):
             raise UnsupportedInDuckDB(f"{describe(node)}: a conversion from {value.type} to {to} is not translated")
         return SqlValue(f"CAST({value.sql} AS {name_duckdb_type(to)})", to)
+
+
+def check_length(characters: int, node: exp.Expr) -> None:
+    """Check the length of an expression in DuckDB's SQL.
+
+    A translation that repeats an operand for each part of its node calls it before it writes the text.
+
+    Raises:
+        InvalidRequest: The expression is too long.
+    """
+    if characters > TEXT_MAX:
+        raise InvalidRequest(
+            f"An expression is too long: {describe(node)} has more than {TEXT_MAX:,} characters in DuckDB's SQL"
+        )
 
 
 def _build_case(tests: Sequence[str], results: Sequence[SqlValue]) -> SqlValue:

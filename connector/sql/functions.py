@@ -12,7 +12,7 @@ from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.arithmetic import divide_decimals, sum_decimals
 from seamark.connector.sql.calls import nested, numbers, texts, times, windows
 from seamark.connector.sql.expressions import Expressions, FunctionTranslator
-from seamark.connector.sql.scopes import NameScope, SqlValue, UnsupportedInDuckDB, describe
+from seamark.connector.sql.scopes import NameScope, SqlValue, describe
 from seamark.connector.sql.types import (
     BIGINT,
     BOOLEAN,
@@ -21,15 +21,17 @@ from seamark.connector.sql.types import (
     INTEGER,
     PRECISION_MAX,
     REAL,
+    TIME,
     TIMESTAMP,
     VARCHAR,
     ZONED,
     SqlType,
+    UnsupportedInDuckDB,
     as_decimal,
     make_decimal,
     name_duckdb_type,
 )
-from seamark.connector.sql.values import cast, check_args, find_type, require_type, to_common_type
+from seamark.connector.sql.values import cast, check_args, check_comparable, find_type, require_type, to_common_type
 
 _PARTS: dict[type[exp.Expr], tuple[str, tuple[str, ...]]] = {
     exp.Year: ("year", ("date", "timestamp")),
@@ -99,6 +101,8 @@ def _translate_moment(e: Expressions, argument: exp.Expr, node: exp.Expr, scope:
 def extract_part(name: str, kinds: tuple[str, ...], value: SqlValue, node: exp.Expr) -> SqlValue:
     if value.type == ZONED and "timestamp" in kinds:
         value = SqlValue(f"CAST({value.sql} AS TIMESTAMP)", TIMESTAMP)
+    if value.type == TIME:
+        raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")
     if value.type.name not in (*kinds, "unknown"):
         raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
     return SqlValue(f"{name}({value.sql})", BIGINT)
@@ -276,6 +280,8 @@ def _translate_count(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVal
         return SqlValue("count(*)", BIGINT)
     distinct, inner = _parse_argument(node, "count")
     value = e.translate_value(inner, scope)
+    if distinct:
+        check_comparable(value, node)
     return SqlValue(f"count({distinct}{value.sql})", BIGINT)
 
 

@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.plans.quotes import quote_text
-from seamark.connector.sql.scopes import SqlValue, UnsupportedInDuckDB, describe
+from seamark.connector.sql.scopes import SqlValue, describe
 from seamark.connector.sql.types import (
     BIGINT,
     BOOLEAN,
@@ -23,6 +23,7 @@ from seamark.connector.sql.types import (
     VARCHAR,
     ZONED,
     SqlType,
+    UnsupportedInDuckDB,
     make_decimal,
     name_duckdb_type,
 )

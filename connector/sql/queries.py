@@ -23,13 +23,18 @@ from seamark.connector.sql.scopes import (
     NameScope,
     SqlValue,
     StoredTable,
-    UnsupportedInDuckDB,
     VisibleColumn,
     WithQuery,
     describe,
     use_column,
 )
-from seamark.connector.sql.types import NESTED, UNKNOWN, SqlType, find_common_type, name_duckdb_type
+from seamark.connector.sql.types import (
+    UNKNOWN,
+    SqlType,
+    UnsupportedInDuckDB,
+    find_common_type,
+    name_duckdb_type,
+)
 from seamark.connector.sql.values import cast, check_args
 
 Columns = Sequence[tuple[str, SqlType]]
@@ -142,6 +147,10 @@ class Translation:
         distinct = node.args.get("distinct")
         if distinct is not None and distinct.args.get("on"):
             raise UnsupportedInDuckDB("DISTINCT ON is not translated")
+        if distinct is not None:
+            for name, value in outputs:
+                if not value.type.is_comparable:
+                    raise UnsupportedInDuckDB(f"DISTINCT of {name[:100]!r} is not translated for the type {value.type}")
         texts = ["SELECT DISTINCT" if distinct is not None else "SELECT"]
         texts.append(", ".join(f"{value.sql} AS c{n}" for n, (_, value) in enumerate(outputs)))
         texts += [f"FROM {source}"] if source else []
@@ -161,7 +170,8 @@ class Translation:
         for item in node.expressions:
             star = _find_star_qualifiers(item)
             if star is not None:
-                outputs += [(each.name, use_column(each)) for each in scope.expand_star(star)]
+                for each in scope.expand_star(star):
+                    outputs.append((each.name or f"_col{len(outputs)}", use_column(each)))
                 continue
             alias = item if isinstance(item, exp.Alias) else None
             value = self.expressions.translate_value(item.this if alias is not None else item, scope)
@@ -188,6 +198,7 @@ class Translation:
                 value = self.expressions.translate_value(element, scope)
             else:
                 value = _find_output(outputs, number, "GROUP BY")
+                self.expressions.count_text(value.sql, element)
             elements.append(_check_grouped(value, element).sql)
         return ", ".join(elements)
 
@@ -519,7 +530,7 @@ def _convert_columns(text: str, present: Columns, wanted: Columns) -> str:
     if [kind for _, kind in present] == [kind for _, kind in wanted]:
         return text
     columns = (
-        f"c{n}" if kind == old or NESTED in (kind, old) else f"CAST(c{n} AS {name_duckdb_type(kind)}) AS c{n}"
+        f"c{n}" if kind == old or kind.is_nested else f"CAST(c{n} AS {name_duckdb_type(kind)}) AS c{n}"
         for n, ((_, kind), (_, old)) in enumerate(zip(wanted, present, strict=True))
     )
     return f"SELECT {', '.join(columns)} FROM ({text})"  # noqa: S608

@@ -28,9 +28,9 @@ from seamark.connector.plans.plan_requests import PlanRequests, find_used_joins
 from seamark.connector.plans.rewrites import MAX_KEPT_FRACTION
 from seamark.connector.plans.scan import UNCOUNTED_USE, Scan
 from seamark.connector.read.tables import OpenTable, ScanTask, load_table, open_loaded_table, open_table, plan
-from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
+from seamark.connector.sql.scopes import StoredTable
 from seamark.connector.sql.statement import SqlStatement
-from seamark.connector.sql.types import SqlType, from_iceberg
+from seamark.connector.sql.types import SqlType, UnsupportedInDuckDB, from_iceberg
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression import (

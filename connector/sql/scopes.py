@@ -15,7 +15,7 @@ from sqlglot import exp
 
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.plans.quotes import quote_text
-from seamark.connector.sql.types import UNREADABLE, SqlType
+from seamark.connector.sql.types import UNREADABLE, SqlType, UnsupportedInDuckDB
 from seamark.formats.iceberg.types.near_names import find_near_names
 
 MESSAGE_NAME_MAX = 100
@@ -23,13 +23,6 @@ _HIDDEN_COLUMNS = {"$path", "$partition", "$file_modified_time"}
 """The columns that each table has in Trino, but that `*` does not select."""
 _HINTS_FROM = 1000
 """The maximum number of columns of a relation that are compared with an unknown name to find similar names."""
-
-
-class UnsupportedInDuckDB(Exception):
-    """Raised if the statement cannot be translated to DuckDB's SQL with the result that the dialect defines.
-
-    A different engine may be able to run the statement.
-    """
 
 
 @dataclass(frozen=True, slots=True)

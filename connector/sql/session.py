@@ -47,11 +47,12 @@ from seamark.connector.sql.prepared import PreparedQueries, PreparedQuery, prepa
 from seamark.connector.sql.queries import DuckDBQuery
 from seamark.connector.sql.reads import PlannedTableRead, ReadPlanner, SessionTables, StatementTables, find_scans
 from seamark.connector.sql.row_changes import ComputedRows, change_rows, insert_rows
-from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
+from seamark.connector.sql.scopes import StoredTable
 from seamark.connector.sql.spark_engine import SparkStatements, write_spark_text
 from seamark.connector.sql.statement import Kind, SqlStatement, parse
 from seamark.connector.sql.statement_times import measure_time, report_times
 from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
+from seamark.connector.sql.types import UnsupportedInDuckDB
 from seamark.formats.iceberg.expressions.expression import TRUE
 
 CATALOG = "sea"

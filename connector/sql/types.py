@@ -1,20 +1,32 @@
 """Defines the types of the SQL dialect, which are Trino's types, and finds the common type of two types.
 
 A type has a name, and a decimal also has a precision and a scale. Iceberg's nested types become `NESTED` with the types
-of their parts. The comparison of nested types ignores these parts.
+of their parts. Nested types are equal only if all their parts and the names of their fields are equal.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import re
+from dataclasses import dataclass, replace
+
+from sqlglot.dialects.trino import Trino
 
 from seamark.formats.iceberg.types.schema import ListType, MapType, StructType
 from seamark.formats.iceberg.types.types import get_base_name
 from seamark.formats.iceberg.types.values import get_decimal_precision, get_decimal_scale
 
 PRECISION_MAX = 38
+_PLAIN_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+"""The names of fields that Trino writes without quotes, unless they are reserved words."""
 _INTEGER_DIGITS = {"integer": 10, "bigint": 19}
 """The number of digits of the decimal type to which Trino converts each integer type."""
+
+
+class UnsupportedInDuckDB(Exception):
+    """Raised if the statement cannot be translated to DuckDB's SQL with the result that the dialect defines.
+
+    A different engine may be able to run the statement.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +42,18 @@ class SqlType:
     name: str
     precision: int = 0
     scale: int = 0
-    element: SqlType | None = field(default=None, compare=False)
-    key: SqlType | None = field(default=None, compare=False)
-    fields: tuple[tuple[str, SqlType], ...] = field(default=(), compare=False)
+    element: SqlType | None = None
+    key: SqlType | None = None
+    fields: tuple[tuple[str, SqlType], ...] = ()
 
     def __str__(self) -> str:
-        return f"decimal({self.precision}, {self.scale})" if self.name == "decimal" else self.name
+        if self.name == "decimal":
+            return f"decimal({self.precision}, {self.scale})"
+        if self.fields:
+            return f"row({', '.join(f'{_write_field_name(name)} {kind}' for name, kind in self.fields)})"
+        if self.key is not None:
+            return f"map({self.key}, {self.element})"
+        return self.name if self.element is None else f"array({self.element})"
 
     @property
     def is_integer(self) -> bool:
@@ -60,6 +78,12 @@ class SqlType:
     @property
     def is_comparable(self) -> bool:
         return self.name not in ("nested", "interval")
+
+
+def _write_field_name(name: str) -> str:
+    """Return the name of a field as Trino writes it in the name of a type."""
+    is_plain = _PLAIN_NAME.fullmatch(name) and name.lower() not in Trino.Generator.RESERVED_KEYWORDS
+    return name if is_plain else '"' + name.replace('"', '""') + '"'
 
 
 BOOLEAN, INTEGER, BIGINT = SqlType("boolean"), SqlType("integer"), SqlType("bigint")
@@ -132,8 +156,10 @@ def name_duckdb_type(kind: SqlType) -> str:
     """Return the type in DuckDB's SQL.
 
     Raises:
-        KeyError: The type is nested.
+        UnsupportedInDuckDB: The type has no name, because it is nested, an interval or unreadable.
     """
+    if not has_duckdb_name(kind):
+        raise UnsupportedInDuckDB(f"A conversion to the type {kind} is not translated")
     return f"DECIMAL({kind.precision}, {kind.scale})" if kind.name == "decimal" else _DUCKDB[kind.name]
 
 
@@ -146,10 +172,15 @@ def find_common_type(left: SqlType, right: SqlType) -> SqlType | None:
     """Return the type to which values of both types are converted when they are compared or combined in a column.
 
     Return None if the types have no common type.
+
+    Raises:
+        UnsupportedInDuckDB: The types are different nested types. DuckDB matches the fields of structs by name, but
+            Trino matches them by position.
     """
     if left == right:
-        # The equality of nested types does not compare what they contain.
-        return left if not left.is_nested or repr(left) == repr(right) else NESTED
+        return left
+    if left.is_nested and right.is_nested:
+        raise UnsupportedInDuckDB(f"A conversion between the types {left} and {right} is not translated")
     if UNKNOWN in (left, right):
         return left if right == UNKNOWN else right
     if left.is_number and right.is_number:

@@ -7,8 +7,15 @@ from collections.abc import Sequence
 from sqlglot import exp
 
 from seamark.connector.client.errors import InvalidRequest
-from seamark.connector.sql.scopes import SqlValue, UnsupportedInDuckDB, describe
-from seamark.connector.sql.types import UNKNOWN, VARBINARY, SqlType, find_common_type, name_duckdb_type
+from seamark.connector.sql.scopes import SqlValue, describe
+from seamark.connector.sql.types import (
+    UNKNOWN,
+    VARBINARY,
+    SqlType,
+    UnsupportedInDuckDB,
+    find_common_type,
+    name_duckdb_type,
+)
 
 _NO_ARGS = frozenset(("this", "expression", "safe", "typed", "big_int"))
 
@@ -25,6 +32,7 @@ def to_common_type(values: Sequence[SqlValue], node: exp.Expr) -> list[SqlValue]
 
     Raises:
         InvalidRequest: The values have no common type.
+        UnsupportedInDuckDB: The values have different nested types.
     """
     kind = UNKNOWN
     for value in values:
@@ -34,8 +42,6 @@ def to_common_type(values: Sequence[SqlValue], node: exp.Expr) -> list[SqlValue]
                 f"{describe(node)} has values of the types {kind} and {value.type}; convert one of them with CAST"
             )
         kind = common
-    if kind.is_nested:
-        return [value if value.type == UNKNOWN else SqlValue(value.sql, kind) for value in values]
     return [value if value.type == UNKNOWN else cast(value, kind) for value in values]
 
 

@@ -6,8 +6,8 @@ from sqlglot import exp
 
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.expressions import Expressions, FunctionTranslator
-from seamark.connector.sql.scopes import NameScope, SqlValue, UnsupportedInDuckDB, describe, select_field
-from seamark.connector.sql.types import BIGINT, BOOLEAN, UNREADABLE, SqlType, find_common_type
+from seamark.connector.sql.scopes import NameScope, SqlValue, describe, select_field
+from seamark.connector.sql.types import BIGINT, BOOLEAN, UNREADABLE, SqlType, UnsupportedInDuckDB, find_common_type
 from seamark.connector.sql.values import cast, check_args
 
 _POSITION_MAX = 1_000_000
@@ -58,9 +58,12 @@ def _translate_map_value(
 ) -> SqlValue:
     assert value.type.key is not None
     assert value.type.element is not None
+    if len(node.expressions) != 1:
+        raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
     argument = node.expressions[0]
-    # For a number, sqlglot may have changed the key to a position that is counted from 0.
-    if isinstance(argument, exp.Literal) and not argument.is_string:
+    # sqlglot subtracts 1 from a key in brackets, except from a text or the name of a column.
+    is_unchanged = isinstance(argument, exp.Column) or (isinstance(argument, exp.Literal) and argument.is_string)
+    if not is_safe and not is_unchanged:
         raise UnsupportedInDuckDB(f"{describe(node)}: a map with this key is not translated")
     key = e.translate_value(argument, scope)
     if key.type != value.type.key or key.type.is_float or not key.type.is_comparable:
@@ -115,10 +118,13 @@ def translate_unnest(e: Expressions, node: exp.Unnest, scope: NameScope) -> tupl
         raise UnsupportedInDuckDB(f"FROM {describe(node)} is not translated")
     alias, ordinality = node.args.get("alias"), node.args.get("offset")
     names = [column.name for column in alias.columns] if alias is not None else []
-    if len(names) > 1:
-        raise InvalidRequest(f"FROM {describe(node)}: UNNEST of one array has one column")
+    # sqlglot removes the last name of the alias, and keeps it as the name of the ordinality.
+    count = len(names) + isinstance(ordinality, exp.Identifier)
+    expected = 2 if ordinality else 1
+    if count not in (0, expected):
+        raise InvalidRequest(f"FROM {describe(node)}: there are {count} names for {expected} columns")
     outputs, columns = [f"unnest({array.sql})"], [(names[0] if names else "", element)]
-    if ordinality:  # sqlglot keeps the last name of the alias as the name of this column.
+    if ordinality:
         outputs.append(f"CAST(generate_subscripts({array.sql}, 1) AS BIGINT)")
         columns.append((ordinality.name if isinstance(ordinality, exp.Identifier) else "", BIGINT))
     return f"SELECT {', '.join(outputs)}", columns

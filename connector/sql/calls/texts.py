@@ -6,8 +6,8 @@ from sqlglot import exp
 
 from seamark.connector.plans.quotes import quote_text
 from seamark.connector.sql.expressions import Expressions, FunctionTranslator
-from seamark.connector.sql.scopes import NameScope, SqlValue, UnsupportedInDuckDB, describe
-from seamark.connector.sql.types import BIGINT, VARBINARY, VARCHAR
+from seamark.connector.sql.scopes import NameScope, SqlValue, describe
+from seamark.connector.sql.types import BIGINT, VARBINARY, VARCHAR, UnsupportedInDuckDB
 from seamark.connector.sql.values import check_args, require_type
 
 _WHITESPACE = "".join(

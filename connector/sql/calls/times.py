@@ -9,10 +9,10 @@ from sqlglot import exp
 from seamark.connector.analysis.literals import parse_literal
 from seamark.connector.plans.quotes import quote_text
 from seamark.connector.sql.arithmetic import round_to_milliseconds, shift_by_interval
-from seamark.connector.sql.expressions import Expressions, FunctionTranslator
+from seamark.connector.sql.expressions import Expressions, FunctionTranslator, check_length
 from seamark.connector.sql.literals import parse_typed_text
-from seamark.connector.sql.scopes import NameScope, SqlValue, UnsupportedInDuckDB, describe
-from seamark.connector.sql.types import DATE, INTERVAL, TIMESTAMP, VARCHAR, ZONED
+from seamark.connector.sql.scopes import NameScope, SqlValue, describe
+from seamark.connector.sql.types import DATE, INTERVAL, TIMESTAMP, VARCHAR, ZONED, UnsupportedInDuckDB
 from seamark.connector.sql.values import cast, check_args
 
 _ADDED_UNITS = {
@@ -99,6 +99,7 @@ def _translate_format(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVa
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
     # Trino formats a time with milliseconds.
     moment = (round_to_milliseconds(value) if value.type == TIMESTAMP else cast(value, TIMESTAMP)).sql
+    check_length(len(moment) * len(text), node)
     pieces, at = [], 0
     for piece in _FORMAT_PIECE.finditer(text):
         if piece.start() != at or (piece[1] is not None and piece[1] not in _FORMATTED):

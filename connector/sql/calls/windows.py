@@ -7,9 +7,17 @@ from sqlglot import exp
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.arithmetic import sum_decimals
 from seamark.connector.sql.expressions import Expressions
-from seamark.connector.sql.scopes import NameScope, SqlValue, UnsupportedInDuckDB, describe
-from seamark.connector.sql.types import BIGINT, PRECISION_MAX, SqlType, make_decimal, name_duckdb_type
-from seamark.connector.sql.values import check_args, to_common_type
+from seamark.connector.sql.scopes import NameScope, SqlValue, describe
+from seamark.connector.sql.types import (
+    BIGINT,
+    PRECISION_MAX,
+    UNKNOWN,
+    SqlType,
+    UnsupportedInDuckDB,
+    make_decimal,
+    name_duckdb_type,
+)
+from seamark.connector.sql.values import check_args, check_comparable, to_common_type
 
 _RANKS: dict[type[exp.Expr], str] = {exp.RowNumber: "row_number", exp.Rank: "rank", exp.DenseRank: "dense_rank"}
 _SHIFTS: dict[type[exp.Expr], str] = {exp.Lag: "lag", exp.Lead: "lead"}
@@ -39,8 +47,10 @@ def translate_window(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlVal
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated without ORDER BY")
     if spec is not None and (type(function) in (*_RANKS, *_SHIFTS) or isinstance(function, exp.Ntile)):
         raise UnsupportedInDuckDB(f"{describe(node)}: a frame is not translated for this function")
-    keys = [e.translate_value(key, scope).sql for key in node.args.get("partition_by") or ()]
-    within = [f"PARTITION BY {', '.join(keys)}"] if keys else []
+    keys = [e.translate_value(key, scope) for key in node.args.get("partition_by") or ()]
+    for key in keys:
+        check_comparable(key, node)
+    within = [f"PARTITION BY {', '.join(key.sql for key in keys)}"] if keys else []
     if order is not None:
         within.append(
             "ORDER BY "
@@ -75,6 +85,8 @@ def _translate_shift(e: Expressions, function: exp.Expr, scope: NameScope) -> tu
     arguments = [value.sql, str(rows)]
     if function.args.get("default") is not None:
         default = e.translate_value(function.args["default"], scope)
+        if value.type == UNKNOWN and default.type != UNKNOWN:
+            raise UnsupportedInDuckDB(f"{describe(function)} is not translated for a value without a type")
         value, default = to_common_type([value, default], function)
         arguments = [value.sql, str(rows), default.sql]
     return f"{_SHIFTS[type(function)]}({', '.join(arguments)})", value.type

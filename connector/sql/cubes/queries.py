@@ -29,15 +29,7 @@ from seamark.connector.sql.cubes.dimensions import remove_tables
 from seamark.connector.sql.expressions import Expressions
 from seamark.connector.sql.functions import translate_function
 from seamark.connector.sql.queries import WITHOUT_PUSHDOWN, Translation
-from seamark.connector.sql.scopes import (
-    NameScope,
-    SqlValue,
-    StoredTable,
-    UnsupportedInDuckDB,
-    VisibleColumn,
-    describe,
-    use_column,
-)
+from seamark.connector.sql.scopes import NameScope, SqlValue, StoredTable, VisibleColumn, describe, use_column
 from seamark.connector.sql.types import (
     BIGINT,
     BOOLEAN,
@@ -46,6 +38,7 @@ from seamark.connector.sql.types import (
     REAL,
     ZONED,
     SqlType,
+    UnsupportedInDuckDB,
     as_decimal,
     from_iceberg,
     make_decimal,

@@ -15,6 +15,7 @@ from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.choice import DUCKDB
 from seamark.connector.sql.session import Engines, SqlSession
 from seamark.connector.sql.trino_engine import find_arrow_type
+from seamark.connector.sql.types import INTEGER, SqlType
 from tests.connector.lake import open_catalog
 from tests.connector.server_thread import ServerThread
 
@@ -31,6 +32,9 @@ SCHEMA = pa.schema(
         ("tags", pa.list_(pa.string())),
         ("counts", pa.map_(pa.string(), pa.int32())),
         ("place", pa.struct([("city", pa.string()), ("Number", pa.int32())])),
+        ("spot", pa.struct([("Number", pa.int32()), ("city", pa.string())])),
+        ("names", pa.map_(pa.int64(), pa.string())),
+        ("clock", pa.time64("us")),
     ]
 )
 MOMENT = datetime(2024, 1, 31, 23, 59, 59, 999999)
@@ -39,6 +43,7 @@ ROWS = [
         **{"id": 1, "name": "\u2003a_b ", "ts": MOMENT, "tz": MOMENT.replace(tzinfo=UTC), "price": Decimal("-1.25")},
         **{"x": math.nan, "ok": True, "data": b"\x00ab", "tags": ["a", None], "counts": [("k", 7)]},
         "place": {"city": "Bern", "Number": 3},
+        "names": [(0, "zero"), (1, "one"), (-1, "minus")],
     },
     {
         **{"id": 2, "name": "b", "ts": datetime(1969, 12, 31, 23, 59, 59, 500), "tz": None, "price": None, "x": 1.5},
@@ -98,6 +103,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlSession]:
         ("contains(tags, 'z')", [None, False, None]),
         ("element_at(counts, 'k')", [7, None, None]),
         ("cardinality(counts)", [1, 0, None]),
+        ("if(id = 1, names[id])", ["one", None, None]),
+        ("element_at(names, id - 2)", ["minus", None, None]),
         ("lag(id, 1, 0) OVER (ORDER BY id)", [0, 1, 2]),
         ("lead(name) OVER (ORDER BY id)", ["b", None, None]),
         ("last_value(id) OVER (ORDER BY id ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING)", [3, 3, 3]),
@@ -141,6 +148,24 @@ def test_query_has_the_rows_of_trino(session: SqlSession, query: str, rows: list
         "date_format(ts, '%W')",
         "contains(tags, 1)",
         "tags[id]",
+        "names[-1]",
+        "names[CAST(id AS bigint)]",
+        "names[length(name)]",
+        "coalesce(place, spot)",
+        "CASE WHEN ok THEN place ELSE spot END",
+        "if(ok, tags, counts)",
+        "lag(place, 1, spot) OVER (ORDER BY id)",
+        "(VALUES (place), (spot))",
+        "(VALUES (place), (NULL))",
+        "x IN (VALUES nan(), 1.5e0)",
+        "DISTINCT counts",
+        "count(DISTINCT place)",
+        "count(*) OVER (PARTITION BY counts)",
+        "first_value(INTERVAL '1' day) OVER ()",
+        "lag(INTERVAL '1' day) OVER (ORDER BY id)",
+        "lag(NULL, 1, 'x') OVER (ORDER BY id)",
+        "hour(clock)",
+        "place FROM db.t UNION ALL SELECT spot",
         "lag(id) IGNORE NULLS OVER (ORDER BY id)",
         "sum(id) OVER (ORDER BY id RANGE BETWEEN 1 PRECEDING AND CURRENT ROW)",
     ],
@@ -160,11 +185,69 @@ def test_expression_that_duckdb_would_compute_otherwise_is_left_to_trino(session
         ("lag(id)", "requires OVER"),
         ("sum(id) OVER (ORDER BY id ROWS BETWEEN 1 FOLLOWING AND CURRENT ROW)", "ends before its start"),
         ("(id, ok) = (1, true, 2)", "rows of 2 and 3 fields"),
+        ("place + NULL", r"not defined for the type row\(city varchar, Number integer\)"),
     ],
 )
 def test_invalid_expression_is_refused(session: SqlSession, expression: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         session.sql(f"SELECT {expression} FROM db.t")
+
+
+@pytest.mark.parametrize(
+    ("alias", "message"),
+    [("WITH ORDINALITY AS u(tag)", "1 names for 2"), ("WITH ORDINALITY AS u(a, b, c)", "3 names for 2")],
+)
+def test_unnest_needs_a_name_for_each_column(session: SqlSession, alias: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        session.sql(f"SELECT id FROM db.t CROSS JOIN UNNEST(tags) {alias}")
+
+
+def test_columns_of_unnest_without_names_have_numbers(session: SqlSession) -> None:
+    result = session.sql("SELECT id, u.* FROM db.t CROSS JOIN UNNEST(tags) WITH ORDINALITY AS u")
+    assert result.schema.names == ["id", "_col1", "_col2"]
+
+
+@pytest.mark.parametrize("expression", ["id / CAST('0' AS bigint) = 1", "id % BIGINT '-0' = 1"])
+def test_division_by_a_typed_zero_is_an_error(session: SqlSession, expression: str) -> None:
+    with pytest.raises(InvalidRequest, match="Division by zero"):
+        session.sql(f"SELECT {expression} FROM db.t").to_arrow()
+
+
+def _nest(function: str, argument: str, times: int) -> str:
+    """Return nested calls, each of which makes the text in DuckDB's SQL twice as long."""
+    return argument if times == 0 else function.format(_nest(function, argument, times - 1))
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT " + ", ".join([_nest("nullif({}, 1)", "id", 14)] * 40) + " FROM db.t",
+        f"SELECT count(*) FROM db.t WHERE {_nest('nullif({}, 1e0)', 'x', 12)} IN ({', '.join(['1e0'] * 5000)})",
+        f"SELECT CASE {_nest('nullif({}, 1)', 'id', 14)} {'WHEN 1 THEN 2 ' * 2000} END FROM db.t",
+        f"SELECT {_nest('nullif({}, 1)', 'id', 14)} FROM db.t GROUP BY {', '.join('1' * 5000)}",
+        f"SELECT id FROM db.t WHERE {' OR '.join([_nest('nullif({}, 1)', 'id', 14) + ' = 1'] * 40)}",
+    ],
+)
+def test_statement_that_becomes_too_long_is_refused(session: SqlSession, query: str) -> None:
+    with pytest.raises(InvalidRequest, match="characters in DuckDB's SQL"):
+        session.sql(query)
+
+
+def test_nested_columns_have_the_types_of_trino(session: SqlSession) -> None:
+    result = session.sql("SELECT tags, counts, place FROM db.t")
+    assert result.types == ("array(varchar)", "map(varchar, integer)", "row(city varchar, Number integer)")
+
+
+def test_names_of_fields_are_quoted_as_in_trino() -> None:
+    names = ("select", "a b", 'x"', "A_1")
+    kind = SqlType("nested", fields=tuple((name, INTEGER) for name in names))
+    assert str(kind) == 'row("select" integer, "a b" integer, "x""" integer, A_1 integer)'
+
+
+def test_new_value_of_a_nested_column_has_its_type(session: SqlSession) -> None:
+    for statement in ("UPDATE db.t SET place = spot", "INSERT INTO db.t (id, place) SELECT id, spot FROM db.t"):
+        with pytest.raises(InvalidRequest, match="DuckDB does not run this statement"):
+            session.sql(statement)
 
 
 @pytest.mark.parametrize("expression", ["tags[2] = 'b'", "counts['z'] = 1"])

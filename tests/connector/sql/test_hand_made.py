@@ -17,16 +17,16 @@ from unittest.mock import patch
 import duckdb
 import pyarrow as pa
 import pytest
+from sqlglot import exp
 
 from seamark.connector.analysis.scans import find_scans, read_from_view
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.plans.splices import splice
 from seamark.connector.sql import reads
 from seamark.connector.sql.queries import translate
-from seamark.connector.sql.scopes import UnsupportedInDuckDB
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.sql.statement import parse
-from seamark.connector.sql.types import from_iceberg
+from seamark.connector.sql.types import UnsupportedInDuckDB, from_iceberg
 from tests.connector.analysis.statements import RandomStatements, quote
 from tests.connector.analysis.test_scans_oracle import draw_join_conditions
 from tests.connector.lake import open_catalog
@@ -104,6 +104,16 @@ def test_translated_statement_returns_the_rows_of_the_original(connection: duckd
     assert translated > 0.85 * len(STATEMENTS)
 
 
+def _differs_from_plain(tree: exp.Expr) -> bool:
+    """Return whether plain DuckDB computes other rows than Trino.
+
+    In Trino, a cast to a timestamp rounds to milliseconds, and rows are compared field by field, with the rules of AND
+    for null.
+    """
+    rounds = any(cast.to.this is exp.DataType.Type.TIMESTAMP for cast in tree.find_all(exp.Cast))
+    return rounds or any(isinstance(pair.this, exp.Tuple) for pair in tree.find_all(exp.EQ, exp.NEQ))
+
+
 @pytest.mark.parametrize("lakes", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_translated_random_statements_return_the_rows_of_the_originals(lakes: int) -> None:
     """The statements are those of the analysis of Trino's statements.
@@ -133,7 +143,10 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
                     continue
                 counts["queries"] += 1
                 try:
-                    query = translate(parse(text).tree, lambda node, kinds=kinds: kinds[node.name.lower()], NOW)
+                    tree = parse(text).tree
+                    if _differs_from_plain(tree):
+                        continue
+                    query = translate(tree, lambda node, kinds=kinds: kinds[node.name.lower()], NOW)
                 except (UnsupportedInDuckDB, InvalidRequest):
                     continue
                 for table in query.tables:

@@ -15,8 +15,8 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.read.scans import scan
 from seamark.connector.sql import session as sessions
 from seamark.connector.sql.changes import divide_row_change
-from seamark.connector.sql.scopes import UnsupportedInDuckDB
 from seamark.connector.sql.session import SqlSession
+from seamark.connector.sql.types import UnsupportedInDuckDB
 from seamark.connector.write.appends import append
 from tests.connector.server_thread import ServerThread
 

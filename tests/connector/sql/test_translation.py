@@ -22,10 +22,20 @@ from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO
 from seamark.connector.sql.duckdb_engine import DuckDBLimits, open_connection
 from seamark.connector.sql.queries import DuckDBQuery, translate
 from seamark.connector.sql.rows import convert_to_json_rows
-from seamark.connector.sql.scopes import UnsupportedInDuckDB, VisibleColumn
+from seamark.connector.sql.scopes import VisibleColumn
 from seamark.connector.sql.spark_engine import write_spark_text
 from seamark.connector.sql.statement import Kind, parse
-from seamark.connector.sql.types import BIGINT, DATE, DOUBLE, INTEGER, VARCHAR, SqlType, make_decimal, name_duckdb_type
+from seamark.connector.sql.types import (
+    BIGINT,
+    DATE,
+    DOUBLE,
+    INTEGER,
+    VARCHAR,
+    SqlType,
+    UnsupportedInDuckDB,
+    make_decimal,
+    name_duckdb_type,
+)
 
 COLUMNS = {"id": BIGINT, "k": INTEGER, "name": VARCHAR, "x": DOUBLE, "price": make_decimal(12, 2)}
 TPCH = Path(__file__).parents[2] / "deploy" / "tpch.sql"
