@@ -4,4 +4,4 @@ Commands use the server and the connector, so this package is above both, and no
 """
 
 if __name__ != "seamark.commands":
-    raise ImportError("Import seamark.commands: commands is its folder in the repository")
+    raise ImportError("The package is named seamark.commands, not commands; import seamark.commands")

@@ -1,4 +1,4 @@
 """Seamark's server: an Iceberg REST catalog with a timeline."""
 
 if __name__ != "seamark.metaserver":
-    raise ImportError("Import seamark.metaserver: metaserver is its folder in the repository")
+    raise ImportError("The package is named seamark.metaserver, not metaserver; import seamark.metaserver")

@@ -227,5 +227,5 @@ def test_error_of_an_import_without_seamark_names_the_right_import(package: str)
     command = [sys.executable, "-c", f"import {package}"]
     completed = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
     assert completed.returncode == 1
-    sentence = f"ImportError: Import seamark.{package}: {package} is its folder in the repository"
+    sentence = f"ImportError: The package is named seamark.{package}, not {package}; import seamark.{package}"
     assert completed.stderr.strip().endswith(sentence)
