@@ -76,6 +76,12 @@ def check_args(node: exp.Expr, allowed: frozenset[str] = _NO_ARGS) -> None:
             raise UnsupportedInDuckDB(f"{describe(node)}: {name.strip('_').replace('_', ' ')} is not translated")
 
 
+def read_whole_number(node: exp.Expr | None, maximum: int) -> int | None:
+    """Return the number of an integer literal without a sign, or None for other nodes and for larger numbers."""
+    text = str(node.this) if isinstance(node, exp.Literal) and not node.is_string else ""
+    return int(text) if text.isascii() and text.isdigit() and int(text) <= maximum else None
+
+
 def check_comparable(value: SqlValue, node: exp.Expr) -> None:
     if not value.type.is_comparable:
         raise UnsupportedInDuckDB(f"{describe(node)}: values of the type {value.type} cannot be compared")

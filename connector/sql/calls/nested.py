@@ -8,7 +8,7 @@ from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.expressions import Expressions, FunctionTranslator
 from seamark.connector.sql.scopes import NameScope, SqlValue, describe, select_field
 from seamark.connector.sql.types import BIGINT, BOOLEAN, UNREADABLE, SqlType, UnsupportedInDuckDB, find_common_type
-from seamark.connector.sql.values import cast, check_args
+from seamark.connector.sql.values import cast, check_args, read_whole_number
 
 _POSITION_MAX = 1_000_000
 """The maximum position of an element that a statement names."""
@@ -46,11 +46,10 @@ def _translate_element(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlV
 
 
 def _read_position(argument: exp.Expr, node: exp.Expr) -> int:
-    literal = argument.this if isinstance(argument, exp.Neg) else argument
-    text = str(literal.this) if isinstance(literal, exp.Literal) and not literal.is_string else ""
-    if not text.isascii() or not text.isdigit() or int(text) > _POSITION_MAX:
+    position = read_whole_number(argument.this if isinstance(argument, exp.Neg) else argument, _POSITION_MAX)
+    if position is None:
         raise UnsupportedInDuckDB(f"{describe(node)}: the position must be a literal up to {_POSITION_MAX:,}")
-    return -int(text) if isinstance(argument, exp.Neg) else int(text)
+    return -position if isinstance(argument, exp.Neg) else position
 
 
 def _translate_map_value(

@@ -12,14 +12,13 @@ from seamark.connector.sql.scopes import NameScope, SqlValue, describe
 from seamark.connector.sql.types import BOOLEAN, DOUBLE, VARBINARY
 from seamark.connector.sql.values import cast, check_args
 
-_CONSTANTS = {"nan": "nan", "infinity": "infinity"}
 _TESTS = {"is_nan": "isnan", "is_finite": "isfinite", "is_infinite": "isinf"}
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})*", re.ASCII)
 
 
 def translate_constant(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
     """Translate `nan()` and `infinity()`."""
-    return SqlValue(f"CAST('{_CONSTANTS[str(node.this).lower()]}' AS DOUBLE)", DOUBLE)
+    return SqlValue(f"CAST('{str(node.this).lower()}' AS DOUBLE)", DOUBLE)
 
 
 def translate_is_nan(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -52,7 +51,7 @@ def translate_binary_literal(e: Expressions, node: exp.Expr, scope: NameScope) -
 
 
 FLOAT_TESTS: frozenset[str] = frozenset(("is_finite", "is_infinite"))
-CONSTANTS: frozenset[str] = frozenset(_CONSTANTS)
+CONSTANTS: frozenset[str] = frozenset(("nan", "infinity"))
 METHODS: dict[type[exp.Expr], FunctionTranslator] = {
     exp.IsNan: translate_is_nan,
     exp.HexString: translate_binary_literal,

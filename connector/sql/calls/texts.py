@@ -8,7 +8,7 @@ from seamark.connector.plans.quotes import quote_text
 from seamark.connector.sql.expressions import Expressions, FunctionTranslator
 from seamark.connector.sql.scopes import NameScope, SqlValue, describe
 from seamark.connector.sql.types import BIGINT, VARBINARY, VARCHAR, UnsupportedInDuckDB
-from seamark.connector.sql.values import check_args, require_type
+from seamark.connector.sql.values import check_args, read_whole_number, require_type
 
 _WHITESPACE = "".join(
     map(chr, (*range(0x09, 0x0E), *range(0x1C, 0x21), 0x1680, *range(0x2000, 0x2007), *range(0x2008, 0x200B)))
@@ -40,11 +40,11 @@ def _translate_split_part(e: Expressions, node: exp.Expr, scope: NameScope) -> S
     delimiter, index = node.args["delimiter"], node.args["part_index"]
     if not (isinstance(delimiter, exp.Literal) and delimiter.is_string and str(delimiter.this)):
         raise UnsupportedInDuckDB(f"{describe(node)}: the delimiter must be a literal that is not empty")
-    text = str(index.this) if isinstance(index, exp.Literal) and not index.is_string else ""
-    if not text.isdigit() or not 1 <= int(text) <= _FIELD_MAX:
+    field = read_whole_number(index, _FIELD_MAX)
+    if not field:
         raise UnsupportedInDuckDB(f"{describe(node)}: the field must be a literal from 1 to {_FIELD_MAX:,}")
     value, separator = (require_type(one, VARCHAR, node) for one in e.translate_values([node.this, delimiter], scope))
-    return SqlValue(f"string_split({value.sql}, {separator.sql})[{int(text)}]", VARCHAR)
+    return SqlValue(f"string_split({value.sql}, {separator.sql})[{field}]", VARCHAR)
 
 
 def _translate_concat_with_separator(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:

@@ -13,7 +13,7 @@ from seamark.connector.sql.expressions import Expressions, FunctionTranslator, c
 from seamark.connector.sql.literals import parse_typed_text
 from seamark.connector.sql.scopes import NameScope, SqlValue, describe
 from seamark.connector.sql.types import DATE, INTERVAL, TIMESTAMP, VARCHAR, ZONED, UnsupportedInDuckDB
-from seamark.connector.sql.values import cast, check_args
+from seamark.connector.sql.values import cast, check_args, read_whole_number
 
 _ADDED_UNITS = {
     **{unit: (1, unit) for unit in ("MILLISECOND", "SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "YEAR")},
@@ -44,14 +44,13 @@ def _translate_addition(e: Expressions, node: exp.Expr, scope: NameScope) -> Sql
     check_args(node, frozenset(("this", "expression", "unit")))
     count, unit = node.expression, node.text("unit").upper()
     sign = "-" if isinstance(count, exp.Neg) else "+"
-    literal = count.this if isinstance(count, exp.Neg) else count
-    text = str(literal.this) if isinstance(literal, exp.Literal) and not literal.is_string else ""
-    if unit not in _ADDED_UNITS or not text.isascii() or not text.isdigit() or int(text) > _ADDED_MAX:
+    units = read_whole_number(count.this if isinstance(count, exp.Neg) else count, _ADDED_MAX)
+    if unit not in _ADDED_UNITS or units is None:
         raise UnsupportedInDuckDB(
             f"{describe(node)}: only a literal number of units up to {_ADDED_MAX:,} is translated"
         )
     factor, word = _ADDED_UNITS[unit]
-    interval = SqlValue(f"INTERVAL {int(text) * factor} {word}", INTERVAL, node)
+    interval = SqlValue(f"INTERVAL {units * factor} {word}", INTERVAL, node)
     value = e.translate_value(node.this, scope)
     if not value.type.is_time:
         raise UnsupportedInDuckDB(f"{describe(node)} is not translated for the type {value.type}")

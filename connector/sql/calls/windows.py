@@ -17,7 +17,7 @@ from seamark.connector.sql.types import (
     make_decimal,
     name_duckdb_type,
 )
-from seamark.connector.sql.values import check_args, check_comparable, to_common_type
+from seamark.connector.sql.values import check_args, check_comparable, read_whole_number, to_common_type
 
 _RANKS: dict[type[exp.Expr], str] = {exp.RowNumber: "row_number", exp.Rank: "rank", exp.DenseRank: "dense_rank"}
 _SHIFTS: dict[type[exp.Expr], str] = {exp.Lag: "lag", exp.Lead: "lead"}
@@ -69,7 +69,7 @@ def _translate_rank(function: exp.Expr) -> str:
     if not isinstance(function, exp.Ntile):
         return f"{_RANKS[type(function)]}()"
     check_args(function)
-    buckets = _read_number(function.this)
+    buckets = read_whole_number(function.this, _NUMBER_MAX)
     if not buckets:
         raise UnsupportedInDuckDB(f"{describe(function)}: the number of buckets must be a literal")
     return f"ntile({buckets})"
@@ -79,7 +79,7 @@ def _translate_shift(e: Expressions, function: exp.Expr, scope: NameScope) -> tu
     """Translate `lag` and `lead`, whose number of rows must be a literal."""
     check_args(function, frozenset(("this", "offset", "default")))
     value, offset, default = e.translate_value(function.this, scope), function.args.get("offset"), None
-    rows = 1 if offset is None else _read_number(offset)
+    rows = 1 if offset is None else read_whole_number(offset, _NUMBER_MAX)
     if rows is None:
         raise UnsupportedInDuckDB(f"{describe(function)}: the number of rows must be a literal")
     arguments = [value.sql, str(rows)]
@@ -133,7 +133,7 @@ def _translate_bound(bound: exp.Expr | str | None, side: str | None) -> tuple[st
     """Return a bound of a frame in DuckDB's SQL, and its class by position, or None if it is not translated."""
     side = str(side or "").upper()
     if isinstance(bound, exp.Expr):
-        rows = _read_number(bound)
+        rows = read_whole_number(bound, _NUMBER_MAX)
         if rows is None or side not in ("PRECEDING", "FOLLOWING"):
             return None
         return f"{rows} {side}", 1 if side == "PRECEDING" else 3
@@ -145,12 +145,6 @@ def _translate_bound(bound: exp.Expr | str | None, side: str | None) -> tuple[st
         case "UNBOUNDED", "FOLLOWING":
             return "UNBOUNDED FOLLOWING", 4
     return None
-
-
-def _read_number(node: exp.Expr) -> int | None:
-    """Return the number of a literal, or None if the node is not the literal of a small number."""
-    text = str(node.this) if isinstance(node, exp.Literal) and not node.is_string else ""
-    return int(text) if text.isascii() and text.isdigit() and int(text) <= _NUMBER_MAX else None
 
 
 def translate_sort_key(value: SqlValue, node: exp.Expr) -> str:
