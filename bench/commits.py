@@ -108,7 +108,10 @@ def change_each(names: list[str]) -> Worker:
     for number, name in enumerate(itertools.cycle(names)):
         if name not in locations:
             lookup = build_request(
-                "GET", f"{bodies.build_table_path(NAMESPACE, name)}?snapshots=refs", counted=(), tolerated=(200,)
+                "GET",
+                f"{bodies.build_table_path(NAMESPACE, name)}?snapshots=refs",
+                counted_ids=(),
+                tolerated_statuses=(200,),
             )
             locations[name] = (yield lookup).json()["metadata"]["location"]
         file = {
@@ -132,7 +135,10 @@ def append_each(names: list[str]) -> Worker:
     for name in itertools.cycle(names):
         if name not in heads:
             lookup = build_request(
-                "GET", f"{bodies.build_table_path(NAMESPACE, name)}?snapshots=refs", counted=(), tolerated=(200,)
+                "GET",
+                f"{bodies.build_table_path(NAMESPACE, name)}?snapshots=refs",
+                counted_ids=(),
+                tolerated_statuses=(200,),
             )
             metadata = (yield lookup).json()["metadata"]
             parent = metadata.get("current-snapshot-id")

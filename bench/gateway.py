@@ -223,12 +223,12 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         s3 = stack.enter_context(run_s3(Path(folder), keep_alive=True))
-        slow = stack.enter_context(run_delaying_store(s3.endpoint, 1))
+        slow_backend = stack.enter_context(run_delaying_store(s3.endpoint, 1))
         with open_rig(Path(folder) / "near", s3) as rig:
             measure_reads(report, "store on this machine", rig, s3, rounds)
             bytes_before = psutil.Process(rig.seamark.pid).memory_info().rss
-        slow_store = S3(slow, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
-        with open_rig(Path(folder) / "far", s3, SEAMARK_S3_ENDPOINT=slow) as rig:
+        slow_store = S3(slow_backend, s3.access_key, s3.secret_key, s3.region, s3.root, s3.process)
+        with open_rig(Path(folder) / "far", s3, SEAMARK_S3_ENDPOINT=slow_backend) as rig:
             measure_reads(report, "store with 15 ms", rig, slow_store, rounds)
         with open_rig(Path(folder) / "folder", None) as rig:
             measure_reads(report, "folder", rig, s3, rounds)

@@ -51,8 +51,8 @@ class Sample:
 
     def compute_quantile(self, q: float) -> float:
         """Return the latency in ms that a fraction `q` of the answers does not exceed."""
-        ordered = sorted(self.latencies_ms)
-        return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+        sorted_latencies_ms = sorted(self.latencies_ms)
+        return sorted_latencies_ms[min(len(sorted_latencies_ms) - 1, int(q * len(sorted_latencies_ms)))]
 
 
 async def drive_workers(target: BenchTarget, workers: Sequence[Worker], *, seconds: float = float("inf")) -> Sample:

@@ -59,8 +59,8 @@ def build_request(
     body: Any = None,
     *,
     headers: Mapping[str, str] | None = None,
-    counted: tuple[int, ...] = (200, 204),
-    tolerated: tuple[int, ...] = (),
+    counted_ids: tuple[int, ...] = (200, 204),
+    tolerated_statuses: tuple[int, ...] = (),
     label: str = "",
 ) -> Request:
     """Return a request as bytes. `body` is any JSON value, or bytes that are sent unchanged."""
@@ -72,7 +72,7 @@ def build_request(
         lines.append("Content-Length: 0")
     lines += [f"{key}: {value}" for key, value in (headers or {}).items()]
     raw = ("\r\n".join(lines) + "\r\n\r\n").encode() + payload
-    return Request(raw, method == "HEAD", frozenset(counted), frozenset(tolerated), label or method)
+    return Request(raw, method == "HEAD", frozenset(counted_ids), frozenset(tolerated_statuses), label or method)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -125,9 +125,9 @@ class Connection(asyncio.BufferedProtocol):
         return memoryview(self._buffer)[self._filled :]
 
     def _grow(self, size: int) -> None:
-        grown = bytearray(size)
-        grown[: self._filled] = memoryview(self._buffer)[: self._filled]
-        self._buffer = grown  # It must be a new buffer, because the old buffer may still be exported.
+        larger_buffer = bytearray(size)
+        larger_buffer[: self._filled] = memoryview(self._buffer)[: self._filled]
+        self._buffer = larger_buffer  # It must be a new buffer, because the old buffer may still be exported.
 
     def buffer_updated(self, nbytes: int) -> None:
         self._filled += nbytes
@@ -138,9 +138,9 @@ class Connection(asyncio.BufferedProtocol):
             answer = Response(self._status, self._header, body)
             self._filled = 0
             self._body_start = -1
-            waiting, self._waiting = self._waiting, None
-            if waiting is not None and not waiting.done():
-                waiting.set_result(answer)
+            waiter, self._waiting = self._waiting, None
+            if waiter is not None and not waiter.done():
+                waiter.set_result(answer)
 
     def _read_header(self) -> bool:
         end = self._buffer.find(b"\r\n\r\n", 0, self._filled)
@@ -149,15 +149,15 @@ class Connection(asyncio.BufferedProtocol):
         self._header = bytes(self._buffer[:end])
         self._status = int(self._header[9:12])
         self._body_start = self._chunk_at = end + 4
-        lowered = self._header.lower()
-        offset = lowered.find(b"\r\ncontent-length:")
+        lower_header = self._header.lower()
+        offset = lower_header.find(b"\r\ncontent-length:")
         if self._head or self._status in (204, 304):
             self._length = 0
         elif offset >= 0:
-            self._length = int(lowered[offset + 17 : (lowered + b"\r\n").find(b"\r\n", offset + 17)])
+            self._length = int(lower_header[offset + 17 : (lower_header + b"\r\n").find(b"\r\n", offset + 17)])
             if len(self._buffer) < self._body_start + self._length:
                 self._grow(self._body_start + self._length)
-        elif b"\r\ntransfer-encoding: chunked" in lowered:
+        elif b"\r\ntransfer-encoding: chunked" in lower_header:
             self._length = -1
         else:
             raise LoadError(f"the answer has neither Content-Length nor chunked encoding: {self._header!r}")

@@ -44,13 +44,13 @@ def list_seeds_by_version(
 
     In the fast tier, each of the first `fast` seeds (by default all) has one version, and the versions alternate.
     """
-    numbered = list(enumerate(seeds))
-    fast_count = len(numbered) if fast is None else fast
+    numbered_seeds = list(enumerate(seeds))
+    fast_count = len(numbered_seeds) if fast is None else fast
     return [
         pytest.param(
             seed, version, marks=[] if place == number % len(versions) and number < fast_count else pytest.mark.slow
         )
-        for number, seed in numbered
+        for number, seed in numbered_seeds
         for place, version in enumerate(versions)
     ]
 
@@ -65,9 +65,11 @@ def examples(number: int, judged_number: int | None = None) -> int:
     return -(-number // 10) if judged_number is None else judged_number
 
 
-def mark_fast(values: Iterable[Any], fast: int) -> list[ParameterSet]:
-    """Return the values as parameters of a test. Only the first `fast` values are in the fast tier."""
-    return [pytest.param(value, marks=[] if place < fast else pytest.mark.slow) for place, value in enumerate(values)]
+def mark_fast(values: Iterable[Any], fast_count: int) -> list[ParameterSet]:
+    """Return the values as parameters of a test. Only the first `fast_count` values are in the fast tier."""
+    return [
+        pytest.param(value, marks=[] if place < fast_count else pytest.mark.slow) for place, value in enumerate(values)
+    ]
 
 
 def configure_hypothesis() -> None:

@@ -61,8 +61,8 @@ class AttackMeasurements:
 
     @property
     def p99_ms(self) -> float:
-        ordered = sorted(self.latencies_ms)
-        return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+        sorted_latencies_ms = sorted(self.latencies_ms)
+        return sorted_latencies_ms[min(len(sorted_latencies_ms) - 1, int(0.99 * len(sorted_latencies_ms)))]
 
     @property
     def failed(self) -> int:
@@ -122,11 +122,11 @@ async def run_attacked_server(home: Path) -> AsyncIterator[AttackedServer]:
     home.mkdir(parents=True, exist_ok=True)
     clock = SystemClock()
     async with open_store(f"sqlite:///{home}/seamark.db", clock=clock, queue_limit=10) as store:
-        good = await create_token(store, clock, "good", None, [Grant("good", "admin")])
+        good_token = await create_token(store, clock, "good", None, [Grant("good", "admin")])
         hostile = await create_token(store, clock, "hostile", None, [Grant("hostile", "reader", ("db",))])
     with Seamark(home, flags=("--auth", "token")) as server:
         timeout = aiohttp.ClientTimeout(_PATIENCE_S)
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {good}"}, timeout=timeout) as http:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {good_token}"}, timeout=timeout) as http:
             api = Api(cast(RunningServer, SimpleNamespace(url=server.base_url, http=http)))
             await api("POST", "/v1/namespaces", {"namespace": ["db"]})
             for name in ("t", "mine"):

@@ -124,18 +124,18 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
     if generator is not None:
         report.rows += _list_tpcds_rows(f"tpcds: {len(of_tpcds)} queries", of_tpcds, generator)
         generator.close()
-    measured = [*results, *of_tpcds]
-    report.rows += [item.row for item in measured]
+    bench_results = [*results, *of_tpcds]
+    report.rows += [item.row for item in bench_results]
     report.notes.append(f"Facts lie in {max(8, round(FACT_FILES * share))} files. The queries without fewer files:")
-    report.notes += [f"{item.query.title}: {item.planning}" for item in measured if item.ours >= item.duckdb]
+    report.notes += [f"{item.query.title}: {item.planning}" for item in bench_results if item.ours >= item.duckdb]
     return report
 
 
 def _sum_rows(case: str, part: Sequence[CorpusMeasurement]) -> Iterator[Row]:
     """Yield the rows with the totals of the queries in `part`."""
-    pruned, fewer = sum(item.ours < item.every for item in part), sum(item.ours < item.duckdb for item in part)
+    pruned_count, fewer = sum(item.ours < item.every for item in part), sum(item.ours < item.duckdb for item in part)
     pruned_by_duckdb = sum(item.duckdb < item.every for item in part)
-    yield Row(case, "read fewer than all files", "queries", {OURS: pruned, PEER: pruned_by_duckdb}, False, PEER)
+    yield Row(case, "read fewer than all files", "queries", {OURS: pruned_count, PEER: pruned_by_duckdb}, False, PEER)
     yield Row(case, "read fewer files than DuckDB alone", "queries", {OURS: fewer}, False, PEER)
     sums = {OURS: sum(item.ours for item in part), PEER: sum(item.duckdb for item in part)}
     sums[ALL_FILES] = sum(item.every for item in part)
@@ -154,8 +154,8 @@ def _list_tpcds_rows(
 ) -> Iterator[Row]:
     """Yield the rows of the report for the queries of TPC-DS."""
     yield from _sum_rows(case, part)
-    filtered, facts = (sum(item.facts[at] for item in part) for at in (0, 1))
-    yield Row(case, "references to facts with a filter", "references", {OURS: filtered, ALL_FILES: facts}, False)
+    filtered_count, facts = (sum(item.facts[index] for item in part) for index in (0, 1))
+    yield Row(case, "references to facts with a filter", "references", {OURS: filtered_count, ALL_FILES: facts}, False)
     slowest = max(tpcds.measure_analysis_ms(generator, item.query.text) for item in part)
     yield Row(case, "CPU time of the slowest analysis", "ms", {OURS: slowest}, goal=ANALYSIS_MS)
 
@@ -188,9 +188,15 @@ def _measure_query(
     candidate_count = sum(_count_considered(table.plan) for table in tables)
     known_tables = ", ".join(map(_describe_table, tables, query_files or [None] * len(tables)))
     facts = [table for table in tables if table.table[-1] in tpcds.FACTS]
-    filtered = sum(fact.predicate is not None or bool(fact.plan.joins) for fact in facts)
+    filtered_count = sum(fact.predicate is not None or bool(fact.plan.joins) for fact in facts)
     return CorpusMeasurement(
-        query, candidate_count, expected_rows, ours, needed_files, f"{outcome} ({known_tables})", (filtered, len(facts))
+        query,
+        candidate_count,
+        expected_rows,
+        ours,
+        needed_files,
+        f"{outcome} ({known_tables})",
+        (filtered_count, len(facts)),
     )
 
 

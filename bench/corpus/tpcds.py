@@ -110,8 +110,8 @@ def measure_analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
         marked_text = statement.to_marked_text(columns_by_table, utc=True)
         find_scans(
             marked_text,
-            columns_of=lambda names, at=marks, columns_by_name=columns_by_table: columns_by_name.get(
-                at.get(names[2], -1)
+            columns_of=lambda names, offset=marks, columns_by_name=columns_by_table: columns_by_name.get(
+                offset.get(names[2], -1)
             ),
         )
         best = min(best, time.thread_time() - begin)

@@ -90,14 +90,14 @@ def open_demo_session(uri: str, folder: Path) -> Iterator[SparkSession]:
 def _redirect_stderr(path: Path) -> Iterator[None]:
     """Make processes that start inside the block inherit `path` as their standard error."""
     sys.stderr.flush()
-    saved = os.dup(2)
+    stderr_copy = os.dup(2)
     with path.open("ab") as log:
         os.dup2(log.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+        os.dup2(stderr_copy, 2)
+        os.close(stderr_copy)
 
 
 def write_demo_tables(uri: str, data: Path, options: Options, progress: Progress) -> None:
@@ -199,10 +199,10 @@ def wait_for_indexes(client: IndexClient, progress: Progress) -> None:
         progress.update(task, completed=indexed_files, total=sum(item.files_total for item in summaries.values()))
         if indexed_files > maximum:
             maximum, until = indexed_files, time.monotonic() + STALLED_S_MAX
-        unfinished = [index for index, item in summaries.items() if item.files < item.files_total]
+        unfinished_indexes = [index for index, item in summaries.items() if item.files < item.files_total]
         # At a small scale, a cube that does not shrink the facts has no entry.
         idle_polls = idle_polls + 1 if _is_idle(client, CUBED) else 0
-        if not unfinished or (idle_polls >= _IDLE_POLLS and not set(unfinished) & set(bitmaps)):
+        if not unfinished_indexes or (idle_polls >= _IDLE_POLLS and not set(unfinished_indexes) & set(bitmaps)):
             progress.update(task, completed=indexed_files, total=indexed_files)
             return
         time.sleep(0.5)

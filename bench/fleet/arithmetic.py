@@ -63,17 +63,17 @@ def compute_shares(fleet: FleetSize, keys: int) -> Shares:
     names = [f"10.0.{number // 250}.{number % 250}:8183" for number in range(fleet.replicas + 1)]
     rng = random.Random(SEED)
     folder = "s3://lake/w/t{}/metadata/{:032x}-m0.avro"
-    located = [folder.format(rng.randrange(fleet.tables), rng.getrandbits(128)) for _ in range(keys)]
+    locations = [folder.format(rng.randrange(fleet.tables), rng.getrandbits(128)) for _ in range(keys)]
     old_ring, new_ring = Rendezvous(dict.fromkeys(names[:-1], 1.0)), Rendezvous(dict.fromkeys(names, 1.0))
-    owners = [old_ring.rank(key, 1)[0] for key in located]
-    owned = Counter(owners)
-    moved_keys = sum(new_ring.rank(key, 1)[0] != owner for key, owner in zip(located, owners, strict=True))
+    owners = [old_ring.rank(key, 1)[0] for key in locations]
+    owned_counts = Counter(owners)
+    moved_keys = sum(new_ring.rank(key, 1)[0] != owner for key, owner in zip(locations, owners, strict=True))
     mean = keys / fleet.replicas
     return Shares(
-        least=min(owned.values()) / mean,
-        most=max(owned.values()) / mean,
+        least=min(owned_counts.values()) / mean,
+        most=max(owned_counts.values()) / mean,
         moved_by_join=moved_keys / keys,
-        moved_by_leave=owned[names[0]] / keys,
+        moved_by_leave=owned_counts[names[0]] / keys,
     )
 
 
@@ -122,7 +122,7 @@ def simulate_hit_rates(fleet: FleetSize, settings: Settings, *, scale: int, requ
     popularity = list(accumulate(weights))
     sizes = _draw_table_sizes(rng, tables, fleet.files // scale)
     own_caches = [Lru(settings.plan_disk_bytes / scale) for _ in range(replicas)]
-    shared = Lru(settings.peer_disk_bytes * fleet.replicas / scale)
+    shared_cache = Lru(settings.peer_disk_bytes * fleet.replicas / scale)
     counts: Counter[str] = Counter()
     versions: Counter[int] = Counter()
     read_counts: list[dict[int, int]] = [{} for _ in range(replicas)]
@@ -139,7 +139,7 @@ def simulate_hit_rates(fleet: FleetSize, settings: Settings, *, scale: int, requ
         if own_caches[replica].has(table, sizes[table] * fleet.block_bytes_each):
             source = "own"
         else:
-            source = "peers" if shared.has(table, sizes[table] * fleet.manifest_bytes_each) else "storage"
+            source = "peers" if shared_cache.has(table, sizes[table] * fleet.manifest_bytes_each) else "storage"
         if number >= requests // 2:  # The first half of the requests fills the caches.
             counts[source] += 1
         version = versions[table]
@@ -168,7 +168,7 @@ def format_figures() -> str:
     """Return the table of figures for the documentation page."""
     fleet, settings = FleetSize(), Settings()
     ring, rates = compute_shares(fleet, keys=20_000), simulate_hit_rates(fleet, settings, scale=100, requests=60_000)
-    missed = rates.peers + rates.storage
+    misses = rates.peers + rates.storage
     raw, blocks = fleet.files * fleet.manifest_bytes_each, fleet.files * fleet.block_bytes_each
     plans_s = fleet.plans_each_s * fleet.replicas
     renewals_s = fleet.replicas / (settings.peer_lease_s / 3)
@@ -185,7 +185,7 @@ def format_figures() -> str:
         ("plans that find their manifests decoded on their replica", f"{rates.own:.1%}"),
         ("plans that find them on other replicas", f"{rates.peers:.1%}"),
         ("plans that read them from the storage", f"{rates.storage:.1%}"),
-        ("… without other replicas", f"{missed:.1%}"),
+        ("… without other replicas", f"{misses:.1%}"),
         ("reads of the storage for the manifest of a commit", f"{rates.new_reads:.2f}"),
         ("… without other replicas, with 10 that plan", f"{rates.new_reads_without_peers:.2f}"),
         ("pointers read a second, at 200 plans a second and replica", f"{plans_s:,}"),

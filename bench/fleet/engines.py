@@ -65,24 +65,26 @@ class ServersOnSlowStore:
 def open_lake(folder: Path, scale: float, files: int) -> Iterator[ServersOnSlowStore]:
     """Generate the SSB data, and start a server with a gateway and a server without one over a delayed store."""
     with ExitStack() as stack:
-        near = stack.enter_context(run_s3(folder, keep_alive=True))
-        slow_servers = replace(near, endpoint=stack.enter_context(run_delaying_store(near.endpoint, 1)))
-        warehouse, port = f"s3://{near.create_bucket()}/wh", choose_free_port()
+        near_store = stack.enter_context(run_s3(folder, keep_alive=True))
+        slow_servers = replace(near_store, endpoint=stack.enter_context(run_delaying_store(near_store.endpoint, 1)))
+        warehouse, port = f"s3://{near_store.create_bucket()}/wh", choose_free_port()
         env = {**slow_servers.build_seamark_env(), "SEAMARK_LOG_LEVEL": "warning"}
         document = {"SEAMARK_GATEWAY_PORT": str(port), "SEAMARK_S3_CLIENT_ACCESS": "gateway"}
-        direct = stack.enter_context(Seamark(folder / "direct", warehouse=warehouse, env=env))
+        direct_server = stack.enter_context(Seamark(folder / "direct", warehouse=warehouse, env=env))
         gateway = stack.enter_context(Seamark(folder / "gateway", warehouse=warehouse, env=env | document))
-        for namespace, size, cut in ((WARM, WARM_SCALE, WARM_FILES), (LAKE, scale, files)):
-            _write(generate_ssb(CACHE / "ssb", size), near, direct, gateway, namespace, cut)
-        yield ServersOnSlowStore(slow_servers, f"http://127.0.0.1:{port}", gateway, direct)
+        for namespace, size, files_per_table in ((WARM, WARM_SCALE, WARM_FILES), (LAKE, scale, files)):
+            _write(generate_ssb(CACHE / "ssb", size), near_store, direct_server, gateway, namespace, files_per_table)
+        yield ServersOnSlowStore(slow_servers, f"http://127.0.0.1:{port}", gateway, direct_server)
 
 
-def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: str, files: int) -> None:
+def _write(data: Path, near_store: S3, direct_server: Seamark, gateway: Seamark, namespace: str, files: int) -> None:
     """Create the tables through the direct server, without the delay, and register them with the other server."""
-    with closing(RestCatalog("near", uri=direct.base_url, **near.build_client_properties(), **_FSSPEC)) as catalog:
+    with closing(
+        RestCatalog("near", uri=direct_server.base_url, **near_store.build_client_properties(), **_FSSPEC)
+    ) as catalog:
         catalog.create_namespace(namespace)
-        registered = RestCatalog("gateway", uri=gateway.base_url)
-        registered.create_namespace(namespace)
+        gateway_catalog = RestCatalog("gateway", uri=gateway.base_url)
+        gateway_catalog.create_namespace(namespace)
         for name in TABLES:
             rows = _to_iceberg_types(pq.read_table(get_table_path(data, name)))
             table = catalog.create_table((namespace, name), schema=rows.schema)
@@ -91,7 +93,7 @@ def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: s
             with table.transaction() as transaction:
                 for start in range(0, len(rows), step):
                     transaction.append(rows.slice(start, step))
-            registered.register_table((namespace, name), catalog.load_table((namespace, name)).metadata_location)
+            gateway_catalog.register_table((namespace, name), catalog.load_table((namespace, name)).metadata_location)
 
 
 def _to_iceberg_types(rows: pa.Table) -> pa.Table:
@@ -134,11 +136,11 @@ def run_trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, or
     at_gateway = replace(
         slow_servers.store, endpoint=slow_servers.gateway_url, access_key="unused", secret_key="unused"
     )
-    vended = {"iceberg.rest-catalog.vended-credentials-enabled": "true"}
+    vended_properties = {"iceberg.rest-catalog.vended-credentials-enabled": "true"}
     with ExitStack() as stack:
         ways: dict[str, Ask] = {}
         for way, server, store, catalog in (
-            (OURS, slow_servers.gateway, at_gateway, vended),
+            (OURS, slow_servers.gateway, at_gateway, vended_properties),
             (DIRECT, slow_servers.direct, slow_servers.store, {}),
         ):
             served_trino_server = trino_server(

@@ -106,8 +106,8 @@ async def _measure_plans(table: GeneratedTable, home: Path, memory_bytes: int) -
 async def _wait_until_settled() -> None:
     """Wait until the processor is idle; then the decoded manifests are on the disk."""
     process, previous_s = psutil.Process(), 0.0
-    while (spent := sum(process.cpu_times()[:2])) - previous_s > 0.02:
-        previous_s = spent
+    while (cpu_s := sum(process.cpu_times()[:2])) - previous_s > 0.02:
+        previous_s = cpu_s
         await asyncio.sleep(0.5)
 
 
@@ -124,20 +124,20 @@ async def _measure_commits(seamark_planner: OurPlanner, table: GeneratedTable, f
 
     The result is the median over several commits of the plan's time minus the time of a plan of a known snapshot.
     """
-    more = []
+    added_counts = []
     expected = FILTERS[RANGES[0]]
     for number in range(first, first + COMMITS):
         known_files, _ = await seamark_planner.scan(expected.build_expression(table, 500 + number))
         metadata = _commit_file(table, seamark_planner.metadata, number)
-        parsed = parse_expression(expected.build_expression(table, 600 + number))
+        parsed_expression = parse_expression(expected.build_expression(table, 600 + number))
         if prepare:
             planned_table = PlannedTable(BoundScan.bind(seamark_planner.metadata, ScanRequest()).view_key, 0.0)
             assert await seamark_planner.planner.prepare(metadata, planned_table, limit_bytes=table.metadata_bytes)
         started_s = time.perf_counter()
-        await seamark_planner.planner.bind_and_plan(metadata, ScanRequest(filter=parsed))
-        more.append((time.perf_counter() - started_s) * 1000 - known_files)
+        await seamark_planner.planner.bind_and_plan(metadata, ScanRequest(filter=parsed_expression))
+        added_counts.append((time.perf_counter() - started_s) * 1000 - known_files)
         seamark_planner.metadata = metadata
-    return statistics.median(more)
+    return statistics.median(added_counts)
 
 
 def _commit_file(table: GeneratedTable, metadata: TableMetadata, number: int) -> TableMetadata:
@@ -184,8 +184,10 @@ def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
         memory_bytes = BUDGET * files
         for _ in range(2):
             with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-                measuring = pool.submit(measure_process, generated_table, folder / f"home-{files}", memory_bytes)
-                results.append(measuring.result())
+                measurement_future = pool.submit(
+                    measure_process, generated_table, folder / f"home-{files}", memory_bytes
+                )
+                results.append(measurement_future.result())
         shutil.rmtree(folder / f"home-{files}")
         shutil.rmtree(generated_table.folder / "commits")
         _add_rows(report, files, *results)

@@ -48,8 +48,8 @@ def set_heavy_tailed_delay(proxy: FaultProxy, seed: int) -> None:
 
 
 def compute_percentile(values: Sequence[float], part: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+    sorted_values = sorted(values)
+    return sorted_values[min(len(sorted_values) - 1, int(len(sorted_values) * part))]
 
 
 async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: str, folder: Path, rounds: int) -> None:
@@ -84,8 +84,8 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
                 STORAGE: compute_percentile(peer_ms, 0.99) * 1000,
             }
             report.rows.append(Row(f"peer hit, {label}", "p99", "ms", tail, peer=STORAGE))
-            hedged, failed = (counts_after[name] - counts_before[name] for name in ("hedged", "failed"))
-            report.notes.append(f"{label}: of {rounds} reads {hedged} were hedged, {failed} failed over.")
+            hedged_count, failed_count = (counts_after[name] - counts_before[name] for name in ("hedged", "failed"))
+            report.notes.append(f"{label}: of {rounds} reads {hedged_count} were hedged, {failed_count} failed over.")
 
 
 async def _choose_files_of_other(node: Node, warehouse: str, size: int, rng: random.Random) -> list[str]:

@@ -164,24 +164,26 @@ class Roaring:
         return sum(len(item.serialize()) for item in self._slices[name])
 
     def answer(self, question: Question) -> Positions:
-        combined = reduce(
+        combined_rows = reduce(
             pyroaring.BitMap.intersection, (self._find_rows(question, self._slices[name]) for name in question.columns)
         )
-        return np.asarray(combined.to_array()).astype(np.int64)
+        return np.asarray(combined_rows.to_array()).astype(np.int64)
 
     def _find_rows(self, question: Question, slices: list[pyroaring.BitMap]) -> pyroaring.BitMap:
         if question.below is None:
             return pyroaring.BitMap.union(*(self._find_equal(slices, value) for value in question.among))
         all_rows = pyroaring.BitMap(range(self._rows))
-        less = pyroaring.BitMap()
+        smaller_rows = pyroaring.BitMap()
         for i, bits in enumerate(slices):
-            less = (all_rows - bits) | less if question.below >> i & 1 else less - bits
-        return less
+            smaller_rows = (all_rows - bits) | smaller_rows if question.below >> i & 1 else smaller_rows - bits
+        return smaller_rows
 
     def _find_equal(self, slices: list[pyroaring.BitMap], rank: int) -> pyroaring.BitMap:
-        inside = [bits for i, bits in enumerate(slices) if rank >> i & 1]
+        selected_slices = [bits for i, bits in enumerate(slices) if rank >> i & 1]
         outside_slices = [bits for i, bits in enumerate(slices) if not rank >> i & 1]
-        result = pyroaring.BitMap.intersection(*inside) if inside else pyroaring.BitMap(range(self._rows))
+        result = (
+            pyroaring.BitMap.intersection(*selected_slices) if selected_slices else pyroaring.BitMap(range(self._rows))
+        )
         return result.difference(*outside_slices) if outside_slices else result
 
 

@@ -104,13 +104,13 @@ def _measure_assembly(report: Report, entries: list[FileBloom], folder: Path) ->
     """
     tenth = -(-len(entries) // 10)
     started_s = time.thread_time()
-    parts = [Bloom(b"".join(encode_filters(entries[at : at + tenth]))) for at in range(0, len(entries), tenth)]
-    encoded = time.thread_time() - started_s
+    parts = [Bloom(b"".join(encode_filters(entries[start : start + tenth]))) for start in range(0, len(entries), tenth)]
+    encode_s = time.thread_time() - started_s
     started_s = time.thread_time()
     blob = b"".join(merge_filters([(part, np.ones(part.files, dtype=np.bool_)) for part in parts]))
     merge_s = time.thread_time() - started_s
     assert blob == b"".join(encode_filters(entries))
-    for name, elapsed in (("encode ten blobs", encoded), ("merge them into one", merge_s)):
+    for name, elapsed in (("encode ten blobs", encode_s), ("merge them into one", merge_s)):
         report.rows.append(
             Row(name, "one core", "MB/s", {OURS: len(blob) / elapsed / 1e6}, lower_is_better=False),
         )
@@ -177,9 +177,9 @@ def _measure_probes(report: Report, blob: bytes, blob_path: Path, paths: list[st
     report.rows.append(
         Row(f"{case}, cold", "over the faster peer", "×", values, lower_is_better=False, goal=GOAL_TIMES)
     )
-    ordered = sorted(durations["warm"])
-    p99 = ordered[len(ordered) * 99 // 100]
-    report.notes.append(f"Warm: median of {len(ordered):,} keys, each of one file at least; p99 {p99:.3f} ms.")
+    sorted_durations = sorted(durations["warm"])
+    p99 = sorted_durations[len(sorted_durations) * 99 // 100]
+    report.notes.append(f"Warm: median of {len(sorted_durations):,} keys, each of one file at least; p99 {p99:.3f} ms.")
 
 
 def _check_answers(report: Report, blob: bytes, files: int) -> None:
@@ -189,7 +189,7 @@ def _check_answers(report: Report, blob: bytes, files: int) -> None:
     share = statistics.mean(float(bloom.probe(hashes).mean()) for hashes in absent_hashes)
     report.rows.append(Row("key of no file", "false positives", "%", {OURS: 100 * share}, goal=GOAL_FPP))
     for count in (10, 100):
-        lists = [np.concatenate(absent_hashes[at : at + count]) for at in range(0, 500, count)]
+        lists = [np.concatenate(absent_hashes[start : start + count]) for start in range(0, 500, count)]
         elapsed = statistics.median(_measure_ms(lambda hashes=hashes: bloom.probe(hashes))[1] for hashes in lists)
         report.rows.append(Row(f"{count} keys × {files:,} files, warm", "probe", "ms", {OURS: elapsed}))
 

@@ -268,7 +268,7 @@ def _find_best(answerers: list[KeyAnswerer], values: dict[str, float]) -> str:
 
 def _measure_batches(report: Report, answerers: list[KeyAnswerer], keys: Values, batch: int, rounds: int) -> None:
     durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
-    worked: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
+    worked_seconds: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     draw = np.random.default_rng(10)
     for round_number in range(rounds):
         query = draw.choice(len(keys), batch, replace=False)
@@ -276,12 +276,12 @@ def _measure_batches(report: Report, answerers: list[KeyAnswerer], keys: Values,
         for item in answerers if round_number % 2 else reversed(answerers):
             started_s, cpu_s_before = time.perf_counter(), time.process_time()
             result = item.look_up_many(wanted_keys)
-            worked[item.name].append((time.process_time() - cpu_s_before) * 1000)
+            worked_seconds[item.name].append((time.process_time() - cpu_s_before) * 1000)
             durations[item.name].append((time.perf_counter() - started_s) * 1000)
             if not np.array_equal(result, expected):
                 raise AnswersDiffer(f"{item.name}, {batch} keys")
     case = f"{batch:,} keys"
-    for measure, times in (("lookup", durations), ("lookup, CPU of all cores", worked)):
+    for measure, times in (("lookup", durations), ("lookup, CPU of all cores", worked_seconds)):
         values = {name: statistics.median(time) for name, time in times.items()}
         best = _find_best(answerers, values)
         report.rows.append(Row(case, measure, "ms", values, peer=best, goal=values[best] / MANY_GOAL))

@@ -119,18 +119,18 @@ def _decode_and_rewrite(paths: Sequence[Path], out: Path, algorithm: str) -> Non
 def _encrypt_in_memory(total: int, page: bytes) -> None:
     """Decrypt and encrypt `page` until `total` bytes are processed."""
     aes, nonce = AESGCM(os.urandom(16)), os.urandom(12)
-    sealed = aes.encrypt(nonce, page, b"")
+    sealed_page = aes.encrypt(nonce, page, b"")
     for _ in range(total // len(page)):
-        aes.decrypt(nonce, sealed, b"")
+        aes.decrypt(nonce, sealed_page, b"")
         aes.encrypt(nonce, page, b"")
 
 
 def _encrypt_to_file(total: int, page: bytes, out: Path) -> None:
     """Decrypt and encrypt `page` until `total` bytes are processed, and write them to a durable file."""
     aes, nonce = AESGCM(os.urandom(16)), os.urandom(12)
-    sealed = aes.encrypt(nonce, page, b"")
+    sealed_page = aes.encrypt(nonce, page, b"")
     with out.open("wb", buffering=0) as sink:
         for _ in range(total // len(page)):
-            aes.decrypt(nonce, sealed, b"")
+            aes.decrypt(nonce, sealed_page, b"")
             sink.write(aes.encrypt(nonce, page, b""))
         os.fsync(sink.fileno())

@@ -105,10 +105,10 @@ def _report_rows(report: Report, case: str, samples: dict[str, list[Sample]], *,
     report.add_generator(case, samples)
     if is_alone:
         bare_cpu_us = compute_median(samples[BARE], lambda s: s.server_cpu_us)
-        scaled = CPU_GOAL_US * bare_cpu_us / BARE_CPU_US
+        scaled_cpu_us = CPU_GOAL_US * bare_cpu_us / BARE_CPU_US
         report.bounds[
             f"{case}: {CPU_GOAL_US} µs where a bare handler takes {BARE_CPU_US}, at the speed of this run"
-        ] = f"{scaled:.0f} µs"
+        ] = f"{scaled_cpu_us:.0f} µs"
 
 
 def _format_count(count: int, unit: str) -> str:

@@ -35,8 +35,8 @@ def measure_bandwidth(size: int = PROBE_BYTES, times: int = 3) -> Bandwidth:
     source = np.ones(size // 8, np.uint64)
     target = np.empty_like(source)
     read_s = min(_measure_s(source.sum) for _ in range(times))
-    copied = min(_measure_s(lambda: np.copyto(target, source)) for _ in range(times))
-    return Bandwidth(size / read_s / 1e9, size / copied / 1e9)
+    copy_s = min(_measure_s(lambda: np.copyto(target, source)) for _ in range(times))
+    return Bandwidth(size / read_s / 1e9, size / copy_s / 1e9)
 
 
 def _measure_s(work: Callable[[], object]) -> float:

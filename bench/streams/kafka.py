@@ -134,8 +134,8 @@ async def measure_producer(
     loop = asyncio.get_running_loop()
     producer = Producer({"bootstrap.servers": kafka.address, "acks": "all", "enable.idempotence": True, "linger.ms": 0})
     is_ending = threading.Event()
-    polling = threading.Thread(target=_poll, args=(producer, is_ending))
-    polling.start()
+    poll_thread = threading.Thread(target=_poll, args=(producer, is_ending))
+    poll_thread.start()
     latencies: list[float] = []
 
     async def produce(partition: int) -> None:
@@ -155,7 +155,7 @@ async def measure_producer(
         return AppendMeasurements(latencies, time.perf_counter() - started_s, time.process_time() - cpu, len(latencies))
     finally:
         is_ending.set()
-        await asyncio.to_thread(polling.join)
+        await asyncio.to_thread(poll_thread.join)
 
 
 def _poll(producer: Producer, is_ending: threading.Event) -> None:

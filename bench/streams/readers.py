@@ -84,13 +84,16 @@ async def _add_cases(report: Report, cases: Sequence[Servers], seconds: float) -
     without_readers, _ = await _measure_readers(cases[0], 0, seconds)
     for servers in cases:
         for readers in READERS:
-            beside, scans = await _measure_readers(servers, readers, seconds)
+            neighbour_rates, scans = await _measure_readers(servers, readers, seconds)
             case = f"{readers} readers at full speed, {servers.label}"
-            rates = {OURS: beside.rate * BATCH_ROWS, ALONE: without_readers.rate * BATCH_ROWS}
+            rates = {OURS: neighbour_rates.rate * BATCH_ROWS, ALONE: without_readers.rate * BATCH_ROWS}
             goal = GOAL_SHARE * rates[ALONE]
             report.rows.append(Row(case, "acknowledged", "rows/s", rates, False, ALONE, goal))
             for name, share in (("p50", 0.5), ("p99", 0.99)):
-                values = {OURS: beside.compute_quantile_ms(share), ALONE: without_readers.compute_quantile_ms(share)}
+                values = {
+                    OURS: neighbour_rates.compute_quantile_ms(share),
+                    ALONE: without_readers.compute_quantile_ms(share),
+                }
                 report.rows.append(Row(case, name, "ms", values, peer=ALONE))
             report.notes.append(f"{case}: {scans:,} scans in {seconds:g} s")
 
@@ -112,8 +115,8 @@ async def _measure_readers(servers: Servers, readers: int, seconds: float) -> tu
         if readers:
             await asyncio.to_thread(is_ready.wait)
         scans_before = scans.value
-        measured = await _write_steadily(f"{servers.writer_url}/api/v1/tables/bench/{name}/rows", seconds)
-        return measured, scans.value - scans_before
+        write_rate = await _write_steadily(f"{servers.writer_url}/api/v1/tables/bench/{name}/rows", seconds)
+        return write_rate, scans.value - scans_before
     finally:
         is_ending.set()
         for process in processes:

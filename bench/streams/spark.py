@@ -71,13 +71,13 @@ def _run_bench(folder: Path, rate: int, seconds: float) -> Report:
         catalog.create_namespace("bench")
         name = new_catalog(spark, server.base_url)
         # The first scans compile the code of Spark.
-        read = partial(_read_by_spark, spark, name)
-        _measure_stream(server, catalog, "warm", min(rate, 1_000), min(seconds / 2, WARM_S_MAX), read)
-        by_spark = _measure_stream(server, catalog, "s", rate, seconds, read)
+        read_rows = partial(_read_by_spark, spark, name)
+        _measure_stream(server, catalog, "warm", min(rate, 1_000), min(seconds / 2, WARM_S_MAX), read_rows)
+        spark_report = _measure_stream(server, catalog, "s", rate, seconds, read_rows)
         by_pyiceberg = _measure_stream(server, catalog, "p", rate, seconds, None)
         job = _measure_job(server, catalog, spark, name, folder, rate, seconds)
     case = f"{rate:,} rows/s, read by"
-    add_delays(report, f"{case} Spark", by_spark.delays, {}, "", goal_ms=GOAL_MS)
+    add_delays(report, f"{case} Spark", spark_report.delays, {}, "", goal_ms=GOAL_MS)
     add_delays(report, f"{case} PyIceberg", by_pyiceberg.delays, {PEER: job.delays}, PEER, goal_ms=GOAL_MS)
     report.rows += [
         Row(f"{rate:,} rows/s", "data files", "files", {OURS: by_pyiceberg.files, PEER: job.files}, peer=PEER),

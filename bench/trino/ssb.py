@@ -82,8 +82,8 @@ class LayoutMeasurement:
     @property
     def slower_ms(self) -> float:
         """Return the milliseconds by which the query is slower than tolerated."""
-        direct = self.compute_median(DIRECT, "wall_ms")
-        return max(0.0, self.compute_median(OURS, "wall_ms") - max(direct * SLOWER_MAX, direct + SLOWER_MS_MAX))
+        direct_ms = self.compute_median(DIRECT, "wall_ms")
+        return max(0.0, self.compute_median(OURS, "wall_ms") - max(direct_ms * SLOWER_MAX, direct_ms + SLOWER_MS_MAX))
 
 
 async def run(folder: Path, *, quick: bool = False, scale: float = 1.0, files: int = 1000, rounds: int = 3) -> Report:
@@ -250,7 +250,11 @@ def _list_rows(case: LayoutMeasurement) -> list[Row]:
     ):
         rows.append(
             Row(
-                name, measure, unit, {who: case.compute_median(who, description) for who in (OURS, DIRECT)}, peer=DIRECT
+                name,
+                measure,
+                unit,
+                {contender: case.compute_median(contender, description) for contender in (OURS, DIRECT)},
+                peer=DIRECT,
             )
         )
     return rows
@@ -265,4 +269,7 @@ def _list_unchanged_queries(cases: Sequence[LayoutMeasurement]) -> list[str]:
         )
         if reason is not None:
             document.setdefault((case.layout.label, reason), []).append(case.query)
-    return [f"As it came, {layout}: {', '.join(which)} ({reason})" for (layout, reason), which in document.items()]
+    return [
+        f"As it came, {layout}: {', '.join(query_names)} ({reason})"
+        for (layout, reason), query_names in document.items()
+    ]

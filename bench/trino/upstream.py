@@ -55,8 +55,8 @@ class _Exchange(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._held += data
-        head, ended, body = self._held.partition(b"\r\n\r\n")
-        if not ended:
+        head, reply_end, body = self._held.partition(b"\r\n\r\n")
+        if not reply_end:
             return
         fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
         length = int(fields.get(b"content-length", b"0"))
@@ -69,8 +69,8 @@ class _Exchange(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
             return
         if path == b"/v1/statement":
-            sized = _SIZED.fullmatch(body[:length])
-            id_, step = b"%s_%s" % (sized.groups() if sized else (b"1", b"1")), 0
+            size_match = _SIZED.fullmatch(body[:length])
+            id_, step = b"%s_%s" % (size_match.groups() if size_match else (b"1", b"1")), 0
         else:
             _, _, _, _, id_, _, last_part = path.split(b"/")
             step = int(last_part)

@@ -131,7 +131,7 @@ class Feed:
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
-    commits, query_every, plans = (
+    commits, query_interval, plans = (
         (QUICK_COMMITS, QUICK_EVERY, QUICK_PLANS) if quick else (COMMITS, COMMITS_PER_MEASUREMENT, PLANS)
     )
     report = Report("writing_feed", "Does a server keep a table in shape that is fed by many small commits?")
@@ -156,7 +156,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             batch = feed.append_batch()
             for name, table in tables.items():
                 append_s[name].append(_measure_s(partial(_append_batch, table, batch, failures)))
-            if number % query_every == 0:
+            if number % query_interval == 0:
                 _measure_tables(folder, client, catalog, feed, measurements, number, plans)
             elif not quick:
                 time.sleep(max(0.0, PAUSE_S - (time.perf_counter() - began_s)))
@@ -286,12 +286,12 @@ def _sum_data_bytes(client: IndexClient, table: str) -> int:
 
 def _count_matches(rows: pa.Table, where: str) -> int:
     """Count the rows that meet a condition of two ranges, with NumPy."""
-    matching = np.ones(rows.num_rows, dtype=np.bool_)
+    row_mask = np.ones(rows.num_rows, dtype=np.bool_)
     words = where.split()
     for place in (place for place, word in enumerate(words) if word == "BETWEEN"):
         values = rows[words[place - 1]].to_numpy()
-        matching &= (values >= int(words[place + 1])) & (values <= int(words[place + 3]))
-    return int(matching.sum())
+        row_mask &= (values >= int(words[place + 1])) & (values <= int(words[place + 3]))
+    return int(row_mask.sum())
 
 
 def _check_rows(client: IndexClient, catalog: Catalog, feed: Feed) -> None:
@@ -340,8 +340,8 @@ def _fill_report(
         "ms",
         {name: measurement.pyiceberg_ms for name, measurement in last_measurements.items()},
     )
-    full = {name: measurement.full for name, measurement in last_measurements.items()}
-    add("in the end", "bytes in files of half the target size or more", "%", full, lower_is_better=False)
+    full_seconds = {name: measurement.full for name, measurement in last_measurements.items()}
+    add("in the end", "bytes in files of half the target size or more", "%", full_seconds, lower_is_better=False)
     for kind in ("point", "range"):
         add(
             "in the end",

@@ -65,10 +65,10 @@ def _draw_strings(rng: Rng, rows: int) -> dict[str, Any]:
 
 
 def _draw_correlated(rng: Rng, rows: int) -> dict[str, Any]:
-    ordered = rng.integers(0, 1000, rows)
+    sorted_numbers = rng.integers(0, 1000, rows)
     return {
-        "a": ordered,
-        "b": ordered + rng.integers(1, 30, rows),
+        "a": sorted_numbers,
+        "b": sorted_numbers + rng.integers(1, 30, rows),
         "c": rng.integers(0, 500, rows),
         "d": rng.integers(0, 500, rows),
     }
@@ -89,8 +89,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     rows = QUICK_ROWS if quick else ROWS
     with open_lake(folder) as new_lake:
         create_namespace(new_lake.client, "bench", {})
-        for number, column_set in enumerate(SETS):
-            _measure_layout(report, new_lake.client, new_lake.spark, column_set, f"bench.t{number}", rows)
+        for number, column_names in enumerate(SETS):
+            _measure_layout(report, new_lake.client, new_lake.spark, column_names, f"bench.t{number}", rows)
     report.notes += [
         f"{rows:,} rows in about {FILES} files. Bytes of the planned files, the mean over {PREDICATES} predicates.",
         "Ours runs in one process without a JVM; Iceberg's in a warm local Spark session with 2 cores.",

@@ -74,8 +74,8 @@ class MergeWriter:
 
     def tidy(self) -> None:
         if self.tuning.mode == COPY_ON_WRITE:
-            live = self._spark.sql(f"SELECT file_path FROM {self._table}.files").collect()
-            delete_unused_files(self.folder, {row[0] for row in live})
+            live_files = self._spark.sql(f"SELECT file_path FROM {self._table}.files").collect()
+            delete_unused_files(self.folder, {row[0] for row in live_files})
 
 
 def add_hadoop_catalog(spark: SparkSession, warehouse: Path) -> None:

@@ -110,7 +110,7 @@ def _check_located(lake: WritingLake, text: str) -> None:
 def _summarize_rows(lake: WritingLake, table: str) -> list[tuple[int, ...]]:
     """Return the version, the number of rows and the sum of their hashes, for each version of rows."""
     frame: DataFrame = lake.spark.table(table)
-    hashed = frame.groupBy("version").agg(
+    row_hash = frame.groupBy("version").agg(
         sf.count("*").alias("rows"), sf.sum(sf.xxhash64(*COLUMNS).cast("decimal(38,0)")).alias("hashes")
     )
-    return sorted(tuple(row) for row in hashed.collect())
+    return sorted(tuple(row) for row in row_hash.collect())

@@ -139,25 +139,27 @@ class Batches:
         """Return the next batch. Its row numbers are distinct and in random order."""
         self.drawn += 1
         draw = np.random.default_rng([self.base_rows, self.drawn])
-        updated = min(int(self.batch_rows * UPDATED_FRACTION), self.base_rows)
+        updated_rows = min(int(self.batch_rows * UPDATED_FRACTION), self.base_rows)
         new_numbers = (
-            self.base_rows + (self.drawn - 1) * (self.batch_rows - updated) + np.arange(self.batch_rows - updated)
+            self.base_rows
+            + (self.drawn - 1) * (self.batch_rows - updated_rows)
+            + np.arange(self.batch_rows - updated_rows)
         )
-        numbers = np.concatenate([draw.choice(self.base_rows, updated, replace=False), new_numbers])
+        numbers = np.concatenate([draw.choice(self.base_rows, updated_rows, replace=False), new_numbers])
         rows = build_rows(draw.permutation(numbers), self.drawn)
         self._versions[self.drawn] = numbers
         path = self.folder / f"batch-{self.base_rows}-{self.drawn}.parquet"
         pq.write_table(rows, path)
         return RowBatch(self.drawn, numbers, rows, path)
 
-    def count_expected_rows(self, applied: Iterable[int]) -> dict[int, int]:
-        """Return the expected number of rows by version, after the batches with the numbers `applied` in this order."""
+    def count_expected_rows(self, applied_batches: Iterable[int]) -> dict[int, int]:
+        """Return the expected number of rows by version after the batches `applied_batches`, in this order."""
         last_values: dict[int, int] = {}
-        for number in applied:
+        for number in applied_batches:
             last_values |= dict.fromkeys(self._versions[number].tolist(), number)
         versions, counts = np.unique(np.array([*last_values.values()], dtype=np.int64), return_counts=True)
-        untouched = self.base_rows - sum(item < self.base_rows for item in last_values)
-        expected_counts = {0: untouched} if untouched else {}
+        untouched_rows = self.base_rows - sum(item < self.base_rows for item in last_values)
+        expected_counts = {0: untouched_rows} if untouched_rows else {}
         return {**expected_counts, **dict(zip(versions.tolist(), counts.tolist(), strict=True))}
 
 

@@ -53,16 +53,18 @@ def measure_upkeep(
         url: The URL of the server.
         folder: The folder for files of new processes.
     """
-    in_spark, in_trino = catalogs
+    spark_catalog, trino_catalog = catalogs
     measured: Measured = {}
 
     def build_call(procedure: str, arguments: str = "") -> Work:
-        return lambda table: spark.sql(f"CALL {in_spark}.system.{procedure}(table => '{table}'{arguments})").collect()
+        return lambda table: spark.sql(
+            f"CALL {spark_catalog}.system.{procedure}(table => '{table}'{arguments})"
+        ).collect()
 
     compactions: dict[str, Work] = {
         OURS: lambda table: compact(client, table, policy=CompactionPolicy(min_files=2)),
         IN_SPARK: build_call("rewrite_data_files", ", options => map('min-input-files', '2')"),
-        IN_TRINO: lambda table: trino.rows(f"ALTER TABLE {table} EXECUTE optimize", catalog=in_trino),
+        IN_TRINO: lambda table: trino.rows(f"ALTER TABLE {table} EXECUTE optimize", catalog=trino_catalog),
     }
     of_two = {name: tables[name] for name in (OURS, IN_SPARK)}
     snapshot_ids = {
@@ -100,7 +102,7 @@ def measure_upkeep(
     for name, table in of_two.items():
         if paths := list(_find_folder(client, table).rglob("orphan-*")):
             raise AnswersDiffer(f"{name} leaves {len(paths)} of {ORPHANS} orphan files")
-    counts = {name: spark.table(f"{in_spark}.{table}").count() for name, table in tables.items()}
+    counts = {name: spark.table(f"{spark_catalog}.{table}").count() for name, table in tables.items()}
     if len(set(counts.values())) > 1:
         raise AnswersDiffer(f"the tables have different numbers of rows: {counts}")
     return measured

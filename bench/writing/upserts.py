@@ -137,20 +137,22 @@ async def run(
         sizes, batches = QUICK_SIZES, 4
         plan = RunSizes(folder / "bases", 1, 0, sizes[0], sizes[0], tuple(first.values()))
     with ExitStack() as stack:
-        lake_of_run = stack.enter_context(open_lake(folder, plan.bases))
-        add_hadoop_catalog(lake_of_run.spark, folder / "hadoop")
+        lake_for_run = stack.enter_context(open_lake(folder, plan.bases))
+        add_hadoop_catalog(lake_for_run.spark, folder / "hadoop")
         peer = (
             stack.enter_context(hudi.open_session("bench.writing.hudi_peer", folder / "hudi"))
             if hudi.is_hudi_installed()
             else None
         )
-        tuned: dict[str, Tuning] = {}
+        tuning_by_size: dict[str, Tuning] = {}
         tables: dict[int, list[WriterMeasurements]] = {}
         drawn_batches = {rows: Batches(rows, folder) for rows in sizes}
         for rows in sizes:
             tables[rows] = [
-                *_prepare_our_writers(lake_of_run, rows, plan),
-                *_measure_merge(report, lake_of_run.spark, drawn_batches[rows], folder / "hadoop", plan, tuned),
+                *_prepare_our_writers(lake_for_run, rows, plan),
+                *_measure_merge(
+                    report, lake_for_run.spark, drawn_batches[rows], folder / "hadoop", plan, tuning_by_size
+                ),
                 *([] if peer is None or rows > plan.hudi_max else _prepare_hudi_writers(peer, rows, folder, plan)),
             ]
         _run_rounds(tables, drawn_batches)
@@ -159,12 +161,12 @@ async def run(
                 table.check(drawn_batches[rows])
             _report_rows(report, rows, tables[rows])
         _report_flatness(report, tables)
-        aged = max((rows for rows in sizes if rows <= plan.copied_max), default=min(sizes))
+        aged_rows = max((rows for rows in sizes if rows <= plan.copied_max), default=min(sizes))
         for layout, strategy in ((FLAT, None), (BUCKETED, EQUALITY)):
             ageing.measure_ageing(
                 report,
-                lake_of_run,
-                aged,
+                lake_for_run,
+                aged_rows,
                 batches,
                 plan.bases,
                 layout=layout,
@@ -199,10 +201,10 @@ def _prepare_our_writers(lake: WritingLake, rows: int, plan: RunSizes) -> Iterat
             (PYSPARK, MERGE_ON_READ, BUCKET),
             (PYSPARK, COPY_ON_WRITE, BUCKET),
         ]
-    for number, (strategy, mode, located) in enumerate(kinds):
-        base_table = open_base(rows, FLAT if located == RECORD else BUCKETED, bases=plan.bases)
-        table = lake.table(base_table, f"u{rows}_{number}", mode=mode, is_indexed=located == RECORD)
-        name, blind = f"{strategy}, {located}", EQUALITY if located == BLIND else None
+    for number, (strategy, mode, table_location) in enumerate(kinds):
+        base_table = open_base(rows, FLAT if table_location == RECORD else BUCKETED, bases=plan.bases)
+        table = lake.table(base_table, f"u{rows}_{number}", mode=mode, is_indexed=table_location == RECORD)
+        name, blind = f"{strategy}, {table_location}", EQUALITY if table_location == BLIND else None
         writer = (
             PythonWriter(name, table, strategy=blind)
             if strategy == PYTHON
@@ -220,12 +222,12 @@ def _measure_merge(
     """
     rows = batches.base_rows
     for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
-        tried = [tuning for tuning in plan.tunings if tuning.mode == mode]
+        tried_tunings = [tuning for tuning in plan.tunings if tuning.mode == mode]
         if rows > TRIED_MAX and mode in tuned:
-            tried = [tuned[mode]]
+            tried_tunings = [tuned[mode]]
         writers = [
             _open_merge_writer(spark, tried_tuning, rows, number, warehouse, plan.bases)
-            for number, tried_tuning in enumerate(tried)
+            for number, tried_tuning in enumerate(tried_tunings)
         ]
         measurements = [WriterMeasurements(writer, mode, MERGE, warm=1, rounds=1) for writer in writers]
         if len(measurements) > 1:
@@ -237,7 +239,7 @@ def _measure_merge(
                     break
             tried_times = ", ".join(
                 f"{tried_tuning.name} {measurement.last:.2f} s"
-                for tried_tuning, measurement in zip(tried, measurements, strict=True)
+                for tried_tuning, measurement in zip(tried_tunings, measurements, strict=True)
             )
             report.notes.append(f"MERGE's tunings, {rows:,} rows, {mode}, tried: {tried_times}.")
             measurements.sort(key=lambda measurement: measurement.last)
@@ -247,8 +249,8 @@ def _measure_merge(
         tuned[mode] = next(writer.tuning for writer in writers if writer is best.writer)
         # The writer keeps its table and is already warm.
         rounds = min(plan.rounds, SLOW_ROUNDS) if best.last > SLOW_S else plan.rounds
-        warm = len(best.applied) or plan.warm
-        yield WriterMeasurements(best.writer, mode, MERGE, warm, rounds, last=best.last, applied=best.applied)
+        warm_steps = len(best.applied) or plan.warm
+        yield WriterMeasurements(best.writer, mode, MERGE, warm_steps, rounds, last=best.last, applied=best.applied)
 
 
 def _open_merge_writer(
@@ -310,14 +312,14 @@ def _report_rows(report: Report, rows: int, measurements: Sequence[WriterMeasure
 
 def _choose_goal(strategy: str, peer: str, mode: str, rows: int) -> float | None:
     """Return the goal: how many times faster than the peer."""
-    large = rows >= 10_000_000
+    is_large = rows >= 10_000_000
     if peer == HUDI:
         return None if strategy == PYTHON else HUDI_GOALS[mode]
     if mode == COPY_ON_WRITE:
-        return 2.0 if large else None
+        return 2.0 if is_large else None
     if strategy == PYTHON:
-        return 20.0 if large else None
-    return 8.0 if large else 2.0
+        return 20.0 if is_large else None
+    return 8.0 if is_large else 2.0
 
 
 def _report_flatness(report: Report, tables: dict[int, list[WriterMeasurements]]) -> None:

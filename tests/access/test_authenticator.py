@@ -102,9 +102,9 @@ async def test_server_without_logins_rejects_browsers_from_other_sites(
 
 
 async def test_server_without_logins_rejects_other_machines(make_authenticator: MakeAuthenticator) -> None:
-    for remote in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1", "nonsense"):
+    for remote_address in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1", "nonsense"):
         with pytest.raises(Forbidden, match="own machine"):
-            await (await make_authenticator(auth="none")).authenticate({}, remote)
+            await (await make_authenticator(auth="none")).authenticate({}, remote_address)
 
 
 @pytest.mark.parametrize("auth", ["token", "token+oidc"])
@@ -245,8 +245,10 @@ async def test_signature_for_another_purpose_is_not_an_access_token(
     for invalid_claims in ({"aud": "else"}, {"sub": 7}, {"token": None}):
         await check_rejected(authenticator, jwt.encode(header, claims | invalid_claims, key), "not an access token")
     await check_rejected(authenticator, jwt.encode(header, claims | {"exp": None}, key), "no expiry")
-    for unknown in ({"kid": "00" * 8}, {"kid": "no hex"}, {}):
-        await check_rejected(authenticator, jwt.encode({"alg": "HS256", **unknown}, claims, key), "does not have")
+    for unknown_header in ({"kid": "00" * 8}, {"kid": "no hex"}, {}):
+        await check_rejected(
+            authenticator, jwt.encode({"alg": "HS256", **unknown_header}, claims, key), "does not have"
+        )
 
 
 async def test_token_issued_without_logins_is_rejected_once_logins_are_required(
@@ -276,21 +278,21 @@ async def test_each_mode_accepts_only_its_own_kinds_of_login(
         await check_rejected(both_methods, issuer.make_token(get_rsa_key(), iss=ISSUER), "signed with HS256")
 
 
-@pytest.mark.parametrize(("behind_s", "believed"), [(1, True), (30, True), (31, False)])
+@pytest.mark.parametrize(("behind_s", "is_accepted"), [(1, True), (30, True), (31, False)])
 async def test_replica_with_a_slow_clock_accepts_a_new_token(
-    store: PointerStore, clock: SimulatedClock, behind_s: int, believed: bool
+    store: PointerStore, clock: SimulatedClock, behind_s: int, is_accepted: bool
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
     settings = Settings(auth="token")
-    early = SimulatedClock(seed=1)
+    early_clock = SimulatedClock(seed=1)
     async with (
         open_authenticator(settings, store, make_fixed_keyring(), clock) as issuing_authenticator,
-        open_authenticator(settings, store, make_fixed_keyring(), early) as authenticator,
+        open_authenticator(settings, store, make_fixed_keyring(), early_clock) as authenticator,
     ):
-        early.advance(clock.now_ms() - early.now_ms())
+        early_clock.advance(clock.now_ms() - early_clock.now_ms())
         clock.advance(behind_s * 1000)
         issued_token, _ = issuing_authenticator.issuer.issue((await issuing_authenticator.find_login(secret)).token)
-        if believed:
+        if is_accepted:
             assert (await authenticator.find_login(issued_token)).principal.name == "ann"
         else:
             await check_rejected(authenticator, issued_token, "not valid yet")

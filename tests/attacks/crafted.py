@@ -314,8 +314,8 @@ async def check_claim(c: AttackCampaign, name: str) -> None:
 
 async def purge_dropped_tables(c: AttackCampaign) -> None:
     """Purge as the admin of the attacker's namespace, who does not have to wait for the retention."""
-    dropped = await c.ask("morgan", "GET", f"/api/v1/dropped?namespace={EVIL}")
-    for item in dropped.json.get("dropped", []) if dropped.status == 200 else []:
+    dropped_answer = await c.ask("morgan", "GET", f"/api/v1/dropped?namespace={EVIL}")
+    for item in dropped_answer.json.get("dropped", []) if dropped_answer.status == 200 else []:
         if item["name"].startswith(("over", "base", "statistics", "recreated", "swapped", "nameless")):
             await c.ask("morgan", "DELETE", f"/api/v1/dropped/{item['id']}")
 
@@ -323,10 +323,10 @@ async def purge_dropped_tables(c: AttackCampaign) -> None:
 async def use_foreign_ids(c: AttackCampaign) -> None:
     """Use ids that belong to the victim: of dropped tables, builds, staged tables and records."""
     for principal in ("mallory", "morgan", "riley"):
-        dropped = c.choose_hint("dropped")
+        dropped_hint = c.choose_hint("dropped")
         target = {"namespace": [EVIL], "name": c.create_name("undropped")}
-        await c.ask(principal, "POST", f"/api/v1/dropped/{dropped}/undrop", target)
-        await c.ask(principal, "DELETE", f"/api/v1/dropped/{dropped}")
+        await c.ask(principal, "POST", f"/api/v1/dropped/{dropped_hint}/undrop", target)
+        await c.ask(principal, "DELETE", f"/api/v1/dropped/{dropped_hint}")
     name, _ = await create_own_table(c, "ids")
     table_name = f"{OURS}/{name}"
     await c.ask("mallory", "PUT", f"{table_name}/indexes/i", {"kind": "bloom", "columns": ["id"]})
@@ -411,8 +411,8 @@ async def undrop_elsewhere(c: AttackCampaign) -> None:
     """Undrop one of the attacker's tables under another name. It may claim only its old location."""
     name, _ = await create_own_table(c, "back")
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}")
-    dropped = await c.ask("mallory", "GET", f"/api/v1/dropped?namespace={EVIL}")
-    rows = dropped.json["dropped"] if dropped.status == 200 else []
+    dropped_answer = await c.ask("mallory", "GET", f"/api/v1/dropped?namespace={EVIL}")
+    rows = dropped_answer.json["dropped"] if dropped_answer.status == 200 else []
     if rows:
         target = {"namespace": [c.choose_hint("namespace")], "name": c.create_name("planted")}
         await c.ask("mallory", "POST", f"/api/v1/dropped/{rows[-1]['id']}/undrop", target)

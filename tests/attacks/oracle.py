@@ -102,12 +102,12 @@ def _encode_opaquely(raw: bytes) -> Iterator[bytes]:
     yield raw.hex().encode()
     yield raw.hex().upper().encode()
     for padding in range(3):
-        encoded = base64.b64encode(b"\0" * padding + raw)
+        encoded_token = base64.b64encode(b"\0" * padding + raw)
         start = (0, 2, 3)[padding]
-        end = len(encoded) if (padding + len(raw)) % 3 == 0 else (padding + len(raw)) // 3 * 4
+        end = len(encoded_token) if (padding + len(raw)) % 3 == 0 else (padding + len(raw)) // 3 * 4
         if end - start >= 8:
-            yield encoded[start:end]
-            yield encoded[start:end].replace(b"+", b"-").replace(b"/", b"_")
+            yield encoded_token[start:end]
+            yield encoded_token[start:end].replace(b"+", b"-").replace(b"/", b"_")
 
 
 def unpack(blob: bytes, depth: int = 0) -> Iterator[bytes]:
@@ -140,8 +140,8 @@ def _unpack_blob(blob: bytes) -> Iterator[bytes]:
         for match in re.finditer(re.escape(_ZSTD), blob):
             yield _read_or_return_nothing(partial(_decompress_zstd, blob[match.start() :]))
         for token in _BASE64.findall(blob):
-            unpadded = token.rstrip(b"=")
-            yield _read_or_return_nothing(partial(base64.urlsafe_b64decode, unpadded + b"=" * (-len(unpadded) % 4)))
+            token_text = token.rstrip(b"=")
+            yield _read_or_return_nothing(partial(base64.urlsafe_b64decode, token_text + b"=" * (-len(token_text) % 4)))
         for token in _HEX.findall(blob):
             yield bytes.fromhex(token.decode())
         if b"%" in blob:

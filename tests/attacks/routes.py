@@ -93,8 +93,8 @@ class _Names:
         c, rng = self.c, self.rng
         match variable:
             case "namespace":
-                below = (f"{EVIL}\x1fsub", f"{EVIL}\x1f{c.choose_hint('namespace')}")
-                return rng.choice((EVIL, EVIL, c.choose_hint("namespace"), *below))
+                namespace_below = (f"{EVIL}\x1fsub", f"{EVIL}\x1f{c.choose_hint('namespace')}")
+                return rng.choice((EVIL, EVIL, c.choose_hint("namespace"), *namespace_below))
             case "table":
                 hints = (
                     c.choose_hint("table"),

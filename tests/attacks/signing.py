@@ -30,14 +30,14 @@ async def sign_everything(c: AttackCampaign, name: str, query: str = "") -> None
             else f"s3://{world.bucket}/lake/{EVIL}/x"
         )
         own_name = own_location.partition(f"{world.bucket}/")[2]
-        up = "/".join([".."] * (own_name.count("/") + 1))
+        parent_path = "/".join([".."] * (own_name.count("/") + 1))
         uris = (
             f"{base}/{key}",
-            f"{base}/{own_name}/{up}/{key}",
-            f"{base}/{own_name}/{up.replace('..', '%2e%2e')}/{key}",
-            f"{base}/{own_name}/{up.replace('..', '%252e%252e')}/{key}",
+            f"{base}/{own_name}/{parent_path}/{key}",
+            f"{base}/{own_name}/{parent_path.replace('..', '%2e%2e')}/{key}",
+            f"{base}/{own_name}/{parent_path.replace('..', '%252e%252e')}/{key}",
             f"{base}?list-type=2&prefix={quote(key, safe='')}",
-            f"{base}?list-type=2&prefix={quote(f'{own_name}/{up}/{key}', safe='')}",
+            f"{base}?list-type=2&prefix={quote(f'{own_name}/{parent_path}/{key}', safe='')}",
             f"{base}?list-type=2&prefix={quote(own_name, safe='')}&start-after={quote(key, safe='')}",
             f"{base}/?list-type=2&prefix=lake/",
         )
@@ -53,23 +53,23 @@ async def sign_everything(c: AttackCampaign, name: str, query: str = "") -> None
             await _send_signed_request(c, method, answer.json)
 
 
-async def _send_signed_request(c: AttackCampaign, method: str, signed: dict[str, Any]) -> None:
+async def _send_signed_request(c: AttackCampaign, method: str, signed_request: dict[str, Any]) -> None:
     """Send the signed request.
 
     The oracle finds leaks in the answer, and the fingerprint shows changes.
     """
-    headers = {name: ",".join(values) for name, values in signed["headers"].items()}
+    headers = {name: ",".join(values) for name, values in signed_request["headers"].items()}
     async with (
         aiohttp.ClientSession() as http,
         http.request(
             method,
-            URL(signed["uri"], encoded=True),
+            URL(signed_request["uri"], encoded=True),
             headers=headers,
             data=b"evil" if method in ("PUT", "POST") else None,
         ) as answer,
     ):
         body = await answer.read()
-    c.steps.append(f"uses the signature for {method} {signed['uri']} -> {answer.status}")
+    c.steps.append(f"uses the signature for {method} {signed_request['uri']} -> {answer.status}")
     leaks = c.world.secrets.find_leaks(body, dict(answer.headers))
     if leaks:
         c.report(f"the answer to the signed request contains {', '.join(map(str, leaks))}")

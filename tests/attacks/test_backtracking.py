@@ -87,11 +87,11 @@ def _run_module(module: str, timeout_s: float) -> list[str]:
 
     The process has a time limit, so a text that never ends does not block the test.
     """
-    completed = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", module], cwd=REPO, capture_output=True, text=True, timeout=timeout_s, check=False
     )
-    assert completed.returncode == 0, completed.stderr[-2000:]
-    return completed.stdout.splitlines()
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout.splitlines()
 
 
 @pytest.mark.timeout(600)

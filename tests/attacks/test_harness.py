@@ -18,11 +18,11 @@ from tests.attacks.world import AttackWorld, open_world
 
 
 def test_each_published_route_is_attacked_or_listed_as_harmless() -> None:
-    published = {operation for operation, _, _ in routes.list_routes()}
-    assert len(published) > 70
-    attacked = routes.OPERATIONS_WITH_BODY | routes.BODILESS
-    assert not attacked & set(routes.HARMLESS)
-    assert published == attacked | set(routes.HARMLESS)
+    published_operations = {operation for operation, _, _ in routes.list_routes()}
+    assert len(published_operations) > 70
+    attacked_operations = routes.OPERATIONS_WITH_BODY | routes.BODILESS
+    assert not attacked_operations & set(routes.HARMLESS)
+    assert published_operations == attacked_operations | set(routes.HARMLESS)
 
 
 @pytest.mark.slow
@@ -47,15 +47,15 @@ async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatc
         c.give_hints(())
         await c.ask("mallory", "GET", "/v1/config")
         assert not c.findings
-        real = AttackWorld.ask
+        ask_world = AttackWorld.ask
 
         async def answer_with_leak(self: AttackWorld, *args: Any, **options: Any) -> Any:
-            answer = await real(self, *args, **options)
+            answer = await ask_world(self, *args, **options)
             answer.raw += f" {self.hints['data file'][0]}".encode()
             return answer
 
-        with monkeypatch.context() as patched:
-            patched.setattr(AttackWorld, "ask", answer_with_leak)
+        with monkeypatch.context() as patches:
+            patches.setattr(AttackWorld, "ask", answer_with_leak)
             await c.ask("mallory", "GET", "/v1/config")
         assert "data file" in c.format_verdict()
         assert "seed 3" in c.format_verdict()

@@ -143,8 +143,8 @@ async def test_overwritten_metadata_is_not_served(tmp_path: Path, codec: str) ->
             assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
             assert "overwritten" in answer.error[2]
             assert (await world.ask("root", "DELETE", f"{NAMES}/tables/t?purgeRequested=true")).status == 204
-            dropped = (await world.ask_successfully("root", "GET", "/api/v1/dropped"))["dropped"]
-            (row,) = [item for item in dropped if item["name"] == "t"]
+            dropped_tables = (await world.ask_successfully("root", "GET", "/api/v1/dropped"))["dropped"]
+            (row,) = [item for item in dropped_tables if item["name"] == "t"]
             world.write(location, whole_file)
             documents.cache.clear()
             await world.ask_successfully("root", "POST", f"/api/v1/dropped/{row['id']}/undrop")

@@ -86,14 +86,14 @@ async def reach_through_gateway(c: AttackCampaign, name: str) -> None:
     own_location = location.removeprefix(f"s3://{world.bucket}/")
     for kind in ("data file", "manifest", "metadata file", "location"):
         place = c.choose_hint(kind, f"s3://{world.bucket}/lake/no").removeprefix(f"s3://{world.bucket}/")
-        up = "/".join([".."] * (own_location.count("/") + 1))
+        parent_path = "/".join([".."] * (own_location.count("/") + 1))
         target = rng.choice(
             (
                 f"/{world.bucket}/{quote(place)}",
                 f"/{world.bucket}/{quote(place)}",
                 f"/{world.bucket}/{quote(place)}",
-                f"/{world.bucket}/{own_location}/{up}/{quote(place)}",
-                f"/{world.bucket}/{own_location}/{up.replace('..', '%2e%2e')}/{quote(place)}",
+                f"/{world.bucket}/{own_location}/{parent_path}/{quote(place)}",
+                f"/{world.bucket}/{own_location}/{parent_path.replace('..', '%2e%2e')}/{quote(place)}",
                 f"/{world.bucket}//{quote(place)}",
                 f"/{world.bucket.upper()}/{quote(place)}",
                 f"//{world.bucket}/{quote(place)}",
@@ -115,7 +115,9 @@ async def reach_through_gateway(c: AttackCampaign, name: str) -> None:
         way = rng.choice(("object", "object", "object", *OF_BUCKETS))
         data = b"evil" if method in ("PUT", "POST") and not query else None
         if way == "list":
-            prefix = rng.choice((quote(place, safe=""), quote(f"{own_location}/{up}/{place}", safe=""), "", "lake%2F"))
+            prefix = rng.choice(
+                (quote(place, safe=""), quote(f"{own_location}/{parent_path}/{place}", safe=""), "", "lake%2F")
+            )
             method, target, query, data = "GET", f"/{world.bucket}", f"list-type=2&prefix={prefix}", None
         elif way == "delete":
             xml = f"<Delete><Object><Key>{place}</Key></Object></Delete>"

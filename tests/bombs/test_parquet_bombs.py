@@ -350,9 +350,9 @@ def read_as_vector(path: str, records: str) -> str:
 
 
 def write_vector(path: Path, bitmap: pyroaring.BitMap64) -> Path:
-    inside = b"\xd1\xd3\x39\x64" + bitmap.serialize()
-    check = isal_zlib.crc32(inside).to_bytes(4, "big")
-    path.write_bytes(len(inside).to_bytes(4, "big") + inside + check)
+    vector_body = b"\xd1\xd3\x39\x64" + bitmap.serialize()
+    check = isal_zlib.crc32(vector_body).to_bytes(4, "big")
+    path.write_bytes(len(vector_body).to_bytes(4, "big") + vector_body + check)
     return path
 
 
@@ -369,9 +369,9 @@ def test_deletion_vector_with_runs_of_billions_of_rows_is_not_expanded(tmp_path:
 
 def test_deletion_vector_that_is_too_long_is_not_opened(tmp_path: Path) -> None:
     path = tmp_path / "v"
-    inside = b"\xd1\xd3\x39\x64" + bytes(5 * MIB)
-    check = isal_zlib.crc32(inside).to_bytes(4, "big")
-    path.write_bytes(len(inside).to_bytes(4, "big") + inside + check)
+    vector_body = b"\xd1\xd3\x39\x64" + bytes(5 * MIB)
+    check = isal_zlib.crc32(vector_body).to_bytes(4, "big")
+    path.write_bytes(len(vector_body).to_bytes(4, "big") + vector_body + check)
     size, report = measure_peak(read_as_vector, path, "1")
     assert "is too long" in report
     assert size < LIMIT

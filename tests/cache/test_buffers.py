@@ -28,8 +28,8 @@ def test_memory_is_reused_once_no_view_is_left() -> None:
     del view
     assert get_address(buffers.take(SIZE)) != first_address, "a view of a part of the memory still exists"
     del part
-    takes = [buffers.take(SIZE) for _ in range(2)]
-    assert first_address in map(get_address, takes)
+    taken_buffers = [buffers.take(SIZE) for _ in range(2)]
+    assert first_address in map(get_address, taken_buffers)
 
 
 def test_free_buffers_are_limited_and_have_one_size() -> None:

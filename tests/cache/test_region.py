@@ -121,13 +121,13 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
 def read_mapping_flags(payload: memoryview) -> list[str]:
     """Return the kernel's flags of the mapping that has the address of a payload."""
     address = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
-    inside = False
+    is_in_mapping = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *values = line.split()
         if "-" in name and not name.endswith(":"):
             start_address, end_address = (int(end, 16) for end in name.split("-"))
-            inside = start_address <= address < end_address
-        elif inside and name == "VmFlags:":
+            is_in_mapping = start_address <= address < end_address
+        elif is_in_mapping and name == "VmFlags:":
             return values
     raise AssertionError("the address of the payload is not mapped")
 

@@ -45,12 +45,12 @@ async def test_many_callers_share_one_fetch() -> None:
 
 async def test_calls_for_different_keys_run_concurrently_and_results_are_not_cached() -> None:
     flights: SingleFlight[str, str] = SingleFlight()
-    slow, quick = HeldSource(), HeldSource()
+    slow_source, quick = HeldSource(), HeldSource()
     quick.gate.set()
-    waiting_task = asyncio.create_task(flights.run("slow", slow.fetch))
+    waiting_task = asyncio.create_task(flights.run("slow", slow_source.fetch))
     assert await flights.run("quick", quick.fetch) == "fetch 1"
     assert await flights.run("quick", quick.fetch) == "fetch 2"
-    slow.gate.set()
+    slow_source.gate.set()
     await waiting_task
 
 

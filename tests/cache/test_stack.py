@@ -153,27 +153,27 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
     source = PayloadSource()
     stack = make_stack(tmp_path)
     names = [f"k{number}" for number in range(150)]
-    put = [name for number, name in enumerate(names) if number % 3]
-    for name in put:
+    stored_names = [name for number, name in enumerate(names) if number % 3]
+    for name in stored_names:
         await stack.get(name, source.make_fetch(name), return_unchanged)
         await wait_until_settled(stack)
     await stack.close()
-    damaged_path, other_keys = get_path(tmp_path, put[0]), put[1:]
+    damaged_path, other_keys = get_path(tmp_path, stored_names[0]), stored_names[1:]
     damaged_path.write_bytes(damaged_path.read_bytes()[:-1])
     stack = make_stack(tmp_path)
-    in_memory = await stack.get(put[1], source.make_fetch(put[1]), return_unchanged)
+    in_memory = await stack.get(stored_names[1], source.make_fetch(stored_names[1]), return_unchanged)
     results = dict(zip(names, await stack.get_stored(names, return_unchanged), strict=True))
     assert {name for name, value in results.items() if value is not None} == set(other_keys)
     assert all(results[name] == make_payload(name, SIZE) for name in other_keys)
-    assert results[put[1]] is in_memory
+    assert results[stored_names[1]] is in_memory
     assert all(stack.get_cached(name) is results[name] for name in names)
-    assert source.fetched == put
+    assert source.fetched == stored_names
     assert not damaged_path.exists()
     stats = stack.read_stats().disk
     assert stats is not None
     assert (stats.hits, stats.misses, stats.damaged) == (len(other_keys), 1, 1)
     await stack.close()
-    assert await stack.get_stored([put[1], "k0"], return_unchanged) == [in_memory, None]
+    assert await stack.get_stored([stored_names[1], "k0"], return_unchanged) == [in_memory, None]
 
 
 async def test_failed_fetch_fails_its_callers_and_is_not_remembered(stack: Stack[memoryview]) -> None:

@@ -97,9 +97,9 @@ def read_manifest(listed_row: Row) -> list[LiveFile]:
         first_row_id = file.get("first_row_id")
         if first_row_id is None and next_row is not None:
             first_row_id, next_row = next_row, next_row + file["record_count"]
-        inherited = listed_row["sequence_number"] if status == ADDED else None
+        inherited_sequence = listed_row["sequence_number"] if status == ADDED else None
         sequence_numbers = [row[name] for name in ("sequence_number", "file_sequence_number")]
-        numbers = [inherited if number is None else number for number in sequence_numbers]
+        numbers = [inherited_sequence if number is None else number for number in sequence_numbers]
         snapshot_id = listed_row["added_snapshot_id"] if row["snapshot_id"] is None else row["snapshot_id"]
         expected_rows.append(
             LiveFile(file["file_path"], file["record_count"], status, snapshot_id, *numbers, first_row_id)
@@ -194,7 +194,9 @@ class EngineAppender:
         groups = [[entry for entry in entries if entry["data_file"]["content"] == content] for content in (0, 1)]
         if self.apart:
             apart = (True, False)
-            groups = [[item for item in group if (item["status"] == ADDED) is new] for group in groups for new in apart]
+            groups = [
+                [item for item in group if (item["status"] == ADDED) is is_new] for group in groups for is_new in apart
+            ]
         manifests = [self._build_manifest_row(group) for group in groups if group]
         next_row = self.metadata.get("next-row-id", 0)
         rows = [dict(row) for row in [*manifests, *kept_rows]]
@@ -219,13 +221,13 @@ class EngineAppender:
         return {"file_path": path, "record_count": records, **self.file}
 
     def _build_entry(self, status: int, data: Row, old_entry: LiveFile | None) -> Row:
-        plain = {"content": 0, "file_format": "PARQUET", "partition": {}, "file_size_in_bytes": 100}
+        plain_fields = {"content": 0, "file_format": "PARQUET", "partition": {}, "file_size_in_bytes": 100}
         own_entries = {
             "status": status,
             "snapshot_id": old_entry.snapshot_id if old_entry is not None and status == EXISTING else self.snapshot_id,
             "sequence_number": None if old_entry is None else old_entry.sequence_number,
             "file_sequence_number": None if old_entry is None else old_entry.file_sequence_number,
-            "data_file": plain | data,
+            "data_file": plain_fields | data,
         }
         return own_entries | (self.entry if old_entry is None else {})
 
@@ -243,8 +245,8 @@ class EngineAppender:
         }
         content = entries[0]["data_file"]["content"]
         size = _write(place, build_manifest_schema(self.version, []), entries, header | {"content": _CONTENTS[content]})
-        live = [entry["sequence_number"] for entry in entries if entry["status"] != DELETED]
-        minimum = [number for number in live if number is not None]
+        live_sequences = [entry["sequence_number"] for entry in entries if entry["status"] != DELETED]
+        minimum = [number for number in live_sequences if number is not None]
         row = {
             "manifest_path": place,
             "manifest_length": size,
@@ -259,11 +261,11 @@ class EngineAppender:
             row[files], row[rows] = len(of_status), sum(of_status)
         return row | self.listed
 
-    def _request(self, files: dict[str, int], removed: list[int], added_rows: int, *, is_append: bool) -> Commit:
+    def _request(self, files: dict[str, int], removed_ids: list[int], added_rows: int, *, is_append: bool) -> Commit:
         """Return the commit of the manifest list, with the summary and requirements of an engine."""
         parent_summary = {} if self.parent is None else self.parent["summary"]
         counts = {"data-files": len(files), "records": sum(files.values()), "files-size": 100 * len(files)}
-        fewer = {"data-files": len(removed), "records": sum(removed), "files-size": 100 * len(removed)}
+        fewer = {"data-files": len(removed_ids), "records": sum(removed_ids), "files-size": 100 * len(removed_ids)}
         summary = {"operation": "append" if is_append else "delete", "engine-name": "appender"}
         for kind, count in counts.items():
             summary[f"added-{kind}"] = str(count)

@@ -203,8 +203,8 @@ async def test_table_marked_later_as_sharing_its_files_is_not_purged(tmp_path: P
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
         await rig.catalog.dropped.restore(CALLER, row.id, None, None)
-        shared = [{"action": "set-properties", "updates": {"gc.enabled": "false"}}]
-        await rig.commits.commit_table(CALLER, DB, "t", [], shared)
+        sharing_updates = [{"action": "set-properties", "updates": {"gc.enabled": "false"}}]
+        await rig.commits.commit_table(CALLER, DB, "t", [], sharing_updates)
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
         row = (await rig.catalog.dropped.list(DB, None, None)).items[0]
         with pytest.raises(BadRequest, match=r"gc\.enabled"):
@@ -215,13 +215,13 @@ async def test_table_marked_later_as_sharing_its_files_is_not_purged(tmp_path: P
 
 @pytest.mark.parametrize("kind", ["other fields", "not Avro", "broken block"])
 async def test_broken_manifest_does_not_delay_other_purges(tmp_path: Path, kind: str) -> None:
-    good = _encode_avro(_LIST, [{"manifest_path": "file:///x"}] * 9)
+    good_list = _encode_avro(_LIST, [{"manifest_path": "file:///x"}] * 9)
     broken = {
         "other fields": _encode_avro(
             {"type": "record", "name": "r", "fields": [{"name": "x", "type": "int"}]}, [{"x": 1}]
         ),
         "not Avro": b"rows",
-        "broken block": good.replace(b"null", b"snap")[:-20],
+        "broken block": good_list.replace(b"null", b"snap")[:-20],
     }[kind]
     async with open_rig(tmp_path, drop_retention_s=0) as rig:
         await rig.table("t")

@@ -170,6 +170,6 @@ async def test_concurrent_drops_and_commits_leave_no_table_behind(tmp_path: Path
         )
         assert results[0] is None
         assert any(isinstance(result, NoSuchTable) for result in results[1:])
-        dropped = (await rig.catalog.dropped.list(DB, None, None)).items
-        metadata = await rig.catalog.documents.table(dropped[0].entry.metadata_location)
+        dropped_entries = (await rig.catalog.dropped.list(DB, None, None)).items
+        metadata = await rig.catalog.documents.table(dropped_entries[0].entry.metadata_location)
         _check_history(metadata, outcomes)

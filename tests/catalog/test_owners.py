@@ -102,8 +102,10 @@ async def test_user_who_changes_the_text_of_a_view_becomes_its_owner(tmp_path: P
         assert await _read_owner(rig, "v") == "wendy"
         with pytest.raises(Forbidden):
             await views.replace(CONFINED_CALLER, ("db",), "v", [], [_build_set_properties(**{RUN_AS: "admin"})])
-        repeated = [*_build_text_updates("select 3"), _build_set_properties(**{RUN_AS: "admin"})]
-        assert (await views.replace(CONFINED_CALLER, ("db",), "w", [], repeated)).metadata.properties[RUN_AS] == "wendy"
+        repeated_updates = [*_build_text_updates("select 3"), _build_set_properties(**{RUN_AS: "admin"})]
+        assert (await views.replace(CONFINED_CALLER, ("db",), "w", [], repeated_updates)).metadata.properties[
+            RUN_AS
+        ] == "wendy"
 
 
 async def test_owner_named_by_a_trusted_engine_stays_after_a_change_of_the_text(tmp_path: Path) -> None:

@@ -21,14 +21,16 @@ CONFINED_CALLER = Caller(principal_name="wa", request_id="r", confined_to=(("a",
 
 async def _stage_with_uuid(rig: CatalogRig, uuid: str | None = None) -> TableChange:
     """Return the change that creates a staged table of namespace `a` with this UUID."""
-    staged = (await rig.catalog.tables.stage(CONFINED_CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))).metadata
+    staged_entry = (
+        await rig.catalog.tables.stage(CONFINED_CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))
+    ).metadata
     updates: list[dict[str, Any]] = [
-        {"action": "assign-uuid", "uuid": uuid or staged.table_uuid},
+        {"action": "assign-uuid", "uuid": uuid or staged_entry.table_uuid},
         {"action": "add-schema", "schema": SCHEMA},
         {"action": "set-current-schema", "schema-id": -1},
         {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
         {"action": "set-default-spec", "spec-id": -1},
-        {"action": "set-location", "location": staged.location},
+        {"action": "set-location", "location": staged_entry.location},
     ]
     return TableChange(namespace=("a",), name="t", requirements=[{"type": "assert-create"}], updates=updates)
 
@@ -42,8 +44,8 @@ async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: s
         victim = other_table.metadata.table_uuid
         if ending == "purged":
             await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=True)
-            dropped = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
-            await rig.catalog.dropped.purge(CALLER, dropped.id)
+            dropped_entry = (await rig.catalog.dropped.list(("b",), None, None)).items[0]
+            await rig.catalog.dropped.purge(CALLER, dropped_entry.id)
         else:
             await rig.catalog.tables.unregister(CALLER, ("b",), "t")
         with pytest.raises(BadRequest, match="UUID"):
@@ -55,8 +57,8 @@ async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: s
         await rig.commits.commit_transaction(CONFINED_CALLER, [await _stage_with_uuid(rig)])
         if ending == "unregistered":  # A caller who may register restores the table with its own UUID.
             location = other_table.entry.metadata_location if other_table.entry else ""
-            registered = await rig.catalog.tables.register(CALLER, ("b",), "again", location, overwrite=False)
-            assert registered.metadata.table_uuid == victim
+            registered_entry = await rig.catalog.tables.register(CALLER, ("b",), "again", location, overwrite=False)
+            assert registered_entry.metadata.table_uuid == victim
 
 
 class _LosesFirst:

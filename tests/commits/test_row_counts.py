@@ -95,12 +95,14 @@ class RowCountModel:
         chosen_files = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 3)))
         files = [self.files[path] for path in chosen_files]
         rows = sum(file.rows for file in files)
-        live = rows - sum(len(file.deleted) for file in files)
+        live_row_count = rows - sum(len(file.deleted) for file in files)
         minimum = rows - self.loose - sum(file.named for file in files)
-        stated_rows = self.rng.choice([live, live, rows, rows + 1, rows + 5, minimum, minimum - 1, minimum - 3])
+        stated_rows = self.rng.choice(
+            [live_row_count, live_row_count, rows, rows + 1, rows + 5, minimum, minimum - 1, minimum - 3]
+        )
         added_rows, is_under = max(0, stated_rows), not self.by_value and max(0, stated_rows) < minimum
         is_right = added_rows <= rows and not is_under
-        assert is_right or added_rows != live
+        assert is_right or added_rows != live_row_count
         new_file = [self.build_file(added_rows)] if added_rows else []
         remove = [{"file-path": path} for path in chosen_files]
         answer = await self.table.send(operation="replace", read_snapshot_id=self.read, add=new_file, remove=remove)

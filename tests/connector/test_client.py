@@ -117,16 +117,20 @@ def test_errors_are_raised_by_type_with_the_servers_message(client: SeamarkClien
         client.files("db.t", "nope=3")
     with pytest.raises(ValueError, match="namespace"):
         client.files("t")
-    copied = pickle.loads(pickle.dumps(error.value))
-    assert (type(copied), copied.message, copied.status) == (NoSuchResource, error.value.message, 404)
+    unpickled_error = pickle.loads(pickle.dumps(error.value))
+    assert (type(unpickled_error), unpickled_error.message, unpickled_error.status) == (
+        NoSuchResource,
+        error.value.message,
+        404,
+    )
 
 
 def test_client_is_pickled_without_its_connections(client: SeamarkClient) -> None:
     client.partitions("db.t")
-    copied = pickle.loads(pickle.dumps(client))
-    assert copied.files("db.t").equals(client.files("db.t"))
+    unpickled_client = pickle.loads(pickle.dumps(client))
+    assert unpickled_client.files("db.t").equals(client.files("db.t"))
     assert "token" not in repr(SeamarkClient("http://h", token="hunter2"))
-    copied.close()
+    unpickled_client.close()
 
 
 def test_copies_of_a_client_use_its_connections(server: ServerThread, client: SeamarkClient) -> None:

@@ -143,7 +143,7 @@ def test_client_follows_no_link_in_the_folder_of_a_table(tmp_path: Path, monkeyp
     for place in ("t/link/f", "t/../t/link/f"):
         with pytest.raises(PermissionError, match="symbolic link"):
             table_storage.read(f"file://{tmp_path}/warehouse/ns/{place}")
-    replaced = Storage.of_table({}, f"{tmp_path}/warehouse/ns/v")
+    replaced_storage = Storage.of_table({}, f"{tmp_path}/warehouse/ns/v")
     with pytest.raises(PermissionError, match="symbolic link"):
-        replaced.read(f"{tmp_path}/warehouse/ns/v/f")
+        replaced_storage.read(f"{tmp_path}/warehouse/ns/v/f")
     assert Storage.of_table({}, "s3://bucket/t").local_root == ""

@@ -87,8 +87,8 @@ def test_printed_trino_configuration_equals_that_of_the_how_to_guide() -> None:
     ]
     assert format_connection("trino", "sea", URI, has_token=False).splitlines()[1:] == blocks[0].strip().splitlines()
     of_s3 = format_connection("trino", "sea", URI, has_token=True, on_s3=True).splitlines()[1:]
-    documented = {line.partition("=")[0] for line in blocks[1].strip().splitlines()}
-    assert {line.partition("=")[0] for line in of_s3} == documented - {"iceberg.metadata-cache.enabled"}
+    documented_names = {line.partition("=")[0] for line in blocks[1].strip().splitlines()}
+    assert {line.partition("=")[0] for line in of_s3} == documented_names - {"iceberg.metadata-cache.enabled"}
 
 
 def test_printed_duckdb_configuration_equals_that_of_the_how_to_guide() -> None:

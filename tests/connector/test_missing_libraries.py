@@ -29,8 +29,8 @@ for name in [one for one in sys.modules if one.startswith({library!r} + ".")]:
 )
 def test_error_of_a_missing_library_names_the_install_command(library: str, statement: str, extra: str) -> None:
     code = BLOCKED.format(library=library, statement=statement)
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert completed.returncode == 1
-    last_line = completed.stderr.strip().splitlines()[-1]
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    last_line = result.stderr.strip().splitlines()[-1]
     assert last_line.startswith("ModuleNotFoundError: ")
     assert extra in last_line

@@ -103,8 +103,8 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
         output = await recorded_page.run(f"import({module}).then((format) => {sizes}.map(format.size))")
         assert output == [show_size(size) for size in sizes], "the console shows sizes as the command line does"
         texts = ["0", "249,998", "499,998", "749,998", "999,998"]
-        marks = [{"position": at / 4, "text": text} for at, text in enumerate(texts)]
-        input_text = f"{json.dumps(marks)}, {[at / 4 for at in range(len(texts))]}"
+        marks = [{"position": index / 4, "text": text} for index, text in enumerate(texts)]
+        input_text = f"{json.dumps(marks)}, {[index / 4 for index in range(len(texts))]}"
         charts = f"import({module.replace('format', 'charts')})"
         output = await recorded_page.run(
             f"{charts}.then((one) => [270, 420].map((width) => one.labelsOf({input_text}, width)))"
@@ -275,9 +275,9 @@ async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(
         **{"namespace": ["db"], "table": "t", "shards": shards, "waiting-rows": 500, "waiting-bytes": 1 << 20},
         **{"oldest-ms": 1, "fresh-files": 3, "paused": None, "flush-error": None},
     }
-    paused = listing | {"table": "u", "paused": "a move of the table"}
-    failing = listing | {"table": "v", "flush-error": "the rows do not fit the table"}
-    state = {"streams": [listing, paused, failing], "next-page-token": None}
+    paused_stream = listing | {"table": "u", "paused": "a move of the table"}
+    failing_stream = listing | {"table": "v", "flush-error": "the rows do not fit the table"}
+    state = {"streams": [listing, paused_stream, failing_stream], "next-page-token": None}
     async with (
         run_server(tmp_path) as server,
         open_browser() as browser,

@@ -81,9 +81,9 @@ def test_compose_has_its_services_with_health_checks() -> None:
 
 def test_every_mounted_file_and_every_named_volume_exists() -> None:
     for service, description in SERVICES.items():
-        for inside, container_path in list_mounted_files(service).items():
+        for source_path, container_path in list_mounted_files(service).items():
             assert container_path.exists(), (
-                f"{service} mounts {container_path} at {inside}; run `make jars` if it is a jar folder"
+                f"{service} mounts {container_path} at {source_path}; run `make jars` if it is a jar folder"
             )
         for volume in description.get("volumes", []):
             assert volume.startswith(".") or volume.split(":")[0] in COMPOSE["volumes"]

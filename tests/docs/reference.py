@@ -192,12 +192,12 @@ def list_served_operations() -> set[str]:
 
 def format_operations_page() -> str:
     """Return every operation of Iceberg's specification, and whether it is served."""
-    known_operations, served = read_operations(), list_served_operations()
+    known_operations, served_operations = read_operations(), list_served_operations()
     lines = [
         "# Iceberg REST operations",
         "",
         "`python -m tests.docs.reference` generates this page from Iceberg's specification (`tests/api/rest/spec/`)",
-        f"and the router. The server implements {len(served)} of its {len(known_operations)} operations.",
+        f"and the router. The server implements {len(served_operations)} of its {len(known_operations)} operations.",
         "Omit `{prefix}` in a URL, unless the server has the setting [`prefix`](settings.md#prefix).",
         "[openapi.json](openapi.json) describes Seamark's own API.",
         "",
@@ -205,7 +205,7 @@ def format_operations_page() -> str:
         "|---|---|---|---|---|",
     ]
     for item in known_operations:
-        yes = "yes" if item.endpoint in served else "not yet"
+        yes = "yes" if item.endpoint in served_operations else "not yet"
         key = "yes" if item.keyed else ""
         lines.append(f"| {item.id} | `{item.endpoint}` | {yes} | {key} | {NOTES[item.id]} |")
     lines += [

@@ -112,13 +112,13 @@ class Run:
     def _run_bash(self, text: str) -> str:
         environment_path = self.folder / ".environment"
         script = f"set -euo pipefail\n{text}\nenv -0 > {shlex.quote(str(environment_path))}\n"
-        completed = subprocess.run(
+        result = subprocess.run(
             ["bash", "-c", script], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60
         )
-        if completed.returncode:
-            raise AssertionError(f"ended with {completed.returncode}\n{completed.stdout}{completed.stderr}")
+        if result.returncode:
+            raise AssertionError(f"ended with {result.returncode}\n{result.stdout}{result.stderr}")
         self.environment = dict(line.split("=", 1) for line in environment_path.read_text().split("\0") if "=" in line)
-        return completed.stdout
+        return result.stdout
 
     def _run_python(self, text: str) -> str:
         out = io.StringIO()
@@ -165,7 +165,7 @@ class Run:
 def read_spark_conf(command: str) -> dict[str, str]:
     """Return the `--conf key=value` of a command."""
     words = shlex.split(command.replace("\\\n", " "))
-    arguments = [words[at + 1] for at, word in enumerate(words) if word == "--conf"]
+    arguments = [words[index + 1] for index, word in enumerate(words) if word == "--conf"]
     return dict(item.split("=", 1) for item in arguments)
 
 

@@ -90,15 +90,15 @@ def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
         client = IndexClient(server.base_url)
         with (
             plain_server,
-            RestCatalog("indexed", uri=server.base_url) as python,
+            RestCatalog("indexed", uri=server.base_url) as pyiceberg_catalog,
             RestCatalog("alone", uri=plain_server.base_url) as python_by_itself,
         ):
             catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, plain_server.base_url)
             spark.sql(f"CREATE NAMESPACE {catalog}.db")
-            engines = PlanningEngines(server, spark, catalog, by_itself, python, python_by_itself)
+            engines = PlanningEngines(server, spark, catalog, by_itself, pyiceberg_catalog, python_by_itself)
             before_rename = _create_wide_table(engines)
-            defined = ", ".join(f"'seamark.index.{name}' = '{text}'" for name, text in INDEXES.items())
-            engines.run_sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({defined})")
+            index_properties = ", ".join(f"'seamark.index.{name}' = '{text}'" for name, text in INDEXES.items())
+            engines.run_sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({index_properties})")
             jobs = SparkWorkers(spark)
             reports = tuple(build(client, "db.wide", name, jobs, limits=GroupLimits(files=4)) for name in SPARK_INDEXES)
             workers = InProcessWorkers()
@@ -228,10 +228,10 @@ def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(
     query = f"SELECT * FROM {{db}}.wide WHERE {case.sql} ORDER BY id"
     expected = engines.run_unplanned_sql(query)
     assert expected
-    explained = wide_lake.explain(case.sql)
-    files_left = {stage.name: stage.files_left for stage in explained.stages}
-    assert (files_left["column_stats"], explained.files) == (FILES, case.files)
-    assert case.index in {index["name"] for index in explained.indexes}
+    explanation = wide_lake.explain(case.sql)
+    files_left = {stage.name: stage.files_left for stage in explanation.stages}
+    assert (files_left["column_stats"], explanation.files) == (FILES, case.files)
+    assert case.index in {index["name"] for index in explanation.indexes}
     plan = engines.plan("wide", case.build_json)
     assert len(plan) == case.files
     with engines.hide_other_files("wide", plan) as hidden_files, engines.record_requests() as requests:
@@ -300,12 +300,12 @@ def test_killed_build_is_continued_and_includes_files_of_a_writer(
         raise JobKilled
 
     _create_small_table(wide_lake, "cut")
-    one_each = GroupLimits(files=1)
+    one_file_groups = GroupLimits(files=1)
     with pytest.raises(JobKilled):
-        build(wide_lake.client, "db.cut", "i", InterruptedWorkers(spark, wave1=kill), limits=one_each)
+        build(wide_lake.client, "db.cut", "i", InterruptedWorkers(spark, wave1=kill), limits=one_file_groups)
     assert wide_lake.client.index("db.cut", "i").files == 4
     workers = InterruptedWorkers(spark, wave0=lambda: _append_part(wide_lake, "cut", 7))
-    report = build(wide_lake.client, "db.cut", "i", workers, limits=one_each)
+    report = build(wide_lake.client, "db.cut", "i", workers, limits=one_file_groups)
     assert workers.groups == [[1, 1], [1]]
     assert report.progress.files_done == 3
     assert wide_lake.client.index("db.cut", "i").health == "ok"
@@ -372,7 +372,7 @@ def test_build_command_starts_its_own_spark(wide_lake: IndexedLakeTables) -> Non
     _create_small_table(wide_lake, "own")
     argv = [str(Path(sys.executable).parent / "seamark"), "index", "build", "db.own", "i", "--engine", "spark"]
     environment = {**os.environ, "SEAMARK_URL": wide_lake.engines.server.base_url, "SPARK_MASTER": "local[2]"}
-    completed = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=200)
-    assert completed.returncode == 0, completed.stderr
-    assert "Index i: 6 data files, 120 rows" in completed.stdout
+    result = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr
+    assert "Index i: 6 data files, 120 rows" in result.stdout
     assert wide_lake.client.index("db.own", "i").health == "ok"

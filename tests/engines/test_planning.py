@@ -344,9 +344,9 @@ def test_deleted_rows_stay_deleted(engines: PlanningEngines, mode: str) -> None:
         assert dict(engines.run_sql(f"SELECT id, v FROM {{db}}.{table}")) == expected
         assert engines.run_sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 10") == [(7,)]
     assert "planTableScan" in requests
-    python = engines.python.load_table(f"db.{table}").scan()
-    assert {row["id"]: row["v"] for row in python.to_arrow().to_pylist()} == expected
-    assert python.count() == len(expected)
+    pyiceberg_scan = engines.python.load_table(f"db.{table}").scan()
+    assert {row["id"]: row["v"] for row in pyiceberg_scan.to_arrow().to_pylist()} == expected
+    assert pyiceberg_scan.count() == len(expected)
     plan = engines.plan(table, {"type": "lt", "term": "id", "value": 10})
     with engines.hide_other_files(table, plan):
         actual = engines.run_sql(f"SELECT id FROM {{db}}.{table} WHERE id < 10 ORDER BY id")
@@ -437,13 +437,13 @@ def test_engines_wait_for_a_plan_that_is_answered_later(
     env = {"SEAMARK_LOG_FORMAT": "json", "SEAMARK_PLAN_ASYNC_FILES": "0"}
     with Seamark(home, env=env, warehouse=warehouse, database=database) as server:
         catalog = new_catalog(engines.spark, server.base_url)
-        rows_read = collect_rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
-        assert sorted(rows_read) == [(56,), (57,), (58,), (59,)]
+        read_ids = collect_rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
+        assert sorted(read_ids) == [(56,), (57,), (58,), (59,)]
         log = server.log.read_text()
         assert '"fetchPlanningResult"' in log
-    cold = Seamark(home, env={**env, "SEAMARK_PLAN_DISK_BYTES": "0"}, warehouse=warehouse, database=database)
-    with cold as server, RestCatalog("later", uri=server.base_url) as python:
-        assert python.load_table("db.ranges").scan("id > 55").count() == 4
+    cold_server = Seamark(home, env={**env, "SEAMARK_PLAN_DISK_BYTES": "0"}, warehouse=warehouse, database=database)
+    with cold_server as server, RestCatalog("later", uri=server.base_url) as pyiceberg_catalog:
+        assert pyiceberg_catalog.load_table("db.ranges").scan("id > 55").count() == 4
 
 
 @pytest.mark.slow

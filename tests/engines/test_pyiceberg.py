@@ -87,13 +87,13 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
     """With fsspec's cache, a new thread would remove the signer of all threads, whose requests would then get a 403."""
     table = catalog.create_table("py.threads", schema=_build_people("a").schema)
     assert _write_and_read(table, "before") == "before"
-    has_started, go_on = Event(), Event()
+    has_started, go_event = Event(), Event()
     register_last = EventAliaser.register_last
 
     def register_after_pause(self: EventAliaser, event: str, handler: Any, **options: Any) -> None:
         if isinstance(handler, S3V4RestSigner):
             has_started.set()
-            go_on.wait(60)
+            go_event.wait(60)
         register_last(self, event, handler, **options)
 
     def append_in_thread() -> str:
@@ -109,7 +109,7 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
             assert has_started.wait(60)
             assert _write_and_read(table, "mine") == "mine"
         finally:
-            go_on.set()
+            go_event.set()
         assert begun_commit.result() == "theirs"
 
 

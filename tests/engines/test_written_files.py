@@ -66,10 +66,13 @@ class WrittenFilesLake:
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WrittenFilesLake]:
-    with Seamark(tmp_path_factory.mktemp("written")) as server, RestCatalog("w", uri=server.base_url) as python:
-        python.create_namespace("db")
+    with (
+        Seamark(tmp_path_factory.mktemp("written")) as server,
+        RestCatalog("w", uri=server.base_url) as pyiceberg_catalog,
+    ):
+        pyiceberg_catalog.create_namespace("db")
         client = SeamarkClient(server.base_url)
-        yield WrittenFilesLake(client, spark, new_catalog(spark, server.base_url), python)
+        yield WrittenFilesLake(client, spark, new_catalog(spark, server.base_url), pyiceberg_catalog)
         client.close()
 
 

@@ -57,7 +57,7 @@ def _run_race(base_urls: list[str], processes: int, commits: int) -> None:
         ]
         results = [future.result(timeout=1200) for future in work]
     events = [event for events_of_client, _ in results for event in events_of_client]
-    statuses: Counter[int] = sum((counted for _, counted in results), Counter())
+    statuses: Counter[int] = sum((group_statuses for _, group_statuses in results), Counter())
     assert set(statuses) <= {200, 409}, f"unexplained answers: {statuses}"
     assert statuses[200] == processes * commits
     chains = [HttpClient(url).read_chain() for url in base_urls]

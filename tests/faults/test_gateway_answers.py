@@ -150,13 +150,13 @@ async def read_answer(
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     except (asyncio.IncompleteReadError, OSError) as error:
-        partial = getattr(error, "partial", b"")
-        assert not partial, partial
+        partial_body = getattr(error, "partial", b"")
+        assert not partial_body, partial_body
         return 0, 0, b"", True
     status = int(head.split()[1])
     assert "transfer-encoding" not in head, head
-    declared = [line for line in head.split("\r\n") if line.startswith("content-length:")]
-    length = int(declared[0].partition(":")[2]) if declared else 0
+    length_headers = [line for line in head.split("\r\n") if line.startswith("content-length:")]
+    length = int(length_headers[0].partition(":")[2]) if length_headers else 0
     if not has_body or status == 304:
         return status, length, b"", False
     body = bytearray()

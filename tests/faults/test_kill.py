@@ -28,12 +28,12 @@ def _kill_and_retry(server: MortalServer, client: HttpClient, step: str, retry: 
     server.run_until_death(step, 1, lambda: client.append(3, 2, 3, name, key))
 
     client = server.start()
-    happened = step in STEPS_AFTER_COMMIT
-    assert client.read_chain(name) == ([1, 2, 3] if happened else [1, 2]), (step, retry)
+    has_committed = step in STEPS_AFTER_COMMIT
+    assert client.read_chain(name) == ([1, 2, 3] if has_committed else [1, 2]), (step, retry)
     if retry.startswith("as another"):
         status, _ = client.append(900, 2, 3, name)
-        assert status == (409 if happened else 200), (step, retry)
-        assert client.read_chain(name) == [1, 2, 3 if happened else 900]
+        assert status == (409 if has_committed else 200), (step, retry)
+        assert client.read_chain(name) == [1, 2, 3 if has_committed else 900]
         return client
     for _ in range(2):
         status, body = client.append(3, 2, 3, name, key)

@@ -62,8 +62,10 @@ class CachedObject:
     ) -> bytes:
         url: SplitResult = self.urls[method]
         query = url.query if not signature else url.query.replace("X-Amz-Signature=", f"X-Amz-Signature={signature}")
-        ranged = f"Range: bytes={start}-{end - 1}\r\n" if method == "GET" else ""
-        return f"{method} {url.path}?{query} HTTP/1.1\r\nHost: {url.netloc}\r\n{ranged}{extra_headers}\r\n".encode()
+        range_header = f"Range: bytes={start}-{end - 1}\r\n" if method == "GET" else ""
+        return (
+            f"{method} {url.path}?{query} HTTP/1.1\r\nHost: {url.netloc}\r\n{range_header}{extra_headers}\r\n".encode()
+        )
 
 
 def receive(connection: socket.socket, *, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
@@ -229,10 +231,10 @@ def test_aiohttp_has_the_private_parts_that_immediate_answers_use() -> None:
     """
     handler = inspect.getsource(RequestHandler)
     connection = inspect.getsource(GatewayConnection)
-    used = set(re.findall(r"self\.(_[a-z_]+)", connection)) - set(GatewayConnection.__slots__)
-    used -= {name for name in vars(GatewayConnection) if callable(vars(GatewayConnection)[name])}
-    assert used >= {"_waiter", "_messages", "_force_close", "_parser", "_manager", "_keepalive_handle"}
-    missing_names = [name for name in sorted(used) if not re.search(rf"self\.{name}\b", handler)]
+    used_names = set(re.findall(r"self\.(_[a-z_]+)", connection)) - set(GatewayConnection.__slots__)
+    used_names -= {name for name in vars(GatewayConnection) if callable(vars(GatewayConnection)[name])}
+    assert used_names >= {"_waiter", "_messages", "_force_close", "_parser", "_manager", "_keepalive_handle"}
+    missing_names = [name for name in sorted(used_names) if not re.search(rf"self\.{name}\b", handler)]
     assert missing_names == [], f"aiohttp {aiohttp.__version__} has no {missing_names} in RequestHandler"
     for description, step in {
         "waits for a request by a future": r"self\._waiter = loop\.create_future\(\)\s+await self\._waiter",

@@ -248,8 +248,8 @@ async def test_blocks_of_other_principals_stay_cached_while_one_principal_reads_
 
     rng = random.Random(first_seed())
     store = FakeStore(rng)
-    hot, pinned, metadata = draw_name(rng), draw_name(rng), draw_name(rng, "avro")
-    for name in (hot, pinned, metadata):
+    hot_names, pinned_names, metadata = draw_name(rng), draw_name(rng), draw_name(rng, "avro")
+    for name in (hot_names, pinned_names, metadata):
         store.put(to_location(name), rng.randbytes(BLOCK))
     loud = [draw_name(rng, rng.choice(["parquet", "avro"])) for _ in range(300)]
     for number, name in enumerate(loud):
@@ -257,18 +257,18 @@ async def test_blocks_of_other_principals_stay_cached_while_one_principal_reads_
     shares = {"auth": "token", "gateway_cache_memory_bytes": 4 << 20, "gateway_cache_disk_bytes": disk_bytes}
     async with open_worker(store, tmp_path, SimulatedClock(seed=1), **shares) as worker:
         for _ in range(4):
-            await worker.get(hot)
-            await worker.get(pinned, test_pinned="yes")
+            await worker.get(hot_names)
+            await worker.get(pinned_names, test_pinned="yes")
             await worker.get(metadata)
         for number, name in enumerate(loud):
             pin_metadata = {"test_pinned": "yes"} if number % 2 else {}
             await worker.get(name, test_who="loud", **pin_metadata)
         store.requests.clear()
-        served = worker.count_served()
-        for name, pin_metadata in ((hot, {}), (pinned, {"test_pinned": "yes"}), (metadata, {})):
+        served_count = worker.count_served()
+        for name, pin_metadata in ((hot_names, {}), (pinned_names, {"test_pinned": "yes"}), (metadata, {})):
             assert await worker.get(name, **pin_metadata) == store.objects[to_location(name)].data
         assert store.requests == []
-        assert worker.count_served()["memory"] == served["memory"] + 3 * BLOCK
+        assert worker.count_served()["memory"] == served_count["memory"] + 3 * BLOCK
 
 
 async def test_unavailable_store_fails_only_reads_of_uncached_objects(tmp_path: Path) -> None:
@@ -366,14 +366,14 @@ class _Model:
     def list_possible_contents(self, path: str, begin_tick: int) -> list[bytes | None]:
         """Return the contents that a read from the tick `begun` until now may return."""
         history = self.history.get(path, [])
-        settled: bytes | None = None
+        settled_content: bytes | None = None
         results: list[bytes | None] = []
         for _, end, content in history:
             if end < begin_tick:
-                settled = content
+                settled_content = content
             else:
                 results.append(content)
-        return [settled, *results]
+        return [settled_content, *results]
 
 
 async def _run_campaign(seed: int, folder: Path, steps: int) -> None:

@@ -82,21 +82,23 @@ async def read_object(store: HedgedStore) -> tuple[str, bytes]:
 async def test_answer_that_begins_first_is_used_and_the_other_request_is_cancelled() -> None:
     for faster in (0, 1):
         answers = ScriptedAnswer(), ScriptedAnswer()
-        scripted = ScriptedStore(*answers)
-        reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
-        await until(lambda scripted=scripted: scripted.sent == 2)
+        scripted_store = ScriptedStore(*answers)
+        reading = asyncio.create_task(read_object(HedgedStore(scripted_store, SystemClock(), percent=100)))
+        await until(lambda scripted_store=scripted_store: scripted_store.sent == 2)
         answers[faster].released.set()
         assert await reading == (str(faster), b"a")
         assert (answers[faster].ended, answers[1 - faster].ended) == ("read", "cancelled")
 
 
-@pytest.mark.parametrize("refused", [ScriptedAnswer(status=503), ScriptedAnswer(fails=True)], ids=["503", "no answer"])
-async def test_failure_is_used_only_if_no_answer_arrives(refused: ScriptedAnswer) -> None:
+@pytest.mark.parametrize(
+    "refused_answer", [ScriptedAnswer(status=503), ScriptedAnswer(fails=True)], ids=["503", "no answer"]
+)
+async def test_failure_is_used_only_if_no_answer_arrives(refused_answer: ScriptedAnswer) -> None:
     last_answer = ScriptedAnswer()
-    scripted = ScriptedStore(refused, last_answer)
-    reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
-    await until(lambda: scripted.sent == 2)
-    refused.released.set()
+    scripted_store = ScriptedStore(refused_answer, last_answer)
+    reading = asyncio.create_task(read_object(HedgedStore(scripted_store, SystemClock(), percent=100)))
+    await until(lambda: scripted_store.sent == 2)
+    refused_answer.released.set()
     await asyncio.sleep(0)
     last_answer.released.set()
     assert await reading == ("1", b"a")
@@ -104,9 +106,9 @@ async def test_failure_is_used_only_if_no_answer_arrives(refused: ScriptedAnswer
 
 async def test_error_of_the_store_is_returned_if_both_requests_fail() -> None:
     answers = ScriptedAnswer(fails=True), ScriptedAnswer(fails=True)
-    scripted = ScriptedStore(*answers)
-    reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
-    await until(lambda: scripted.sent == 2)
+    scripted_store = ScriptedStore(*answers)
+    reading = asyncio.create_task(read_object(HedgedStore(scripted_store, SystemClock(), percent=100)))
+    await until(lambda: scripted_store.sent == 2)
     for answer in answers:
         answer.released.set()
     with pytest.raises(RetryLater, match="no answer"):
@@ -123,9 +125,9 @@ async def test_interrupted_answer_has_the_error_of_its_request() -> None:
 
 async def test_reader_that_disconnects_cancels_both_requests() -> None:
     answers = ScriptedAnswer(), ScriptedAnswer()
-    scripted = ScriptedStore(*answers)
-    reading = asyncio.create_task(read_object(HedgedStore(scripted, SystemClock(), percent=100)))
-    await until(lambda: scripted.sent == 2)
+    scripted_store = ScriptedStore(*answers)
+    reading = asyncio.create_task(read_object(HedgedStore(scripted_store, SystemClock(), percent=100)))
+    await until(lambda: scripted_store.sent == 2)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
@@ -135,19 +137,19 @@ async def test_reader_that_disconnects_cancels_both_requests() -> None:
 @pytest.mark.parametrize("percent", [0, 5, 50])
 async def test_hedged_requests_stay_within_their_percentage_of_all_requests(percent: int) -> None:
     count = 400
-    scripted = ScriptedStore(*(ScriptedAnswer() for _ in range(2 * count)))
-    store = HedgedStore(scripted, SystemClock(), percent=percent)
+    scripted_store = ScriptedStore(*(ScriptedAnswer() for _ in range(2 * count)))
+    store = HedgedStore(scripted_store, SystemClock(), percent=percent)
     for number in range(count):
-        sent_requests = scripted.sent
+        sent_requests = scripted_store.sent
         reading = asyncio.create_task(read_object(store))
-        while scripted.sent == sent_requests:
+        while scripted_store.sent == sent_requests:
             await asyncio.sleep(0)
         for _ in range(20):  # These turns of the event loop suffice for a second request.
             await asyncio.sleep(0)
-        scripted.answers[sent_requests].released.set()
+        scripted_store.answers[sent_requests].released.set()
         await reading
         assert store.hedged <= (number + 1) * percent / 100
-    assert scripted.sent == count + store.hedged
+    assert scripted_store.sent == count + store.hedged
     assert store.hedged >= count * percent // 200, "fewer requests were hedged than the percentage allows"
 
 
@@ -158,8 +160,8 @@ async def test_every_hedged_read_has_the_right_bytes(tmp_path: Path) -> None:
     paths = [draw_name(rng) for _ in range(6)]
     for path in paths:
         store.put(to_location(path), rng.randbytes(rng.randrange(1, 12 * BLOCK)))
-    nothing_kept = {"gateway_cache_memory_bytes": 0, "gateway_cache_disk_bytes": 0}
-    async with open_worker(store, tmp_path, SimulatedClock(1), gateway_hedged_percent=100, **nothing_kept) as worker:
+    no_cache = {"gateway_cache_memory_bytes": 0, "gateway_cache_disk_bytes": 0}
+    async with open_worker(store, tmp_path, SimulatedClock(1), gateway_hedged_percent=100, **no_cache) as worker:
         for round_number in range(150):
             store.fails = (0.0, 0.1)[round_number % 2]
             path = rng.choice(paths)

@@ -116,8 +116,8 @@ def test_no_operation_reaches_another_table(rig: GatewayRig, victim_keys: Keys, 
 
 def _list_spellings(own_keys: str, victim_keys: str) -> list[str]:
     """Return encoded keys that a reader might decode to the victim's key."""
-    up = "../" * own_keys.count("/")
-    name = f"{up}{victim_keys}data/secret"
+    parent_path = "../" * own_keys.count("/")
+    name = f"{parent_path}{victim_keys}data/secret"
     return [
         own_keys + name,
         own_keys + quote(name, safe=""),
@@ -188,11 +188,12 @@ def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: 
         "long token": replace(victim_keys, token="A" * 8000),
     }
     for name, keys in forged_headers.items():
-        with_forged = keys.make_client()
-        assert _call_for_code(with_forged.get_object, **victim_object) in ("AccessDenied", "SignatureDoesNotMatch"), (
-            name
-        )
-        with_forged.close()
+        client_with_forged_token = keys.make_client()
+        assert _call_for_code(client_with_forged_token.get_object, **victim_object) in (
+            "AccessDenied",
+            "SignatureDoesNotMatch",
+        ), name
+        client_with_forged_token.close()
     tokenless_client = replace(victim_keys, token="").make_client()
     assert _call_for_code(tokenless_client.get_object, **victim_object) == "AccessDenied"
     tokenless_client.close()
@@ -208,7 +209,7 @@ def test_request_changed_after_its_signature_is_rejected(own_keys: Keys, client:
         request
     )
     signed_headers = dict(request.headers.items())
-    other_second = "01Z" if signed_headers["X-Amz-Date"].endswith("00Z") else "00Z"
+    second_suffix = "01Z" if signed_headers["X-Amz-Date"].endswith("00Z") else "00Z"
     changed_names = {
         "method": ("DELETE", target, signed_headers, b""),
         "path": ("PUT", target + "2", signed_headers, b"signed"),
@@ -217,7 +218,7 @@ def test_request_changed_after_its_signature_is_rejected(own_keys: Keys, client:
         "date": (
             "PUT",
             target,
-            signed_headers | {"X-Amz-Date": signed_headers["X-Amz-Date"][:-3] + other_second},
+            signed_headers | {"X-Amz-Date": signed_headers["X-Amz-Date"][:-3] + second_suffix},
             b"signed",
         ),
         "payload": ("PUT", target, signed_headers | {"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"}, b"forged"),

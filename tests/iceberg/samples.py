@@ -36,7 +36,9 @@ def build_table(version: int = 2, **fields: Any) -> TableMetadata:
 
 
 def build_spec(*fields: tuple[int, str, str], ids: tuple[int, ...] = (), spec_id: int = 0) -> Json:
-    results: list[Json] = [{"source-id": source, "transform": how, "name": name} for source, how, name in fields]
+    results: list[Json] = [
+        {"source-id": source, "transform": transform, "name": name} for source, transform, name in fields
+    ]
     for entry, field_id in zip(results, ids, strict=False):
         entry["field-id"] = field_id
     return {"spec-id": spec_id, "fields": results}
@@ -46,8 +48,8 @@ def build_order(*fields: tuple[int, str], order_id: int = 1) -> Json:
     return {
         "order-id": order_id,
         "fields": [
-            {"source-id": source, "transform": how, "direction": "asc", "null-order": "nulls-first"}
-            for source, how in fields
+            {"source-id": source, "transform": transform, "direction": "asc", "null-order": "nulls-first"}
+            for source, transform in fields
         ],
     }
 

@@ -56,9 +56,9 @@ def test_new_ids_equal_those_of_pyiceberg() -> None:
         "s3://lake/events",
         {},
     )
-    read_back = TableMetadataUtil.parse_raw(encode_table(actual_table).decode())
+    read_metadata = TableMetadataUtil.parse_raw(encode_table(actual_table).decode())
     for name in ("schemas", "partition_specs", "sort_orders", "last_column_id", "last_partition_id", "format_version"):
-        assert getattr(read_back, name) == getattr(expected_metadata, name), name
+        assert getattr(read_metadata, name) == getattr(expected_metadata, name), name
     assert actual_table.last_column_id == 10
     assert actual_table.last_partition_id == 1002
     assert actual_table.current_schema.identifier_field_ids == (1,)

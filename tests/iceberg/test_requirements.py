@@ -76,9 +76,9 @@ def test_satisfied_requirement_passes(requirement: Json) -> None:
     ],
 )
 def test_failed_requirement_is_a_conflict_with_javas_message(requirement: Json, message: str) -> None:
-    with pytest.raises(CommitConflict) as raised:
+    with pytest.raises(CommitConflict) as raised_error:
         check_json(M, [{"type": "assert-current-schema-id", "current-schema-id": 0}, requirement][-1:])
-    assert raised.value.message == f"Requirement failed: {message}"
+    assert raised_error.value.message == f"Requirement failed: {message}"
 
 
 def test_only_creation_can_be_required_when_there_is_no_table() -> None:

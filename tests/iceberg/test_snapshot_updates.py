@@ -99,8 +99,8 @@ def test_row_ids_are_assigned_only_once() -> None:
     assert m.next_row_id == 10
     with pytest.raises(CommitConflict, match="first-row-id is behind table next-row-id: 9 < 10"):
         apply_json_updates(m, add_snapshot(2, 2, 1, **{"first-row-id": 9, "added-rows": 1}))
-    ahead = apply_json_updates(m, add_snapshot(2, 2, 1, **{"first-row-id": 15, "added-rows": 5}))
-    assert ahead.next_row_id == 20
+    metadata_ahead = apply_json_updates(m, add_snapshot(2, 2, 1, **{"first-row-id": 15, "added-rows": 5}))
+    assert metadata_ahead.next_row_id == 20
 
 
 def test_row_lineage_fields_are_dropped_in_versions_1_and_2() -> None:
@@ -145,8 +145,8 @@ def test_snapshots_after_a_clock_was_ahead_are_accepted_and_the_log_stays_ordere
     m = apply_json_updates(m, set_ref(1), now_ms=NOW + 4)
     assert m.snapshot_log[-1].timestamp_ms >= times[-1]
     late_update = add_snapshot(4, 4, 1, **{"timestamp-ms": NOW + 2 * ahead_ms + 61_000})
-    caught_up = apply_json_updates(m, late_update, set_ref(4), now_ms=NOW + 2 * ahead_ms + 61_000)
-    assert caught_up.snapshot_log[-1].timestamp_ms == NOW + 2 * ahead_ms + 61_000
+    metadata_after_wait = apply_json_updates(m, late_update, set_ref(4), now_ms=NOW + 2 * ahead_ms + 61_000)
+    assert metadata_after_wait.snapshot_log[-1].timestamp_ms == NOW + 2 * ahead_ms + 61_000
 
 
 @pytest.mark.parametrize(
@@ -207,12 +207,12 @@ def test_snapshot_has_one_statistics_file_of_each_kind() -> None:
     )
     assert [f.statistics_path for f in m.statistics] == ["b"]
     assert [f.statistics_path for f in m.partition_statistics] == ["c"]
-    empty = apply_json_updates(
+    metadata_without_statistics = apply_json_updates(
         m,
         {"action": "remove-statistics", "snapshot-id": 1},
         {"action": "remove-partition-statistics", "snapshot-id": 1},
     )
-    assert (empty.statistics, empty.partition_statistics) == ((), ())
+    assert (metadata_without_statistics.statistics, metadata_without_statistics.partition_statistics) == ((), ())
 
 
 def test_encryption_keys_are_added_and_removed_in_version_3() -> None:

@@ -81,9 +81,9 @@ def test_metadata_is_equal_after_a_round_trip(version: int) -> None:
 def test_gzip_file_is_unpacked_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_json, "UNPACKED_BYTES_MAX", 1000)
     assert table_json.decompress_if_gzip(gzip.compress(b" " * 1000)) == b" " * 1000
-    for bad in (gzip.compress(b" " * 1001), gzip.compress(b" " * 1000)[:-4]):
+    for bad_bytes in (gzip.compress(b" " * 1001), gzip.compress(b" " * 1000)[:-4]):
         with pytest.raises(Corrupt, match=r"table metadata: .* 1000 bytes"):
-            decode_table(bad, SOURCE)
+            decode_table(bad_bytes, SOURCE)
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
@@ -102,21 +102,21 @@ def test_pyiceberg_reads_our_metadata(version: int) -> None:
 
 
 def test_each_format_version_has_exactly_the_fields_that_its_readers_need() -> None:
-    empty = {version: json.loads(encode_table(build_table(version))) for version in (1, 2, 3)}
-    assert "last-sequence-number" not in empty[1]
-    assert empty[1]["schema"] == empty[1]["schemas"][0]
-    assert empty[1]["partition-spec"] == []
+    empty_tables = {version: json.loads(encode_table(build_table(version))) for version in (1, 2, 3)}
+    assert "last-sequence-number" not in empty_tables[1]
+    assert empty_tables[1]["schema"] == empty_tables[1]["schemas"][0]
+    assert empty_tables[1]["partition-spec"] == []
     for version in (2, 3):
-        assert empty[version]["last-sequence-number"] == 0
-        assert not {"schema", "partition-spec"} & empty[version].keys()
-    assert [empty[version]["current-snapshot-id"] for version in (1, 2, 3)] == [-1, -1, None]
-    assert ["next-row-id" in empty[version] for version in (1, 2, 3)] == [False, False, True]
-    required = {
+        assert empty_tables[version]["last-sequence-number"] == 0
+        assert not {"schema", "partition-spec"} & empty_tables[version].keys()
+    assert [empty_tables[version]["current-snapshot-id"] for version in (1, 2, 3)] == [-1, -1, None]
+    assert ["next-row-id" in empty_tables[version] for version in (1, 2, 3)] == [False, False, True]
+    required_names = {
         "format-version", "table-uuid", "location", "last-updated-ms", "last-column-id", "schemas", "current-schema-id",
         "partition-specs", "default-spec-id", "last-partition-id", "sort-orders", "default-sort-order-id",
     }  # fmt: skip
     for version in (1, 2, 3):
-        assert required <= empty[version].keys()
+        assert required_names <= empty_tables[version].keys()
 
 
 def test_version_1_snapshots_have_no_sequence_number() -> None:
@@ -149,10 +149,10 @@ def test_old_version_1_metadata_is_completed() -> None:
     assert document["snapshots"][0]["manifests"] == ["s3://lake/m1.avro"]
     assert "table-uuid" not in document
     TableMetadataUtil.parse_raw(json.dumps({**document, "snapshots": [], "current-snapshot-id": -1, "refs": {}}))
-    upgraded = apply_json_updates(
+    upgraded_metadata = apply_json_updates(
         m, {"action": "assign-uuid", "uuid": UUID}, {"action": "upgrade-format-version", "format-version": 3}
     )
-    assert decode_table(encode_table(upgraded), SOURCE) == upgraded
+    assert decode_table(encode_table(upgraded_metadata), SOURCE) == upgraded_metadata
 
 
 def test_unknown_fields_are_ignored() -> None:
@@ -199,9 +199,9 @@ def make_broken(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_file_that_is_not_metadata_is_corrupt_and_named(data: bytes, message: str) -> None:
-    with pytest.raises(Corrupt, match=message) as raised:
+    with pytest.raises(Corrupt, match=message) as raised_error:
         decode_table(data, SOURCE)
-    assert SOURCE in raised.value.message
+    assert SOURCE in raised_error.value.message
 
 
 DATA = encode_table(build_rich_table(2))
@@ -225,8 +225,8 @@ def test_refs_mode_has_only_referenced_snapshots_and_the_whole_log() -> None:
     view = json.loads(encode_refs_view(m))
     assert [s["snapshot-id"] for s in view["snapshots"]] == [2, 4]
     assert len(view["snapshot-log"]) == 4
-    full = json.loads(encode_table(m))
-    assert {**view, "snapshots": None} == {**full, "snapshots": None}
+    full_json = json.loads(encode_table(m))
+    assert {**view, "snapshots": None} == {**full_json, "snapshots": None}
     assert [s.snapshot_id for s in TableMetadataUtil.parse_raw(encode_refs_view(m).decode()).snapshots] == [2, 4]
 
 

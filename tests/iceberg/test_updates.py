@@ -138,10 +138,14 @@ def test_existing_schema_is_reused_and_counts_as_last_added() -> None:
     m = apply_json_updates(
         build_table(), {"action": "add-schema", "schema": WIDER}, {"action": "set-current-schema", "schema-id": -1}
     )
-    reverted = apply_json_updates(
+    reverted_metadata = apply_json_updates(
         m, {"action": "add-schema", "schema": EVENTS}, {"action": "set-current-schema", "schema-id": -1}
     )
-    assert (len(reverted.schemas), reverted.current_schema_id, reverted.last_column_id) == (2, 0, 4)
+    assert (len(reverted_metadata.schemas), reverted_metadata.current_schema_id, reverted_metadata.last_column_id) == (
+        2,
+        0,
+        4,
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,8 +183,8 @@ def test_date_partitioned_by_bucket_cannot_be_promoted(kind: str) -> None:
     with pytest.raises(BadRequest, match=r"from date to \w+: partition field 1000: b: bucket\[4\]\(1\)"):
         apply_json_updates(snapshots, *promote)
     assert apply_json_updates(buckets, *promote).current_schema.fields[0].type == kind
-    replaced = apply_json_updates(snapshots, {"action": "remove-snapshot-ref", "ref-name": "main"}, *promote)
-    assert replaced.current_schema.fields[0].type == kind
+    replaced_metadata = apply_json_updates(snapshots, {"action": "remove-snapshot-ref", "ref-name": "main"}, *promote)
+    assert replaced_metadata.current_schema.fields[0].type == kind
     by_month = add_snapshots(build_table(3, schema=days, partition_spec=build_spec((1, "month", "m"))), 1)
     assert apply_json_updates(by_month, *promote).current_schema.fields[0].type == kind
 
@@ -231,9 +235,10 @@ def test_new_spec_gets_the_next_id_and_raises_the_last_partition_id() -> None:
 
 def test_equal_spec_with_different_ids_is_reused() -> None:
     m = build_table(partition_spec=build_spec((2, "day", "d")))
-    same = build_spec((2, "DAY", "d"), ids=(1044,), spec_id=3)
+    same_spec = build_spec((2, "DAY", "d"), ids=(1044,), spec_id=3)
     assert (
-        apply_json_updates(m, {"action": "add-spec", "spec": same}, {"action": "set-default-spec", "spec-id": -1}) is m
+        apply_json_updates(m, {"action": "add-spec", "spec": same_spec}, {"action": "set-default-spec", "spec-id": -1})
+        is m
     )
 
 
@@ -309,12 +314,12 @@ def test_new_sort_order_gets_the_next_id_and_an_equal_sort_order_is_reused() -> 
         m, {"action": "add-sort-order", "sort-order": build_order((1, "IDENTITY"), order_id=5)}
     )
     assert second_commit is m
-    off = apply_json_updates(
+    unsorted_metadata = apply_json_updates(
         m,
         {"action": "add-sort-order", "sort-order": build_order(order_id=0)},
         {"action": "set-default-sort-order", "sort-order-id": -1},
     )
-    assert off.default_sort_order_id == 0
+    assert unsorted_metadata.default_sort_order_id == 0
 
 
 @pytest.mark.parametrize(
@@ -341,10 +346,14 @@ def test_staged_table_is_built_from_its_updates(version: int | None) -> None:
     assert m.properties == {"a": "b"}
     assert (m.last_column_id, m.last_partition_id, m.default_sort_order_id) == (3, 1000, 1)
     assert decode_table(encode_table(m), "f") == m
-    staged = build_table(
+    staged_metadata = build_table(
         m.format_version, partition_spec=build_spec((2, "day", "d")), sort_order=build_order((1, "identity"))
     )
-    assert (m.schemas, m.partition_specs, m.sort_orders) == (staged.schemas, staged.partition_specs, staged.sort_orders)
+    assert (m.schemas, m.partition_specs, m.sort_orders) == (
+        staged_metadata.schemas,
+        staged_metadata.partition_specs,
+        staged_metadata.sort_orders,
+    )
 
 
 def test_table_created_with_data_has_its_snapshot() -> None:

@@ -82,9 +82,9 @@ def test_view_is_equal_after_a_round_trip() -> None:
 )
 def test_file_that_is_not_a_view_is_corrupt_and_named(change: Json, message: str) -> None:
     data = json.dumps({**json.loads(encode_view(build_view())), **change}).encode()
-    with pytest.raises(Corrupt, match=message) as raised:
+    with pytest.raises(Corrupt, match=message) as raised_error:
         decode_view(data, "s3://lake/v/meta.json")
-    assert "s3://lake/v/meta.json" in raised.value.message
+    assert "s3://lake/v/meta.json" in raised_error.value.message
 
 
 def test_replaced_view_has_the_next_version_and_its_schema() -> None:
@@ -157,9 +157,9 @@ def test_impossible_history_size_is_rejected(size: str) -> None:
 
 def test_replacement_may_not_drop_a_dialect_unless_allowed() -> None:
     two_dialect_view = build_view(view_version=build_version(dialects=("spark", "Trino")))
-    with pytest.raises(BadRequest) as raised:
+    with pytest.raises(BadRequest) as raised_error:
         apply_updates(two_dialect_view, *replace("SELECT 2", dialects=("trino",)))
-    assert raised.value.message == (
+    assert raised_error.value.message == (
         "Cannot replace view due to loss of view dialects (replace.drop-dialect.allowed=false):\n"
         "Previous dialects: [spark, trino]\nNew dialects: [trino]"
     )
@@ -205,9 +205,14 @@ def test_view_can_be_built_from_updates_alone() -> None:
         *replace("SELECT 1", **{"schema-id": -1}),
     ]
     assert apply_view_updates(None, updates, now_ms=NOW) == build_view()
-    for missing, message in ((0, "no uuid"), (1, "location"), (2, "no schema has been added"), (4, "no versions")):
+    for removed_updates, message in (
+        (0, "no uuid"),
+        (1, "location"),
+        (2, "no schema has been added"),
+        (4, "no versions"),
+    ):
         with pytest.raises(BadRequest, match=message):
-            apply_view_updates(None, [u for n, u in enumerate(updates) if n != missing], now_ms=NOW)
+            apply_view_updates(None, [u for n, u in enumerate(updates) if n != removed_updates], now_ms=NOW)
 
 
 def test_view_actions_equal_the_actions_of_the_specification() -> None:

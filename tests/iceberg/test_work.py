@@ -110,7 +110,7 @@ def test_wide_spec_with_known_fields_is_numbered_like_a_small_one() -> None:
 
 def test_long_name_is_not_repeated_for_each_nested_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemas, "NAMES_MAX", 10_000)
-    inside = [build_field(n + 2, f"f{n}") for n in range(100)]
-    assert normalize_schema(parse_schema(build_field(1, "x" * 80, build_struct(*inside))))
+    nested_fields = [build_field(n + 2, f"f{n}") for n in range(100)]
+    assert normalize_schema(parse_schema(build_field(1, "x" * 80, build_struct(*nested_fields))))
     with pytest.raises(BadRequest, match=re.escape("more than 10,000 characters")):
-        normalize_schema(parse_schema(build_field(1, "x" * 100, build_struct(*inside))))
+        normalize_schema(parse_schema(build_field(1, "x" * 100, build_struct(*nested_fields))))

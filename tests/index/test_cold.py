@@ -124,10 +124,10 @@ async def test_answers_from_range_reads_equal_answers_from_the_whole_file(
                 rows = remote_file.bitmap.bitmap.find_rows(file, request.ranges)
                 assert np.array_equal(rows, whole_index.find_rows(file, request.ranges)), f"{seed} {kind.name}"
         if isinstance(request, RecordQuery):
-            located = await remote_file.record.look_up_rows(request.high, request.low)
-            assert located is not None
+            located_rows = await remote_file.record.look_up_rows(request.high, request.low)
+            assert located_rows is not None
             expected = whole_index.lookup(request.high, request.low)
-            assert all(np.array_equal(*pair) for pair in zip(located, expected, strict=True))
+            assert all(np.array_equal(*pair) for pair in zip(located_rows, expected, strict=True))
 
 
 @pytest.mark.few_cases(8)
@@ -240,13 +240,15 @@ def test_bytes_of_overlapping_reads_are_stored_once() -> None:
         for round_number in range(1, 12):
             start = rng.randrange(300)
             length = rng.randint(0, 300 - start)
-            missing = {
+            missing_positions = {
                 position
                 for offset, size in sparse.list_missing([(start, length)])
                 for position in range(offset, offset + size)
             }
-            assert missing == {position for position in range(start, start + length) if not is_present[position]}
+            assert missing_positions == {
+                position for position in range(start, start + length) if not is_present[position]
+            }
             sparse.fill(start, bytes([round_number]) * length)
-            for position in missing:
+            for position in missing_positions:
                 expected[position], is_present[position] = round_number, True
             assert bytes(sparse.memory) == expected

@@ -97,31 +97,33 @@ async def test_index_file_is_read_once_and_cached(rig: IndexesRig, kind: str) ->
     assert rig.storage.reads == [path.name]
 
 
-def damage_index_file(path: Path, how: str) -> None:
+def damage_index_file(path: Path, damage_kind: str) -> None:
     data = bytearray(path.read_bytes())
     header = open_index_file(bytes(data), "x").header
-    if how == "missing":
+    if damage_kind == "missing":
         path.unlink()
         return
-    if how == "truncated":
+    if damage_kind == "truncated":
         del data[len(data) // 2 :]
-    elif how == "empty":
+    elif damage_kind == "empty":
         del data[:]
-    elif how == "files table":
+    elif damage_kind == "files table":
         data[header.files_offset + 70] ^= 1
-    elif how == "footer":
+    elif damage_kind == "footer":
         data[header.offset + header.length + 20] ^= 1
-    elif how == "head of the blob":
+    elif damage_kind == "head of the blob":
         data[header.offset + (header.length - 40 if header.kind == "record" else 10)] ^= 1
     path.write_bytes(data)
 
 
 @pytest.mark.few_cases(8)
-@pytest.mark.parametrize("how", ["missing", "truncated", "empty", "files table", "footer", "head of the blob"])
+@pytest.mark.parametrize("damage_kind", ["missing", "truncated", "empty", "files table", "footer", "head of the blob"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(rig: IndexesRig, kind: str, how: str) -> None:
+async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(
+    rig: IndexesRig, kind: str, damage_kind: str
+) -> None:
     path = await rig.table.index(kind, range(3))
-    damage_index_file(path, how)
+    damage_index_file(path, damage_kind)
     indexes, file = await rig.open_indexes(), await rig.register_file(path)
     assert await indexes.open(file) is None
     assert await indexes.open(file) is None
@@ -136,13 +138,13 @@ async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(rig: In
 
 async def test_index_file_of_another_table_or_definition_is_quarantined(rig: IndexesRig) -> None:
     path = await rig.table.index("bitmap", range(3))
-    other = await rig.table.index("bloom", range(3))
-    path.write_bytes(other.read_bytes())
+    other_index_file = await rig.table.index("bloom", range(3))
+    path.write_bytes(other_index_file.read_bytes())
     indexes = await rig.open_indexes()
     assert await indexes.open(await rig.register_file(path)) is None
-    assert await indexes.open(await rig.register_file(other)) is not None
+    assert await indexes.open(await rig.register_file(other_index_file)) is not None
     assert (await rig.register_file(path)).state is IndexFileState.QUARANTINED
-    assert (await rig.register_file(other)).state is IndexFileState.LIVE
+    assert (await rig.register_file(other_index_file)).state is IndexFileState.LIVE
 
 
 async def test_file_larger_than_allowed_is_quarantined_without_a_read(rig: IndexesRig) -> None:
@@ -228,9 +230,9 @@ async def test_suspected_index_file_with_intact_content_stays_registered(rig: In
     await indexes.verify_source([file], "it looked wrong")
     assert (await rig.register_file(path)).state is IndexFileState.LIVE
     assert indexes.find_in_memory(file) is None
-    reopened = await indexes.open(file)
-    assert reopened is not None
-    assert reopened is not first
+    reopened_file = await indexes.open(file)
+    assert reopened_file is not None
+    assert reopened_file is not first
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -105,20 +105,20 @@ def test_combined_comparisons_keep_the_rows_that_each_comparison_keeps(round_num
         extents[number, 4:7] = rows, starts[number], number << 32
     comparisons, alive, truths = [], [], []
     for _ in range(int(rng.integers(0, 7))):
-        real, op = bool(rng.integers(0, 2)), int(rng.integers(0, 4))
-        dtype = np.dtype(rng.choice(["f4", "f8"] if real else ["u1", "u2", "u4", "u8"]))
+        is_real, op = bool(rng.integers(0, 2)), int(rng.integers(0, 4))
+        dtype = np.dtype(rng.choice(["f4", "f8"] if is_real else ["u1", "u2", "u4", "u8"]))
         # Many or few codes have the literal's byte in a sketch, and many or few codes equal the literal.
         span = int(rng.choice([100, 100, 200, 10_000] if dtype.itemsize > 1 else [100]))
-        base = 0 if real else int(rng.integers(-50, 50))
+        base = 0 if is_real else int(rng.integers(-50, 50))
         layout = extents.copy()
-        low, high = (np.zeros(len(sizes), dtype=np.float64 if real else np.int64) for _ in range(2))
-        literal = float(rng.integers(0, span)) if real else base + int(rng.integers(0, span))
+        low, high = (np.zeros(len(sizes), dtype=np.float64 if is_real else np.int64) for _ in range(2))
+        literal = float(rng.integers(0, span)) if is_real else base + int(rng.integers(0, span))
         for number, rows in enumerate(sizes):
             first = int(rng.choice([0, 0, 0, 90]))
             codes = (rng.integers(0, span, rows) + first).astype(dtype)
             has_known = rng.random() < 0.8 and rows > 0
             # The column's layout has no row ids, and its base is the number that is added to the codes.
-            layout[number, [0, 1, 2, 6]] = int(real) if has_known else -1, dtype.itemsize, get_address(codes), base
+            layout[number, [0, 1, 2, 6]] = int(is_real) if has_known else -1, dtype.itemsize, get_address(codes), base
             if has_known:
                 low[number], high[number] = base + codes.min().item(), base + codes.max().item()
             if has_known and dtype.itemsize > 3 and rng.random() < 0.7:
@@ -135,13 +135,13 @@ def test_combined_comparisons_keep_the_rows_that_each_comparison_keeps(round_num
     old_mask = (rng.random(rows) < rng.choice([0.02, 0.5, 1.0])).astype(np.uint8)
     for states in (2, 3):
         began = rng.integers(0, states, len(sizes)).astype(np.uint8)
-        were = [
+        were_kept = [
             began[name >> 32] == 1 or bool(began[name >> 32] and state_before)
             for name, state_before in zip(ids, old_mask, strict=True)
         ]
         expected = [
             name
-            for name, keeps, state_before in zip(ids, all_match.tolist(), were, strict=True)
+            for name, keeps, state_before in zip(ids, all_match.tolist(), were_kept, strict=True)
             if keeps and state_before
         ]
         if states == 2:
@@ -163,6 +163,6 @@ def test_list_of_rows_needs_memory_only_for_its_rows() -> None:
     layout[0, [0, 1, 2, 4]] = 0, 4, get_address(codes), rows
     low, high = np.array([0], dtype=np.int64), np.array([rows - 1], dtype=np.int64)
     for kept_count in (1, 1000, 65_535, 65_536, 150_000, rows):
-        actual_all = _scan.collect_all([(layout, low, high, 1, kept_count)], layout, np.ones(1, dtype=np.uint8))
-        assert actual_all.nbytes == 8 * kept_count
-        assert actual_all.tolist() == list(range(kept_count))
+        all_results = _scan.collect_all([(layout, low, high, 1, kept_count)], layout, np.ones(1, dtype=np.uint8))
+        assert all_results.nbytes == 8 * kept_count
+        assert all_results.tolist() == list(range(kept_count))

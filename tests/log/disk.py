@@ -178,8 +178,8 @@ def copy_disk(disk: SimulatedDisk, *, durable: bool = False) -> SimulatedDisk:
     Args:
         durable: If True, copy only the durable bytes, which is the least that a power cut leaves.
     """
-    copied = SimulatedDisk()
+    disk_copy = SimulatedDisk()
     for name, file in disk.files.items():
         data = file.durable if durable else file.visible
-        copied.files[name] = SimulatedFile(bytearray(data), bytearray(data))
-    return copied
+        disk_copy.files[name] = SimulatedFile(bytearray(data), bytearray(data))
+    return disk_copy

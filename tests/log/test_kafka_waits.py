@@ -86,10 +86,10 @@ async def open_stuck_log(limits: KafkaLimits = LIMITS) -> AsyncIterator[tuple[St
         yield broker, log
 
 
-@pytest.mark.parametrize("stuck", ["follow", "fault"])
-async def test_append_without_an_answer_to_its_record_has_an_unknown_outcome(stuck: str) -> None:
+@pytest.mark.parametrize("stuck_call", ["follow", "fault"])
+async def test_append_without_an_answer_to_its_record_has_an_unknown_outcome(stuck_call: str) -> None:
     async with open_stuck_log() as (broker, log):
-        broker.stuck = stuck
+        broker.stuck = stuck_call
         appends = (log.append({A: build_batch(str(number))}) for number in range(3))
         for outcome in await asyncio.gather(*appends, return_exceptions=True):
             assert isinstance(outcome, CommitUnknown)

@@ -44,8 +44,8 @@ AWS = Settings(s3_access_key_id="AKID", s3_secret_access_key="SECRET", s3_client
 def build_sign_request(
     method: str, uri: str, headers: Mapping[str, str] | None = None, **fields: Any
 ) -> dict[str, Any]:
-    wrapped = {name: [value] for name, value in (headers or {}).items()}
-    return {"method": method, "uri": uri, "region": "us-east-1", "headers": wrapped, **fields}
+    wrapped_headers = {name: [value] for name, value in (headers or {}).items()}
+    return {"method": method, "uri": uri, "region": "us-east-1", "headers": wrapped_headers, **fields}
 
 
 def sign_request(request: dict[str, Any], *, settings: Settings = LOCAL, writable: bool = True) -> dict[str, Any]:
@@ -149,8 +149,8 @@ async def test_several_objects_are_deleted_only_with_the_signed_body(client: Sig
         await client.call("PUT", f"/wh/t1-abc/{name}", b"x")
     body = build_delete_body("wh/t1-abc/a", "wh/t1-abc/b")
     answer = client.sign("POST", client.base + "?delete", body=body)
-    swapped = build_delete_body("wh/t1-abc/c", "wh/t1-abc/b")
-    status, text = await client.send("POST", answer, swapped.encode(), build_md5_header(swapped))
+    swapped_body = build_delete_body("wh/t1-abc/c", "wh/t1-abc/b")
+    status, text = await client.send("POST", answer, swapped_body.encode(), build_md5_header(swapped_body))
     assert status in (400, 403), text
     assert b"ContentSHA256Mismatch" in text or b"SignatureDoesNotMatch" in text, (
         "the request was refused for another reason"
@@ -163,17 +163,17 @@ async def test_several_objects_are_deleted_only_with_the_signed_body(client: Sig
 
 async def test_signed_request_cannot_be_changed(client: SigningClient, s3: S3) -> None:
     await client.call("PUT", "/wh/t1-abc/x", b"mine")
-    direct = s3.client()
-    direct.put_object(Bucket=client.base.rpartition("/")[2], Key="wh/t2/x", Body=b"theirs")
-    direct.close()
+    direct_client = s3.client()
+    direct_client.put_object(Bucket=client.base.rpartition("/")[2], Key="wh/t2/x", Body=b"theirs")
+    direct_client.close()
     answer = client.sign("GET", client.base + "/wh/t1-abc/x")
     assert (await client.send("GET", answer))[0] == 200
     assert (await client.send("GET", {**answer, "uri": client.base + "/wh/t2/x"}))[0] == 403
     assert (await client.send("DELETE", answer))[0] == 403
     assert (await client.send("GET", {**answer, "uri": answer["uri"] + "?tagging"}))[0] == 403
-    put = client.sign("PUT", client.base + "/wh/t1-abc/y")
+    put_request = client.sign("PUT", client.base + "/wh/t1-abc/y")
     source = {"x-amz-copy-source": client.base.rpartition("/")[2] + "/wh/t2/x"}
-    assert (await client.send("PUT", put, b"", source))[0] == 403
+    assert (await client.send("PUT", put_request, b"", source))[0] == 403
     assert (await client.call("GET", "/wh/t1-abc/y"))[0] == 404
 
 

@@ -103,15 +103,15 @@ async def test_icebergs_java_client_can_access_only_its_table(signer: Signer) ->
         *(signer.table, signer.table.replace("t-0", "t-1") + "/secret"),
         *(f"{name}={value}" for name, value in properties.items()),
     ]
-    java = await asyncio.create_subprocess_exec(
+    java_process = await asyncio.create_subprocess_exec(
         *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=_drop_aws_keys()
     )
     try:
-        output, _ = await asyncio.wait_for(java.communicate(), 120)
+        output, _ = await asyncio.wait_for(java_process.communicate(), 120)
     finally:
-        if java.returncode is None:
-            java.kill()
-            await java.wait()
+        if java_process.returncode is None:
+            java_process.kill()
+            await java_process.wait()
     assert b"ALL DONE" in output, f"{output.decode()[-4000:]}\nrefused: {signer.refused}"
     assert {"GET", "HEAD", "PUT", "POST", "DELETE"} <= set(signer.signed)
     assert len(signer.refused) == 1, signer.refused
@@ -136,8 +136,8 @@ def _build_client_with_signer(signer: Signer, bucket: str) -> None:
         region_name=properties["client.region"],
         config=botocore.config.Config(signature_version=UNSIGNED, retries={"max_attempts": 1}),
     )
-    remote = S3V4RestSigner(properties)
-    client.meta.events.register_last("before-sign.s3", remote)
+    remote_signer = S3V4RestSigner(properties)
+    client.meta.events.register_last("before-sign.s3", remote_signer)
     try:
         key = "wh/t-0/data/dt=2026-01-01/x y+ü.parquet"
         client.put_object(Bucket=bucket, Key=key, Body=b"rows")
@@ -153,7 +153,7 @@ def _build_client_with_signer(signer: Signer, bucket: str) -> None:
         with pytest.raises(SignError):
             client.delete_objects(Bucket=bucket, Delete={"Objects": [{"Key": key}]})
     finally:
-        remote._session.close()
+        remote_signer._session.close()
         client.close()
 
 

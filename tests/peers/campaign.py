@@ -64,9 +64,9 @@ class PlanReaders:
             client = HttpClient(self.fleet.replicas[number].base_url, timeout_s=60)
             try:
                 status, body = client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/{table}/plan", {})
-            except OutcomeUnknown as lost:
+            except OutcomeUnknown as unknown_outcome:
                 if self.faults[number] == fault_count:
-                    self.failed.append(f"replica {number}, {table}: {lost}")
+                    self.failed.append(f"replica {number}, {table}: {unknown_outcome}")
                 continue
             finally:
                 client.close()

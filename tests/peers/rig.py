@@ -84,9 +84,9 @@ async def open_node(folder: Path, name: str, *, clock: Clock | None = None, **op
     async with (
         open_store(settings.make_database_url(), clock=clock) as store,
         open_keyring(settings, store, clock) as keyring,
-        open_objects(settings, clock) as real,
+        open_objects(settings, clock) as real_objects,
     ):
-        watched_objects = WatchedObjects(real)
+        watched_objects = WatchedObjects(real_objects)
         async with (
             open_peers(settings, watched_objects, store, keyring, clock, metrics) as peers,
             peers.serve(make_connection_limits(settings), certificate and certificate.context, metrics),

@@ -73,8 +73,8 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_i
                 add_peers(node, other_node.peers.membership.replica, removed_replica)
                 set_long_timeouts(node)
             files = await create_files([a], 60, 100)
-            files_of_removed = select_owned(a, removed_replica.address, files)
-            assert len(files_of_removed) > 6
+            files_of_removed_replica = select_owned(a, removed_replica.address, files)
+            assert len(files_of_removed_replica) > 6
             for location, content in files.items():
                 assert await a.read(location) == content
                 assert await b.read(location) == content
@@ -82,7 +82,7 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_i
             for node in (a, b):
                 counts = node.peers.objects.counts
                 assert counts.failed == 3  # After three failures the breaker is open, and the substitute is used.
-                assert counts.skipped == len(files_of_removed) - 3
+                assert counts.skipped == len(files_of_removed_replica) - 3
             assert sum(count_reads([a, b], location) for location in files) <= len(files) + 6
 
 

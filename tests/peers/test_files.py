@@ -77,13 +77,13 @@ async def test_large_file_arrives_completely_and_a_file_over_the_limit_comes_fro
         await wait_for_all_nodes(a, b)
         set_long_timeouts(a), set_long_timeouts(b)
         small_file = await create_files([a], 6, 3 << 20)
-        large = await create_files([a], 6, (3 << 20) + 1, seed=2)
-        for files in (small_file, large):
+        large_files = await create_files([a], 6, (3 << 20) + 1, seed=2)
+        for files in (small_file, large_files):
             for location, content in files.items():
                 assert await b.read(location) == content
                 assert await a.read(location) == content
         assert {count_reads([a, b], location) for location in small_file} == {1}
-        for location in large:
+        for location in large_files:
             assert count_reads([a, b], location) >= (2 if a.owns(location) else 1)
 
 

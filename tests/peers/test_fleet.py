@@ -91,14 +91,14 @@ class BalancedLoad:
         """Plan and commit through ready replicas until the end. Each answer except success and conflict is an error."""
         rng = random.Random(seed)
         while not self._stopped.is_set():
-            if not (ready := list(self._ready)):
+            if not (ready_calls := list(self._ready)):
                 time.sleep(0.01)
                 continue
-            client, is_commit = HttpClient(rng.choice(ready)), rng.random() < 0.2
+            client, is_commit = HttpClient(rng.choice(ready_calls)), rng.random() < 0.2
             try:
                 status, body = self._commit(client, rng) if is_commit else client.call("POST", PLAN, {})
-            except OutcomeUnknown as lost:
-                self.errors.append(f"lost: {lost}")
+            except OutcomeUnknown as unknown_outcome:
+                self.errors.append(f"lost: {unknown_outcome}")
                 continue
             finally:
                 client.close()

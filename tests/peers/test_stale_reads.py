@@ -142,7 +142,7 @@ async def test_value_changed_by_this_server_is_not_used_again(reads: StaleReads)
     other_key = make_entry_key(EntryKind.TABLE, ("db",), "u")
     keys = (KEY, ("grants", "ann"), table, other_key)
     swap = SwapPointer(EntryKind.TABLE, ("db",), "t", "uuid", "a", "b", 0)
-    for operation, forgotten in (
+    for operation, forgotten_key in (
         (RevokeToken("ann", 0), {KEY, ("grants", "ann")}),
         (RemoveGrant(Grant("bob", "reader")), {KEY, ("grants", "ann")}),
         (swap, {table}),
@@ -155,7 +155,7 @@ async def test_value_changed_by_this_server_is_not_used_again(reads: StaleReads)
         database.error = RetryLater("away")
         with allow_staleness(Staleness(60, 30)):
             for key in keys:
-                if key in forgotten:
+                if key in forgotten_key:
                     with pytest.raises(RetryLater):
                         await reads.read(key, database.read())
                 else:

@@ -118,11 +118,11 @@ def is_in_ranges(ranges: KeyRanges, kind: str, value: Any) -> bool:
 def test_comparison_semantics_match_the_answers_of_their_clients(kind: str) -> None:
     for bound in list_predicates(kind):
         for value in (*VALUES[kind], None):
-            java, ieee = matches(bound, value, java=True), matches(bound, value, java=False)
+            java_matches, ieee = matches(bound, value, java=True), matches(bound, value, java=False)
             expected = {
-                ComparisonSemantics.ICEBERG: java,
+                ComparisonSemantics.ICEBERG: java_matches,
                 ComparisonSemantics.SQL: ieee,
-                ComparisonSemantics.POSSIBLE: java or ieee,
+                ComparisonSemantics.POSSIBLE: java_matches or ieee,
             }
             for semantics, answer in expected.items():
                 ranges = compute_key_ranges(bound, kind, semantics)

@@ -121,19 +121,19 @@ def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
     op: Op, comparison: Callable[[Any, Any], bool]
 ) -> None:
     files = Uuids(random.Random(op.value))
-    dropped = 0
+    dropped_count = 0
     for _ in range(40):
         literal = files.draw_uuid()
         remaining_files = files.find_remaining(op, literal)
         for order in UUID_ORDERS:
-            matching = {
+            matching_numbers = {
                 number
                 for number, values in enumerate(files.held)
                 if any(comparison(order(item), order(literal)) for item in values)
             }
-            assert matching <= remaining_files, (literal, order)
-        dropped += len(files.held) - len(remaining_files)
-    assert dropped > 100
+            assert matching_numbers <= remaining_files, (literal, order)
+        dropped_count += len(files.held) - len(remaining_files)
+    assert dropped_count > 100
 
 
 def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:

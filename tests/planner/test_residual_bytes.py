@@ -70,14 +70,14 @@ def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(s
         assert residual_json != AlwaysTrue()
         strict = expression_evaluator(PYTHON, JSON.validate_python(where), case_sensitive=True)
         evaluator = expression_evaluator(PYTHON, residual_json, case_sensitive=True)
-        always = expression_evaluator(
+        true_filter = expression_evaluator(
             PYTHON,
             JSON.validate_python(encode_expression(make_tautology(collect_predicates(bound)[0]))),
             case_sensitive=True,
         )
         for _ in range(40):
             row = Record(*(rng.choice([None, draw_values(name, rng, 1)[0]]) for name in ("c1", "c2", "c13")))
-            assert always(row)
+            assert true_filter(row)
             assert evaluator(row) or not strict(row)
 
 

@@ -84,14 +84,14 @@ def run_kit(uri: str, folder: Path, *, warehouse: str = "", description: str = "
         "RCK_OPTS": " ".join([*OPTIONS, *SHORT_LIVED, f"-Djava.io.tmpdir={temporary}"]),
         "TMPDIR": str(temporary),
     }
-    left_behind = [path for path in KIT_FOLDERS if not path.exists()]
+    remaining_folders = [path for path in KIT_FOLDERS if not path.exists()]
     try:
         with (folder / "rck.log").open("wb") as out:
             subprocess.run(
                 ["bash", str(RCK / "run.sh"), uri, warehouse, description], env=env, stdout=out, stderr=out, timeout=900
             )
     finally:
-        for path in left_behind:
+        for path in remaining_folders:
             shutil.rmtree(path, ignore_errors=True)
     report = folder / "reports" / "TEST-junit-jupiter.xml"
     if not report.exists():

@@ -67,12 +67,12 @@ class Warehouse:
         """Check that the folder of each table is claimed by the table, or by an entry without a name."""
         with closing(sqlite3.connect(self.home / "seamark.db")) as connection:
             claims = connection.execute("SELECT uuid, location FROM claims").fetchall()
-            unnamed = {row[0] for row in connection.execute("SELECT uuid FROM retained")}
+            unnamed_uuids = {row[0] for row in connection.execute("SELECT uuid FROM retained")}
         for name in self.tables:
             folder, own_uuid = f"file://{self.find_folder(name)}", self.tables[name]["metadata"]["table-uuid"]
             owners = {owner for owner, location in claims if do_overlap(location, folder)}
             assert owners, f"{name} has no claim"
-            assert owners <= {own_uuid, *unnamed}, (name, owners)
+            assert owners <= {own_uuid, *unnamed_uuids}, (name, owners)
 
     def list_registered_locations(self, rebuild_report: Json) -> dict[str, str]:
         return {table["name"]: table["location"] for table in rebuild_report["registered"]}
@@ -144,9 +144,9 @@ def write_path_of_a_future_table(warehouse: Warehouse) -> str:
 
 
 def write_table_inside_a_table(warehouse: Warehouse) -> str:
-    inside = f"{warehouse.find_folder('theirs.u')}/evil-{NOWHERE_UUID.replace('-', '')}"
-    metadata = warehouse.read_metadata("theirs.u") | {"location": f"file://{inside}", "table-uuid": NOWHERE_UUID}
-    return warehouse.write(Path(inside) / "metadata", metadata, 0)
+    inner_folder = f"{warehouse.find_folder('theirs.u')}/evil-{NOWHERE_UUID.replace('-', '')}"
+    metadata = warehouse.read_metadata("theirs.u") | {"location": f"file://{inner_folder}", "table-uuid": NOWHERE_UUID}
+    return warehouse.write(Path(inner_folder) / "metadata", metadata, 0)
 
 
 def write_location_outside_the_warehouse(warehouse: Warehouse) -> str:

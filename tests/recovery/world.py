@@ -79,8 +79,8 @@ class RandomCatalog:
             self._call_and_check("PUT", f"/api/v1/functions/{encode(path)}/{name}", document)
         self.created[document["function-uuid"]] = ("function", ".".join((*path, name)))
 
-    def _remember(self, live: dict[str, tuple[Path, str]], kind: str, uuid: str, path: Path, name: str) -> None:
-        live[uuid] = (path, name)
+    def _remember(self, live_names: dict[str, tuple[Path, str]], kind: str, uuid: str, path: Path, name: str) -> None:
+        live_names[uuid] = (path, name)
         self.created[uuid] = (kind, ".".join((*path, name)))
 
     def commit(self) -> None:
@@ -117,16 +117,16 @@ class RandomCatalog:
             )
 
     def rename(self) -> None:
-        kind, live = self._rng.choice((("tables", self.tables), ("views", self.views)))
-        if live:
-            uuid = self._rng.choice(list(live))
-            (path, name), target = live[uuid], (self._rng.choice(self.namespaces), self._draw_name())
+        kind, names_of_kind = self._rng.choice((("tables", self.tables), ("views", self.views)))
+        if names_of_kind:
+            uuid = self._rng.choice(list(names_of_kind))
+            (path, name), target = names_of_kind[uuid], (self._rng.choice(self.namespaces), self._draw_name())
             body = {
                 "source": {"namespace": list(path), "name": name},
                 "destination": {"namespace": list(target[0]), "name": target[1]},
             }
             self._call_and_check("POST", f"/v1/{kind}/rename", body)
-            live[uuid] = target
+            names_of_kind[uuid] = target
 
     def drop(self) -> None:
         if self.tables:
@@ -163,11 +163,11 @@ def list_catalog(base_url: str) -> Listing:
         return body
 
     listing: Listing = {"namespace": {}, "table": {}, "view": {}, "function": {}, "dropped": {}}
-    pending: list[Path] = [()]
-    while pending:
-        path = pending.pop()
+    pending_paths: list[Path] = [()]
+    while pending_paths:
+        path = pending_paths.pop()
         children = get(f"/v1/namespaces?parent={encode(path)}" if path else "/v1/namespaces")["namespaces"]
-        pending += map(tuple, children)
+        pending_paths += map(tuple, children)
         if not path:
             continue
         route = build_namespace_route(path)

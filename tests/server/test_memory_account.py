@@ -91,10 +91,12 @@ async def test_metrics_report_the_current_sizes_of_caches(tmp_path: Path, monkey
         gauge = "seamark_cache_memory_bytes{{cache={}}}".format
 
         async def is_reported() -> bool:
-            used, actual_scrape = measure_named_caches(), await read_metrics(server)
+            used_bytes, actual_scrape = measure_named_caches(), await read_metrics(server)
             planner = server.components.planner.read_stats()
-            used["views"] = planner.live_bytes + planner.added_bytes
-            return used["metadata"] > 0 and all(actual_scrape.get(gauge(name)) == size for name, size in used.items())
+            used_bytes["views"] = planner.live_bytes + planner.added_bytes
+            return used_bytes["metadata"] > 0 and all(
+                actual_scrape.get(gauge(name)) == size for name, size in used_bytes.items()
+            )
 
         async with asyncio.timeout(60):
             while not await is_reported():

@@ -58,7 +58,7 @@ class Kafka:
 
 @contextmanager
 def run_kafka_broker(
-    folder: Path, *, host: str = "127.0.0.1", port: int | None = None, advertised: str = ""
+    folder: Path, *, host: str = "127.0.0.1", port: int | None = None, advertised_address: str = ""
 ) -> Iterator[Kafka]:
     """Start a broker, and yield it. Its files are below `folder`, and clients reach it at `host`.
 
@@ -83,7 +83,7 @@ def run_kafka_broker(
         "node.id": "1",
         "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
         "listeners": f"PLAINTEXT://{host}:{port},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{advertised or f'{host}:{port}'}",
+        "advertised.listeners": f"PLAINTEXT://{advertised_address or f'{host}:{port}'}",
         "controller.listener.names": "CONTROLLER",
         "log.dirs": str(data),
         "auto.create.topics.enable": "false",

@@ -109,7 +109,7 @@ class ManagedProcess:
     def running(self) -> bool:
         return self._child is not None and self._child.poll() is None
 
-    def start(self, ready: Callable[[], bool], *, timeout_s: float) -> None:
+    def start(self, is_ready: Callable[[], bool], *, timeout_s: float) -> None:
         """Start the child, and return when `ready()` is True.
 
         Raises:
@@ -123,7 +123,7 @@ class ManagedProcess:
             )  # fmt: skip
         _living.add(self)
         deadline = time.monotonic() + timeout_s
-        while not ready():
+        while not is_ready():
             code = self._child.poll()
             if code is not None:
                 _living.discard(self)

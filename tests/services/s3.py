@@ -115,9 +115,9 @@ def manage_users(s3: S3, *arguments: str) -> None:
         raise ServiceFailed("versitygw is not installed; run `make services`")
     login = ("--access", s3.access_key, "--secret", s3.secret_key, "--endpoint-url", s3.endpoint, "--region", s3.region)
     command = [binary, "admin", *login, *arguments]
-    completed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if completed.returncode:
-        raise ServiceFailed(f"versitygw admin {arguments[0]} failed: {completed.stderr or completed.stdout}")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if result.returncode:
+        raise ServiceFailed(f"versitygw admin {arguments[0]} failed: {result.stderr or result.stdout}")
 
 
 def find_versitygw() -> str | None:

@@ -86,7 +86,7 @@ class PositionModel:
         }
         return ReadableTable(cast("TableMetadata", self.history), dict(self.flushed), shards, self.log_hash)
 
-    def commit(self, operation: str, added: list[int], ranges: list[FlushedRange] | None = None) -> None:
+    def commit(self, operation: str, added_ids: list[int], ranges: list[FlushedRange] | None = None) -> None:
         parent = self.history.current_snapshot_id
         snapshot_id = next(self._ids)
         summary = {"operation": operation}
@@ -96,7 +96,7 @@ class PositionModel:
         snapshot = Snapshot(snapshot_id, snapshot_id, parent_snapshot_id=parent, summary=raw)
         self.history.by_id[snapshot_id] = snapshot
         self.history.current_snapshot_id = snapshot_id
-        self.added[snapshot_id], self.live[snapshot_id] = added, [*self.live[parent], *added]
+        self.added[snapshot_id], self.live[snapshot_id] = added_ids, [*self.live[parent], *added_ids]
 
     def draw_rows(self) -> list[int]:
         rows = [next(self._numbers) for _ in range(self.rng.randint(1, 3))]

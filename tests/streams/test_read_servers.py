@@ -97,10 +97,10 @@ async def test_process_that_reads_follows_a_process_that_writes(
         "SEAMARK_STREAM_LOG": f"kafka://{kafka.address}/{kafka.create_prefix()}",
         "SEAMARK_STREAM_FLUSH_INTERVAL_MS": str(NEVER_MS),
     }
-    shared = {"database": postgres_url, "warehouse": f"file://{tmp_path / 'warehouse'}"}
-    writer = start_seamark("writer", env=environment, **shared)
+    shared_settings = {"database": postgres_url, "warehouse": f"file://{tmp_path / 'warehouse'}"}
+    writer = start_seamark("writer", env=environment, **shared_settings)
     flags = ("--role", "read", "--writer-urls", writer.base_url)
-    reader = start_seamark("reader", env=environment, flags=flags, **shared)
+    reader = start_seamark("reader", env=environment, flags=flags, **shared_settings)
     with RestCatalog("writer", uri=writer.base_url) as catalog:
         catalog.create_namespace("db")
         catalog.create_table("db.t", SCHEMA, properties={ENABLED: "true"})

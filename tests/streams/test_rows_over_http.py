@@ -460,13 +460,13 @@ async def test_large_bodies_are_refused_by_their_decoded_size_during_pauses_and_
         streams = stream.server.components.streams
         (table,) = streams.tables.values()
         await until(lambda: table.size_bytes == 0)
-        large = json.dumps([{"id": 1, "name": "x" * 600_000}]).encode()
-        assert (await stream.send(large))[0] == 413
+        large_body = json.dumps([{"id": 1, "name": "x" * 600_000}]).encode()
+        assert (await stream.send(large_body))[0] == 413
         assert (await stream.send(b"[" + b" " * 600_000 + b'{"id": 1}]'))[0] == 200
         await stream.flush()
         table.appending_bytes = 1 << 19  # This is the state during a slow flush.
         body = json.dumps([{"id": 1, "name": "x" * 300_000}]).encode()
-        waiting = [asyncio.create_task(stream.send_refused(body)) for _ in range(3)]
+        waiting_tasks = [asyncio.create_task(stream.send_refused(body)) for _ in range(3)]
         await until(lambda: streams.body_room.waiter_count == 3)
         status, message = await stream.send_refused(body)  # The bodies would take more than a quarter of 4 MiB.
         assert (status, "(stream_memory_bytes)" in message) == (429, True), message
@@ -474,7 +474,7 @@ async def test_large_bodies_are_refused_by_their_decoded_size_during_pauses_and_
             f"{stream.server.url}/api/v1/tables/db/t/stream/pause", json={"reason": "move"}
         ) as answer:
             assert answer.status == 200, await answer.text()
-        assert [status for status, _ in await asyncio.gather(*waiting)] == [503, 503, 503]
+        assert [status for status, _ in await asyncio.gather(*waiting_tasks)] == [503, 503, 503]
         status, message = await stream.send_refused(body)
         assert (status, "move" in message) == (503, True), message
         assert (table.reserved_bytes, streams.body_room.waiter_count) == (0, 0)
@@ -490,24 +490,24 @@ async def test_large_bodies_of_one_principal_cannot_use_all_places(
     streams = components.streams
     (table,) = streams.tables.values()
     await until(lambda: table.size_bytes == 0)
-    loaded = await components.catalog.tables.load(("db",), "t")
+    loaded_table = await components.catalog.tables.load(("db",), "t")
     room = BodyReservations(
         Settings(auth="token"), components.clock, streams.tables, streams._check_memory, streams.pauses, StreamCounts()
     )
 
     async def reserve(principal_name: str) -> None:
-        async with room.reserve(loaded, 1, principal_name):
+        async with room.reserve(loaded_table, 1, principal_name):
             pass
 
     table.appending_bytes = components.settings.stream_memory_bytes // 2  # This is the state during a slow flush.
-    waiting = [asyncio.create_task(reserve("ann")) for _ in range(8)]
+    waiting_tasks = [asyncio.create_task(reserve("ann")) for _ in range(8)]
     await until(lambda: room.waiter_count == 8)
     with pytest.raises(TooManyRequests):
         await reserve("ann")
-    waiting.append(asyncio.create_task(reserve("bob")))
+    waiting_tasks.append(asyncio.create_task(reserve("bob")))
     await until(lambda: room.waiter_count == 9)
     table.appending_bytes = 0
-    await asyncio.gather(*waiting)
+    await asyncio.gather(*waiting_tasks)
     assert (room.waiter_count, table.reserved_bytes) == (0, 0)
 
 
@@ -518,9 +518,9 @@ async def test_drop_hides_unflushed_rows_and_undrop_restores_them(stream: Stream
     await asyncio.to_thread(stream.catalog.drop_table, "db.t")
     streams = stream.server.components.streams
     await until(lambda: _look(stream) and not streams.tables)
-    _, dropped = await stream.server.get("/api/v1/dropped")
+    _, dropped_tables = await stream.server.get("/api/v1/dropped")
     async with stream.server.http.post(
-        f"{stream.server.url}/api/v1/dropped/{dropped['dropped'][0]['id']}/undrop"
+        f"{stream.server.url}/api/v1/dropped/{dropped_tables['dropped'][0]['id']}/undrop"
     ) as answer:
         assert answer.status == 200, await answer.text()
     assert await stream.ids() == [1, 2]
@@ -662,10 +662,10 @@ async def test_header_lets_an_engine_that_plans_itself_read_fresh_rows(tmp_path:
 
         def read() -> tuple[list[int], list[int], int]:
             with (
-                RestCatalog("fresh", uri=stream.server.url, **{"header.X-Seamark-Fresh": "true"}) as fresh,
+                RestCatalog("fresh", uri=stream.server.url, **{"header.X-Seamark-Fresh": "true"}) as fresh_catalog,
                 RestCatalog("plain", uri=stream.server.url) as plain_catalog,
             ):
-                table = fresh.load_table("db.t")
+                table = fresh_catalog.load_table("db.t")
                 actual_ids = sorted(table.scan().to_arrow().column("id").to_pylist())
                 filtered_ids = table.scan(row_filter="id >= 3").to_arrow().column("id").to_pylist()
                 return actual_ids, filtered_ids, plain_catalog.load_table("db.t").scan().count()

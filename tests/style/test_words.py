@@ -53,7 +53,7 @@ def _list_help(command: click.Command) -> Iterator[str]:
 
 def test_pages_use_no_banned_word() -> None:
     assert PAGES
-    assert [(str(page), found) for page in PAGES for found in find_banned(_read_prose(page), RULES)] == []
+    assert [(str(page), banned_texts) for page in PAGES for banned_texts in find_banned(_read_prose(page), RULES)] == []
 
 
 def test_pages_refer_to_no_document_outside_of_the_repository() -> None:
@@ -80,7 +80,7 @@ def test_help_of_commands_uses_no_banned_word() -> None:
 
 
 def test_titles_of_bad_inputs_use_no_banned_word() -> None:
-    titles = [text for bad in BAD_INPUTS for text in (bad.group, bad.case)]
+    titles = [text for bad_input in BAD_INPUTS for text in (bad_input.group, bad_input.case)]
     assert len(titles) > 400
     assert list(find_banned("\n\n".join(titles), RULES)) == []
 

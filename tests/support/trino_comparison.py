@@ -62,10 +62,10 @@ class StatementResult:
 class TrinoAndProxy:
     """The coordinator and the proxy in front of it, which run a statement at the same time."""
 
-    def __init__(self, direct: int, proxy: TrinoProxy) -> None:
+    def __init__(self, direct_port: int, proxy: TrinoProxy) -> None:
         self.proxy = proxy
         self.counts: Counter[str] = Counter()
-        self._ports = (direct, proxy.port)
+        self._ports = (direct_port, proxy.port)
         self._threads = ThreadPoolExecutor(2)
 
     def close(self) -> None:
@@ -79,18 +79,18 @@ class TrinoAndProxy:
         Args:
             schemas: The schema of the direct statement, and the schema of the statement through the proxy.
         """
-        direct, proxied = self._threads.map(
+        direct_answer, proxied_answer = self._threads.map(
             lambda port, schema: _run_statement(port, sql, parameters, schema=schema, **options), self._ports, schemas
         )
         text = f"{sql}\n-- with {parameters} in {schemas}"
-        assert proxied.error == direct.error, text
-        assert proxied.columns == direct.columns, text
-        assert proxied.rows == direct.rows, text
-        assert proxied.changed == direct.changed, text
+        assert proxied_answer.error == direct_answer.error, text
+        assert proxied_answer.columns == direct_answer.columns, text
+        assert proxied_answer.rows == direct_answer.rows, text
+        assert proxied_answer.changed == direct_answer.changed, text
         self.counts["asked"] += 1
-        self.counts["failed"] += bool(direct.error)
-        self.counts["with rows"] += bool(direct.rows)
-        return direct
+        self.counts["failed"] += bool(direct_answer.error)
+        self.counts["with rows"] += bool(direct_answer.rows)
+        return direct_answer
 
 
 def _run_statement(port: int, sql: str, parameters: Sequence[Any], **options: Any) -> StatementResult:

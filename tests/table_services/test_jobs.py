@@ -113,18 +113,18 @@ async def test_next_jobs_are_listed_by_due_time_priority_and_age() -> None:
     for name, priority, delay_s in (("late", 0, 60.0), ("old", 5, 0.0), ("new", 5, 0.0), ("urgent", 1, 0.0)):
         queue.put(build_job(name, priority=priority), delay_s=delay_s)
         now.s += 1
-    listed_next = queue.list_next_jobs(10)
-    assert [item.job.table for item in listed_next] == ["urgent", "old", "new", "failing", "late"]
-    assert [item.failures for item in listed_next] == [0, 0, 0, 1, 0]
-    assert (listed_next[1].waited_s, listed_next[3].due_in_s, listed_next[4].due_in_s) == (3, BACKOFF_S - 4, 56)
-    assert queue.list_next_jobs(2) == listed_next[:2]
+    next_jobs = queue.list_next_jobs(10)
+    assert [item.job.table for item in next_jobs] == ["urgent", "old", "new", "failing", "late"]
+    assert [item.failures for item in next_jobs] == [0, 0, 0, 1, 0]
+    assert (next_jobs[1].waited_s, next_jobs[3].due_in_s, next_jobs[4].due_in_s) == (3, BACKOFF_S - 4, 56)
+    assert queue.list_next_jobs(2) == next_jobs[:2]
     assert queue.count_waiting_by_namespace().total() == 5
 
 
 async def test_one_tenant_cannot_use_all_places_of_the_queue() -> None:
     queue = JobQueue(JobClock(), limit=100)
-    accepted = [queue.put(build_job(f"t{number}")) for number in range(200)]
-    assert accepted == [True] * 80 + [False] * 120
+    accepted_jobs = [queue.put(build_job(f"t{number}")) for number in range(200)]
+    assert accepted_jobs == [True] * 80 + [False] * 120
     assert queue.put(build_job("t7", priority=0))  # The job is already in the queue.
     for tenant in ("x", "y", "z"):
         assert queue.put(build_job(f"of {tenant}", tenant=tenant))
@@ -143,19 +143,19 @@ async def test_tenant_with_thousands_of_jobs_does_not_delay_one_with_a_single_jo
         queue.put(build_job(f"large {number}", tenant="large"))
     for number in range(40):
         queue.put(build_job(f"slow {number}", tenant="slow"))
-    spent = dict.fromkeys(seconds, 0.0)
+    spent_seconds = dict.fromkeys(seconds, 0.0)
     for round_number in range(220):
         if round_number == 50:
             queue.put(build_job("small", tenant="small"))
         job = await queue.take()
         if round_number in (50, 51) and job.tenant == "small":
-            spent["small"] += 1
+            spent_seconds["small"] += 1
         now.s += seconds[job.tenant]
-        spent[job.tenant] += 0 if job.tenant == "small" else seconds[job.tenant]
+        spent_seconds[job.tenant] += 0 if job.tenant == "small" else seconds[job.tenant]
         queue.finish(job, failed=False)
         queue.check_invariants()
-    assert spent["small"] == 1  # The job of the small tenant runs in the first or second turn.
-    assert abs(spent["large"] - spent["slow"]) <= 20
+    assert spent_seconds["small"] == 1  # The job of the small tenant runs in the first or second turn.
+    assert abs(spent_seconds["large"] - spent_seconds["slow"]) <= 20
 
 
 @pytest.mark.slow

@@ -79,22 +79,24 @@ def test_launcher_property_overrides_the_size_but_only_for_rewrites() -> None:
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("permitted", [(WORKER,), (WORKER, LOCAL), (WORKER, CLUSTER), (WORKER, LOCAL, CLUSTER)])
+@pytest.mark.parametrize(
+    "permitted_launchers", [(WORKER,), (WORKER, LOCAL), (WORKER, CLUSTER), (WORKER, LOCAL, CLUSTER)]
+)
 @pytest.mark.parametrize("launcher", [AUTO, WORKER, LOCAL, CLUSTER, "nonsense"])
 async def test_launcher_property_is_ignored_unless_the_server_permits_it(
-    permitted: tuple[str, ...], launcher: str
+    permitted_launchers: tuple[str, ...], launcher: str
 ) -> None:
-    launchers = {name: RecordingLauncher() for name in permitted}
+    launchers = {name: RecordingLauncher() for name in permitted_launchers}
     runner = LauncherChoice(launchers, spark_bytes=100)
     for size_bytes in (1, 1000):
         name = runner.find_launcher_name(build_job(size_bytes, launcher))
-        is_ignored = explain_ignored_launcher(launcher, permitted) is not None
-        assert is_ignored == (launcher not in (AUTO, *permitted))
+        is_ignored = explain_ignored_launcher(launcher, permitted_launchers) is not None
+        assert is_ignored == (launcher not in (AUTO, *permitted_launchers))
         if is_ignored:
             assert name == runner.find_launcher_name(build_job(size_bytes))
         await runner.run(build_job(size_bytes, launcher), ignore)
         assert launchers[name].ran.pop() == "compaction"
-        assert not any(launched.ran for launched in launchers.values())
+        assert not any(launcher.ran for launcher in launchers.values())
 
 
 @given(memory_bytes=st.integers(3 << 30, 1 << 42))

@@ -38,7 +38,7 @@ def build_proposer(kind: type[JobProposer], clock: Clock | None = None, **by_def
     Args:
         by_default: Services that run on tables that do not set their switch.
     """
-    settings = Settings(**{f"services_{name}": enabled for name, enabled in by_default.items()})
+    settings = Settings(**{f"services_{name}": is_enabled for name, is_enabled in by_default.items()})
     return kind(settings, clock or SystemClock())
 
 
@@ -132,8 +132,8 @@ def test_large_tables_are_examined_less_often() -> None:
 
 def test_indexing_is_proposed_only_for_enabled_indexes() -> None:
     assert build_proposer(Indexing).propose(ENTRY, build_table({"seamark.index.i": "bloom(id)"})) is not None
-    paused = '{"kind": "bloom", "columns": ["id"], "state": "paused"}'
-    assert build_proposer(Indexing).propose(ENTRY, build_table({"seamark.index.i": paused})) is None
+    paused_definition = '{"kind": "bloom", "columns": ["id"], "state": "paused"}'
+    assert build_proposer(Indexing).propose(ENTRY, build_table({"seamark.index.i": paused_definition})) is None
     assert build_proposer(Indexing).propose(ENTRY, build_table({"seamark.index.i": "nonsense"})) is None
     assert build_proposer(Indexing).propose(ENTRY, build_table({})) is None
 
@@ -315,10 +315,10 @@ def test_split_is_proposed_when_a_spec_has_fewer_buckets(specs: tuple[int, ...],
 
 
 def test_automatic_advice_is_proposed_for_tables_with_rows() -> None:
-    enabled = {"seamark.auto-advice.enabled": "true"}
+    enabled_properties = {"seamark.auto-advice.enabled": "true"}
     advice = build_proposer(AutoAdvice, auto_advice=False)
-    assert advice.propose(ENTRY, build_table(enabled, total_data_files=1)) is not None
-    assert advice.recheck_after_s(build_table(enabled)) < math.inf
-    assert advice.propose(ENTRY, build_table(enabled)) is None
+    assert advice.propose(ENTRY, build_table(enabled_properties, total_data_files=1)) is not None
+    assert advice.recheck_after_s(build_table(enabled_properties)) < math.inf
+    assert advice.propose(ENTRY, build_table(enabled_properties)) is None
     assert advice.propose(ENTRY, build_table({}, total_data_files=1)) is None
     assert build_proposer(AutoAdvice, auto_advice=True).propose(ENTRY, build_table({}, total_data_files=1)) is not None

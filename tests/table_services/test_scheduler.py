@@ -100,7 +100,7 @@ class ScriptedLauncher:
     def find_launcher_name(self, job: Job) -> str:
         return "worker"
 
-    def set_job_lag(self, service: str, lag_s: float, failing: int) -> None:
+    def set_job_lag(self, service: str, lag_s: float, failing_count: int) -> None:
         pass
 
     def count_ended_job(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None:
@@ -194,11 +194,13 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
             assert await list_entries("tables/a/t2/jobs") == []
             async with asyncio.timeout(60):
                 while not (
-                    waiting := await list_entries("tables/a/t2/jobs", "waiting")
+                    waiting_entries := await list_entries("tables/a/t2/jobs", "waiting")
                 ):  # The next renewal has published this state.
                     await asyncio.sleep(0.05)
-            assert [(job["service"], job["table"], job["failures"]) for job in waiting] == [("every-table", "t2", 0)]
-            assert await list_entries("jobs", "waiting") == waiting
+            assert [(job["service"], job["table"], job["failures"]) for job in waiting_entries] == [
+                ("every-table", "t2", 0)
+            ]
+            assert await list_entries("jobs", "waiting") == waiting_entries
             output = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t2"], env=environment)
             assert "waiting, not before" in " ".join(output.output.split()), output.output
         assert await list_entries("jobs") == []
@@ -242,7 +244,7 @@ async def test_table_without_work_is_examined_again_soon(tmp_path: Path) -> None
         recorder = ScriptedLauncher()
         async with run_scheduler(server, recorder, services=[EveryTable(pause_s=1e6, idle_pause_s=0.01)]):
             for look_count in range(1, 4):
-                await until(lambda looks=look_count: len(recorder.outcomes) == looks)
+                await until(lambda expected_looks=look_count: len(recorder.outcomes) == expected_looks)
                 change = {
                     "requirements": [],
                     "updates": [{"action": "set-properties", "updates": {"n": str(look_count)}}],
@@ -334,10 +336,10 @@ async def test_failure_caused_by_one_table_does_not_stop_jobs_of_other_tables(
     async with run_server(tmp_path) as server:
         await create_tables(server, "a", "a-fault", "a-worker", "an-answer", "good")
         recorder = FailingRecorder()
-        async with run_scheduler(server, recorder, services=[FailingProposer(pause_s=0.01)]) as leading:
+        async with run_scheduler(server, recorder, services=[FailingProposer(pause_s=0.01)]) as leader:
             await until(lambda: "good" in recorder.ran)
             await until(lambda: recorder.ran.count("a-worker") > 1)
-            assert not leading.done()
+            assert not leader.done()
         assert "a-fault" not in recorder.ran
         assert "an-answer" in recorder.ran
 

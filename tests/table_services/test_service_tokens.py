@@ -48,7 +48,7 @@ def test_text_without_a_valid_signature_is_not_accepted_as_a_service_token() -> 
     tokens = ServiceTokens(build_keyring(), SystemClock())
     token = tokens.issue(("shop",), 60)
     raw = base64.urlsafe_b64decode(token.removeprefix(PREFIX) + "==")
-    forged_tokens = [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in range(len(raw))]
+    forged_tokens = [raw[:index] + bytes([raw[index] ^ 1]) + raw[index + 1 :] for index in range(len(raw))]
     texts = [PREFIX + base64.urlsafe_b64encode(item).decode().rstrip("=") for item in forged_tokens]
     texts += [
         PREFIX,

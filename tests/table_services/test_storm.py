@@ -87,26 +87,30 @@ class StormWriter:
     def first_id(self) -> int:
         return self.number * RANGE
 
-    def check(self, rows: Sequence[tuple[int, str]], least: int) -> int:
-        """Return the step that the rows of a snapshot show. It must be at least `least`.
+    def check(self, rows: Sequence[tuple[int, str]], least_count: int) -> int:
+        """Return the step that the rows of a snapshot show. It must be at least `least_count`.
 
         Raises:
             AssertionError: The rows do not match any step.
         """
-        rows_read = dict(rows)
-        assert len(rows_read) == len(rows), f"writer {self.number}: a key occurs twice, {Counter(rows).most_common(3)}"
-        step = int(rows_read.get(self.first_id, -1))
-        assert step >= least, f"writer {self.number}: step {least} was acknowledged, the snapshot shows {step}"
+        read_counts = dict(rows)
+        assert len(read_counts) == len(rows), (
+            f"writer {self.number}: a key occurs twice, {Counter(rows).most_common(3)}"
+        )
+        step = int(read_counts.get(self.first_id, -1))
+        assert step >= least_count, (
+            f"writer {self.number}: step {least_count} was acknowledged, the snapshot shows {step}"
+        )
         assert frozenset(rows) in self.allowed[step], f"writer {self.number}: at step {step}, {sorted(rows)}"
         return step
 
 
 class StormAppender(StormWriter):
-    def check(self, rows: Sequence[tuple[int, str]], least: int) -> int:
+    def check(self, rows: Sequence[tuple[int, str]], least_count: int) -> int:
         steps = len(rows) // STEP_ROWS
         assert sorted(rows) == [row for step in range(steps) for row in self.list_rows(step)], f"writer {self.number}"
-        assert steps - 1 >= least, (
-            f"writer {self.number}: step {least} was acknowledged, the snapshot shows {steps - 1}"
+        assert steps - 1 >= least_count, (
+            f"writer {self.number}: step {least_count} was acknowledged, the snapshot shows {steps - 1}"
         )
         return steps - 1
 
@@ -253,13 +257,13 @@ class Storm:
                     assert chosen_snapshot_id not in {snapshot.snapshot_id for snapshot in listed_snapshots}
                     self.expired += 1
 
-    def check(self, client: IndexClient, at: At, least: Sequence[int]) -> None:
-        actual_rows = scan(client, "db.t", ["id", "part", "text"], at=at).to_arrow().to_pylist()
+    def check(self, client: IndexClient, index: At, least_counts: Sequence[int]) -> None:
+        actual_rows = scan(client, "db.t", ["id", "part", "text"], at=index).to_arrow().to_pylist()
         assert all(row["part"] == row["id"] % 3 for row in actual_rows)
         rows: dict[int, list[tuple[int, str]]] = defaultdict(list)
         for row in actual_rows:
             rows[row["id"] // RANGE].append((row["id"], row["text"]))
-        for writer, acknowledged_appends in zip(self.writers, least, strict=True):
+        for writer, acknowledged_appends in zip(self.writers, least_counts, strict=True):
             writer.check(rows.pop(writer.number, []), acknowledged_appends)
         assert not rows
         self.checked += 1
@@ -388,12 +392,12 @@ def test_services_never_change_rows_or_stop_a_writer(
     steps = [writer.acknowledged for writer in storm.writers]
     print(f"seed {seed}: steps {steps}, {storm.checked} reads, {storm.expired} expired, {jobs.killed} killed, {totals}")
     rewritten = totals["compaction"] + totals["clustering"] + totals["bucket-splitting"]
-    wasted = rewritten["bytes_wasted"] / max(1, rewritten["bytes_read"])
-    print(f"wasted work: {wasted:.0%} of {rewritten['bytes_read']:,} bytes that rewrites read")
+    wasted_share = rewritten["bytes_wasted"] / max(1, rewritten["bytes_read"])
+    print(f"wasted work: {wasted_share:.0%} of {rewritten['bytes_read']:,} bytes that rewrites read")
     assert [error for error in storm.refused if "schema" not in error and "spec" not in error] == []
     assert [goal for goal, is_reached in check_goals().items() if not is_reached] == []
     if is_long and rewritten["commits"] + rewritten["conflicts"] >= REWRITES_MIN:
-        assert wasted < WASTED_MAX
+        assert wasted_share < WASTED_MAX
 
     # The services remove the files of killed jobs. The test itself removes no files.
     storm.check(client, At(), steps)

@@ -209,9 +209,9 @@ async def test_roles_in_a_warehouse_allow_the_same_operations_except_on_the_serv
         principal = Principal("ann", () if role is None else (Grant("ann", role.value, path),))
         for operation, rule in RULES.items():
             for namespace in ((), ("db",), ("db", "x"), ("other",)):
-                allowed = await further.allows(principal, operation, Securable(namespace))
+                is_allowed = await further.allows(principal, operation, Securable(namespace))
                 if operation in SERVER_OPERATIONS:
-                    assert not allowed
+                    assert not is_allowed
                     assert rule.scope is Scope.SERVER
                 else:
-                    assert allowed == await server.allows(principal, operation, Securable(namespace))
+                    assert is_allowed == await server.allows(principal, operation, Securable(namespace))

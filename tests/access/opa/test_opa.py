@@ -60,8 +60,8 @@ class PolicyServer:
             objects = question.get("objects", ())
             visible = [place for place, each in enumerate(objects) if is_allowed and each.get("name") != "salaries"]
             return web.json_response({"result": visible if objects else is_allowed})
-        for path, recorded, answer in RECORDED_REQUESTS:
-            if (path, recorded) == (request.path, question):
+        for path, recorded_question, answer in RECORDED_REQUESTS:
+            if (path, recorded_question) == (request.path, question):
                 return web.json_response(answer)
         raise AssertionError(f"no answer is recorded for {question}")
 

@@ -42,8 +42,8 @@ def test_share_is_rounded_equally_well_at_both_ends() -> None:
     rng = random.Random(first_seed())
     shares = [2 ** -rng.uniform(1, 20) for _ in range(200)]
     for share in [*shares, *(1 - share for share in shares)]:
-        rounded = compute_width(build_bound(Op.LT, 1000 * share)).share
-        assert rounded == pytest.approx(share, rel=0.1)
-        assert 1 - rounded == pytest.approx(1 - share, rel=0.1)
+        rounded_share = compute_width(build_bound(Op.LT, 1000 * share)).share
+        assert rounded_share == pytest.approx(share, rel=0.1)
+        assert 1 - rounded_share == pytest.approx(1 - share, rel=0.1)
     # Thousands of literals have one width.
     assert len({compute_width(build_bound(Op.LT, 500 + number / 100)).share for number in range(10_000)}) <= 8

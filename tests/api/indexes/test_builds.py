@@ -216,11 +216,13 @@ async def test_only_one_of_concurrent_exclusive_builds_continues(api_with_table:
             *(api_with_table("POST", f"{INDEXES}/i/builds", {"exclusive": True}) for _ in range(8)),
         )
         assert {answer.status for answer in results} <= {200, 409}
-        going = [instant["id"] for instant in await list_instants(api_with_table) if instant["state"] == "inflight"]
-        won = [answer.json for answer in results if answer.status == 200]
-        assert [build_answer["build-id"] for build_answer in won] == going
-        assert len(won) <= 1
-        for build_answer in won:
+        running_builds = [
+            instant["id"] for instant in await list_instants(api_with_table) if instant["state"] == "inflight"
+        ]
+        winning_answers = [answer.json for answer in results if answer.status == 200]
+        assert [build_answer["build-id"] for build_answer in winning_answers] == running_builds
+        assert len(winning_answers) <= 1
+        for build_answer in winning_answers:
             await api_with_table("POST", build_url(build_answer, "/finish"))
 
 
@@ -245,10 +247,13 @@ async def test_only_one_of_two_merges_of_the_same_files_is_registered(api_with_t
     build = await begin_build(api_with_table)
     old_files = [write_index_file(build, name, build_index_file(build, FILES[:3])) for name in "ab"]
     await register_files(api_with_table, build, *old_files)
-    replaced = [index_file["location"] for index_file in old_files]
+    replaced_locations = [index_file["location"] for index_file in old_files]
     merged_index_files = [write_index_file(build, name, build_index_file(build, FILES[:3], level=1)) for name in "xy"]
     answers = await asyncio.gather(
-        *(register_files(api_with_table, build, index_file, replaces=replaced) for index_file in merged_index_files)
+        *(
+            register_files(api_with_table, build, index_file, replaces=replaced_locations)
+            for index_file in merged_index_files
+        )
     )
     assert sorted(answer.status for answer in answers) == [200, 409]
     assert (await load_index(api_with_table))["levels"] == {"1": 1}

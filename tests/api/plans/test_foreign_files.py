@@ -165,15 +165,15 @@ async def test_confined_writer_cannot_commit_files_of_another_table(lake: TwoNam
         attempts[f"its file with status {status}"] = write_manifest_list(
             own_folder / "metadata" / f"l3{status}.avro", [naming]
         )
-    dotted = build_data_file(f"file://{own_folder}/../../theirs/data/{SECRET}.parquet", 1, 9)
-    naming = write_manifest(own_folder / "metadata" / "dots.avro", [dotted], 7)
+    path_with_dots = build_data_file(f"file://{own_folder}/../../theirs/data/{SECRET}.parquet", 1, 9)
+    naming = write_manifest(own_folder / "metadata" / "dots.avro", [path_with_dots], 7)
     attempts["its file, by dots"] = write_manifest_list(own_folder / "metadata" / "l4.avro", [naming])
     for number, (description, location) in enumerate(attempts.items()):
         answer = await lake.commit("wendy", "mine", 100 + number, location)
         assert answer.status in (400, 403), (description, answer.raw)
         assert SECRET not in (await lake.plan("wendy", "mine")).raw.decode(), description
-    unlisted = {"manifest-list": None, "manifests": [f"file://{foreign_folder}/metadata/m.avro"]}
-    assert (await lake.commit("wendy", "mine", 200, "", **unlisted)).status in (400, 403)
+    snapshot_without_list = {"manifest-list": None, "manifests": [f"file://{foreign_folder}/metadata/m.avro"]}
+    assert (await lake.commit("wendy", "mine", 200, "", **snapshot_without_list)).status in (400, 403)
     statistics = {
         "snapshot-id": 1,
         "statistics-path": f"file://{foreign_folder}/metadata/stats.puffin",
@@ -197,9 +197,9 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
     (own_folder / "link").symlink_to(foreign_folder)
     (own_folder / "metadata" / "snap-link.avro").symlink_to(foreign_folder / "metadata" / "snap.avro")
     (own_folder / "data" / "link.parquet").symlink_to(foreign_folder / "data" / f"{SECRET}.parquet")
-    behind = f"file://{own_folder}/link"
+    link_location = f"file://{own_folder}/link"
     attempts = {
-        "its manifest list": f"{behind}/metadata/snap.avro",
+        "its manifest list": f"{link_location}/metadata/snap.avro",
         "its manifest list, by a link in its place": f"file://{own_folder}/metadata/snap-link.avro",
     }
     for principal in ("wendy", "root"):
@@ -212,7 +212,7 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
             )
         statistics = {
             "snapshot-id": 1,
-            "statistics-path": f"{behind}/metadata/stats.puffin",
+            "statistics-path": f"{link_location}/metadata/stats.puffin",
             "file-size-in-bytes": 4,
             "file-footer-size-in-bytes": 1,
             "blob-metadata": [],
@@ -220,15 +220,15 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
         updates = [{"action": "set-statistics", "snapshot-id": 1, "statistics": statistics}]
         answer = await lake(principal, "POST", "/v1/namespaces/mine/tables/t", {"requirements": [], "updates": updates})
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (principal, answer.raw)
-    for number, path in enumerate((f"{behind}/data/{SECRET}.parquet", f"file://{own_folder}/data/link.parquet")):
+    for number, path in enumerate((f"{link_location}/data/{SECRET}.parquet", f"file://{own_folder}/data/link.parquet")):
         naming = write_manifest(own_folder / "metadata" / f"behind{number}.avro", [build_data_file(path, 1, 9)], 7)
         listed_manifest_list = write_manifest_list(own_folder / "metadata" / f"behind-list{number}.avro", [naming])
         answer = await lake.commit("wendy", "mine", 310 + number, listed_manifest_list)
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), answer.raw
-    hidden = write_manifest(
+    hidden_manifest = write_manifest(
         own_folder / "metadata" / "hidden.avro", [build_data_file(f"file://{own_folder}/data/a.parquet", 1, 9)], 7
     )
-    listed_manifest_list = write_manifest_list(own_folder / "metadata" / "hidden-list.avro", [hidden])
+    listed_manifest_list = write_manifest_list(own_folder / "metadata" / "hidden-list.avro", [hidden_manifest])
     (own_folder / "metadata" / "hidden.avro").rename(foreign_folder / "metadata" / "hidden.avro")
     (own_folder / "metadata" / "hidden.avro").symlink_to(foreign_folder / "metadata" / "hidden.avro")
     assert (await lake.commit("wendy", "mine", 320, listed_manifest_list)).status == 400
@@ -321,11 +321,11 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
         "a writer of the whole catalog may commit it"
     )
     assert (await lake.plan("wendy", "mine")).error[0] == 403
-    allowed = {"seamark.allowed-locations": f"file://{foreign_folder}/data"}
+    allowed_properties = {"seamark.allowed-locations": f"file://{foreign_folder}/data"}
     table = "/v1/namespaces/mine/tables/t"
-    assert (await lake("wendy", "POST", table, build_property_commit(**allowed))).error[0] == 403
+    assert (await lake("wendy", "POST", table, build_property_commit(**allowed_properties))).error[0] == 403
     assert (await lake.plan("wendy", "mine")).error[0] == 403
-    assert (await lake("root", "POST", table, build_property_commit(**allowed))).status == 200
+    assert (await lake("root", "POST", table, build_property_commit(**allowed_properties))).status == 200
     assert SECRET in (await lake.plan("wendy", "mine")).raw.decode()
 
 
@@ -414,8 +414,10 @@ async def test_rejected_plan_caches_no_view_for_the_table_that_owns_the_files(la
     assert lake.planner.read_stats().views == views_before + 1
 
 
-@pytest.mark.parametrize("many", [1, 100])
-async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: TwoNamespaces, many: int) -> None:
+@pytest.mark.parametrize("file_count_of_commit", [1, 100])
+async def test_path_with_dots_after_the_tables_prefix_is_not_planned(
+    lake: TwoNamespaces, file_count_of_commit: int
+) -> None:
     own_folder, foreign_folder = await lake.find_folder("mine"), await lake.find_folder("theirs")
     list_location = write_manifest_list(
         own_folder / "metadata" / "l.avro",
@@ -426,9 +428,13 @@ async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: TwoNa
         ],
     )
     assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
-    files = [build_data_file(f"file://{own_folder}/data/{number}.parquet", 1, 9) for number in range(many)]
-    dotted = build_data_file(f"file://{own_folder}/../../theirs/{foreign_folder.name}/data/{SECRET}.parquet", 1, 9)
-    overwritten = write_manifest(own_folder / "metadata" / "own.avro", [*files, dotted], 7)
+    files = [
+        build_data_file(f"file://{own_folder}/data/{number}.parquet", 1, 9) for number in range(file_count_of_commit)
+    ]
+    file_with_dots = build_data_file(
+        f"file://{own_folder}/../../theirs/{foreign_folder.name}/data/{SECRET}.parquet", 1, 9
+    )
+    overwritten = write_manifest(own_folder / "metadata" / "own.avro", [*files, file_with_dots], 7)
     write_manifest_list(own_folder / "metadata" / "l.avro", [overwritten])
     answer = await lake.plan("rita", "mine")
     assert answer.error[0] == 403

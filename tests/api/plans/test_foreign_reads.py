@@ -159,8 +159,8 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: TwoNamespaces) -
     assert await commit(13, "main", 11, 3, [first_manifest, third]) == 200
     # After the commit, the test overwrites the list of the current snapshot. It then names the other table's manifest.
     write_manifest_list(own_folder / "l13.avro", [first_manifest, third, victim])
-    stale = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 2, None, None, n)]
-    own_manifest = _write_manifest(own_folder / "n1.avro", stale, 2, 9, 1, 1)
+    stale_entries = [Entry(EXISTING, 11, 1, 1, a), Entry(ADDED, 2, None, None, n)]
+    own_manifest = _write_manifest(own_folder / "n1.avro", stale_entries, 2, 9, 1, 1)
     assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest]) == 400
     assert await commit(2, "b", 11, 9, [own_manifest, reported_manifest], "root") == 409, (
         "a writer of the whole catalog cannot rebase it either"

@@ -74,10 +74,10 @@ async def test_plan_view_differs_from_the_view_only_in_its_text(plan_api: PlanAp
     assert read_text(loaded_view) == f'SELECT * FROM (\n{inner}\n) AS "v" WHERE "id" = 5'
     equal_fields = ("view-uuid", "properties", "schemas", "current-version-id", "location", "format-version")
     assert all(loaded_view["metadata"][key] == view["metadata"][key] for key in equal_fields)
-    (version_of,) = loaded_view["metadata"]["versions"]
+    (view_version,) = loaded_view["metadata"]["versions"]
     (stored_version,) = view["metadata"]["versions"]
-    del version_of["representations"], stored_version["representations"]
-    assert version_of == stored_version
+    del view_version["representations"], stored_version["representations"]
+    assert view_version == stored_version
     assert (await plan_api("HEAD", f"{VIEWS}/{name}")).status == 204
     assert (await plan_api("GET", f"{STANDARD_TABLES}/{name}")).status == 404, "the name of a plan view is not a table"
 
@@ -280,11 +280,11 @@ async def test_plan_view_is_never_listed_and_cannot_be_changed(plan_api: PlanApi
     assert [identifier["name"] for identifier in identifiers] == ["v"]
     assert (await plan_api("POST", f"{VIEWS}/{name}", build_property_commit(a="b"))).status == 400
     assert (await plan_api("DELETE", f"{VIEWS}/{name}")).status == 400
-    renaming = {
+    rename_body = {
         "source": {"namespace": ["db"], "name": name},
         "destination": {"namespace": ["db"], "name": "mine"},
     }
-    assert (await plan_api("POST", "/v1/views/rename", renaming)).status in (400, 404)
+    assert (await plan_api("POST", "/v1/views/rename", rename_body)).status in (400, 404)
     body = await build_view_request(plan_api)
     assert (await plan_api("POST", f"{OWN_VIEWS}/{name}/plan-views", body)).status == 404
     assert (await plan_api("POST", f"/api/v1/tables/db/{name}/plan-tables", {})).status == 404

@@ -70,19 +70,19 @@ async def test_plan_has_the_files_that_may_match_and_their_residuals(api_with_fi
 async def test_size_of_a_cached_answer_includes_the_headers_in_its_key(
     api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    charged: list[int] = []
-    put = MemoryCache.put
+    charged_sizes: list[int] = []
+    put_value = MemoryCache.put
 
     def record_size(cache: MemoryCache[Any, Any], key: object, value: object, size_bytes: int) -> bool:
         if isinstance(key, tuple) and "u" * 8000 in key and "c" * 8000 in key:
-            charged.append(size_bytes)
-        return put(cache, key, value, size_bytes)
+            charged_sizes.append(size_bytes)
+        return put_value(cache, key, value, size_bytes)
 
     monkeypatch.setattr(MemoryCache, "put", record_size)
     headers = {"User-Agent": "u" * 8000, "X-Client-Version": "c" * 8000}
     assert (await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, headers=headers)).status == 200
-    assert len(charged) == 1
-    assert charged[0] > 16_000
+    assert len(charged_sizes) == 1
+    assert charged_sizes[0] > 16_000
 
 
 async def test_plan_of_a_table_without_a_snapshot_has_no_files(api: Api) -> None:
@@ -110,10 +110,10 @@ async def test_snapshot_and_range_of_snapshots_can_be_planned(api: Api) -> None:
         1,
     ]
     assert list_planned_numbers(await api("POST", f"{T}/plan", {"snapshot-id": 2})) == [0, 1, 2, 3]
-    between = {"start-snapshot-id": 1, "end-snapshot-id": 3}
-    assert list_planned_numbers(await api("POST", f"{T}/plan", between)) == [2, 3, 4, 5]
+    snapshot_range = {"start-snapshot-id": 1, "end-snapshot-id": 3}
+    assert list_planned_numbers(await api("POST", f"{T}/plan", snapshot_range)) == [2, 3, 4, 5]
     assert list_planned_numbers(
-        await api("POST", f"{T}/plan", {**between, "filter": {"type": "gt", "term": "id", "value": 45}})
+        await api("POST", f"{T}/plan", {**snapshot_range, "filter": {"type": "gt", "term": "id", "value": 45}})
     ) == [4, 5]
 
 
@@ -337,10 +337,10 @@ async def test_large_answer_is_compressed_for_clients_that_accept_it(tmp_path: P
         await append_files(api, "t", build_ten_id_files(500), snapshot_id=1)
         plain_plan = await api("POST", f"{T}/plan", {})
         assert "Content-Encoding" not in plain_plan.headers
-        packed = await _post_raw(api, f"{T}/plan", {}, {"Accept-Encoding": "gzip"})
-        assert packed.headers["Content-Encoding"] == "gzip"
-        assert gzip.decompress(packed.raw) == plain_plan.raw
-        assert len(packed.raw) < len(plain_plan.raw) / 5
+        packed_answer = await _post_raw(api, f"{T}/plan", {}, {"Accept-Encoding": "gzip"})
+        assert packed_answer.headers["Content-Encoding"] == "gzip"
+        assert gzip.decompress(packed_answer.raw) == plain_plan.raw
+        assert len(packed_answer.raw) < len(plain_plan.raw) / 5
         small_answer = await _post_raw(api, f"{T}/plan", {"filter": EQ_5}, {"Accept-Encoding": "gzip"})
         assert "Content-Encoding" not in small_answer.headers
 

@@ -179,14 +179,14 @@ async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns
         residuals.append(answer.json["file-scan-tasks"][0]["residual-filter"]["term"])
     assert residuals[1:] == ["id", "id"]
     assert residuals[0]["transform"] == "identity"
-    dropped = {
+    schema_update = {
         "requirements": [],
         "updates": [
             {"action": "add-schema", "schema": {**SCHEMA, "schema-id": 1, "fields": fields[:2]}},
             {"action": "set-current-schema", "schema-id": -1},
         ],
     }
-    assert (await api_with_files("POST", f"{T[:-1]}deep", dropped)).status == 200
+    assert (await api_with_files("POST", f"{T[:-1]}deep", schema_update)).status == 200
     body = {"filter": {**ODD_ID_FILTER, "value": 4}, "select": ["id", "data"]}
     for parameters in ({}, {"snapshot-id": 7, "use-snapshot-schema": True}):
         answer = await api_with_files("POST", f"{T[:-1]}deep/plan", {**body, **parameters}, headers=JAVA)
@@ -218,7 +218,7 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
         return {"type": op, "term": "x", "value": value}
 
     path = f"{T[:-1]}doubles/plan"
-    below = {"type": "and", "left": build_comparison("gt", 3.0), "right": build_comparison("lt", 9.0)}
+    range_filter = {"type": "and", "left": build_comparison("gt", 3.0), "right": build_comparison("lt", 9.0)}
     for filter, kept_count in (
         (build_comparison("gt", 3.0), [1, 2, 3]),
         (build_comparison("gt-eq", 3.0), [1, 2, 3]),
@@ -229,7 +229,7 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
         ({"type": "not", "child": build_comparison("gt", -3.0)}, []),
         (build_comparison("eq", 3.0), []),
         ({"type": "is-nan", "term": "x"}, [1, 2, 3]),
-        (below, []),
+        (range_filter, []),
     ):
         for headers in (JAVA, SHORT_RESIDUALS, {}, {"User-Agent": "DuckDB/1.5"}):
             assert (
@@ -252,13 +252,13 @@ async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles_api
     If the residual tests for NaN, Iceberg's reader does not skip row groups that may have NaN.
     """
     plain_filter = {"type": "gt", "term": "x", "value": 0.5}
-    tested = {"type": "or", "left": plain_filter, "right": {"type": "is-nan", "term": "x"}}
+    filter_with_nan_test = {"type": "or", "left": plain_filter, "right": {"type": "is-nan", "term": "x"}}
     answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": plain_filter}, headers=JAVA)
     assert [task["residual-filter"] for task in answer.json["file-scan-tasks"]] == [
         plain_filter,
-        tested,
-        tested,
-        tested,
+        filter_with_nan_test,
+        filter_with_nan_test,
+        filter_with_nan_test,
     ]
     both_conditions = {"type": "or", "left": plain_filter, "right": {"type": "eq", "term": "data", "value": "b"}}
     answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": both_conditions, **ONE_COLUMN}, headers=JAVA)

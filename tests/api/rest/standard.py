@@ -47,6 +47,6 @@ def read_operations() -> tuple[Operation, ...]:
         for method, operation in methods.items():
             if method in _METHODS:
                 parameter_references = [parameter.get("$ref", "") for parameter in operation.get("parameters", ())]
-                keyed = "#/components/parameters/idempotency-key" in parameter_references
-                actual_operations.append(Operation(operation["operationId"], method.upper(), template, keyed))
+                has_key = "#/components/parameters/idempotency-key" in parameter_references
+                actual_operations.append(Operation(operation["operationId"], method.upper(), template, has_key))
     return tuple(actual_operations)

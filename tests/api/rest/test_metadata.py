@@ -104,7 +104,7 @@ async def test_listing_has_the_files_of_every_snapshot(lake_api: Api, tmp_path: 
 
 @pytest.mark.slow
 async def test_partition_of_a_listing_can_be_used_to_find_its_files(lake_api: Api, tmp_path: Path) -> None:
-    narrowed = 0
+    narrowed_count = 0
     for seed in range(40, 40 + examples(20, 5)):
         lake = write_random_lake(seed, tmp_path / str(seed))
         path = await register_table(lake_api, lake, f"t{seed}")
@@ -114,8 +114,8 @@ async def test_partition_of_a_listing_can_be_used_to_find_its_files(lake_api: Ap
             actual = await list_all_items(lake_api, f"{path}/files", "files", f"partition={prefix}", limit=2)
             expected = [item for item in files if file["partition"].items() <= item["partition"].items()]
             assert actual == expected, f"seed {seed}: {file['partition']}"
-            narrowed += len(expected) < len(files)
-    assert narrowed > 5
+            narrowed_count += len(expected) < len(files)
+    assert narrowed_count > 5
 
 
 async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) -> None:

@@ -167,12 +167,12 @@ class Comparisons:
     def can_name(self, column: ScopeColumn, scope: Scope) -> bool:
         """Return whether `scope` allows the column to be named without ambiguity."""
         is_unambiguous = [candidate.name.lower() for candidate in scope].count(column.name.lower()) == 1
-        owned = [
+        owned_columns = [
             candidate
             for candidate in scope
             if candidate.owner == column.owner and candidate.name.lower() == column.name.lower()
         ]
-        return (is_unambiguous and column.plain) or (column.owner is not None and len(owned) == 1)
+        return (is_unambiguous and column.plain) or (column.owner is not None and len(owned_columns) == 1)
 
     def write_reference(self, column: ScopeColumn, scope: Scope) -> str:
         is_unambiguous = [candidate.name.lower() for candidate in scope].count(column.name.lower()) == 1

@@ -63,8 +63,10 @@ def plan_joins(
 def format_dimensions(dimensions: tuple[Dimension, ...]) -> str:
     reports = []
     for reference in dimensions:
-        behind = f" ({format_dimensions(reference.dimensions)})" if reference.dimensions else ""
-        reports.append(f"{'+'.join(column for column, _ in reference.on)}: {reference.planned.table[0]}{behind}")
+        nested_dimensions = f" ({format_dimensions(reference.dimensions)})" if reference.dimensions else ""
+        reports.append(
+            f"{'+'.join(column for column, _ in reference.on)}: {reference.planned.table[0]}{nested_dimensions}"
+        )
     return ", ".join(sorted(reports))
 
 
@@ -117,7 +119,7 @@ def read_query(number: int) -> str:
 
 
 def test_join_that_is_not_requested_has_a_reason() -> None:
-    large = "the table is not 4 times smaller"
+    size_reason = "the table is not 4 times smaller"
     no_condition = "neither it nor a smaller table that it is joined with has a condition"
 
     def list_reasons(**reasons: str) -> list[str]:
@@ -125,11 +127,11 @@ def test_join_that_is_not_requested_has_a_reason() -> None:
 
     _, actual = plan_joins(read_query(18), TPCH)
     assert actual == [
-        ("customer", list_reasons(orders=large)),
-        ("orders", list_reasons(customer=no_condition, lineitem=large)),
-        ("lineitem", list_reasons(orders=no_condition, lineitem=large)),
+        ("customer", list_reasons(orders=size_reason)),
+        ("orders", list_reasons(customer=no_condition, lineitem=size_reason)),
+        ("lineitem", list_reasons(orders=no_condition, lineitem=size_reason)),
         ("lineitem", []),
     ]
     _, actual = plan_joins(read_query(9), TPCH)
     assert dict(actual)["lineitem"] == list_reasons(supplier=no_condition, orders=no_condition)
-    assert dict(actual)["part"] == list_reasons(lineitem=large)
+    assert dict(actual)["part"] == list_reasons(lineitem=size_reason)

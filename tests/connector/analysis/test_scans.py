@@ -410,10 +410,10 @@ def test_null_condition_on_a_merged_column_applies_to_the_side_that_is_kept() ->
 
 
 def test_column_belongs_to_the_unknown_table_if_no_other_source_can_have_it() -> None:
-    for beside in ("UNNEST(ARRAY[1, 2]) AS u (n)", "UNNEST(ARRAY[1])", "items", "(VALUES 1) AS v (n)"):
-        assert find_predicates(f"SELECT * FROM unknown, {beside} WHERE o_key = 1")["unknown"] == '"o_key" = 1'
-    for beside in ("UNNEST(ARRAY[rand()])", "orders", "nothing", "(VALUES 1) AS v (o_key)"):
-        assert find_predicates(f"SELECT * FROM unknown, {beside} WHERE o_key = 1")["unknown"] is None
+    for extra_relation in ("UNNEST(ARRAY[1, 2]) AS u (n)", "UNNEST(ARRAY[1])", "items", "(VALUES 1) AS v (n)"):
+        assert find_predicates(f"SELECT * FROM unknown, {extra_relation} WHERE o_key = 1")["unknown"] == '"o_key" = 1'
+    for extra_relation in ("UNNEST(ARRAY[rand()])", "orders", "nothing", "(VALUES 1) AS v (o_key)"):
+        assert find_predicates(f"SELECT * FROM unknown, {extra_relation} WHERE o_key = 1")["unknown"] is None
 
 
 def test_column_that_the_inner_table_lacks_belongs_to_the_outer_table() -> None:

@@ -66,8 +66,8 @@ class Stars:
     def make_tables(self) -> list[str]:
         statements = []
         for name, columns in TABLES.items():
-            typed = ", ".join(f"{column} {KINDS[kind]}" for column, kind in columns.items())
-            statements.append(f"CREATE TABLE {name} ({typed})")
+            typed_columns = ", ".join(f"{column} {KINDS[kind]}" for column, kind in columns.items())
+            statements.append(f"CREATE TABLE {name} ({typed_columns})")
             for _ in range(self.rng.choice([0, *[ROWS[name]] * 9])):
                 values = (self.draw_value(column, kind) for column, kind in columns.items())
                 statements.append(f"INSERT INTO {name} VALUES ({', '.join(values)})")

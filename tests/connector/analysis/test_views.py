@@ -40,8 +40,8 @@ def build_view(text: str, catalog: str | None = "lake", **columns: str) -> View:
 PLAIN_VIEW = build_view("SELECT id AS k, x, id * 2 AS twice FROM t WHERE x > 5")
 
 
-async def run_rewrite(statement: str, **played: Any) -> tuple[RewriteResult, NumberedPlans]:
-    server = NumberedPlans(**played)
+async def run_rewrite(statement: str, **script_pages: Any) -> tuple[RewriteResult, NumberedPlans]:
+    server = NumberedPlans(**script_pages)
     async with open_rewriter(server) as rewriter:
         return await rewriter.rewrite(statement, SESSION), server
 

@@ -138,8 +138,10 @@ class PlanViews:
         )
         self.connection.execute(f"CREATE TABLE {quote(name)} AS {cut_text}")
         # The plan view has exactly the rows of the view that match the predicate.
-        allowed = count_rows(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
-        assert count_rows(self.connection, f"FROM {quote(name)}") == allowed, f"{view_query}\n-- became\n{cut_text}"
+        allowed_rows = count_rows(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
+        assert count_rows(self.connection, f"FROM {quote(name)}") == allowed_rows, (
+            f"{view_query}\n-- became\n{cut_text}"
+        )
         self.drop([*names, *pruned_scans])
         self.counts["views cut"] += 1
         self.counts["views cut within views"] += depth > 0
@@ -157,8 +159,8 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
         # Without this, DuckDB 2.0 evaluates EXISTS over a LEFT JOIN with an empty table as false.
         connection.execute("PRAGMA disable_optimizer")
         views, texts = make_views(statements, connection)
-        telling = ViewColumns(KnownColumns(rng, statements.tables), views, texts)
-        cutting = PlanViews(rng, connection, telling, views, texts, counts)
+        views_with_columns = ViewColumns(KnownColumns(rng, statements.tables), views, texts)
+        views_without_columns = PlanViews(rng, connection, views_with_columns, views, texts, counts)
         statements.tables = [*statements.tables, *[view for view in views.values() for _ in range(3)]]
         for _ in range(QUERIES_PER_LAKE):
             text = statements.draw_query(rng.choice([1, 1, 2, 2, 3]))
@@ -169,10 +171,10 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
                 continue
             counts["queries"] += 1
             counts["with rows"] += bool(expected)
-            scans = find_scans(text, columns_of=telling)
+            scans = find_scans(text, columns_of=views_with_columns)
             counts["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in scans)
-            cutting.left = VIEWS_MAX
-            replacements, names = cutting.replace_views(scans)
+            views_without_columns.left = VIEWS_MAX
+            replacements, names = views_without_columns.replace_views(scans)
             spliced_text = splice(text, replacements)
             remaining_scans = drop_view_scans(scans, views)
             pruned_rows, pruned_scans, _ = store_plan_tables(rng, connection, text, remaining_scans)
@@ -185,7 +187,7 @@ def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
             )
             for became in (spliced_text, pruned_rows, joined_text):
                 assert count_rows(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
-            cutting.drop([*names, *pruned_scans])
+            views_without_columns.drop([*names, *pruned_scans])
     return counts
 
 

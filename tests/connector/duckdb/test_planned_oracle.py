@@ -219,10 +219,10 @@ def make_structs(con: duckdb.DuckDBPyConnection, rng: random.Random) -> None:
         rows = []
         for _ in range(rng.randint(1, 3)):
             day = replace_with_null(f"DATE '2026-01-{number + 1:02}'")
-            below = replace_with_null(f"{{'n': {replace_with_null(str(number * 10))}, 'other': 'x'}}")
+            structs_below = replace_with_null(f"{{'n': {replace_with_null(str(number * 10))}, 'other': 'x'}}")
             struct = (
                 f"{{'zone': {replace_with_null(str(number))}, 'tag': {replace_with_null(repr(f'a{number}'))}, "
-                f"'day': {day}, 'more': {below}}}"
+                f"'day': {day}, 'more': {structs_below}}}"
             )
             rows.append(f"({number}, {replace_with_null(struct)}, {rng.randint(0, 7)})")
         con.execute(f"INSERT INTO facts (id, info, zone) VALUES {', '.join(rows)}")

@@ -35,9 +35,9 @@ QUERIES_PER_LAKE = 40
 class MarkedTables:
     """The tables of one statement, by their marks."""
 
-    def __init__(self, scans: Sequence[Scan], stored: dict[str, StoredRelation]) -> None:
+    def __init__(self, scans: Sequence[Scan], stored_relations: dict[str, StoredRelation]) -> None:
         self.scans = scans
-        self._stored = stored
+        self._stored = stored_relations
 
     def is_known(self, number: int) -> bool:
         return self.scans[number].table in self._stored
@@ -155,17 +155,19 @@ def check_one(
     counts["queries"] += 1
     try:
         statement = DuckDBStatement(text)
-        stored, result = find_statement_scans(rng, statement, statements.tables)
-    except UnsupportedStatement as why:
-        counts[f"unsupported: {why}"] += 1
+        stored_copies, result = find_statement_scans(rng, statement, statements.tables)
+    except UnsupportedStatement as refusal:
+        counts[f"unsupported: {refusal}"] += 1
         counts["unsupported"] += 1
         return
     counts["understood"] += bool(result)
     counts["scans"] += len(result)
-    counts["predicates"] += sum(reference.predicate is not None for reference in result if reference.table in stored)
+    counts["predicates"] += sum(
+        reference.predicate is not None for reference in result if reference.table in stored_copies
+    )
     counts["joins"] += sum(len(reference.joins) for reference in result)
     counts["periods"] += any(join.transform != "identity" for reference in result for join in reference.joins)
-    replacements = replace_tables_by_plans(rng, connection, statement, MarkedTables(result, stored))
+    replacements = replace_tables_by_plans(rng, connection, statement, MarkedTables(result, stored_copies))
     note = f"{seed}\n{text}\n-- became\n{replacements}\n-- by\n" + "\n".join(
         f"{reference.table}: {reference.predicate} {reference.joins}" for reference in result
     )

@@ -128,23 +128,26 @@ class RandomColumn:
 
     def to_plain_values(self, column: pa.Array) -> list[Any]:
         """Convert an Arrow array to values as in `typed.py`."""
-        valid = column.is_valid().to_pylist()
+        validity = column.is_valid().to_pylist()
         match self.kind:
             case "struct":
                 parts = [child.to_plain_values(column.field(n)) for n, child in enumerate(self.children)]
                 ids = [child.id for child in self.children]
                 return [
                     dict(zip(ids, [part[n] for part in parts], strict=True)) if is_present else None
-                    for n, is_present in enumerate(valid)
+                    for n, is_present in enumerate(validity)
                 ]
             case "list" | "map":
                 values = [column.values] if self.kind == LIST else [column.keys, column.items]
                 child_values = [
                     child.to_plain_values(value) for child, value in zip(self.children, values, strict=True)
                 ]
-                flat = child_values[0] if self.kind == LIST else list(zip(*child_values, strict=True))
+                child_lists = child_values[0] if self.kind == LIST else list(zip(*child_values, strict=True))
                 starts = column.offsets.to_pylist()
-                return [flat[starts[n] : starts[n + 1]] if is_present else None for n, is_present in enumerate(valid)]
+                return [
+                    child_lists[starts[n] : starts[n + 1]] if is_present else None
+                    for n, is_present in enumerate(validity)
+                ]
         return typed.to_plain(self.kind, column)
 
     def freeze(self, value: Any) -> Hashable:

@@ -86,9 +86,9 @@ class TableHistory:
         return f"db.{self._name}"
 
     def _draw_column(self, kind: str, children: Sequence[RandomColumn] = ()) -> RandomColumn:
-        free = [name for name in NAMES if name.lower() not in {column.name.lower() for column in self._columns}]
+        free_names = [name for name in NAMES if name.lower() not in {column.name.lower() for column in self._columns}]
         self._last_id += 1
-        return RandomColumn(self._last_id, self._rng.choice(free), kind, list(children))
+        return RandomColumn(self._last_id, self._rng.choice(free_names), kind, list(children))
 
     def _draw_inner(self, name: str, depth: int) -> RandomColumn:
         kind = self._rng.choice((STRUCT, LIST)) if depth and self._rng.random() < 0.4 else ""
@@ -123,13 +123,13 @@ class TableHistory:
         if rng.random() < 0.6:
             properties["seamark.index.keys"] = f"record({', '.join(_quote(key.name) for key in self._keys)})"
         if indexable := [column for column in plain_columns if column.kind not in ("float", "double")]:
-            indexed = rng.choice(indexable)
-            properties["seamark.index.other"] = f"{rng.choice(('bloom', 'bitmap'))}({_quote(indexed.name)})"
+            indexed_column = rng.choice(indexable)
+            properties["seamark.index.other"] = f"{rng.choice(('bloom', 'bitmap'))}({_quote(indexed_column.name)})"
         # Row groups are small enough that compaction copies them.
         properties["write.parquet.row-group-size-bytes"] = rng.choice(("40", "40", "100000"))
-        ordered = [column.name for column in plain_columns if column.name.isidentifier()]
-        if ordered:
-            properties["seamark.clustering.columns"] = ",".join(rng.sample(ordered, min(2, len(ordered))))
+        sorted_columns = [column.name for column in plain_columns if column.name.isidentifier()]
+        if sorted_columns:
+            properties["seamark.clustering.columns"] = ",".join(rng.sample(sorted_columns, min(2, len(sorted_columns))))
         body = {"name": self._name, "schema": self._build_schema(), "properties": properties}
         if rng.random() < 0.7:
             body["partition-spec"] = {"spec-id": 0, "fields": self._draw_spec()}
@@ -186,8 +186,8 @@ class TableHistory:
     def _freeze_rows(self, rows: Sequence[Row]) -> Counter[Any]:
         return Counter(tuple(column.freeze(column.read_value(row)) for column in self._columns) for row in rows)
 
-    def _read(self, columns: Sequence[RandomColumn], where: Any = None, at: At = CURRENT) -> Counter[Any]:
-        actual = scan(self._client, self._table, where=where, at=at).to_arrow().combine_chunks()
+    def _read(self, columns: Sequence[RandomColumn], where: Any = None, index: At = CURRENT) -> Counter[Any]:
+        actual = scan(self._client, self._table, where=where, at=index).to_arrow().combine_chunks()
         assert actual.column_names == [column.name for column in columns]
         values = [
             map(column.freeze, column.to_plain_values(_combine_chunks(actual.column(place))))
@@ -231,8 +231,8 @@ class TableHistory:
     def _upsert(self) -> str:
         rng, rows = self._rng, self._draw_batch()
         remaining_columns = [column for column in self._columns if column not in self._keys]
-        ordered = [column for column in remaining_columns if column.kind in _PRECOMBINED]
-        sort_column = rng.choice(ordered) if ordered and rng.random() < 0.4 else None
+        sorted_columns = [column for column in remaining_columns if column.kind in _PRECOMBINED]
+        sort_column = rng.choice(sorted_columns) if sorted_columns and rng.random() < 0.4 else None
         input_remaining_columns = (
             rng.sample(remaining_columns, rng.randint(1, len(remaining_columns)))
             if remaining_columns and rng.random() < 0.3
@@ -285,8 +285,8 @@ class TableHistory:
 
         stored_keys, latest = {self._compute_key(row): row for row in self.rows}, dict[Any, Row]()
         for row in rows:
-            earlier = latest.get(self._compute_key(row))
-            if earlier is None or not is_older(row, earlier):
+            earlier_row = latest.get(self._compute_key(row))
+            if earlier_row is None or not is_older(row, earlier_row):
                 latest[self._compute_key(row)] = row
         for key, row in latest.items():
             old_row = stored_keys.get(key)
@@ -320,14 +320,14 @@ class TableHistory:
         change = draw_change(self._rng, f"db.{self._name}", self._columns, remaining_columns, self.rows)
         if change is None:
             return "nothing"
-        matching = [row for row in self.rows if change.matches(row)]
+        matching_rows = [row for row in self.rows if change.matches(row)]
         with SqlSession(self._client.url) as session:
             (count,) = session.sql(change.text).to_arrow()["rows"].to_pylist()
-        assert count == len(matching), change.text
+        assert count == len(matching_rows), change.text
         self.counts["rows changed by SQL"] += count
-        self._touched = {self._compute_key(row) for row in matching}
+        self._touched = {self._compute_key(row) for row in matching_rows}
         if change.new:
-            for row in matching:
+            for row in matching_rows:
                 row |= change.new
         else:
             self.rows = [row for row in self.rows if not change.matches(row)]
@@ -389,10 +389,10 @@ class TableHistory:
     def _evolve(self) -> str:
         rng, columns = self._rng, self._columns
         used_ids = {field["source-id"] for field in self._spec}
-        free = [column for column in columns if column not in self._keys and column.id not in used_ids]
+        free_names = [column for column in columns if column not in self._keys and column.id not in used_ids]
         operator = rng.choice(("add", "drop", "readd", "rename", "swap", "promote", "promote", "move", "extend"))
-        if operator in ("drop", "readd") and free:
-            dropped_column = rng.choice(free)
+        if operator in ("drop", "readd") and free_names:
+            dropped_column = rng.choice(free_names)
             columns.remove(dropped_column)
             for row in self.rows:
                 row.pop(dropped_column.id, None)
@@ -468,14 +468,14 @@ class TableHistory:
             assert self._read(self._columns, where) == self._freeze_rows(actual_rows), json.dumps(where)
         self._check_row_ids()
         metadata = self._read_metadata()
-        current = metadata.get("current-snapshot-id", -1)
+        current_id = metadata.get("current-snapshot-id", -1)
         schemas = {snapshot["snapshot-id"]: snapshot.get("schema-id") for snapshot in metadata["snapshots"]}
-        if schemas.get(current) == metadata["current-schema-id"]:
-            self._snapshots.setdefault(current, (copy.deepcopy(self._columns), expected))
+        if schemas.get(current_id) == metadata["current-schema-id"]:
+            self._snapshots.setdefault(current_id, (copy.deepcopy(self._columns), expected))
         if self._snapshots:
             chosen_snapshot = self._rng.choice(list(self._snapshots))
             columns, rows = self._snapshots[chosen_snapshot]
-            assert self._read(columns, at=At(snapshot_id=chosen_snapshot)) == rows, f"as of {chosen_snapshot}"
+            assert self._read(columns, index=At(snapshot_id=chosen_snapshot)) == rows, f"as of {chosen_snapshot}"
 
     def _check_row_ids(self) -> None:
         if self._version < 3:

@@ -76,8 +76,8 @@ def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(c
 
 @pytest.mark.slow
 def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as earlier:
-        earlier.setattr("seamark.metaserver.api.indexes.builds.INDEX_FOLDER", FORMER_INDEX_FOLDER)
+    with monkeypatch.context() as patches:
+        patches.setattr("seamark.metaserver.api.indexes.builds.INDEX_FOLDER", FORMER_INDEX_FOLDER)
         create_table(client, "db.t", files=3, i=("bitmap", "country"), j=("record", "id"))
         Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
     files_before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
@@ -87,9 +87,9 @@ def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, m
     assert indexer.round() == Round(tables=1, indexes=2)
     for name in "ij":
         index = client.index("db.t", name)
-        live = [file["location"] for file in index.json["index-files"] if file["state"] == "live"]
-        assert (index.json["misplaced"], index.health, len(live)) == (0, "ok", 1)
-        assert f"/{INDEX_FOLDER}/" in live[0]
+        live_locations = [file["location"] for file in index.json["index-files"] if file["state"] == "live"]
+        assert (index.json["misplaced"], index.health, len(live_locations)) == (0, "ok", 1)
+        assert f"/{INDEX_FOLDER}/" in live_locations[0]
     assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == files_before
 
 
@@ -111,26 +111,26 @@ def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
 def test_merge_leaves_out_index_files_of_an_unknown_version(client: IndexClient, server: ServerThread) -> None:
     create_table(client, "db.t", files=7, i=("bitmap", "country"))
     files_before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
-    one_each = GroupLimits(files=1)
-    assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
+    one_file_groups = GroupLimits(files=1)
+    assert Indexer(client, open_in_process_workers, limits=one_file_groups).round().builds == 1
     location = client.index("db.t", "i").json["index-files"][3]["location"]
-    later = server.run(replace_by_later_version(server.components, "db", "t", location))
+    later_version = server.run(replace_by_later_version(server.components, "db", "t", location))
     # The data file is indexed again. Then eight index files exist, but only seven can be merged.
-    report = Indexer(client, open_in_process_workers, limits=one_each).maintain(("db", "t"))
+    report = Indexer(client, open_in_process_workers, limits=one_file_groups).maintain(("db", "t"))
     assert (report.builds, report.files, report.merges, report.failed) == (1, 1, 0, 0)
     builds = len(list(client.timeline(action="indexing")))
     for _ in range(2):  # Each job is a new process.
-        report = Indexer(client, open_in_process_workers, limits=one_each).maintain(("db", "t"))
+        report = Indexer(client, open_in_process_workers, limits=one_file_groups).maintain(("db", "t"))
         assert report == Round(tables=1, indexes=1)
     assert len(list(client.timeline(action="indexing"))) == builds, "a job without a due merge starts no build"
     append_parts(client.url, "db.t", spread_ids(7)[:1])
-    indexer = Indexer(client, open_in_process_workers, limits=one_each)
+    indexer = Indexer(client, open_in_process_workers, limits=one_file_groups)
     report = indexer.round()
     assert (report.builds, report.files, report.merges, report.failed) == (1, 1, 1, 0)
     index = client.index("db.t", "i")
-    live = {file["location"]: file["level"] for file in index.json["index-files"] if file["state"] == "live"}
-    assert live.pop(later) == 0, "another program may still use the file"
-    assert list(live.values()) == [1]
+    live_levels = {file["location"]: file["level"] for file in index.json["index-files"] if file["state"] == "live"}
+    assert live_levels.pop(later_version) == 0, "another program may still use the file"
+    assert list(live_levels.values()) == [1]
     assert (index.health, index.files) == ("ok", 8)
     assert [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)] == [
         files_before[0] + 1,
@@ -142,8 +142,8 @@ def test_merge_leaves_out_index_files_of_an_unknown_version(client: IndexClient,
 @pytest.mark.slow
 def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) -> None:
     create_table(client, "db.t", files=5, i=("record", "id"))
-    one_each = GroupLimits(files=1)
-    assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
+    one_file_groups = GroupLimits(files=1)
+    assert Indexer(client, open_in_process_workers, limits=one_file_groups).round().builds == 1
     with open_catalog(client.url) as catalog:
         loaded_table = catalog.load_table("db.t")
         old_snapshots = [snapshot.snapshot_id for snapshot in loaded_table.snapshots()]
@@ -151,10 +151,12 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
         for part in spread_ids(4):
             append_parts(client.url, "db.t", [part])
         catalog.load_table("db.t").maintenance.expire_snapshots().by_ids(old_snapshots).commit()
-    report = Indexer(client, open_in_process_workers, limits=one_each).round()
+    report = Indexer(client, open_in_process_workers, limits=one_file_groups).round()
     assert (report.builds, report.merges, report.failed) == (1, 1, 0)
-    live = [index_file for index_file in client.index("db.t", "i").json["index-files"] if index_file["state"] == "live"]
-    assert sum(index_file["files"] for index_file in live) < 9, (
+    live_index_files = [
+        index_file for index_file in client.index("db.t", "i").json["index-files"] if index_file["state"] == "live"
+    ]
+    assert sum(index_file["files"] for index_file in live_index_files) < 9, (
         "entries of the first five files remain in the merged file"
     )
     assert client.index("db.t", "i").health == "ok"
@@ -206,8 +208,10 @@ class IndexerClock:
 
 def flip(client: IndexClient, name: str, index: str, number: int = 0) -> str:
     """Flip a bit in the middle of one of the index's live files, and return the file's location."""
-    live = [index_file for index_file in client.index(name, index).json["index-files"] if index_file["state"] == "live"]
-    location: str = live[number]["location"]
+    live_index_files = [
+        index_file for index_file in client.index(name, index).json["index-files"] if index_file["state"] == "live"
+    ]
+    location: str = live_index_files[number]["location"]
     path = Path(location.removeprefix("file://"))
     data = bytearray(path.read_bytes())
     header = open_index_file(bytes(data), location).header
@@ -249,9 +253,11 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
     for name in ("db.a", "db.b"):
         create_table(client, name, files=3, i=("bitmap", "id"))
     clock = IndexerClock()
-    one_each = GroupLimits(files=1)
-    assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 2
-    keeper = Indexer(client, open_in_process_workers, limits=one_each, now=clock, audit=AuditLimits(size_bytes=1))
+    one_file_groups = GroupLimits(files=1)
+    assert Indexer(client, open_in_process_workers, limits=one_file_groups).round().builds == 2
+    keeper = Indexer(
+        client, open_in_process_workers, limits=one_file_groups, now=clock, audit=AuditLimits(size_bytes=1)
+    )
     flip(client, "db.b", "i", 2)
     rounds = [keeper.round() for _ in range(7)]
     assert [round_report.verified for round_report in rounds] == [1, 1, 1, 1, 1, 1, 0]
@@ -263,7 +269,7 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
         return clock.now_s
 
     later_limits = AuditLimits(seconds=2.5, every_s=0)
-    keeper = Indexer(client, open_in_process_workers, limits=one_each, now=advance_clock, audit=later_limits)
+    keeper = Indexer(client, open_in_process_workers, limits=one_file_groups, now=advance_clock, audit=later_limits)
     assert 0 < keeper.round().verified < 6
 
 

@@ -73,12 +73,12 @@ class GrowingTable:
         append(self.client, "db.t", build_rows(new_keys, 0))
         self.live = np.concatenate([self.live, np.ones(count, np.bool_)])
 
-    def upsert(self, updated: int, inserted: int) -> None:
+    def upsert(self, updated: int, inserted_rows: int) -> None:
         updated_rows = self.draw.choice(np.flatnonzero(self.live), updated, replace=False)
-        keys = np.concatenate([updated_rows, np.arange(len(self.live), len(self.live) + inserted)])
+        keys = np.concatenate([updated_rows, np.arange(len(self.live), len(self.live) + inserted_rows)])
         report = upsert(self.client, "db.t", build_rows(keys, 1), keys=["k"], mode=self.mode)
-        assert (report.updated, report.inserted) == (updated, inserted)
-        self.live = np.concatenate([self.live, np.ones(inserted, np.bool_)])
+        assert (report.updated, report.inserted) == (updated, inserted_rows)
+        self.live = np.concatenate([self.live, np.ones(inserted_rows, np.bool_)])
 
     def delete(self, count: int) -> None:
         removed_keys = self.draw.choice(np.flatnonzero(self.live), count, replace=False)
@@ -97,10 +97,10 @@ class GrowingTable:
 
     def check(self, step: str) -> None:
         data, deletes = self.list_files()
-        count, mixed, deleted = _count_rows(data, deletes)
+        count, key_hash, deleted_rows = _count_rows(data, deletes)
         keys = mix_numbers(np.flatnonzero(self.live))
-        assert (count, mixed) == (len(keys), int(np.bitwise_xor.reduce(keys))), step
-        assert self.count_entries(set(data)) - deleted == count, step
+        assert (count, key_hash) == (len(keys), int(np.bitwise_xor.reduce(keys))), step
+        assert self.count_entries(set(data)) - deleted_rows == count, step
         index = self.client.index("db.t", "keys")
         assert (index.health, index.lag_files) == ("ok", 0), step
         sample_size = min(self.sampled, len(self.live))
@@ -119,7 +119,7 @@ class GrowingTable:
 
         Check that exactly one index file describes each data file.
         """
-        described: list[str] = []
+        index_descriptions: list[str] = []
         total = 0
         for index_file in self.client.index("db.t", "keys").json["index-files"]:
             if index_file["state"] != "live":
@@ -127,9 +127,9 @@ class GrowingTable:
             opened_file = open_index_file(Storage().read(index_file["location"]), index_file["location"])
             counts = RecordBlob(opened_file.blob).counts
             numbers = [number for number, path in enumerate(opened_file.files.paths) if path in data]
-            described += [opened_file.files.paths[number] for number in numbers]
+            index_descriptions += [opened_file.files.paths[number] for number in numbers]
             total += int(counts[numbers].sum())
-        assert sorted(described) == sorted(data)
+        assert sorted(index_descriptions) == sorted(data)
         return total
 
     def check_lookup(self, data: list[str], numbers: Longs, step: str) -> None:
@@ -183,20 +183,20 @@ def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
             db.execute(f"CREATE TABLE gone AS {removed_statement}", {"deletes": _to_local_paths(deletes)})
         else:
             db.execute("CREATE TABLE gone (filename VARCHAR, pos BIGINT)")
-        matched = "g.filename = d.filename AND g.pos = d.file_row_number"
-        ((count, mixed),) = db.execute(
-            f"SELECT count(*), bit_xor(k) FROM {parquet_reader} d ANTI JOIN gone g ON {matched}", task
+        match_condition = "g.filename = d.filename AND g.pos = d.file_row_number"
+        ((count, key_hash),) = db.execute(
+            f"SELECT count(*), bit_xor(k) FROM {parquet_reader} d ANTI JOIN gone g ON {match_condition}", task
         ).fetchall()
-        ((deleted,),) = db.execute(
-            f"SELECT count(*) FROM {parquet_reader} d SEMI JOIN gone g ON {matched}", task
+        ((deleted_rows,),) = db.execute(
+            f"SELECT count(*) FROM {parquet_reader} d SEMI JOIN gone g ON {match_condition}", task
         ).fetchall()
-    return count, mixed, deleted
+    return count, key_hash, deleted_rows
 
 
-def change_and_check(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int) -> None:
+def change_and_check(client: IndexClient, mode: str, *, keys: int, turns: int, sampled_keys: int) -> None:
     """Insert, upsert, delete and merge `turns` times, and check the table after each step."""
     create_upsert_table(client, version=2, fields=FIELDS, properties={"seamark.index.keys": "record(k)"})
-    table = GrowingTable(client, mode, sampled)
+    table = GrowingTable(client, mode, sampled_keys)
     hundredth = keys // 100
     for round_number in range(turns):
         for _ in range(MERGED_FILES_MIN):
@@ -217,10 +217,10 @@ def change_and_check(client: IndexClient, mode: str, *, keys: int, turns: int, s
 
 @pytest.mark.parametrize("mode", mark_fast(["merge-on-read", "copy-on-write"], 1))
 def test_record_index_has_an_entry_for_each_row_after_each_kind_of_write(client: IndexClient, mode: str) -> None:
-    change_and_check(client, mode, keys=200_000, turns=1, sampled=20_000)
+    change_and_check(client, mode, keys=200_000, turns=1, sampled_keys=20_000)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_record_index_of_50_million_rows_has_an_entry_for_each_row(client: IndexClient) -> None:
-    change_and_check(client, "merge-on-read", keys=50_000_000, turns=3, sampled=200_000)
+    change_and_check(client, "merge-on-read", keys=50_000_000, turns=3, sampled_keys=200_000)

@@ -130,7 +130,7 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
     policy = ", ".join(f"{name}: {age}h" for name, age in ages_h.items())
     change_table_properties(client, "db.t", {COLUMNS: policy}, [])
     expected: dict[int, dict[str, Any]] = {}
-    lost = 0
+    lost_values = 0
     for number, row in rows.items():
         expected[number] = dict(row)
         if row["at"] is None:
@@ -144,8 +144,8 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
         for name, age_h in ages_h.items():
             if compute_partition_end(unit, moment) <= NOW - timedelta(hours=age_h):
                 expected[number][name] = None
-                lost += 1
-    assert 0 < lost < 3 * len(rows), seed
+                lost_values += 1
+    assert 0 < lost_values < 3 * len(rows), seed
     dry = expire_columns(client, "db.t", dry_run=True, now_ms=NOW_MS)
     assert dry.files_before > 0
     assert dry.bytes_after < dry.bytes_before

@@ -49,7 +49,7 @@ def test_policy_of_the_nearest_namespace_has_precedence(levels: list[dict[str, s
 
 
 @pytest.mark.parametrize(
-    ("properties", "wrong"),
+    ("properties", "wrong_property"),
     [
         ({"seamark.compaction.enabled": "true", "seamark.compaction.min-files": "3"}, None),
         ({"seamark.compaction.enabled": "yes"}, "must be true or false"),
@@ -60,9 +60,9 @@ def test_policy_of_the_nearest_namespace_has_precedence(levels: list[dict[str, s
         ({"x" * 5_000: "1"}, "is unknown; the properties of a policy are"),
     ],
 )
-def test_policy_with_an_invalid_value_is_refused(properties: dict[str, str], wrong: str | None) -> None:
+def test_policy_with_an_invalid_value_is_refused(properties: dict[str, str], wrong_property: str | None) -> None:
     policy = check_policy(properties)
-    assert policy is None if wrong is None else wrong in str(policy)
+    assert policy is None if wrong_property is None else wrong_property in str(policy)
 
 
 @pytest.fixture

@@ -113,8 +113,8 @@ def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexCli
         assert statement is not None
         run_statement(client, statement, utc=True)
         dropped_entries = set(scan(client, "db.t", ["at"], f"{advice['column']} IS NULL").to_arrow()["at"].to_pylist())
-        lost = {value if kind == "date" else value.date() for value in dropped_entries}
-        assert all(advice["column"] not in read_dates or day < read_dates[advice["column"]] for day in lost), (
+        lost_values = {value if kind == "date" else value.date() for value in dropped_entries}
+        assert all(advice["column"] not in read_dates or day < read_dates[advice["column"]] for day in lost_values), (
             seed,
             advice,
         )
@@ -143,8 +143,8 @@ def test_scan_reports_count_as_reads_and_lower_the_confidence_if_they_name_no_co
     spark = {"metadata": {"engine-name": "spark"}}
     report_scan(**spark, **{"projected-field-ids": [3], "projected-field-names": ["payload"]})
     assert list_advised_ages(client) == {"id": 7, "ext": 7, "tags": 7}
-    sanitized = {"type": "eq", "term": "ext", "value": "(hash-12345678)"}
-    report_scan(**spark, filter=sanitized, **{"projected-field-ids": [1]})
+    sanitized_filter = {"type": "eq", "term": "ext", "value": "(hash-12345678)"}
+    report_scan(**spark, filter=sanitized_filter, **{"projected-field-ids": [1]})
     assert list_advised_ages(client) == {"tags": 7}
     assert advise_ttl(client, "db.t")["confidence"] == 1.0
     report_scan(**{"projected-field-ids": [1, 2, 3, 4, 5, 6]})  # Some engines always name all columns.

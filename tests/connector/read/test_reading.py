@@ -152,7 +152,7 @@ async def commit_random_files(stored_table: StoredTable, rng: random.Random, com
             vector_paths = {delete.referenced for delete in snapshot_before.deletes if delete.format == "PUFFIN"}
             if stored_table.version > 2:
                 new_deletes = {
-                    path: {at for file_path, at in spots if file_path == path} for path in paths - vector_paths
+                    path: {index for file_path, index in spots if file_path == path} for path in paths - vector_paths
                 }
                 deletes += stored_table.write_vectors(new_deletes, part) if new_deletes else []
             elif spots:
@@ -336,9 +336,9 @@ def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: Sea
     split_offsets = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
     split_task = replace(task, file={**task.file, "split-offsets": split_offsets})
     for pieces in (1, 3, 10):
-        divided = list(divide_task(split_task, -(-task.size_bytes // pieces)))
-        assert min(pieces, 2) <= len(divided) <= pieces
-        batches = (batch for piece in divided for batch in read_task(piece, expected, opened_table.storage))
+        pieces_of_task = list(divide_task(split_task, -(-task.size_bytes // pieces)))
+        assert min(pieces, 2) <= len(pieces_of_task) <= pieces
+        batches = (batch for piece in pieces_of_task for batch in read_task(piece, expected, opened_table.storage))
         assert [value for batch in batches for value in batch["id"].to_pylist()] == list(range(500))
     some_task = read_task(task, expected, opened_table.storage, positions=np.array([3, 260, 499]))
     assert [value for batch in some_task for value in batch["id"].to_pylist()] == [3, 260, 499]
@@ -349,8 +349,8 @@ def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: Sea
         (-5, 0, 1, task.size_bytes // 2, 1 << 60),
         (split_offsets, split_offsets[2:], [-70, -7, *split_offsets[5:], 1 << 60]),
     ):
-        stated = {"file-size-in-bytes": size_bytes, "split-offsets": stated_offsets}
-        change = SnapshotChange(INSERT, replace(task, file={**task.file, **stated}))
+        stated_sizes = {"file-size-in-bytes": size_bytes, "split-offsets": stated_offsets}
+        change = SnapshotChange(INSERT, replace(task, file={**task.file, **stated_sizes}))
         parts: list[Any] = [*split_tasks([change], rows, split_bytes=task.size_bytes // 5)]
         ids = [value for part in parts for batch in part.read() for value in batch["id"].to_pylist()]
         assert ids == list(range(500)), (size_bytes, stated_offsets)
@@ -378,7 +378,7 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
             for batch in reader.read(part):
                 removed_paths |= set(zip(*batch.to_pydict().values(), strict=True))
         rows = [
-            {(path, at) for path, at, _ in stored_table.list_live_rows(stored_table.snapshots[row_id - 1])}
+            {(path, index) for path, index, _ in stored_table.list_live_rows(stored_table.snapshots[row_id - 1])}
             for row_id in (first, snapshot_count)
         ]
         assert removed_paths == rows[0] - rows[1]
@@ -436,8 +436,8 @@ def test_error_names_the_file_that_cannot_be_read(server: ServerThread, client: 
     expected = plan_read(opened_table, None, TRUE)
     (task,) = plan(client, opened_table)
 
-    def read_error(**changed: Any) -> str:
-        options = {name.replace("_", "-"): value for name, value in changed.items()}
+    def read_error(**changes: Any) -> str:
+        options = {name.replace("_", "-"): value for name, value in changes.items()}
         with pytest.raises(Unreadable) as error:
             list(read_task(ScanTask({**task.file, **options}, task.deletes), expected, opened_table.storage))
         assert str(error.value).startswith((task.path, str(options.get("file-path")), task.deletes[0]["file-path"]))
@@ -485,8 +485,8 @@ def test_scan_reads_the_snapshot_branch_or_tag_that_it_names(server: ServerThrea
 
     server.run(make())
 
-    def read_ids(at: At) -> list[int]:
-        return sorted(scan(client, "db.t", ["id"], at=at).to_arrow()["id"].to_pylist())
+    def read_ids(index: At) -> list[int]:
+        return sorted(scan(client, "db.t", ["id"], at=index).to_arrow()["id"].to_pylist())
 
     assert read_ids(At()) == read_ids(At(ref="main")) == [0, 1, 2]
     assert read_ids(At(ref="dev")) == read_ids(At(snapshot_id=1)) == [0]

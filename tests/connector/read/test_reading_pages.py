@@ -80,9 +80,9 @@ def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient,
         by_pages += actual_rows.counts.row_groups_by_pages
     assert by_pages > 5, f"seed {seed}"
     first = next(iter(changed_rows))
-    placed = scan(client, "db.t", ["word", FILE, POSITION], f"id = {first}").to_arrow()
+    rows_with_place = scan(client, "db.t", ["word", FILE, POSITION], f"id = {first}").to_arrow()
     page_counts = {
         (row[FILE], row[POSITION]): row["id"]
         for row in scan(client, "db.t", ["id", FILE, POSITION]).to_arrow().to_pylist()
     }
-    assert [page_counts[row[FILE], row[POSITION]] for row in placed.to_pylist()] == [first]
+    assert [page_counts[row[FILE], row[POSITION]] for row in rows_with_place.to_pylist()] == [first]

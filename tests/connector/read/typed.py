@@ -103,8 +103,10 @@ def _build_decimals(precision: int, scale: int) -> Callable[[Sequence[Any]], pa.
 
     def build_decimal_array(values: Sequence[Any]) -> pa.Array:
         # Decimals are made from tuples, because decimal's own arithmetic rounds to 28 digits.
-        exact = (None if v is None else Decimal((int(v < 0), tuple(map(int, str(abs(v)))), -scale)) for v in values)
-        return pa.array(list(exact), kind)
+        exact_decimals = (
+            None if v is None else Decimal((int(v < 0), tuple(map(int, str(abs(v)))), -scale)) for v in values
+        )
+        return pa.array(list(exact_decimals), kind)
 
     return build_decimal_array
 

@@ -147,7 +147,9 @@ def split_into_files(table: str) -> list[pa.Table]:
         "e": [],
     }[table]
     size = _FILE_ROWS[table]
-    return [pa.Table.from_pylist(rows[at : at + size], schema=TABLES[table]) for at in range(0, len(rows), size)]
+    return [
+        pa.Table.from_pylist(rows[start : start + size], schema=TABLES[table]) for start in range(0, len(rows), size)
+    ]
 
 
 def open_plain() -> duckdb.DuckDBPyConnection:

@@ -61,8 +61,10 @@ def draw_rows(rng: random.Random, rows: int) -> pa.Table:
     arrays = []
     for name, kind in COLUMNS.items():
         if pa.types.is_decimal(kind):
-            scaled = [None if value is None else Decimal(str(value)).scaleb(-kind.scale) for value in values[name]]
-            arrays.append(pa.array(scaled, kind))
+            scaled_values = [
+                None if value is None else Decimal(str(value)).scaleb(-kind.scale) for value in values[name]
+            ]
+            arrays.append(pa.array(scaled_values, kind))
         elif pa.types.is_timestamp(kind):
             arrays.append(pa.array(values[name], pa.int64()).cast(kind))
         elif pa.types.is_date(kind):
@@ -135,7 +137,7 @@ class RandomQueries:
         where = f" WHERE {self.draw_condition('q.')}" if self._rng.random() < 0.6 else ""
         rows = f"{self._choose_table()} q{where}"
         low, high = (f"(SELECT {extreme}(q.{other}) FROM {rows})" for extreme in self._rng.sample(("min", "max"), 2))
-        between = f"a.{column} BETWEEN {low} AND {high}"
+        between_condition = f"a.{column} BETWEEN {low} AND {high}"
         if self._rng.random() < 0.3 and column != "x":  # Engines return different extremes of columns with NaN.
             extreme = self._rng.choice(("min", "max"))
             names = f"WITH m AS (SELECT {extreme}(q.{other}) AS e FROM {rows}), n AS (SELECT e AS l FROM m)"
@@ -152,7 +154,7 @@ class RandomQueries:
         if self._rng.random() < 0.6 and column != "x":
             return (
                 f"SELECT a.id FROM {self._choose_table()} a WHERE"
-                f" {self._rng.choice((f'a.{column} {op} {low}', between))}"
+                f" {self._rng.choice((f'a.{column} {op} {low}', between_condition))}"
             )
         kind = self._rng.choice(("JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN"))
         end = f" AND a.{column} <= b.{other} + 0" if column == "id" else f" AND b.{other} >= a.{column}"

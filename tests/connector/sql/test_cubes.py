@@ -107,8 +107,8 @@ class RandomAggregates:
         keys = rng.sample(expressions, rng.randint(0, min(3, len(expressions))))
         aggregates = [self._aggregate(measures, dimensions) for _ in range(rng.randint(0 if keys else 1, 3))]
         outputs = [self._name(value) for value in (*keys, *aggregates)]
-        distinct = "DISTINCT " if rng.random() < 0.1 else ""
-        text = f"SELECT {distinct}{', '.join(outputs)} FROM {source} a"
+        distinct_keyword = "DISTINCT " if rng.random() < 0.1 else ""
+        text = f"SELECT {distinct_keyword}{', '.join(outputs)} FROM {source} a"
         if rng.random() < 0.5:
             text += f" WHERE {' AND '.join(self._draw_condition(dimensions) for _ in range(rng.randint(1, 2)))}"
         if keys:
@@ -222,8 +222,10 @@ class CubeWorld:
     def damage_index_file(self, *, loses: bool) -> None:
         """Delete a live index file if `loses` is true; otherwise change one of its bytes."""
         index_reports = [self.client.index(self.name, f"cube{number}").json for number in range(len(self.cubes))]
-        live = [file["location"] for index in index_reports for file in index["index-files"] if file["state"] == "live"]
-        paths = [path for location in live if (path := Path(location.removeprefix("file://"))).exists()]
+        live_locations = [
+            file["location"] for index in index_reports for file in index["index-files"] if file["state"] == "live"
+        ]
+        paths = [path for location in live_locations if (path := Path(location.removeprefix("file://"))).exists()]
         if not paths:
             return
         path = self.rng.choice(paths)
@@ -287,10 +289,10 @@ def _compare_sessions(session: SqlSession, plain_session: SqlSession, text: str,
     try:
         expected = plain_session.sql(text)
         rows = count_rows(expected)
-    except InvalidRequest as refused:
+    except InvalidRequest as refusal:
         with pytest.raises(InvalidRequest):
             session.sql(text).to_arrow()
-        return f"refused: {str(refused)[:40]}"
+        return f"refused: {str(refusal)[:40]}"
     answer = session.sql(text)
     summary = answer.explanation.cube
     assert summary is not None

@@ -136,14 +136,14 @@ class StarSchema:
         The build refuses a dimension with a duplicate key.
         """
         columns, measures = ATTRIBUTE_CUBE
-        pinned = pin_attributes(self._client, [column.format(self._name) for column in columns])
+        pinned_columns = pin_attributes(self._client, [column.format(self._name) for column in columns])
         facts = (self._name, "facts")
-        self._client.put_index(facts, "attributes", kind="cube", columns=pinned, measures=measures)
+        self._client.put_index(facts, "attributes", kind="cube", columns=pinned_columns, measures=measures)
         with closing(InProcessWorkers()) as workers:
             try:
                 build(self._client, facts, "attributes", workers)
-            except InvalidRequest as refused:
-                assert "is not a key" in str(refused)  # noqa: PT017
+            except InvalidRequest as refusal:
+                assert "is not a key" in str(refusal)  # noqa: PT017
                 self.has_doubled_keys = True
 
     def change_dimension(self) -> None:
@@ -291,8 +291,8 @@ def _compare_sessions(server: ServerThread, session: SqlSession, text: str, seed
     assert count_rows(answer) == rows, f"seed {seed}: {text}\n{answer.explanation}"
     if summary.index is None:
         return "rows"
-    how = "cube and rows" if summary.row_files else "cube"
-    return f"{how}, attributes" if summary.index == "attributes" else how
+    source = "cube and rows" if summary.row_files else "cube"
+    return f"{source}, attributes" if summary.index == "attributes" else source
 
 
 def test_random_star_joins_return_the_same_rows_from_cubes(
@@ -318,7 +318,7 @@ def test_thousands_of_random_star_joins_return_the_same_rows_from_cubes(server: 
 
 
 def _check_counts(counts: Counter[str]) -> None:
-    from_cubes = sum(count for how, count in counts.items() if how.startswith("cube"))
+    from_cubes = sum(count for source, count in counts.items() if source.startswith("cube"))
     assert from_cubes > counts.total() / 4, counts
     assert counts["cube, attributes"] > 0, counts
 
@@ -524,12 +524,12 @@ def test_cube_that_covers_few_rows_is_not_used(server: ServerThread, monkeypatch
     with open_catalog(server.url) as catalog:
         catalog.create_namespace("few")
         catalog.create_table("few.shops", schema=SHOPS).append(shops)
-        stored = catalog.create_table("few.facts", schema=FACTS)
-        stored.append(facts.slice(0, 5))
+        created_table = catalog.create_table("few.facts", schema=FACTS)
+        created_table.append(facts.slice(0, 5))
         with closing(IndexClient(server.url)) as client, closing(InProcessWorkers()) as workers:
             client.put_index("few.facts", "by_shop", kind="cube", columns=["shop_id"], measures=["sum(amount)"])
             build(client, "few.facts", "by_shop", workers)
-        stored.append(facts.slice(5))
+        created_table.append(facts.slice(5))
     with SqlSession(server.url) as session:
         answer = session.sql(query)
         assert answer.explanation.cube == CubeSummary("by_shop", 1, 1)

@@ -86,7 +86,7 @@ async def run_fake_trino(script_statement: Callable[[str], list[Page]]) -> Async
     scripts: dict[int, list[Page]] = {}
     numbers = itertools.count()
 
-    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+    async def answer(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         path = request.rel_url.raw_path
         if path == LOGIN_PATH:
             trino.logins.append(request.headers.get("Authorization", ""))
@@ -119,8 +119,8 @@ async def run_fake_trino(script_statement: Callable[[str], list[Page]]) -> Async
             page["nextUri"] = f"{base}/v1/statement/{stage}/{number}/slug/{token + 1}"
         return web.json_response(page, status=page.pop("status", 200), headers={"Set-Cookie": f"token={token}"})
 
-    async with run_fake_server(answer) as fake:
-        trino = ScriptedTrino(fake)
+    async with run_fake_server(answer) as fake_server:
+        trino = ScriptedTrino(fake_server)
         yield trino
 
 
@@ -152,7 +152,7 @@ async def run_fake_seamark(
 ) -> AsyncIterator[ScriptedSeamark]:
     """Yield a fake Seamark server. `plan` receives the table (`db/t`) and the body of each request."""
 
-    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+    async def answer(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         path, _, route = request.rel_url.raw_path.removeprefix("/api/v1/tables/").rpartition("/")
         plan_request = json.loads(body)
         if route == "plan-snapshots":
@@ -168,6 +168,6 @@ async def run_fake_seamark(
         sizes = {"files": 3, "bytes": 30, "considered-files": 100, "considered-bytes": 1000}
         return web.json_response({**usual, **sizes, **new_plan})
 
-    async with run_fake_server(answer) as fake:
-        seamark = ScriptedSeamark(fake)
+    async with run_fake_server(answer) as fake_server:
+        seamark = ScriptedSeamark(fake_server)
         yield seamark

@@ -133,8 +133,8 @@ async def test_login_is_checked_again_after_a_minute_and_for_changed_credentials
         {"Cookie": "token=1"},
         {"X-Forwarded-Proto": "http"},
     )
-    for number, other in enumerate(other_requests):
-        assert await logins.accepts(TRINO, CIMultiDict({**first, **other}))
+    for number, later_request in enumerate(other_requests):
+        assert await logins.accepts(TRINO, CIMultiDict({**first, **later_request}))
         assert len(trino.requests) == 2 + number
     assert await logins.accepts(Coordinator("http://other", ""), first)
     count = len(trino.requests)
@@ -158,7 +158,7 @@ async def test_number_of_remembered_logins_is_bounded() -> None:
 
 
 async def test_answers_do_not_reveal_the_software_version() -> None:
-    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake_server: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"Server": "trino"})
 
     async with run_fake_server(answer) as trino, run_proxy(trino.url) as rig:

@@ -139,8 +139,8 @@ async def test_error_after_the_first_rows_is_passed_to_the_client() -> None:
 
 
 async def test_slow_statement_is_passed_to_the_client() -> None:
-    slow = {**QUEUED, "wait": 0.2}
-    async with run_stage(make_script(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3, rules=False) as (trino, rig):
+    slow_page = {**QUEUED, "wait": 0.2}
+    async with run_stage(make_script(QUEUED, *[slow_page] * 4, ROWS, END), hold_s=0.3, rules=False) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert len(trino.fetched) < 4  # The speed of the machine decides how many pages arrive in time.
         assert json.loads(body)["nextUri"].endswith(f"/0/slug/{len(trino.fetched) + 1}")
@@ -192,17 +192,19 @@ async def test_requests_of_the_proxy_have_the_clients_headers_without_body_heade
         await rig.ask(
             "POST", "/v1/statement", data=STATEMENT.encode(), headers={**request_headers, "Accept-Encoding": "gzip"}
         )
-        (_, _, posted, text), *followed = (request for request in trino.fake.requests if request[1] != LOGIN_PATH)
-        assert {target.partition("?")[0] for _, target, _, _ in followed} == {
+        (_, _, fallback_request, text), *later_requests = (
+            request for request in trino.fake.requests if request[1] != LOGIN_PATH
+        )
+        assert {target.partition("?")[0] for _, target, _, _ in later_requests} == {
             "/v1/statement/queued/0/slug/1",
             "/v1/query/q0",
         }
-        actual = followed[0][2]
-        assert posted["Content-Length"] == str(len(text))
-        assert posted["Content-Type"] == request_headers["Content-Type"]
+        actual = later_requests[0][2]
+        assert fallback_request["Content-Length"] == str(len(text))
+        assert fallback_request["Content-Type"] == request_headers["Content-Type"]
         assert "Content-Type" not in actual
         assert "Content-Length" not in actual
-        for headers in (posted, *(request_headers for _, _, request_headers, _ in followed)):
+        for headers in (fallback_request, *(request_headers for _, _, request_headers, _ in later_requests)):
             assert (headers["Authorization"], headers["X-Trino-User"]) == ("Basic x", "u")
             assert headers["Accept-Encoding"] == "identity"
 
@@ -253,13 +255,13 @@ FREE = build_rules(build_table())
     ],
 )
 async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[str, Any], expected: str) -> None:
-    for switched_on in (False, True):
-        async with run_stage(make_script(QUEUED, ROWS, END), plan_header=switched_on) as (trino, rig):
+    for is_enabled in (False, True):
+        async with run_stage(make_script(QUEUED, ROWS, END), plan_header=is_enabled) as (trino, rig):
             trino.rules = rules
             rows, _, outcome = await fetch_result(rig)
             assert rows == [[1]]
-            assert outcome == expected or (switched_on and expected == "rewritten" and "files=3/100" in outcome)
-            assert ("3/100" in outcome) == (switched_on and rules is FREE)
+            assert outcome == expected or (is_enabled and expected == "rewritten" and "files=3/100" in outcome)
+            assert ("3/100" in outcome) == (is_enabled and rules is FREE)
 
 
 @pytest.mark.parametrize(
@@ -287,8 +289,8 @@ async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict
 
 async def test_statement_that_stays_in_the_queue_runs_as_the_original() -> None:
     """Trino reports the tables of a statement only after it has analysed the statement."""
-    slow = {**QUEUED, "wait": 0.2}
-    async with run_stage(make_script(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
+    slow_page = {**QUEUED, "wait": 0.2}
+    async with run_stage(make_script(QUEUED, *[slow_page] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
         trino.rules = {}
         assert (await fetch_result(rig))[0] == [["the original's"]]
         assert list_original_statements(trino) == [STATEMENT]
@@ -315,8 +317,8 @@ async def test_counts_of_a_plan_are_shown_only_to_users_who_may_read_the_table(s
 
     Until Trino has planned the statement, the proxy does not know whether the user may read the table.
     """
-    slow = {"stats": {"state": state}, "wait": 1.5}
-    async with run_stage(make_script(QUEUED, slow, slow, ROWS, END), hold_s=1.2) as (_, rig):
+    slow_page = {"stats": {"state": state}, "wait": 1.5}
+    async with run_stage(make_script(QUEUED, slow_page, slow_page, ROWS, END), hold_s=1.2) as (_, rig):
         _, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert ("3/100" in headers["X-Seamark-Plan"]) == (state == "RUNNING")
         assert (headers["X-Seamark-Plan"] == "planned") == (state != "RUNNING")

@@ -90,8 +90,8 @@ async def list_renewed_plans(trino: ScriptedTrino, several: bool, slow_stage: st
 async def test_proxy_renews_the_plans_of_a_queued_statement() -> None:
     async with run_fake_trino(lambda _: [*[QUEUED] * 8, ROWS, END]) as trino:
         for several in (False, True):
-            renewed = await list_renewed_plans(trino, several, "queued")
-            assert set(renewed) == {"db/t"}
+            renewed_plans = await list_renewed_plans(trino, several, "queued")
+            assert set(renewed_plans) == {"db/t"}
 
 
 async def test_plans_of_a_running_statement_are_not_renewed() -> None:

@@ -26,10 +26,10 @@ class Reports:
         self.seconds: dict[str, list[float]] = {}
         self.times = StatementTimes(self._send)
 
-    async def _send(self, read: PlannedRead, seconds: float) -> None:
-        if read.table == ("db", "broken"):
+    async def _send(self, planned_read: PlannedRead, seconds: float) -> None:
+        if planned_read.table == ("db", "broken"):
             raise ServerFailed("no")
-        self.seconds.setdefault(read.statement, []).append(seconds)
+        self.seconds.setdefault(planned_read.statement, []).append(seconds)
 
 
 async def test_time_ends_with_the_last_page_that_the_client_has_received() -> None:

@@ -103,10 +103,10 @@ async def test_client_gets_the_counts_of_the_job(jobs: SimulatedJobs) -> None:
         answer = await post_statement(rig, MERGE)
         assert answer["stats"]["state"] == "RUNNING"
         jobs.ends.set()
-        ended = await follow_pages(rig, answer)
-        assert [column["name"] for column in ended["columns"]][:2] == ["files_before", "files_after"]
-        assert ended["data"] == [[5, 1, 500, 400, 3, 1, 1, 0]]
-        assert ended["id"] == answer["id"]
+        last_page = await follow_pages(rig, answer)
+        assert [column["name"] for column in last_page["columns"]][:2] == ["files_before", "files_after"]
+        assert last_page["data"] == [[5, 1, 500, 400, 3, 1, 1, 0]]
+        assert last_page["id"] == answer["id"]
         assert [job.statement for job in jobs.ran] == [MergeFiles(("db", "t"))]
         assert jobs.ran[0].token == "writer"
         assert trino.requests == [
@@ -127,10 +127,10 @@ async def test_drop_columns_requires_the_right_to_update_each_column(jobs: Simul
         assert [job.statement for job in jobs.ran] == [DropColumns(("db", "t"), "day < 3", ("X", "y.z"))]
 
 
-@pytest.mark.parametrize("refused", ["EXPLAIN", "SELECT"])
+@pytest.mark.parametrize("refused_kind", ["EXPLAIN", "SELECT"])
 @pytest.mark.parametrize("text", [MERGE, DROP])
-async def test_statement_that_trino_refuses_does_not_run(jobs: SimulatedJobs, text: str, refused: str) -> None:
-    async with run_rig(refused) as (_, rig):
+async def test_statement_that_trino_refuses_does_not_run(jobs: SimulatedJobs, text: str, refused_kind: str) -> None:
+    async with run_rig(refused_kind) as (_, rig):
         answer = await follow_pages(rig, await post_statement(rig, text))
         assert answer["error"]["errorName"] == "PERMISSION_DENIED"
         assert jobs.ran == []
@@ -185,8 +185,8 @@ async def test_one_statement_runs_while_ten_wait_and_further_statements_are_refu
         refusal = await post_statement(rig, MERGE)
         assert refusal["error"]["errorName"] == "QUERY_QUEUE_FULL"
         jobs.ends.set()
-        ended = [await follow_pages(rig, answer) for answer in answers]
-        assert all("data" in page for page in ended)
+        last_pages = [await follow_pages(rig, answer) for answer in answers]
+        assert all("data" in page for page in last_pages)
         assert len(jobs.ran) == len(answers)
 
 

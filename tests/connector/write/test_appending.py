@@ -202,11 +202,11 @@ def test_files_are_kept_if_an_earlier_request_may_have_committed_them(
     producer: tuple[str, int] | None,
 ) -> None:
     """A proxy may answer 503 although it has forwarded the request. Then the commit may use the files."""
-    remaining_answers, real = list(answers), IndexClient._request
+    remaining_answers, send_request = list(answers), IndexClient._request
 
     def refuse_request(self: IndexClient, method: str, path: str, *arguments: Any, **options: Any) -> bytes:
         if not path.endswith("/commit"):
-            return real(self, method, path, *arguments, **options)
+            return send_request(self, method, path, *arguments, **options)
         status, kind = remaining_answers.pop(0)
         raise parse_error(status, json.dumps({"error": {"message": "no", "type": kind}}).encode(), "")
 

@@ -36,7 +36,7 @@ def read_lands(client: IndexClient) -> dict[int, str]:
 @contextmanager
 def run_upsert_stream(url: str, keys: list[int]) -> Iterator[list[int]]:
     """Run equality upserts of these keys until the context ends, and yield a list with the number of each upsert."""
-    stop, is_over, failed = threading.Event(), [0], []
+    stop, is_over, failures = threading.Event(), [0], []
 
     def write() -> None:
         client = IndexClient(url)
@@ -46,7 +46,7 @@ def run_upsert_stream(url: str, keys: list[int]) -> Iterator[list[int]]:
                 upsert(client, "db.t", batch, keys=["id"], strategy=EQUALITY)
                 is_over[0] += 1
         except Exception as error:  # noqa: BLE001  told by the test
-            failed.append(error)
+            failures.append(error)
         finally:
             client.close()
 
@@ -57,7 +57,7 @@ def run_upsert_stream(url: str, keys: list[int]) -> Iterator[list[int]]:
     finally:
         stop.set()
         thread.join()
-    assert not failed
+    assert not failures
 
 
 @pytest.mark.few_cases(2)

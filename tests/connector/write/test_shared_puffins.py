@@ -62,7 +62,7 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(
         merges = {"commit.manifest.min-count-to-merge": rng.choice(["2", "4", "100"])}
         create(catalog, 3, rng.choice([PartitionSpec(), BY_PART]), **merges)
         model: dict[int, str] = {}
-        shared = 0
+        shared_count = 0
         for step in range(14):
             ids = rng.sample(range(60), rng.randint(1, 12))
             action = rng.random()
@@ -81,10 +81,10 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(
             else:
                 compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
             vectors = Vectors(catalog.load_table("db.t"))
-            shared += sum(count > 1 for count in vectors.live.values())
+            shared_count += sum(count > 1 for count in vectors.live.values())
             assert not vectors.marked & vectors.live.keys(), step
             assert vectors.all - vectors.live.keys() <= vectors.marked, step
         assert count_scanned_rows(client) == Counter(
             (deleted_id, deleted_id % 3, text) for deleted_id, text in model.items()
         )
-        assert shared, "no Puffin file had two live vectors"
+        assert shared_count, "no Puffin file had two live vectors"

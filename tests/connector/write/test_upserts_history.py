@@ -50,7 +50,7 @@ class Step:
 
     def take(self, client: IndexClient, name: str) -> Any:
         options: dict[str, Any] = {"summary": {"step": str(self.number)}, "producer": (f"step {self.number}", 0)}
-        how: dict[str, Any] = {"mode": self.mode, "strategy": self.strategy}
+        write_options: dict[str, Any] = {"mode": self.mode, "strategy": self.strategy}
         input_table = pa.Table.from_pylist(self.rows, ARROW)
         match self.kind:
             case "append":
@@ -58,13 +58,20 @@ class Step:
             case "unlocated":
                 return upsert(client, name, input_table, keys=["id"], strategy=EQUALITY, **options)
             case "upsert":
-                return upsert(client, name, input_table, keys=["id"], precombine=self.by, **how, **options)
+                return upsert(client, name, input_table, keys=["id"], precombine=self.by, **write_options, **options)
             case "partial":
                 return upsert(
-                    client, name, input_table, keys=["id"], precombine=self.by, columns=["note"], **how, **options
+                    client,
+                    name,
+                    input_table,
+                    keys=["id"],
+                    precombine=self.by,
+                    columns=["note"],
+                    **write_options,
+                    **options,
                 )
             case "keys":
-                return delete(client, name, keys=input_table, key=["id"], **how, **options)
+                return delete(client, name, keys=input_table, key=["id"], **write_options, **options)
             case "where":
                 land, ts = self.where
                 return delete(client, name, where=f"land = '{land}' AND ts < {ts}", mode=self.mode, **options)
@@ -114,7 +121,7 @@ class Step:
 
 
 def draw_steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: bool = False) -> Iterator[Step]:
-    next_key, settled = 1000, [1000]  # The next key to append, and that key after each step.
+    next_key, settled_ids = 1000, [1000]  # The next key to append, and that key after each step.
 
     def draw_row(key: int, number: int) -> Row:
         ts = None if rng.random() < 0.1 else rng.randrange(100)
@@ -127,9 +134,11 @@ def draw_steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unloca
         if kind == "append":
             ids = list(range(next_key, next_key + 5))
             next_key += 5
-        elif rng.random() < 0.3 and settled[-5:][0] > 1000:  # A concurrent append does not check whether keys exist.
-            ids.append(rng.randrange(1000, settled[-5:][0]))
-        settled.append(next_key)
+        elif (
+            rng.random() < 0.3 and settled_ids[-5:][0] > 1000
+        ):  # A concurrent append does not check whether keys exist.
+            ids.append(rng.randrange(1000, settled_ids[-5:][0]))
+        settled_ids.append(next_key)
         yield Step(
             number,
             kind,
@@ -249,8 +258,8 @@ def run_steps(
                 step for step in steps_by_number.values() if step.number * spec_count // count == round_number
             ]
             for start in range(0, len(worker_steps), writers):
-                at_once = zip(worker_steps[start : start + writers], clients, strict=False)
-                futures = [pool.submit(step.take, own, f"db.{name}") for step, own in at_once]
+                concurrent_steps = zip(worker_steps[start : start + writers], clients, strict=False)
+                futures = [pool.submit(step.take, own_client, f"db.{name}") for step, own_client in concurrent_steps]
                 for step, future in zip(worker_steps[start:], futures, strict=False):
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
                     attempts = getattr(future.result(), "attempts", 1)

@@ -46,9 +46,9 @@ class CubeRig:
 
     def compare(self, sql: str, user: str = "anna") -> Counter[str] | str:
         """Check that the proxy returns what Trino returns without it."""
-        direct = self.read(sql, self.trino.port, user)
-        assert self.read(sql, self.proxy.port, user) == direct, f"{user}: {sql}"
-        return direct
+        direct_answer = self.read(sql, self.trino.port, user)
+        assert self.read(sql, self.proxy.port, user) == direct_answer, f"{user}: {sql}"
+        return direct_answer
 
     def read_outcome(self, sql: str, user: str = "anna") -> str:
         """Return the outcome in the proxy's header."""

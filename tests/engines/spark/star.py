@@ -65,8 +65,8 @@ class StarRig:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(queries, "rewrite_query", record_rewrite)
             assert self.run_with_plans(text, args) == expected, text
-        (only,) = rewrites
-        return only
+        (only_rewrite,) = rewrites
+        return only_rewrite
 
 
 def collect_rows(frame: Any) -> list[str]:
@@ -89,8 +89,8 @@ def create_star(rig: StarRig) -> None:
             rig.run("ALTER TABLE {db}.sales ADD PARTITION FIELD bucket(2, store)")
         if first == 120:
             rig.run("ALTER TABLE {db}.sales ADD PARTITION FIELD months(day)")
-        rows_of = f"SELECT {SALES} FROM range({first}, {first + 60})"
-        rig.run(f"INSERT INTO {{db}}.sales SELECT /*+ REPARTITION_BY_RANGE(3, id) */ * FROM ({rows_of})")
+        rows_sql = f"SELECT {SALES} FROM range({first}, {first + 60})"
+        rig.run(f"INSERT INTO {{db}}.sales SELECT /*+ REPARTITION_BY_RANGE(3, id) */ * FROM ({rows_sql})")
     rig.run("DELETE FROM {db}.sales WHERE id % 23 = 5")
     rig.run("UPDATE {db}.sales SET note = 'red', item = 3 WHERE id IN (8, 44, 131)")
     rig.run(

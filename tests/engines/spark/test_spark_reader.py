@@ -268,10 +268,10 @@ def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: ReaderS
 def test_filters_are_pushed_only_if_the_option_is_set(rig: ReaderSession, table: str) -> None:
     native = rig.run_sql(f"SELECT id, text, n FROM {{db}}.{table}")
     rig.spark.conf.set(PUSHDOWN, "true")
-    for where, asked_again in (("text LIKE 's1%' AND n > 3", False), ("n < 9 AND text LIKE '%1'", True)):
+    for where, repeats in (("text LIKE 's1%' AND n > 3", False), ("n < 9 AND text LIKE '%1'", True)):
         actual = rig.load_with_seamark(table, columns="id,text,n", push_filters="true").where(where)
         assert collect_rows(actual) == collect_rows(native.where(where))
-        assert ("Filter " in format_plan(actual)) == asked_again
+        assert ("Filter " in format_plan(actual)) == repeats
     rig.spark.conf.set(PUSHDOWN, "false")
     with pytest.raises(PySparkException, match="DATA_SOURCE_PUSHDOWN_DISABLED"):
         rig.load_with_seamark(table, push_filters="true").where("n = 3").collect()

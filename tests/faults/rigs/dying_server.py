@@ -40,8 +40,8 @@ class Fuse:
     def pass_step(self, step: str) -> None:
         if not self._file.exists():
             return
-        armed, nth = self._file.read_text().split()
-        self._passed += step == armed
+        armed_step, nth = self._file.read_text().split()
+        self._passed += step == armed_step
         if self._passed == int(nth):
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -26,7 +26,7 @@ class Event:
     """The snapshot that an append adds, or the head that a read returned."""
 
 
-def find_violations(chain: list[int], events: list[Event], initial: int | None = None) -> list[str]:
+def find_violations(chain: list[int], events: list[Event], initial_value: int | None = None) -> list[str]:
     """Return the parts of the history that the chain does not explain. The list is empty if the history is
     linearisable.
 
@@ -48,16 +48,16 @@ def find_violations(chain: list[int], events: list[Event], initial: int | None =
             results.append(f"phantom: {event.value} was refused and is in the chain")
         if event.outcome == "ok" and event.value in place:
             index = place[event.value]
-            predecessor = chain[index - 1] if index else initial
+            predecessor = chain[index - 1] if index else initial_value
             if predecessor != event.expected:
                 results.append(f"{event.value} replaced {predecessor}, but was built on {event.expected}")
     results += [f"nobody wrote {value}" for value in chain if value not in appends]
     results += _find_real_time_violations(chain, appends)
     for event in events:
         if event.kind == "append" and event.outcome == "conflict":
-            results += _find_unfounded_conflict(event, chain, place, appends, initial)
+            results += _find_unfounded_conflict(event, chain, place, appends, initial_value)
         if event.kind == "read":
-            results += _find_impossible_read(event, chain, place, appends, initial)
+            results += _find_impossible_read(event, chain, place, appends, initial_value)
     return results
 
 
@@ -91,11 +91,11 @@ def _compute_window(
 
 
 def _find_unfounded_conflict(
-    event: Event, chain: list[int], place: dict[int, int], appends: dict[int | None, Event], initial: int | None
+    event: Event, chain: list[int], place: dict[int, int], appends: dict[int | None, Event], initial_value: int | None
 ) -> list[str]:
-    if event.expected != initial and event.expected not in place:
+    if event.expected != initial_value and event.expected not in place:
         return []  # The append was based on a head that never existed, so a conflict is right.
-    index = -1 if event.expected == initial else place[event.expected]  # type: ignore[index]
+    index = -1 if event.expected == initial_value else place[event.expected]  # type: ignore[index]
     successor = appends.get(chain[index + 1]) if index + 1 < len(chain) else None
     if successor is None or successor.began > event.ended:
         return [f"{event.value} was refused although {event.expected} was the head during the whole append"]
@@ -103,9 +103,9 @@ def _find_unfounded_conflict(
 
 
 def _find_impossible_read(
-    event: Event, chain: list[int], place: dict[int, int], appends: dict[int | None, Event], initial: int | None
+    event: Event, chain: list[int], place: dict[int, int], appends: dict[int | None, Event], initial_value: int | None
 ) -> list[str]:
-    if event.value != initial and event.value not in place:
+    if event.value != initial_value and event.value not in place:
         return [f"read {event.value}, which is not in the chain"]
     opens, closes = _compute_window(event.value, chain, place, appends)
     if event.ended < opens:

@@ -173,9 +173,9 @@ def test_java_binds_every_literal_to_the_same_value_and_reads_our_json(java: Jav
     filters = [*cases, *negated]
     seamark_texts = [bind_as_json(filter_json) for _, filter_json in filters]
     answers = java([filter_json for _, filter_json in filters])
-    second_java = java(seamark_texts)
+    second_java_texts = java(seamark_texts)
     for (kind, filter_json), seamark_text, first, second in zip(
-        filters, seamark_texts, answers, second_java, strict=True
+        filters, seamark_texts, answers, second_java_texts, strict=True
     ):
         assert seamark_text == normalize_answer(kind, first), filter_json
         assert seamark_text == normalize_answer(kind, second), filter_json

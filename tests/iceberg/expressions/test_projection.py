@@ -70,8 +70,10 @@ def test_partition_of_a_matching_row_satisfies_the_inclusive_projection(data: st
     expression = data.draw(draw_expression(columns))
     assume(matches(expression, row, order_like_java) or matches(expression, row, order_like_python))
     partition = compute_partition(partition_fields, columns, row, old=data.draw(st.booleans()))
-    projected = project_inclusive(expression, partition_fields)
-    assert may_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))), format_expression(projected)
+    projected_predicate = project_inclusive(expression, partition_fields)
+    assert may_match(projected_predicate, dict(zip((1000, 1001, 1002), partition, strict=False))), format_expression(
+        projected_predicate
+    )
 
 
 @given(st.data())
@@ -84,10 +86,10 @@ def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st
         data.draw(draw_predicate(columns)),
     )
     partition = compute_partition(partition_fields, columns, row, old=data.draw(st.booleans()))
-    projected = project_strict(request, partition_fields)
-    assume(must_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))))
-    assert matches(request, row, order_like_java), format_expression(projected)
-    assert matches(request, row, order_like_python), format_expression(projected)
+    projected_predicate = project_strict(request, partition_fields)
+    assume(must_match(projected_predicate, dict(zip((1000, 1001, 1002), partition, strict=False))))
+    assert matches(request, row, order_like_java), format_expression(projected_predicate)
+    assert matches(request, row, order_like_python), format_expression(projected_predicate)
 
 
 @pytest.mark.parametrize(
@@ -235,9 +237,9 @@ def test_transform_of_several_columns_decides_nothing() -> None:
 
 
 def test_comparison_that_all_values_satisfy_projects_to_not_null() -> None:
-    always_true = build_predicate(Op.GT_EQ, "int", -(2**31))
-    assert format_expression(project_inclusive(always_true, build_spec("truncate[8]"))) == "p0 not-null"
-    assert not must_match(project_strict(always_true, build_spec("truncate[8]")), {1000: None})
+    true_predicate = build_predicate(Op.GT_EQ, "int", -(2**31))
+    assert format_expression(project_inclusive(true_predicate, build_spec("truncate[8]"))) == "p0 not-null"
+    assert not must_match(project_strict(true_predicate, build_spec("truncate[8]")), {1000: None})
 
 
 ORDERED = [
@@ -326,8 +328,8 @@ def test_large_value_list_is_projected_to_one_range_or_nothing() -> None:
     many_days = find_source_ranges(build_predicate(Op.IN, "timestamp", *days, transform="day"))
     assert format_expression(many_days) == f"(x gt-eq 0 and x lt {(days[-1] + 1) * DAY})"
     assert find_source_ranges(build_predicate(Op.NOT_IN, "timestamp", *days, transform="day")) == TRUE
-    together = find_source_ranges(build_predicate(Op.IN, "timestamp", *range(1000), transform="day"))
-    assert format_expression(together) == f"(x gt-eq 0 and x lt {1000 * DAY})"
+    merged_ranges = find_source_ranges(build_predicate(Op.IN, "timestamp", *range(1000), transform="day"))
+    assert format_expression(merged_ranges) == f"(x gt-eq 0 and x lt {1000 * DAY})"
 
 
 @pytest.mark.parametrize(

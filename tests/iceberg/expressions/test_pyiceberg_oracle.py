@@ -175,8 +175,8 @@ def test_every_commit_produces_the_metadata_of_pyiceberg(version: int, data: st.
         )
         m = apply_json(m, updates, now_ms=m.last_updated_ms + 10)
         own_metadata = TableMetadataUtil.parse_raw(encode_table(m).decode())
-        expired = updates[0]["action"] == "remove-snapshots"
-        assert to_comparable(own_metadata, expired=expired) == to_comparable(expected_metadata, expired=expired), (
-            updates
-        )
+        is_expiration = updates[0]["action"] == "remove-snapshots"
+        assert to_comparable(own_metadata, expired=is_expiration) == to_comparable(
+            expected_metadata, expired=is_expiration
+        ), updates
     assert m.last_updated_ms >= NOW

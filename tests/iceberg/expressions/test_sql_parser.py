@@ -33,11 +33,11 @@ CLOSED = {"(": ")", "[": "]", " ": ""}
 def test_parsing_of_30_nested_levels_always_ends(dialect: str | None) -> None:
     sql_dialect = Dialect.get_or_raise(dialect)
     for first, second in zip(OPENED, OPENED[3:] + OPENED[:3], strict=True):
-        inside = "1"
+        nested_text = "1"
         for parser_input in (first, second) * 15:
-            inside = f"{parser_input}{inside}{CLOSED[parser_input[-1]]}"
+            nested_text = f"{parser_input}{nested_text}{CLOSED[parser_input[-1]]}"
         with suppress(SqlglotError, RecursionError):
-            parse_statements(sql_dialect, f"SELECT {inside}")
+            parse_statements(sql_dialect, f"SELECT {nested_text}")
 
 
 def test_nested_rows_are_read() -> None:

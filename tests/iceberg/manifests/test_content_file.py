@@ -77,8 +77,8 @@ def decode_table_of_version(version: int = 2) -> TableMetadata:
     columns: list[dict[str, Any]] = [
         {"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in COLUMNS.items()
     ]
-    nested = {"type": "list", "element-id": 13, "element": "int", "element-required": False}
-    columns.append({"id": 12, "name": "list", "required": False, "type": nested})
+    nested_type = {"type": "list", "element-id": 13, "element": "int", "element-required": False}
+    columns.append({"id": 12, "name": "list", "required": False, "type": nested_type})
     inner_struct = {"type": "struct", "fields": [{"id": 15, "name": "i", "required": False, "type": "int"}]}
     mapped_type = {
         "type": "map",
@@ -104,8 +104,13 @@ def decode_table_of_version(version: int = 2) -> TableMetadata:
             {
                 "spec-id": spec_id,
                 "fields": [
-                    {"source-id": source, "transform": how, "name": f"p{source}", "field-id": 1000 + 10 * spec_id + i}
-                    for i, (source, how) in enumerate(fields)
+                    {
+                        "source-id": source,
+                        "transform": transform,
+                        "name": f"p{source}",
+                        "field-id": 1000 + 10 * spec_id + i,
+                    }
+                    for i, (source, transform) in enumerate(fields)
                 ],
             }
             for spec_id, fields in FIELDS.items()

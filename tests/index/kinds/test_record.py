@@ -75,7 +75,7 @@ class KeyFiles:
         self.others = draw_rows(50)
 
     def convert_rows(self, rows: Rows) -> list[Keys]:
-        columns = [[row[at] for row in rows] for at in range(len(self.kinds))]
+        columns = [[row[index] for row in rows] for index in range(len(self.kinds))]
         return [
             convert_to_keys(pa.array(column, DRAWS[kind][0]), kind)
             for kind, column in zip(self.kinds, columns, strict=True)
@@ -154,10 +154,10 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
     assert encode_blob(merged_record) == b"".join(
         encode_record_entries([build_records(lake.convert_rows(lake.files[number])) for number in kept_numbers])
     )
-    keep_again = np.array([draw.random() < 0.7 for _ in kept_numbers], bool)
+    second_kept = np.array([draw.random() < 0.7 for _ in kept_numbers], bool)
     lake.check(
-        open_record(merge_records([(merged_record, keep_again)])),
-        [number for number, is_kept in zip(kept_numbers, keep_again, strict=True) if is_kept],
+        open_record(merge_records([(merged_record, second_kept)])),
+        [number for number, is_kept in zip(kept_numbers, second_kept, strict=True) if is_kept],
     )
 
 
@@ -229,10 +229,12 @@ def draw_uniform_hashes(rows: int, seed: int = 0) -> tuple[Any, Any]:
 def test_remote_lookup_reads_one_or_two_pages() -> None:
     hi, lo = draw_uniform_hashes(100_000)
     record = open_record(encode_record_entries([FileRecords(sorted_run(hi, lo))]))
-    reads = [record.fences.list_page_ranges(hi[at : at + 1], lo[at : at + 1]) for at in range(0, len(hi), 50)]
-    assert {len(read) for read in reads} == {1}
-    assert {read[0][1] for read in reads} == {PAGE, 2 * PAGE}
-    assert sum(read[0][1] for read in reads) < 1.02 * PAGE * len(reads)
+    reads = [
+        record.fences.list_page_ranges(hi[start : start + 1], lo[start : start + 1]) for start in range(0, len(hi), 50)
+    ]
+    assert {len(page_reads) for page_reads in reads} == {1}
+    assert {page_reads[0][1] for page_reads in reads} == {PAGE, 2 * PAGE}
+    assert sum(page_reads[0][1] for page_reads in reads) < 1.02 * PAGE * len(reads)
     absent_hashes, _ = draw_uniform_hashes(1000, seed=1)
     assert {len(record.fences.list_page_ranges(item, item)) for item in absent_hashes.reshape(-1, 1)} == {1}
     all_ranges = record.fences.list_page_ranges(hi, lo)
@@ -381,7 +383,7 @@ def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
             record.find(int(hi[damaged_row]), int(lo[damaged_row]))
     with pytest.raises(ValueError, match="page 2 does not match its checksum"):
         b"".join(merge_records([(record, np.ones(1, bool))]))
-    spans = [bytes(blob[at : at + size]) for at, size in record.fences.list_page_ranges(hi, lo)]
+    spans = [bytes(blob[start : start + size]) for start, size in record.fences.list_page_ranges(hi, lo)]
     with pytest.raises(ValueError, match="page 2 does not match"):
         record.fences.look_up_in_pages(hi, lo, spans)
 
@@ -426,9 +428,9 @@ def test_entry_of_a_missing_file_is_rejected() -> None:
 def test_pages_in_wrong_positions_are_rejected() -> None:
     hi, lo = draw_uniform_hashes(400)
     blob = b"".join(encode_record_entries([FileRecords(sorted_run(hi, lo))]))
-    swapped = memoryview(blob[PAGE : 2 * PAGE] + blob[:PAGE] + blob[2 * PAGE :])
+    swapped_blob = memoryview(blob[PAGE : 2 * PAGE] + blob[:PAGE] + blob[2 * PAGE :])
     with pytest.raises(ValueError, match="does not match its checksum"):
-        RecordBlob(swapped).verify()
+        RecordBlob(swapped_blob).verify()
 
 
 def test_reader_of_the_documented_format_finds_every_entry() -> None:
@@ -449,12 +451,12 @@ def test_reader_of_the_documented_format_finds_every_entry() -> None:
         assert (page_sum, zero) == (compute_checksum(page[8:], number), 0)
         assert page_number == (170 if number < 8 else 1500 - 8 * 170)
         assert not any(page[16 + 24 * page_number :])
-        inside = [struct.unpack_from("<QQII", page, 16 + 24 * at) for at in range(page_number)]
-        assert inside[0][0] == fences[number]
-        results += inside
+        page_entries = [struct.unpack_from("<QQII", page, 16 + 24 * index) for index in range(page_number)]
+        assert page_entries[0][0] == fences[number]
+        results += page_entries
     pairs = [zip(hi.tolist(), lo.tolist(), strict=True) for hi, lo in rows]
     assert results == sorted(
-        (*pair, file, at) for file, file_pairs in enumerate(pairs) for at, pair in enumerate(file_pairs)
+        (*pair, file, index) for file, file_pairs in enumerate(pairs) for index, pair in enumerate(file_pairs)
     )
 
 

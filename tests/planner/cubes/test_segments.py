@@ -89,8 +89,8 @@ class CubeIndexFiles:
         self.reported |= {file.location for file in files}
 
     async def load_files(self, _: object) -> Any:
-        live = tuple(self.files)
-        return SimpleNamespace(version=self.version, list_live_files=lambda _: live)
+        live_files = tuple(self.files)
+        return SimpleNamespace(version=self.version, list_live_files=lambda _: live_files)
 
 
 @asynccontextmanager
@@ -154,17 +154,17 @@ def test_groups_of_a_tree_depend_on_their_files_alone() -> None:
     def read_digests(numbers: list[int]) -> set[str]:
         tree = FileTree(ids[numbers], sources[numbers])
         check_tree(tree, tree.root)
-        pending, keys = [tree.root], set[str]()
-        while pending:
-            group = pending.pop()
+        pending_nodes, keys = [tree.root], set[str]()
+        while pending_nodes:
+            group = pending_nodes.pop()
             keys.add(tree.digest(group))
-            pending += tree.list_subgroups(group)
+            pending_nodes += tree.list_subgroups(group)
         return keys
 
     whole_digests = read_digests(numbers)
     assert 60 < len(whole_digests) < 200
-    without_one = read_digests([number for number in numbers if number != 1500])
-    assert len(without_one - whole_digests) <= 3, "only one group of each level may have a different digest"
+    digests_without_file = read_digests([number for number in numbers if number != 1500])
+    assert len(digests_without_file - whole_digests) <= 3, "only one group of each level may have a different digest"
     assert len(read_digests([*numbers[1000:], *numbers[:1000]]) - whole_digests) <= 9
     moved_tree = FileTree(ids, sources + 1)
     assert moved_tree.digest(moved_tree.root) not in whole_digests, (
@@ -203,15 +203,15 @@ async def _run_case(seed: int, folder: Path) -> None:
                                 data[rng.randrange(len(data))] ^= 1
                                 path.write_bytes(data)
                 for snapshot in rng.sample(snapshots, min(3, len(snapshots))):
-                    covered = {number for numbers in numbers_by_segment.values() for number in numbers}
+                    covered_numbers = {number for numbers in numbers_by_segment.values() for number in numbers}
                     part = snapshot[rng.randint(0, len(snapshot) // 2) :] if rng.random() < 0.3 else snapshot
                     merged_groups = await segments.read(
                         ENTRY, DEFINITION, hash_file_ids(part), stores_all=rng.random() < 0.7
                     )
-                    assert merged_groups.covered.tolist() == [number in covered for number in part], seed
-                    expected = compute_expected_sums(number for number in part if number in covered)
+                    assert merged_groups.covered.tolist() == [number in covered_numbers for number in part], seed
+                    expected = compute_expected_sums(number for number in part if number in covered_numbers)
                     assert sum_groups(merged_groups.table) == expected, seed
-                    assert await read_parts(segments, part) == (sorted(covered & set(part)), expected), seed
+                    assert await read_parts(segments, part) == (sorted(covered_numbers & set(part)), expected), seed
 
 
 @pytest.mark.slow

@@ -172,12 +172,12 @@ async def test_index_older_than_a_promotion_prunes_no_matching_row(
     }
     await table.index(read_definition_under_schema_0(table), [0])
     await table.index("i", [1])
-    both_covered = read_definition_under_schema_0(table).id == table.definitions["i"].id
-    exact = kind == "bitmap" and transform == "identity"
-    await _judge_promotion(promotion, table, tmp_path, exact=exact and both_covered)
+    is_covered = read_definition_under_schema_0(table).id == table.definitions["i"].id
+    is_exact = kind == "bitmap" and transform == "identity"
+    await _judge_promotion(promotion, table, tmp_path, exact=is_exact and is_covered)
     # The older file is indexed by a reader of the newer schema.
     await table.index("i", [0])
-    await _judge_promotion(promotion, table, tmp_path, exact=exact)
+    await _judge_promotion(promotion, table, tmp_path, exact=is_exact)
 
 
 async def _judge_promotion(promotion: Promotion, table: EvolvedTable, folder: Path, *, exact: bool) -> None:

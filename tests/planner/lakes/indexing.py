@@ -68,14 +68,14 @@ def build_array(kind: str, values: Sequence[Any]) -> pa.Array:
         zone = "UTC" if "tz" in name else None
         arrow = pa.time64("us") if name == "time" else pa.timestamp("ns" if name in V3_ONLY else "us", zone)
         return pa.array(values, pa.int64()).cast(arrow)
-    plain = {"boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32()}
-    plain |= {"double": pa.float64(), "string": pa.string(), "binary": pa.binary()}
-    return pa.array(values, plain[name])
+    plain_type = {"boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32()}
+    plain_type |= {"double": pa.float64(), "string": pa.string(), "binary": pa.binary()}
+    return pa.array(values, plain_type[name])
 
 
-def _build_decimal(unscaled: int, scale: int) -> Decimal:
-    digits = tuple(map(int, str(abs(unscaled))))
-    return Decimal((int(unscaled < 0), digits, -scale))
+def _build_decimal(unscaled_value: int, scale: int) -> Decimal:
+    digits = tuple(map(int, str(abs(unscaled_value))))
+    return Decimal((int(unscaled_value < 0), digits, -scale))
 
 
 def draw_terms(rng: random.Random, kind: str) -> list[str]:
@@ -114,41 +114,43 @@ def draw_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
             options = [] if fpp is None else [f"fpp={fpp}"]
             document[f"{PREFIX}i{number}"] = f"{kind}({', '.join(texts + options)})"
         else:
-            json_said: dict[str, Any] = {
+            json_text: dict[str, Any] = {
                 "kind": kind,
                 "columns": texts,
                 "field-ids": [item.id for item in chosen_columns],
             }
-            document[f"{PREFIX}i{number}"] = json.dumps(json_said if fpp is None else {**json_said, "fpp": fpp})
+            document[f"{PREFIX}i{number}"] = json.dumps(json_text if fpp is None else {**json_text, "fpp": fpp})
     return document
 
 
-def draw_indexed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema, depth: int = 0) -> Any:
+def draw_indexed_filter(rng: random.Random, indexed_lake: IndexedLake, schema: TableSchema, depth: int = 0) -> Any:
     """Return a filter with the names of `schema`, mostly of equalities on indexed columns.
 
     `predicates.to_json` converts it to JSON.
     """
     shape = rng.random()
     if depth < 2 and shape < 0.5:
-        left, right = (draw_indexed_filter(rng, indexed, schema, depth + 1) for _ in range(2))
+        left, right = (draw_indexed_filter(rng, indexed_lake, schema, depth + 1) for _ in range(2))
         return {"type": rng.choice(["and", "and", "or"]), "left": left, "right": right}
     if depth < 2 and shape < 0.55:
-        return {"type": "not", "child": draw_indexed_filter(rng, indexed, schema, depth + 1)}
+        return {"type": "not", "child": draw_indexed_filter(rng, indexed_lake, schema, depth + 1)}
     columns = schema.list_columns()
     usable = [
-        definition for definition in indexed.definitions if all(term.column_id in columns for term in definition.terms)
+        definition
+        for definition in indexed_lake.definitions
+        if all(term.column_id in columns for term in definition.terms)
     ]
     if not usable:
-        return draw_filter(rng, indexed.lake, schema, depth)
+        return draw_filter(rng, indexed_lake.lake, schema, depth)
     result = None
     for term in rng.choice(usable).terms:
         column = columns[term.column_id]
-        values = indexed.lake.pools[column.id]
+        values = indexed_lake.lake.pools[column.id]
         transforms = ["identity"] * 6 + [partitioning.draw_transform(rng, column.kind, values)]
-        defined = term.transform.startswith("bucket") or term.transform in CALENDAR[:3]
-        transform = rng.choice([*transforms, term.transform] if defined else transforms)
+        is_defined = term.transform.startswith("bucket") or term.transform in CALENDAR[:3]
+        transform = rng.choice([*transforms, term.transform] if is_defined else transforms)
         ops = rng.choice([("eq", "in"), ("eq", "in"), None])
-        index_predicate = expand_zeros_sometimes(rng, draw_predicate_on(rng, indexed.lake, column, transform, ops))
+        index_predicate = expand_zeros_sometimes(rng, draw_predicate_on(rng, indexed_lake.lake, column, transform, ops))
         result = index_predicate if result is None else {"type": "and", "left": result, "right": index_predicate}
     return result
 
@@ -313,47 +315,47 @@ async def register_lake(lake: Lake, store: PointerStore, registry: Registry, pro
     return IndexedLake(lake, metadata, name, store, registry)
 
 
-async def index_randomly(rng: random.Random, indexed: IndexedLake) -> None:
+async def index_randomly(rng: random.Random, indexed_lake: IndexedLake) -> None:
     """Write index files of some data files for each definition, under random schemas."""
-    for definition in indexed.definitions:
-        files = list_data_files(indexed.lake)
+    for definition in indexed_lake.definitions:
+        files = list_data_files(indexed_lake.lake)
         rng.shuffle(files)
         files = files[: max(1, int(len(files) * rng.choice([0.3, 0.7, 1.0, 1.0])))]
         parts = rng.choice([1, 1, 2, 4])
         by_id: dict[str, tuple[IndexDefinition, list[str]]] = {}
         for part in range(parts):
             part_files = files[part::parts] + rng.sample(files, int(rng.random() < 0.3))
-            index_part = await _index_some_files(rng, indexed, definition, part_files)
+            index_part = await _index_some_files(rng, indexed_lake, definition, part_files)
             if index_part is not None:
                 by_id.setdefault(index_part[0].id, (index_part[0], []))[1].append(index_part[1])
         for locations_before, locations in by_id.values():
             if len(locations) > 1 and rng.random() < 0.5:
                 chosen_locations = locations[: rng.randint(2, len(locations))]
-                await indexed.merge(locations_before, chosen_locations)
+                await indexed_lake.merge(locations_before, chosen_locations)
                 if rng.random() < 0.5:
                     for location in chosen_locations:
                         Path(location.removeprefix("file://")).unlink()
 
 
 async def _index_some_files(
-    rng: random.Random, indexed: IndexedLake, definition: IndexDefinition, files: Sequence[DataFile]
+    rng: random.Random, indexed_lake: IndexedLake, definition: IndexDefinition, files: Sequence[DataFile]
 ) -> tuple[IndexDefinition, str] | None:
     """Write an index file, and return the definition under its schema and the location of the file."""
-    metadata, newest = indexed.metadata, max((file.schema_id for file in files), default=0)
+    metadata, newest = indexed_lake.metadata, max((file.schema_id for file in files), default=0)
     ids = {term.column_id for term in definition.terms}
     known_numbers: set[int] = set()
     choices: list[Schema] = []
     for schema in sorted(metadata.schemas, key=lambda schema_version: schema_version.id):
-        known_numbers |= ids & set(indexed.lake.schemas[schema.id].list_columns())
+        known_numbers |= ids & set(indexed_lake.lake.schemas[schema.id].list_columns())
         if known_numbers == ids and schema.id >= newest:
             choices.append(schema)
     # Most indexes are built by readers of the newest schema.
     schema = rng.choice([*choices, choices[-1], choices[-1]]) if choices else metadata.current_schema
     old_definition = build_definition_as_of(definition, metadata, schema)
-    entries = list(indexed.build_entries(old_definition, dict.fromkeys(files), as_written=rng.random() < 0.5))
+    entries = list(indexed_lake.build_entries(old_definition, dict.fromkeys(files), as_written=rng.random() < 0.5))
     entries += _build_entries_of_replaced_files(rng, old_definition, entries)
     rng.shuffle(entries)
-    return (old_definition, await indexed.add(old_definition, entries)) if entries else None
+    return (old_definition, await indexed_lake.add(old_definition, entries)) if entries else None
 
 
 def _build_entries_of_replaced_files(
@@ -366,8 +368,8 @@ def _build_entries_of_replaced_files(
             size, records = (
                 (index_entry.size_bytes + 1, index_entry.records) if rng.random() < 0.5 else (index_entry.size_bytes, 0)
             )
-            empty = [compute_term_keys(term, pa.chunked_array([pa.nulls(records)])) for term in definition.terms]
-            results.append((ListedFile(index_entry.path, size, records), build_part(definition, empty)))
+            empty_keys = [compute_term_keys(term, pa.chunked_array([pa.nulls(records)])) for term in definition.terms]
+            results.append((ListedFile(index_entry.path, size, records), build_part(definition, empty_keys)))
     return results
 
 
@@ -375,18 +377,18 @@ def damage_file(rng: random.Random, location: str) -> str:
     """Damage a file, and return a description of the damage."""
     path = Path(location.removeprefix("file://"))
     data = bytearray(path.read_bytes())
-    how = rng.choice(["flipped", "flipped", "flipped", "truncated", "missing", "of other bytes"])
-    if how == "missing":
+    damage_kind = rng.choice(["flipped", "flipped", "flipped", "truncated", "missing", "of other bytes"])
+    if damage_kind == "missing":
         path.unlink()
-    elif how == "truncated":
+    elif damage_kind == "truncated":
         path.write_bytes(data[: rng.randrange(len(data))])
-    elif how == "of other bytes":
+    elif damage_kind == "of other bytes":
         path.write_bytes(rng.randbytes(len(data)))
     else:
         for _ in range(rng.choice([1, 3, 30])):
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
-    return how
+    return damage_kind
 
 
 @dataclass(frozen=True)

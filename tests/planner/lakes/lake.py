@@ -167,8 +167,8 @@ class Lake:
         )
 
     def _is_equality_delete_for(self, delete: DeleteFile, file: DataFile) -> bool:
-        unpartitioned = all(part.transform == "void" for part in self.specs[delete.spec_id])
-        return file.sequence < delete.sequence and (unpartitioned or file.partition_key == delete.partition_key)
+        is_unpartitioned = all(part.transform == "void" for part in self.specs[delete.spec_id])
+        return file.sequence < delete.sequence and (is_unpartitioned or file.partition_key == delete.partition_key)
 
     def find_removed_positions(self, delete: DeleteFile, file: DataFile) -> set[int]:
         """Return the positions of the rows of `file` that the delete file removes if it applies to the file."""
@@ -176,4 +176,4 @@ class Lake:
             return {position for path, position in delete.positions if path == file.path}
         ids = delete.equality_ids or []
         keys = set(delete.keys)
-        return {at for at, row in enumerate(self.read_rows(file)) if tuple(row[column] for column in ids) in keys}
+        return {index for index, row in enumerate(self.read_rows(file)) if tuple(row[column] for column in ids) in keys}

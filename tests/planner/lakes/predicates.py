@@ -253,8 +253,8 @@ def _draw_near(rng: random.Random, kind: str, value: Any) -> Any:
         return not value
     if kind in FLOATS:
         # The neighbours of an infinity are outside the range of floats, and are rounded to an infinity.
-        beside = math.nextafter(value, math.inf) if math.isfinite(value) else value
-        return rng.choice([-value, beside, value / 2, math.inf, -math.inf])
+        value_beside = math.nextafter(value, math.inf) if math.isfinite(value) else value
+        return rng.choice([-value, value_beside, value / 2, math.inf, -math.inf])
     if isinstance(value, int):
         minimum, greatest = get_limits(kind)
         shape = rng.random()
@@ -269,9 +269,9 @@ def _draw_near(rng: random.Random, kind: str, value: Any) -> Any:
         return rng.choice([value[:-1], value + "a", value + "\U0010ffff", "", value[:1]])
     if name == "binary":
         return rng.choice([value[:-1], value + b"\x00", b"", value[:1] + b"\xff"])
-    flipped = bytearray(value)
-    flipped[-1] ^= 1
-    return bytes(flipped)
+    flipped_value = bytearray(value)
+    flipped_value[-1] ^= 1
+    return bytes(flipped_value)
 
 
 def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bool:
@@ -291,14 +291,16 @@ def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bo
     identities = {part.source for part in parts if part.transform == "identity"}
     if any(names[name].id in identities for name in find_transformed(expression)):
         return True
-    truncated = {(part.source, int(part.transform[9:-1])) for part in parts if part.transform.startswith("truncate[")}
+    truncated_columns = {
+        (part.source, int(part.transform[9:-1])) for part in parts if part.transform.startswith("truncate[")
+    }
     return any(
         names[name].id == source
         and names[name].kind in ("int", "long")
         and isinstance(literal, int)
         and literal - width <= get_limits(names[name].kind)[0]
         for name, literal in list_literals(expression)
-        for source, width in truncated
+        for source, width in truncated_columns
     )
 
 

@@ -130,11 +130,11 @@ def _build_schema(number: int, columns: Sequence[Col]) -> dict[str, Any]:
 def make_whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
     """Return complete metrics. Bounds of floats do not include NaN."""
     nulls, nans = sum(value is None for value in values), sum(value != value for value in values)
-    ordered = sorted(
+    ordered_values = sorted(
         (value for value in values if value is not None and value == value),
         key=lambda value: compute_sort_key(kind, value),
     )
-    lower, upper = (to_bytes(kind, ordered[place]) if ordered else None for place in (0, -1))
+    lower, upper = (to_bytes(kind, ordered_values[place]) if ordered_values else None for place in (0, -1))
     return ColumnMetrics(len(values), nulls, nans if kind in FLOATS else None, lower, upper)
 
 

@@ -253,8 +253,8 @@ async def _list_planned_numbers(planner: Planner, metadata: TableMetadata, filte
 
 
 def list_file_numbers(scan: ScanPlan) -> list[int]:
-    located = (scan.view.locate(row) for row in scan.entry_ids.tolist())
-    return [_parse_number(block.read_text("file_path", row) or "") for block, row in located]
+    entry_places = (scan.view.locate(row) for row in scan.entry_ids.tolist())
+    return [_parse_number(block.read_text("file_path", row) or "") for block, row in entry_places]
 
 
 def _parse_number(path: str) -> int:

@@ -151,24 +151,24 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
         last_state = lake.states[-1]
         await check(*last_state)
         await plan_table(planner, last_state[0])
-        unused = False
+        unused_count = False
         for _ in range(CHANGES):
             state = lake.change()
-            preparing = asyncio.create_task(
-                planner.prepare(state[0], make_planned_table(last_state[0], prepared=unused), limit_bytes=LIMIT)
+            prepare_task = asyncio.create_task(
+                planner.prepare(state[0], make_planned_table(last_state[0], prepared=unused_count), limit_bytes=LIMIT)
             )
-            unused = rng.random() < 0.3
-            if unused:
-                await preparing
+            unused_count = rng.random() < 0.3
+            if unused_count:
+                await prepare_task
             else:
                 for _ in range(rng.randrange(30)):
                     await asyncio.sleep(0)
                 if rng.random() < 0.2:
-                    preparing.cancel()
+                    prepare_task.cancel()
                 await asyncio.gather(*(check(*rng.choice([state, state, last_state, *lake.states])) for _ in range(4)))
-                await asyncio.gather(preparing, return_exceptions=True)
-                if not preparing.cancelled():
-                    preparing.result()
+                await asyncio.gather(prepare_task, return_exceptions=True)
+                if not prepare_task.cancelled():
+                    prepare_task.result()
                 await check(*state)
                 await plan_table(planner, state[0])
             planner.check_invariants()
@@ -196,7 +196,10 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
 
 
 async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Path) -> None:
-    lake, cold = SnapshotTable(tmp_path / "t", random.Random(1)), SnapshotTable(tmp_path / "cold", random.Random(2))
+    lake, cold_table = (
+        SnapshotTable(tmp_path / "t", random.Random(1)),
+        SnapshotTable(tmp_path / "cold", random.Random(2)),
+    )
     old_metadata = lake.states[-1][0]
     lake.append()
     new_metadata = lake.commit()
@@ -210,7 +213,10 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
         assert await planner.prepare(new_metadata, make_planned_table(old_metadata), limit_bytes=size - 1) is None
         # A view of another table does not count for this table.
         assert (
-            await planner.prepare(cold.states[-1][0], make_planned_table(cold.states[-1][0]), limit_bytes=LIMIT) is None
+            await planner.prepare(
+                cold_table.states[-1][0], make_planned_table(cold_table.states[-1][0]), limit_bytes=LIMIT
+            )
+            is None
         )
         assert planner.read_stats().decoded == decoded_count
         assert await planner.prepare(
@@ -301,8 +307,8 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
 # Tests with a server
 
 
-async def count_decoded_after(server: RunningServer, prepared: int) -> int:
-    await until(lambda: server.components.planner.read_stats().prepared == prepared)
+async def count_decoded_after(server: RunningServer, prepared_manifests: int) -> int:
+    await until(lambda: server.components.planner.read_stats().prepared == prepared_manifests)
     return server.components.planner.read_stats().decoded
 
 
@@ -339,8 +345,14 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
 
 
 async def test_commits_of_another_replica_are_prepared(tmp_path: Path) -> None:
-    shared: dict[str, Any] = {"database": f"sqlite:///{tmp_path}/shared.db", "warehouse": f"file://{tmp_path}/w"}
-    async with run_server(tmp_path / "a", **shared) as first, run_server(tmp_path / "b", **shared) as second:
+    shared_settings: dict[str, Any] = {
+        "database": f"sqlite:///{tmp_path}/shared.db",
+        "warehouse": f"file://{tmp_path}/w",
+    }
+    async with (
+        run_server(tmp_path / "a", **shared_settings) as first,
+        run_server(tmp_path / "b", **shared_settings) as second,
+    ):
         writer, reader = Api(first), Api(second)
         await writer.table("t")
         await append_files(writer, "t", build_ten_id_files(3), snapshot_id=1)

@@ -45,14 +45,14 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(round_number: int, m
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "STRING_ROWS_MIN", 1)
-    sketched = TableView([build_manifest() for _ in blocks], blocks)
-    assert [find_remaining_rows(sketched, bound) for bound in bounds] == expected, f"seed {seed}"
+    sketched_view = TableView([build_manifest() for _ in blocks], blocks)
+    assert [find_remaining_rows(sketched_view, bound) for bound in bounds] == expected, f"seed {seed}"
     for numbers in several:  # Sketches of the predicates in a conjunction are computed together.
-        together = And(tuple(bounds[number] for number in numbers))
+        all_conditions = And(tuple(bounds[number] for number in numbers))
         all_keep = set.intersection(*(set(expected[number]) for number in numbers))
-        assert find_remaining_rows(sketched, together) == sorted(all_keep), f"seed {seed}"
+        assert find_remaining_rows(sketched_view, all_conditions) == sorted(all_keep), f"seed {seed}"
     # The view of the next snapshot reuses the sketches.
-    sides = [side for column in sketched._stats.values() for side in (*column.lower, *column.upper)]
+    sides = [side for column in sketched_view._stats.values() for side in (*column.lower, *column.upper)]
     addresses = {address for side in sides for address in side.layout[:, 13].tolist()} - {0}
     assert any(side.layout[:, 13].any() for side in sides if side.form == Form.STRINGS)
     # There are no sketches if a value is often absent, because then many codes are equal.
@@ -60,7 +60,7 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(round_number: int, m
     assert blocks[0].size_bytes - sizes_before[0] > 2000
     assert blocks[2].size_bytes - sizes_before[2] < 2000
     other_blocks = [make_block("n", rng, rows=2000, spread=SPREAD, absent=0.0), *blocks[1:]]
-    next_view = TableView([build_manifest() for _ in other_blocks], other_blocks, base=sketched)
+    next_view = TableView([build_manifest() for _ in other_blocks], other_blocks, base=sketched_view)
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1 << 40)
     fresh_view = TableView([build_manifest() for _ in other_blocks], other_blocks)
     assert [find_remaining_rows(next_view, bound) for bound in bounds] == [

@@ -54,8 +54,8 @@ class ClaimStore:
     async def find_overlapping_claims(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
         (key,) = keys
         claims = [claim for claim in self.all if claim.uuid != uuid]
-        below = [claim for claim in claims if claim.location.startswith(key + "/")]
-        return [claim for claim in claims if holds(claim.location, key)] + below[:limit]
+        claims_below = [claim for claim in claims if claim.location.startswith(key + "/")]
+        return [claim for claim in claims if holds(claim.location, key)] + claims_below[:limit]
 
 
 def holds(location: str, key: str) -> bool:
@@ -108,8 +108,8 @@ def draw_claims(rng: random.Random) -> list[Claim]:
     return claims
 
 
-def split_parts(listed: list[tuple[ManifestFile, Block, list[str]]]) -> tuple[list[ManifestFile], list[Block]]:
-    return [manifest for manifest, _, _ in listed], [block for _, block, _ in listed]
+def split_parts(listed_parts: list[tuple[ManifestFile, Block, list[str]]]) -> tuple[list[ManifestFile], list[Block]]:
+    return [manifest for manifest, _, _ in listed_parts], [block for _, block, _ in listed_parts]
 
 
 async def test_view_with_a_base_is_rejected_exactly_when_a_check_of_each_path_rejects_it() -> None:

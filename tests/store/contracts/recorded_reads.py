@@ -63,7 +63,7 @@ class ColumnReadsContract(StorePair):
         for _ in range(2):
             await store.transact([AddColumnReads(UUID, 1, reads)])
         assert {
-            (column_read.column_id, column_read.reads) for column_read in await store.list_column_reads(UUID, 0, 1000)
+            (read_counts.column_id, read_counts.reads) for read_counts in await store.list_column_reads(UUID, 0, 1000)
         } == {(column, 2) for column in range(1, 301)}
 
     async def test_old_days_are_pruned_within_the_limit(self, store: GeneratorStore) -> None:

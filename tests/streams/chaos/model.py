@@ -83,8 +83,8 @@ class AcknowledgedRows:
         Raises:
             WrongRows: A row is missing, is repeated, or was never sent, or only a part of a request is visible.
         """
-        if repeated := [row for row, count in rows.items() if count > 1]:
-            raise WrongRows(f"rows occur several times: {repeated[:5]}")
+        if repeated_rows := [row for row, count in rows.items() if count > 1]:
+            raise WrongRows(f"rows occur several times: {repeated_rows[:5]}")
         counts = Counter(producer for producer, _ in rows)
         with self._lock:
             sent_numbers, end_numbers = (
@@ -116,6 +116,8 @@ class AcknowledgedRows:
             histories = {key: list(history) for key, history in self.histories.items()}
         for key in {*values, *histories}:
             history = histories.get(key, [ABSENT])
-            allowed = history[bounds.changes.get(key, 0) :]
-            if values.get(key, ABSENT) not in allowed:
-                raise WrongRows(f"key {key} has the value {values.get(key, ABSENT)}, and not one of {allowed[:5]}")
+            allowed_values = history[bounds.changes.get(key, 0) :]
+            if values.get(key, ABSENT) not in allowed_values:
+                raise WrongRows(
+                    f"key {key} has the value {values.get(key, ABSENT)}, and not one of {allowed_values[:5]}"
+                )

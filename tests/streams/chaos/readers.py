@@ -104,10 +104,10 @@ class StreamReaders:
             reader_connection.close()
             self._processes[number] = process
 
-            def scan(url: str, table: str, ours: Connection = scan_connection) -> Counter[tuple[Any, ...]]:
+            def scan(url: str, table: str, our_connection: Connection = scan_connection) -> Counter[tuple[Any, ...]]:
                 try:
-                    ours.send((url, table))
-                    answer = ours.recv()
+                    our_connection.send((url, table))
+                    answer = our_connection.recv()
                 except (EOFError, OSError) as error:
                     raise ReaderKilled from error
                 if isinstance(answer, str):

@@ -172,9 +172,9 @@ async def test_setting_a_dead_letter_table_requires_the_right_to_write_to_it(tmp
             else:
                 catalog.create_table("db.v", SCHEMA, properties=properties)
 
-        for staged in (False, True):
+        for is_staged in (False, True):
             with pytest.raises(ForbiddenError, match="appendRows"):
-                await asyncio.to_thread(create_table, staged=staged)
+                await asyncio.to_thread(create_table, staged=is_staged)
 
 
 async def test_name_of_dead_letter_table_needs_a_namespace(tmp_path: Path) -> None:

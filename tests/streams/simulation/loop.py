@@ -77,10 +77,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     call_soon_threadsafe = call_soon
 
     def call_at(
-        self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+        self, call_time_s: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> Any:
         call = _Call(self, callback, args, context, is_timer=True)
-        heapq.heappush(self._timers, (when, call))
+        heapq.heappush(self._timers, (call_time_s, call))
         return call
 
     def call_later(
@@ -91,9 +91,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         """Run all ready calls. If no call is ready, move the simulated time to the next timer first."""
         self._remove_cancelled()
-        timers, ready = self._timers, self._ready
+        timers, ready_calls = self._timers, self._ready
         self.steps += 1
-        if not ready and not self._stopping:
+        if not ready_calls and not self._stopping:
             if not timers:
                 raise RuntimeError("deadlock: every task waits for another task")
             self._pass_time(max(0, timers[0][0] - self._now_s))
@@ -101,9 +101,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         while timers and timers[0][0] < end_s:
             call = heapq.heappop(timers)[1]
             call.is_timer = False
-            ready.append(call)
-        for _ in range(len(ready)):
-            call = ready.popleft()
+            ready_calls.append(call)
+        for _ in range(len(ready_calls)):
+            call = ready_calls.popleft()
             if not call.is_cancelled:
                 call.context.run(call.callback, *call.args)
 
@@ -132,12 +132,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._clock_ms += passed_ms
 
 
-def run_simulated(clock: SimulatedClock, main: Coroutine[Any, Any, None]) -> int:
-    """Run `main` in a simulated loop. Return the number of steps of the time."""
+def run_simulated(clock: SimulatedClock, main_coroutine: Coroutine[Any, Any, None]) -> int:
+    """Run `main_coroutine` in a simulated loop. Return the number of steps of the time."""
     loop = SimulatedLoop(clock)
     asyncio.set_event_loop(None)
     try:
-        task = loop.create_task(main)
+        task = loop.create_task(main_coroutine)
         loop.run_until_complete(task)
     finally:
         waiting_tasks = asyncio.all_tasks(loop)

@@ -127,14 +127,14 @@ class SimulatedCatalog:
         table = self.tables.get(uuid)
         if table is None or table.is_dropped:
             raise NoSuchTable(f"no table {uuid}")
-        flushed = ",".join(f"{shard}:{offset}" for shard, offset in table.flushed.items())
+        flushed_text = ",".join(f"{shard}:{offset}" for shard, offset in table.flushed.items())
         entry = Entry(
             kind=EntryKind.TABLE,
             namespace=("n",),
             name="t",
             uuid=uuid,
             metadata_location=f"v{table.version}",
-            flushed=flushed,
+            flushed=flushed_text,
         )
         return entry, table.files
 
@@ -277,12 +277,16 @@ class RemoteBroker:
     identity = "kafka/simulated"
 
     def __init__(
-        self, network: SimulatedNetwork, cluster: Cluster, rng: random.Random, unpaused: Callable[[], Awaitable[None]]
+        self,
+        network: SimulatedNetwork,
+        cluster: Cluster,
+        rng: random.Random,
+        wait_unpaused: Callable[[], Awaitable[None]],
     ) -> None:
         self._network = network
         self._cluster = cluster
         self._rng = rng
-        self._unpaused = unpaused
+        self._unpaused = wait_unpaused
         self._last: asyncio.Future[None] | None = None
         self.following: asyncio.Task[None] | None = None
 
@@ -307,13 +311,13 @@ class RemoteBroker:
 
     def write_journal(self, value: bytes) -> Awaitable[None]:
         """Write a record after all earlier records of this server, as an idempotent producer does."""
-        previous, loop = self._last, asyncio.get_running_loop()
+        previous_record, loop = self._last, asyncio.get_running_loop()
         stored_event: asyncio.Future[None] = loop.create_future()
         self._last = stored_event
 
         async def receive() -> None:
-            if previous is not None:
-                await asyncio.wait([previous])
+            if previous_record is not None:
+                await asyncio.wait([previous_record])
             if not stored_event.done():  # The broker recognises a repeated message.
                 self._cluster.journal.append(value)
                 stored_event.set_result(None)
@@ -382,8 +386,8 @@ class Leases:
         now_s = self._clock.monotonic()
         until_s = now_s + operation.lease_ms / 1000
         self._until_s[operation.replica.address] = (until_s, operation.replica)
-        live = [replica for until_s, replica in self._until_s.values() if until_s > now_s]
-        return sorted(live, key=lambda replica: replica.address)
+        live_replicas = [replica for until_s, replica in self._until_s.values() if until_s > now_s]
+        return sorted(live_replicas, key=lambda replica: replica.address)
 
 
 class RemoteLeases:

@@ -288,9 +288,9 @@ class SimulationWorld:
             log.check_invariants()
         except AssertionError as error:
             raise InvariantBroken(f"an invariant of the log does not hold: {error}") from error
-        applied, state = log.take_snapshot()
-        if self.states.setdefault(applied, state) != state:
-            raise InvariantBroken(f"two servers have different states after record {applied} of the journal")
+        applied_offset, state = log.take_snapshot()
+        if self.states.setdefault(applied_offset, state) != state:
+            raise InvariantBroken(f"two servers have different states after record {applied_offset} of the journal")
 
     async def table(self, process: Process, uuid: str) -> StreamTable:
         """Return the table of a process. It is opened at its first use."""
@@ -399,8 +399,8 @@ class SimulationWorld:
         while True:
             if append.uuid != self.uuid:
                 return False
-            if live := self.live():
-                process = self.rng.choice(live)
+            if live_processes := self.live():
+                process = self.rng.choice(live_processes)
 
                 async def work(process=process) -> None:
                     await self.wait_while_paused(process)
@@ -427,11 +427,11 @@ class SimulationWorld:
         last_write: tuple[int, str] = (0, "")
         while True:
             await asyncio.sleep(self.rng.choice((0.01, 0.05, 0.2)))
-            live = self.live()
-            if not live:
+            live_processes = self.live()
+            if not live_processes:
                 continue
-            process, uuid = self.rng.choice(live), self.uuid
-            required = [each for each in self.appended if each.acknowledged and each.uuid == uuid]
+            process, uuid = self.rng.choice(live_processes), self.uuid
+            required_appends = [each for each in self.appended if each.acknowledged and each.uuid == uuid]
             try:
                 lines = await self._read(process, uuid)
             except OffsetOutOfRange as error:
@@ -441,7 +441,7 @@ class SimulationWorld:
             if uuid != self.uuid:
                 continue
             self.reads += 1
-            self.check_read(lines, uuid, required)
+            self.check_read(lines, uuid, required_appends)
             if last_write == (process.number, uuid) and previous_lines - lines:
                 raise InvariantBroken(f"a reader went back: rows {sorted(previous_lines - lines)[:5]} have disappeared")
             previous_lines, last_write = lines, (process.number, uuid)
@@ -459,9 +459,9 @@ class SimulationWorld:
                     return files, await table.get_fresh_rows(entry.parse_flushed_offsets())
             raise RetryLater("each attempt to read the table met another flush")
 
-        files, fresh = await self.call(process, plan)
-        await self._check_durable(uuid, fresh.offsets)
-        locations = [*files, *(file.location for part in fresh.parts for file in part.files)]
+        files, fresh_rows = await self.call(process, plan)
+        await self._check_durable(uuid, fresh_rows.offsets)
+        locations = [*files, *(file.location for part in fresh_rows.parts for file in part.files)]
         lines: Counter[bytes] = Counter()
         for location in locations:
             try:
@@ -483,17 +483,17 @@ class SimulationWorld:
 
     # -- checks ------------------------------------------------------------------------------------------------------
 
-    def check_read(self, lines: Counter[bytes], uuid: str, required: list[Append]) -> None:
+    def check_read(self, lines: Counter[bytes], uuid: str, required_appends: list[Append]) -> None:
         """Check the rows of one read."""
-        if twice := [line for line, count in lines.items() if count > 1]:
-            raise InvariantBroken(f"rows occur twice: {twice[:5]}")
+        if repeated_lines := [line for line, count in lines.items() if count > 1]:
+            raise InvariantBroken(f"rows occur twice: {repeated_lines[:5]}")
         for append in self.appended:
             is_read = [line in lines for line in append.lines]
             if any(is_read) and not all(is_read):
                 raise InvariantBroken(f"only a part of an append is visible: {append.lines}")
             if any(is_read) and append.uuid != uuid:
                 raise InvariantBroken(f"rows of another table are visible: {append.lines}")
-        for append in required:
+        for append in required_appends:
             if missing_lines := [line for line in append.lines if line not in lines]:
                 raise InvariantBroken(f"acknowledged rows are lost: {missing_lines[:5]}")
 
@@ -524,11 +524,11 @@ class SimulationWorld:
         while True:
             await asyncio.sleep(self.rng.choice((0.05, 0.3)))
             dice = self.rng.random()
-            if dice < self.faults.pause and (live := self.live()):
-                process = self.rng.choice(live)
+            if dice < self.faults.pause and (live_processes := self.live()):
+                process = self.rng.choice(live_processes)
                 process.paused_until_s = asyncio.get_running_loop().time() + self.rng.choice((0.3, 3))
-            elif dice < 2 * self.faults.pause and (live := self.live()):
-                self.crash(self.rng.choice(live))
+            elif dice < 2 * self.faults.pause and (live_processes := self.live()):
+                self.crash(self.rng.choice(live_processes))
             elif dice < 2 * self.faults.pause + self.faults.clock_jump:
                 jump_clock(self.clock, self.rng)
             elif dice < 0.5 and self.faults.lost:
@@ -556,9 +556,9 @@ class SimulationWorld:
             setattr(self.faults, name, 0.0)
         await self._wait_for([asyncio.create_task(self._settle())], [*servers, *readers])
 
-    async def _wait_for(self, awaited: list[asyncio.Task[None]], background: list[asyncio.Task[None]]) -> None:
+    async def _wait_for(self, awaited_tasks: list[asyncio.Task[None]], background: list[asyncio.Task[None]]) -> None:
         """Wait for tasks. A failure of any task ends the run."""
-        waiting_tasks = set(awaited)
+        waiting_tasks = set(awaited_tasks)
         while waiting_tasks:
             finished_tasks, _ = await asyncio.wait([*waiting_tasks, *background], return_when=asyncio.FIRST_COMPLETED)
             for task in finished_tasks:
