@@ -333,8 +333,8 @@ def format_section(folder: Path = RESULTS) -> str:
         lines += _format_table(reports_by_claim, TRINO_CLAIMS, servers=[OURS])
         lines += [
             "Ratio: how many times better Trino is with the proxy than alone, measured alternately in one run"
-            f" ({_format_machine(reports_by_claim)}). SSB: geometric means over its 13 queries; the bound is the number of"
-            " files with a row of the answer.",
+            f" ({_format_machine(reports_by_claim)}). SSB: geometric means over its 13 queries; the bound is the number"
+            " of files with a row of the answer.",
             *_describe_load(reports_by_claim),
             "",
         ]

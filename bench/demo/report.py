@@ -48,7 +48,8 @@ def read_ranges(paths: Sequence[str], data: Path) -> dict[str, Bars]:
             ranks = f'(SELECT *, percent_rank() OVER (ORDER BY {column}) AS rank FROM "{table}")'
             join_condition = key_column if "=" in key_column else f"{key_column} = {column}"
             rows = db.execute(
-                f"SELECT min(rank), max(rank) FROM lineorder JOIN {ranks} ON {join_condition} GROUP BY filename ORDER BY 1, 2"
+                f"SELECT min(rank), max(rank) FROM lineorder JOIN {ranks} ON {join_condition}"
+                " GROUP BY filename ORDER BY 1, 2"
             ).fetchall()
             results[name] = [(float(low), float(high)) for low, high in rows]
     return results

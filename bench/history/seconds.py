@@ -40,8 +40,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         )
         ratios.append(predicted_s / recorded_seconds)
         report.notes.append(
-            f"seed {SEED + case}: {title}: {seconds_before * 1000:.1f} ms before, {predicted_s * 1000:.1f} ms predicted, "
-            f"{recorded_seconds * 1000:.1f} ms recorded"
+            f"seed {SEED + case}: {title}: {seconds_before * 1000:.1f} ms before,"
+            f" {predicted_s * 1000:.1f} ms predicted, {recorded_seconds * 1000:.1f} ms recorded"
         )
     near_count = sum(1 / FACTOR_MAX <= ratio <= FACTOR_MAX for ratio in ratios)
     report.rows.append(

@@ -70,7 +70,7 @@ async def test_everyone_is_an_admin_without_logins(make_authenticator: MakeAuthe
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "[::1]:8181", "x.localhost", "127.9.9.9:80", "LOCALHOST"])
-async def test_server_without_logins_accepts_the_names_of_this_machine(
+async def test_server_without_logins_accepts_host_names_of_its_machine(
     make_authenticator: MakeAuthenticator, host: str
 ) -> None:
     authenticator = await make_authenticator(auth="none")
@@ -148,7 +148,7 @@ async def test_token_identifies_its_principal_with_current_grants(
         ("Bearer None", "has no token: it sends 'None', as PyIceberg does; set token or credential"),
     ],
 )
-async def test_error_of_a_missing_or_unknown_login_says_what_to_send(
+async def test_error_of_a_missing_or_unknown_login_names_the_header_to_send(
     make_authenticator: MakeAuthenticator, header: str | None, reason: str
 ) -> None:
     headers = {} if header is None else {"Authorization": header}
@@ -200,7 +200,7 @@ async def test_expired_token_and_tokens_issued_from_it_are_rejected(
     await check_rejected(authenticator, secret, "expired")
 
 
-async def test_issued_token_lives_as_long_as_the_setting_says(
+async def test_issued_token_expires_after_the_time_of_the_setting(
     make_authenticator: MakeAuthenticator, store: PointerStore, clock: SimulatedClock
 ) -> None:
     secret = await create_token(store, clock, "ann", None, [Grant("ann", "writer")])

@@ -147,7 +147,7 @@ async def test_groups_beyond_the_limit_are_ignored(
     assert principal.grants == (Grant("oidc-group:last", "reader"),)
 
 
-async def test_service_account_of_kubernetes_logs_in(
+async def test_kubernetes_service_account_logs_in_with_its_token(
     fleet: AuthenticatorFactory, store: PointerStore, clock: SimulatedClock, tmp_path: Path
 ) -> None:
     """The issuer has the shape of a cluster's: a private authority, and keys that only a bearer token can read."""

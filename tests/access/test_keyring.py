@@ -208,7 +208,7 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
         assert await store.load_secret(SECRET_NAME) is not None
 
 
-def test_page_token_does_not_reveal_the_name_in_it() -> None:
+def test_page_token_does_not_reveal_the_name_that_it_encodes() -> None:
     pages = PageTokens(make_fixed_keyring(), SimulatedClock(1))
     tokens = [pages.encode(name) for name in ("secret-project", "a", "b" * 60)]
     assert len({len(token) for token in tokens}) == 1

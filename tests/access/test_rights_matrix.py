@@ -225,7 +225,7 @@ def test_each_operation_has_its_privileges_in_the_model() -> None:
     assert sorted([*NEEDED_OF, *LISTINGS, *OPEN_OPERATIONS, *SEEN_OPERATIONS]) == sorted(RULES)
 
 
-def test_listings_have_the_namespaces_that_the_model_sees() -> None:
+def test_listings_return_the_namespaces_that_the_model_allows() -> None:
     for rights in PRINCIPALS:
         model, grants = RightsModel(rights), [right.as_grant() for right in rights]
         for securable in OBJECTS:

@@ -14,7 +14,7 @@ from tests.api.client import Api
 from tests.server.rig import run_server
 
 
-async def test_inputs_are_rejected_as_the_table_and_the_reference_page_say(tmp_path: Path) -> None:
+async def test_bad_inputs_get_the_errors_of_the_table_and_the_reference_page(tmp_path: Path) -> None:
     answers, warehouse = await collect_answers(tmp_path)
     wrong_cases = [
         (bad_input.group, bad_input.case, answer.status, answer.raw[:300])

@@ -52,7 +52,7 @@ def test_body_that_only_the_handler_checks_is_rejected() -> None:
         _build_route(Check.HANDLER).takes(_Body)
 
 
-async def test_handler_without_a_check_gives_no_answer() -> None:
+async def test_handler_without_a_rights_check_returns_no_answer() -> None:
     with pytest.raises(RuntimeError, match="addGrant did not check"):
         await _build_endpoint(Check.HANDLER, None).handle(_build_request(Grant("p", "admin")))
 

@@ -116,7 +116,7 @@ def _remove_identifiers(body: bytes) -> bytes:
     return _IDS.sub(b"#", body)
 
 
-async def test_answers_for_foreign_handles_equal_those_for_nonexistent_handles(tmp_path: Path) -> None:
+async def test_foreign_handles_get_the_same_answers_as_nonexistent_handles(tmp_path: Path) -> None:
     async with open_world(tmp_path, random.Random(1)) as world:
         differences = await _list_differences(world, range(examples(8, 4)))
     assert not differences, "\n".join(differences[:6])

@@ -88,7 +88,7 @@ def _render_screens(width: int, scale: float) -> str:
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("scale", [0.01, 1, 2.5])
-def test_screens_fit_a_terminal_without_truncation(width: int, scale: float) -> None:
+def test_screens_are_not_wider_than_a_terminal(width: int, scale: float) -> None:
     lines = _render_screens(width, scale).splitlines()
     assert max(map(len, lines)) <= width
     assert not any("…" in line for line in lines)

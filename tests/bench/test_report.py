@@ -28,7 +28,7 @@ def test_ratio_above_one_is_better_in_either_direction() -> None:
     assert Row("x", "rate", "/s", {"seamark": 10.0}).compute_ratio() is None
 
 
-def test_report_says_whether_a_goal_is_met_or_missed() -> None:
+def test_report_states_whether_a_goal_is_met_or_missed() -> None:
     report = Report("b", "Why?", machine=MACHINE)
     report.rows = [
         Row("fast", "p50", "ms", {"seamark": 4.0, "fixture": 8.0}, goal=5.0),

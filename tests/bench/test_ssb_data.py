@@ -107,7 +107,7 @@ def test_facts_stay_in_their_domains(data: Data) -> None:
         assert data.fetch_value(f'SELECT count(*) FROM "{table}" WHERE COLUMNS(*) IS NULL') == 0, table
 
 
-def test_money_is_in_cents_and_adds_up(data: Data) -> None:
+def test_amounts_are_in_cents_and_totals_equal_their_sums(data: Data) -> None:
     sql = "SELECT count(*) FROM lineorder WHERE lo_revenue <> lo_extendedprice * (100 - lo_discount)::BIGINT // 100"
     assert data.fetch_value(sql) == 0
     # 60 % of the part's price. TPC-H's price of a part in cents is a formula of its key (specification 4.2.3).

@@ -70,7 +70,7 @@ async def test_undrop_restores_the_table_with_its_history(tmp_path: Path) -> Non
             await rig.catalog.dropped.restore(CALLER, row.id, None, None)
 
 
-async def test_undrop_under_a_taken_name_is_rejected_and_under_another_works(tmp_path: Path) -> None:
+async def test_undrop_is_rejected_under_a_used_name_and_succeeds_under_a_free_name(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=False)
@@ -111,7 +111,7 @@ async def test_drop_without_purge_never_deletes_a_file(tmp_path: Path) -> None:
         assert (await rig.catalog.dropped.list(None, None, None)).items == []
 
 
-async def test_purge_spares_files_outside_the_warehouse(tmp_path: Path) -> None:
+async def test_purge_keeps_files_outside_the_warehouse(tmp_path: Path) -> None:
     foreign = tmp_path / "precious.parquet"
     foreign.write_bytes(b"mine")
     async with open_rig(tmp_path, drop_retention_s=0) as rig:
@@ -122,7 +122,7 @@ async def test_purge_spares_files_outside_the_warehouse(tmp_path: Path) -> None:
         assert foreign.read_bytes() == b"mine"
 
 
-async def test_purge_spares_files_of_a_table_registered_again_from_them(tmp_path: Path) -> None:
+async def test_purge_keeps_files_of_a_table_that_is_registered_from_them_again(tmp_path: Path) -> None:
     async with open_rig(tmp_path, drop_retention_s=0) as rig:
         files = await _create_filled_table(rig, "t")
         location = (await rig.catalog.tables.load_entry(DB, "t")).metadata_location

@@ -63,7 +63,7 @@ def test_short_lease_counts_exactly_for_its_granted_time() -> None:
     quota.check_invariants()
 
 
-def test_withdrawn_lease_no_longer_counts_but_a_renewed_lease_does() -> None:
+def test_quota_ignores_withdrawn_leases_and_counts_renewed_leases() -> None:
     quota = build_shares()
     for number in range(10):
         quota.grant("trino", number, 0, 60, 1)

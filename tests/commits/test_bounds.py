@@ -30,7 +30,7 @@ from tests.waits import until
 
 
 @pytest.mark.parametrize("missing_part", ["the history", "the files to remove"])
-async def test_change_holds_at_most_the_limit_of_decoded_manifests(
+async def test_change_has_at_most_the_limit_of_decoded_manifests_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing_part: str
 ) -> None:
     async with run_server(tmp_path) as server:

@@ -301,7 +301,7 @@ async def test_two_changes_with_one_idempotency_key_in_a_group_get_the_same_answ
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("action", ["committed", "refused", "repeated"])
-async def test_unused_files_of_a_group_are_deleted_and_used_files_stay(tmp_path: Path, action: str) -> None:
+async def test_group_deletes_its_unused_files_and_keeps_its_used_files(tmp_path: Path, action: str) -> None:
     async with run_server(tmp_path) as server:
         lake = await CommitTable.create(Api(server))
         body = {"add": [lake.write_data_file([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}

@@ -89,7 +89,7 @@ def test_partitions_beyond_the_comparison_limit_count_as_overlapping(
     assert targets.contain(partitions.partition(1, (5,))), "a partition of the same spec is found by its value"
 
 
-def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
+def test_proved_relations_of_two_partitions_are_true_for_every_row() -> None:
     seed = first_seed()
     print(f"overlap: seed {seed}")
     rng = random.Random(seed)

@@ -365,7 +365,7 @@ def test_invalid_policy_is_refused_before_a_request(
     assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
-def test_policy_command_of_earlier_versions_works(shop: IndexClient) -> None:
+def test_policy_commands_of_earlier_versions_are_accepted(shop: IndexClient) -> None:
     property_name = "seamark.compaction.enabled"
     run_command(shop, "policy", "shop.orders", "--set", f"{property_name}=true")
     run_command(shop, "policy", "--namespace", "shop", "--set", f"{property_name}=false")

@@ -37,7 +37,7 @@ def run_connect(url: str, engine: str, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["connect", engine, "--url", url, *arguments])
 
 
-def test_pyiceberg_script_runs(client: IndexClient, tmp_path: Path) -> None:
+def test_printed_pyiceberg_script_reads_a_table(client: IndexClient, tmp_path: Path) -> None:
     result = run_connect(client.url, "pyiceberg")
     assert result.exit_code == 0, result.output
     script = tmp_path / "script.py"
@@ -103,7 +103,7 @@ def test_duckdb_text_takes_the_token_from_the_environment() -> None:
     assert "TOKEN" not in format_connection("duckdb", "sea", URI, has_token=False)
 
 
-def test_duckdb_text_runs(server: ServerThread, tmp_path: Path) -> None:
+def test_printed_duckdb_script_reads_a_table(server: ServerThread, tmp_path: Path) -> None:
     """PyPI's extensions are in the folder to which INSTALL would download them, so no download is needed."""
     version, platform = _read_duckdb_platform()
     folder = tmp_path / "extensions" / version / platform

@@ -375,7 +375,7 @@ async def test_console_shows_ten_thousand_tables_and_a_hundred_thousand_files(tm
 
 
 @pytest.mark.slow
-async def test_console_of_a_warehouse_shows_the_tables_of_this_warehouse(tmp_path: Path) -> None:
+async def test_console_of_a_warehouse_shows_only_its_tables(tmp_path: Path) -> None:
     async with run_server_with_warehouses(tmp_path, "sales") as world, open_browser() as browser:
         await world.create_table("/v1/sales", "db", "sold")
         await world.create_table("/v1", "db", "own")

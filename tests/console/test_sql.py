@@ -92,7 +92,7 @@ async def test_statement_is_run_explained_cancelled_and_listed(tmp_path: Path) -
 
 
 @pytest.mark.slow
-async def test_page_of_a_server_without_sql_says_how_to_enable_it(tmp_path: Path) -> None:
+async def test_sql_page_of_a_server_without_sql_explains_how_to_enable_sql(tmp_path: Path) -> None:
     async with (
         run_server(tmp_path, sql="off") as server,
         open_browser() as browser,

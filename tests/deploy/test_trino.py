@@ -222,7 +222,7 @@ def test_trino_cannot_damage_a_plan_table_or_its_table(lake: TrinoCatalog) -> No
 
 
 @pytest.mark.slow
-def test_trino_and_seamark_read_each_others_statistics(trino_lake: TrinoLake) -> None:
+def test_trino_reads_statistics_of_seamark_and_seamark_those_of_trino(trino_lake: TrinoLake) -> None:
     lake = TrinoCatalog(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.client_properties[CATALOG])
     rows = lake.read_rows
     rows("CREATE SCHEMA counted")

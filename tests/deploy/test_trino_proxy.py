@@ -100,7 +100,7 @@ def test_session_belongs_to_the_client(shop: Shop) -> None:
     connection.close()
 
 
-def test_transactions_pass_unchanged(shop: Shop) -> None:
+def test_statements_of_transactions_pass_the_proxy_unchanged(shop: Shop) -> None:
     level = trino.dbapi.IsolationLevel.READ_COMMITTED  # type: ignore[attr-defined]
     connection = connect_to_trino(shop.proxy.port, isolation_level=level)
     count_before = shop.proxy.count_statements("rewritten")

@@ -144,7 +144,7 @@ def test_environment_variables_of_the_pages_are_settings() -> None:
     assert {(page, name) for page, name in names if name not in known_environment_names} == set()
 
 
-def test_names_that_look_like_settings_are_settings() -> None:
+def test_names_in_the_documentation_with_the_form_of_settings_are_settings() -> None:
     kinds = {kind.kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "kind")}
     known_names = FIELDS.keys() | kinds | NOT_SETTINGS
     words = {
@@ -209,7 +209,7 @@ def test_seamark_commands_of_the_pages_exist_with_their_flags() -> None:
                 assert word.partition("=")[0] in flags, f"{where}: {' '.join(words[:offset])} has no option {word}"
 
 
-def test_spark_configuration_of_the_page_equals_those_of_the_tests_and_the_demo() -> None:
+def test_spark_configurations_of_the_page_the_tests_and_the_demo_are_equal() -> None:
     page = Page(REPO / "docs" / "how-to" / "connect-spark.md")
     first = next(block for block in page.blocks if block.mark == "run: spark-catalog")
     purge = {"spark.sql.catalog.sea.rest-catalog-purge": "true"}  # The option has no effect before Iceberg 1.12.
@@ -244,7 +244,7 @@ def test_statements_of_a_page_suit_the_shell_that_it_opens() -> None:
                 )
 
 
-def test_trino_properties_of_the_page_equal_those_of_the_tests() -> None:
+def test_trino_properties_of_the_page_equal_the_properties_of_the_tests() -> None:
     page = Page(REPO / "docs" / "how-to" / "connect-trino.md")
     tested_text = (DEPLOY / "trino" / "etc" / "catalog" / "seamark.properties").read_text() + trino_snippet("", "t")
     known_values = {line.partition("=")[0] for line in tested_text.splitlines() if "=" in line}

@@ -195,7 +195,7 @@ def test_clustering_uses_the_current_schema_before_a_snapshot_has_it(rig: Cluste
 
 
 @pytest.mark.slow
-def test_clustering_commit_is_a_replace_and_earlier_snapshots_stay(rig: ClusteringTables) -> None:
+def test_clustering_commits_a_replace_and_keeps_earlier_snapshots(rig: ClusteringTables) -> None:
     rig.create_sales("told")
     rows_before = rig.read_rows("told")
     (old_snapshot,) = rig.run_sql("SELECT snapshot_id FROM {db}.told.snapshots")[0]
@@ -316,7 +316,9 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
 
 
 @pytest.mark.slow
-def test_clustering_commits_nothing_if_a_row_is_lost(rig: ClusteringTables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clustering_commits_nothing_if_the_written_files_lack_rows(
+    rig: ClusteringTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig.create_sales("lossy")
     rows_before, files = rig.read_rows("lossy"), rig.list_files("lossy")
     decode_rows, loses_commit = decode_files, [True]

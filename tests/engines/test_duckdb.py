@@ -118,7 +118,9 @@ def test_duckdb_reads_an_earlier_snapshot(con: duckdb.DuckDBPyConnection, server
     )
 
 
-def test_duckdb_and_pyiceberg_read_each_others_rows(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
+def test_duckdb_reads_rows_of_pyiceberg_and_pyiceberg_those_of_duckdb(
+    con: duckdb.DuckDBPyConnection, server: Seamark
+) -> None:
     with RestCatalog("sea", uri=server.base_url) as catalog:
         rows = pa.table({"id": pa.array([7, 8], pa.int64()), "seen": pa.array([1, None], pa.timestamp("us", "UTC"))})
         table = catalog.create_table("shop.shared", schema=rows.schema)

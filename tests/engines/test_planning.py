@@ -311,7 +311,9 @@ def _read_metric(plan: Any, name: str, node: str) -> int:
 
 
 @pytest.mark.slow
-def test_aggregates_that_spark_computes_from_file_metrics_are_right(engines: PlanningEngines) -> None:
+def test_aggregates_that_spark_computes_from_file_metrics_equal_aggregates_of_the_rows(
+    engines: PlanningEngines,
+) -> None:
     """Spark requests the bounds of the columns in a second plan."""
     query = "SELECT count(*), min(id), max(id), max(d) FROM {db}.ranges"
     with engines.record_requests() as requests:

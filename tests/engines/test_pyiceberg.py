@@ -113,7 +113,7 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
         assert begun_commit.result() == "theirs"
 
 
-def test_pyiceberg_upserts_rows(catalog: RestCatalog) -> None:
+def test_pyiceberg_replaces_and_inserts_rows_by_upsert(catalog: RestCatalog) -> None:
     table = catalog.create_table("py.upserts", schema=_build_people("a").schema)
     table.append(_build_people("ann", "bob"))
     report = table.upsert(_build_people("bob2", "cy", start=1), join_cols=["id"])
@@ -197,7 +197,7 @@ def test_conflicting_commit_of_pyiceberg_is_retried_or_fails_without_retries(cat
 
 
 @pytest.mark.few_cases(1)
-def test_spark_and_pyiceberg_read_each_others_rows(
+def test_spark_reads_rows_of_pyiceberg_and_pyiceberg_those_of_spark(
     catalog: RestCatalog, lake: StorageLake, spark: SparkSession
 ) -> None:
     extra = {**lake.client_properties, **(S3_IO if lake.storage.startswith("S3") else {})}

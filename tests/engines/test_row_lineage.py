@@ -42,7 +42,9 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         ("merge-on-read", "PARTITIONED BY (bucket(2, id))"),
     ],
 )
-def test_spark_and_seamark_read_each_others_row_lineage(lake: LineageTables, mode: str, partition_clause: str) -> None:
+def test_spark_reads_row_lineage_of_seamark_and_seamark_that_of_spark(
+    lake: LineageTables, mode: str, partition_clause: str
+) -> None:
     """`mode` is the write mode of Spark.
 
     Updates by Spark, and copy-on-write updates by Seamark, keep row ids. Neither changes the lineage of rows that are

@@ -48,7 +48,9 @@ def _list_metadata_files(server: Seamark) -> list[Path]:
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize("place", PLACES)
-def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: SmallDisk, place: str) -> None:
+def test_commits_on_a_full_disk_are_rejected_and_earlier_commits_remain(
+    tmp_path: Path, disk: SmallDisk, place: str
+) -> None:
     with _build_server(place, disk, tmp_path) as server:
         client = HttpClient(server.base_url, timeout_s=60)
         assert client.create_table()[0] == 200

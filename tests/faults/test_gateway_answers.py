@@ -181,7 +181,7 @@ CASES = {
 @pytest.mark.few_cases(3)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", ["data/00000-0-{}.parquet", "data/plain"])
-async def test_no_fault_of_the_store_gives_wrong_bytes(tmp_path: Path, case: str, name: str) -> None:
+async def test_fault_of_the_store_causes_an_error_or_the_right_bytes(tmp_path: Path, case: str, name: str) -> None:
     seed = first_seed()
     rng = random.Random(f"{seed} {case} {name}")
     store = BrokenStore(rng)

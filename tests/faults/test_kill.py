@@ -59,14 +59,14 @@ def _list_steps(*steps: str) -> list[ParameterSet]:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("step", _list_steps(*STEPS))
-def test_killed_server_leaves_a_complete_commit_or_nothing(tmp_path: Path, step: str) -> None:
+def test_killed_server_leaves_a_complete_commit_or_no_commit(tmp_path: Path, step: str) -> None:
     with MortalServer(tmp_path / "home") as server:
         client = server.start()
         for number, retry in enumerate(RETRIES):
             client = _kill_and_retry(server, client, step, retry, f"t{number}")
 
 
-def test_killed_server_on_postgresql_and_s3_leaves_a_complete_commit_or_nothing(
+def test_killed_server_on_postgresql_and_s3_leaves_a_complete_commit_or_no_commit(
     tmp_path: Path, postgres_url: str, s3: S3, s3_bucket: str
 ) -> None:
     env = {**s3.build_seamark_env(), "SEAMARK_DATABASE": postgres_url, "SEAMARK_WAREHOUSE": f"s3://{s3_bucket}/lake"}

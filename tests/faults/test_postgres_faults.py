@@ -126,7 +126,7 @@ def test_connections_cut_during_commits_lose_no_acknowledged_commit(pair: Server
 
 
 @pytest.mark.slow
-def test_hanging_database_leaves_the_server_responsive_and_loses_nothing(pair: ServerPair) -> None:
+def test_server_answers_during_a_hang_of_the_database_and_keeps_all_commits(pair: ServerPair) -> None:
     """SIGSTOP to all processes of the database keeps connections open without answers, as when its disk hangs."""
     client = HttpClient(pair.base_urls[0])
     assert client.create_table("hung")[0] == 200

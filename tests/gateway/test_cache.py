@@ -193,7 +193,7 @@ async def test_concurrent_readers_of_a_block_share_one_request(tmp_path: Path) -
     assert len(store.requests) == 1
 
 
-async def test_sequential_reads_are_read_ahead(tmp_path: Path) -> None:
+async def test_gateway_prefetches_the_next_blocks_of_sequential_reads(tmp_path: Path) -> None:
     rng = random.Random(1)
     store, path = FakeStore(rng), draw_name(rng)
     data = rng.randbytes(40 * BLOCK)
@@ -301,7 +301,7 @@ async def test_object_replaced_behind_the_gateway_is_detected_within_the_recheck
         assert status == 404
 
 
-async def test_write_through_one_worker_is_visible_to_all_at_once(tmp_path: Path) -> None:
+async def test_write_through_one_worker_is_visible_to_all_workers_after_its_answer(tmp_path: Path) -> None:
     rng, clock = random.Random(1), SimulatedClock(1)
     store, path = FakeStore(rng), draw_name(rng)
     async with (

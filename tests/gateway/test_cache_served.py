@@ -90,7 +90,7 @@ def test_cached_answer_equals_the_answer_of_the_store(store_rig: GatewayRig, ext
                     assert cached_outcome == call_and_describe(plain_key, call, **arguments), (call, arguments)
 
 
-async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
+async def test_boto3_reads_through_the_gateway_over_tls(tmp_path: Path, s3: S3) -> None:
     authority = Authority(tmp_path)
     authority.issue("server")
     settings: dict[str, Any] = {

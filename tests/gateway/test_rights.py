@@ -125,7 +125,7 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
         assert set((await asyncio.to_thread(_collect_codes, read_keys(late_answer[1]))).values()) == {"OK"}
 
 
-async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: Path) -> None:
+async def test_credentials_are_refused_what_their_principal_may_no_longer_do(tmp_path: Path) -> None:
     """The test revokes a grant, the token, or a part of the role. The remaining rights stay usable."""
     home = tmp_path / "home"
     tokens = await _read_tokens(home)

@@ -47,7 +47,7 @@ SPEC = build_spec((40, "day", "ts_day"), (10, "bucket[8]", "id_bucket"), (21, "i
 ORDER = build_order((22, "identity"), (10, "identity"), order_id=9)
 
 
-def test_new_ids_equal_those_of_pyiceberg() -> None:
+def test_new_ids_equal_the_ids_of_pyiceberg() -> None:
     actual_table = build_table(schema=NESTED_SCHEMA, partition_spec=SPEC, sort_order=ORDER)
     expected_metadata = new_table_metadata(
         Schema.model_validate(NESTED_SCHEMA),

@@ -34,7 +34,7 @@ def check_json(metadata: TableMetadata | None, requirements: list[Any]) -> None:
         {"type": "assert-default-sort-order-id", "default-sort-order-id": 0},
     ],
 )
-def test_satisfied_requirement_passes(requirement: Json) -> None:
+def test_satisfied_requirement_raises_no_error(requirement: Json) -> None:
     check_json(M, [requirement])
 
 

@@ -81,7 +81,7 @@ def test_bucket_hashes_equal_those_in_the_specification(kind: str, value: object
 
 @given(st.sampled_from(sorted(PYICEBERG_TYPES)), st.integers(1, BUCKETS_MAX), st.data())
 @settings(max_examples=examples(300))
-def test_buckets_equal_those_of_pyiceberg(kind: str, buckets: int, data: st.DataObject) -> None:
+def test_buckets_equal_the_buckets_of_pyiceberg(kind: str, buckets: int, data: st.DataObject) -> None:
     iceberg_types, values = PYICEBERG_TYPES[kind]
     value = data.draw(values)
     pyiceberg_value: Any = value
@@ -176,7 +176,7 @@ def test_null_transforms_to_null_and_void_returns_null() -> None:
         ("zorder", "int", "string"),
     ],
 )
-def test_result_types_equal_those_of_java(transform: str, kind: str, result: str) -> None:
+def test_result_types_of_transforms_equal_the_types_of_java(transform: str, kind: str, result: str) -> None:
     assert compute_result_type(transform, kind) == result
 
 

@@ -131,7 +131,7 @@ def test_definitions_in_the_forms_of_users_are_read(text: str, equal_definition:
         ('{"a":' * 1900, "not JSON"),
     ],
 )
-def test_invalid_definition_is_reported_and_breaks_nothing(text: str, complaint: str) -> None:
+def test_invalid_definition_is_reported_and_the_other_definitions_are_used(text: str, complaint: str) -> None:
     definitions = read_definitions(
         build_table({"seamark.index.bad": text, "seamark.index.good": "bitmap(id)", "other": "x"})
     )

@@ -41,7 +41,7 @@ def find_last_segment(disk: SimulatedDisk) -> SimulatedFile:
     return disk.files[max(name for name in disk.files if name.endswith(".segment"))]
 
 
-async def test_record_torn_at_any_byte_is_removed_and_earlier_records_stay() -> None:
+async def test_record_torn_at_any_byte_is_removed_and_earlier_records_remain() -> None:
     disk, record_ends = await write_records(3)
     data = find_last_segment(disk).visible
     end = len(data[: record_ends[2] - HEADER_BYTES].rstrip(b"\0"))
@@ -125,7 +125,7 @@ async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
     assert damaged_copy.files[name].visible == disk.files[name].visible
 
 
-async def test_retention_stops_before_a_damaged_segment_and_the_sizes_stay() -> None:
+async def test_retention_stops_before_a_damaged_segment_and_keeps_the_sizes() -> None:
     disk = SimulatedDisk()
     limits = SegmentLimits(segment_bytes=2000, retention_ms=1, retention_bytes=1, trim_interval_s=3600)
     clock = SimulatedClock(1)

@@ -166,7 +166,7 @@ async def fill_log(log: SegmentLog, count: int = 20) -> None:
         await log.append({A: build_batch(f"{number:3}" * 30, 10), B: build_batch("y")})
 
 
-async def test_released_rows_are_removed_by_age_but_unreleased_rows_stay() -> None:
+async def test_released_rows_are_removed_by_age_and_unreleased_rows_are_kept() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock, retention_ms=1000, trim_interval_s=3600) as log:
         await fill_log(log)
@@ -368,7 +368,7 @@ async def test_producers_are_forgotten_after_the_retention() -> None:
         assert log.find_producer("p") is None
 
 
-async def test_positions_of_idle_producers_are_forgotten_but_their_sequences_stay() -> None:
+async def test_positions_of_idle_producers_are_forgotten_but_their_sequences_are_kept() -> None:
     disk, clock = SimulatedDisk(), SimulatedClock(1)
     async with open_log(disk, clock) as log:
         await log.append({A: build_batch("x" * 500)}, StreamProducer("p", 0))

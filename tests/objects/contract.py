@@ -48,7 +48,7 @@ class ObjectStoreContract:
             await store.read(f"{base}/folder")
         assert not await store.exists(f"{base}/folder")
 
-    async def test_create_never_overwrites(self, store: ObjectStore, base: str) -> None:
+    async def test_create_never_overwrites_an_object(self, store: ObjectStore, base: str) -> None:
         await store.create(f"{base}/once", b"first")
         for second_data in (b"second", b"first"):
             with pytest.raises(ObjectExists, match="once"):
@@ -111,7 +111,7 @@ class ObjectStoreContract:
     async def test_missing_folder_lists_as_empty(self, store: ObjectStore, base: str) -> None:
         assert [info async for info in store.list(f"{base}/nowhere")] == []
 
-    async def test_ping_answers(self, store: ObjectStore) -> None:
+    async def test_ping_of_a_reachable_store_raises_no_error(self, store: ObjectStore) -> None:
         await store.ping()
 
     @pytest.mark.parametrize(

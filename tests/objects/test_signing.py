@@ -377,7 +377,7 @@ MALFORMED_REQUESTS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("request_", "names"), MALFORMED_REQUESTS)
-def test_error_of_a_malformed_request_says_what_is_wrong(request_: dict[str, Any], names: str) -> None:
+def test_error_of_a_malformed_signing_request_names_its_fault(request_: dict[str, Any], names: str) -> None:
     with pytest.raises(BadRequest) as error:
         sign_request(request_)
     assert names in error.value.message

@@ -104,7 +104,7 @@ async def test_hanging_replica_costs_a_short_wait_and_is_then_avoided(tmp_path: 
         assert a.peers.objects.open_breakers == 1
 
 
-async def test_storage_is_read_if_a_replica_begins_an_answer_and_never_ends_it(tmp_path: Path) -> None:
+async def test_storage_is_read_if_an_answer_of_a_replica_never_ends(tmp_path: Path) -> None:
     async def begin(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={SOURCE_HEADER: "storage"})
         await response.prepare(request)

@@ -87,7 +87,7 @@ async def test_large_file_arrives_completely_and_a_file_over_the_limit_comes_fro
             assert count_reads([a, b], location) >= (2 if a.owns(location) else 1)
 
 
-async def test_errors_for_limits_and_missing_files_equal_those_of_the_storage(nodes: list[Node]) -> None:
+async def test_errors_for_limits_and_missing_files_equal_the_errors_of_the_storage(nodes: list[Node]) -> None:
     files = await create_files(nodes, 6, 1000)
     rng = random.Random(7)
     for location in files:

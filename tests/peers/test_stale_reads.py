@@ -136,7 +136,7 @@ async def test_other_errors_and_missing_values_of_the_database_are_returned(read
             await reads.read(KEY, database.read())
 
 
-async def test_value_changed_by_this_server_is_not_used_again(reads: StaleReads) -> None:
+async def test_cached_value_is_not_used_after_its_server_has_changed_it(reads: StaleReads) -> None:
     database = Database()
     table = make_entry_key(EntryKind.TABLE, ("db",), "t")
     other_key = make_entry_key(EntryKind.TABLE, ("db",), "u")

@@ -273,7 +273,7 @@ async def test_error_names_the_manifest_that_is_truncated_or_missing(tables: Pla
             await tables.writer.write(kept_manifests, metadata, snapshot, "file:///nowhere", "p")
 
 
-async def test_plan_table_has_an_empty_location_that_nobody_cleans_or_writes(
+async def test_plan_table_has_an_empty_location_that_is_never_cleaned_or_written(
     tables: PlanTableFolder, tmp_path: Path
 ) -> None:
     case = draw_lake_cases(tmp_path, 2)[0]

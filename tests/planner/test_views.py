@@ -143,7 +143,7 @@ async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("reading", ["snap-1.avro", "m3.avro"])
-async def test_cancelled_waiter_does_not_affect_the_others(tmp_path: Path, reading: str) -> None:
+async def test_cancelled_waiter_does_not_affect_other_waiters(tmp_path: Path, reading: str) -> None:
     table, _ = create_filled_table(tmp_path / "t")
     capture = WrapperCapture(RecordingObjects)
     async with open_test_planner(tmp_path, capture) as planner:
@@ -206,7 +206,7 @@ async def list_sizes_bytes(folder: Path, tables: list[Table]) -> list[int]:
     return results
 
 
-async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: Path) -> None:
+async def test_views_are_within_their_memory_budget_and_answers_are_right(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=2 + n, per_day=40)[0] for n in range(6)]
     expected = await list_sizes_bytes(tmp_path, tables)
     budget = max(expected) + sum(expected) // 3

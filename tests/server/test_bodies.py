@@ -293,7 +293,7 @@ async def test_one_principal_cannot_use_the_whole_limit_of_body_bytes(logins: Bo
         assert statuses == [429] * 4
 
 
-async def test_one_principal_cannot_hold_all_slots(logins: BodyLogins, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_principal_cannot_use_all_slots(logins: BodyLogins, monkeypatch: pytest.MonkeyPatch) -> None:
     release = asyncio.Event()
     tables = type(logins.server.components.catalog.tables)
     list_tables = tables.list

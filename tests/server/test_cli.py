@@ -95,7 +95,7 @@ def test_error_names_the_port_in_use(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
-def test_binding_beyond_loopback_without_authentication_is_rejected_with_the_command_that_fixes_it(
+def test_error_of_a_public_address_without_authentication_names_a_command_that_corrects_it(
     tmp_path: Path, host: str
 ) -> None:
     result = run_seamark("serve", "--home", str(tmp_path), "--port", "0", "--host", host)

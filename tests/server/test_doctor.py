@@ -44,7 +44,7 @@ def list_faults(findings: list[CheckResult]) -> list[str]:
     return [finding.fix for finding in findings if finding.is_fault]
 
 
-def test_doctor_finds_a_stopped_server_and_says_how_to_start_it(tmp_path: Path) -> None:
+def test_doctor_reports_a_stopped_server_with_the_command_that_starts_it(tmp_path: Path) -> None:
     with Seamark(tmp_path / "home") as server:
         code, actual = run_doctor("--home", str(server.home))
         assert code == 0

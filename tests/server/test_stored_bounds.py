@@ -163,7 +163,7 @@ async def test_number_of_stored_errors_under_idempotency_keys_is_limited(
         assert (await api("POST", "/v1/namespaces", {"namespace": ["db"]}, key=keys[-1])).status == 409
 
 
-async def test_one_principal_holds_at_most_half_of_the_watches(tmp_path: Path) -> None:
+async def test_one_principal_has_at_most_half_of_the_watches(tmp_path: Path) -> None:
     secrets = await make_tokens(tmp_path)
     async with run_server(tmp_path, auth="token", watchers_limit=4) as server:
         path = "/api/v1/tables/db/t/timeline?since=latest&wait=60"

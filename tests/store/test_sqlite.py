@@ -97,7 +97,7 @@ async def test_failed_transaction_does_not_affect_other_transactions_of_its_grou
         assert await _list_names(store) == sorted(f"{x}{n:02}" for x in "tu" for n in range(50) if n % 3)
 
 
-async def test_writer_that_never_gets_the_lock_gives_up(
+async def test_writer_that_never_gets_the_lock_raises_an_error(
     path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 0.05)

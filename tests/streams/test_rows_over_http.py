@@ -131,7 +131,7 @@ async def test_rows_of_every_format_are_visible_before_any_commit(stream: Stream
     assert await stream.ids("day = '2026-01-31'") == [1]
 
 
-async def test_the_first_rows_of_an_empty_table_are_committed_at_once(stream: StreamServer) -> None:
+async def test_the_first_rows_of_an_empty_table_are_committed_without_a_delay(stream: StreamServer) -> None:
     """Spark plans no scan of a table without a snapshot, so it would read no rows."""
     await stream.post({"id": 1})
     async with asyncio.timeout(30):
@@ -218,7 +218,7 @@ async def test_a_repeated_request_of_a_producer_adds_no_row(stream: StreamServer
     assert await stream.ids() == [1, 2, 3]
 
 
-async def test_unknown_outcome_says_whether_a_repeat_is_safe(
+async def test_error_of_an_unknown_outcome_states_whether_a_repeat_is_safe(
     stream: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*arguments: Any) -> Any:
@@ -232,7 +232,7 @@ async def test_unknown_outcome_says_whether_a_repeat_is_safe(
         assert text in answer["error"]["message"]
 
 
-async def test_rows_that_do_not_fit_are_refused_with_row_column_and_value(stream: StreamServer) -> None:
+async def test_error_of_an_invalid_row_names_row_column_and_value(stream: StreamServer) -> None:
     async def read_reason(*rows: Any) -> str:
         status, message = await stream.send_refused(json.dumps(rows).encode())
         assert status == 400

@@ -113,7 +113,7 @@ async def test_certificate_is_a_login_with_the_grants_of_its_principal(tmp_path:
         assert (await send_request(http, server, f"{NAMESPACES}/db"))[0] == 403
 
 
-async def test_rules_give_principals_groups_and_roles(tmp_path: Path, authority: Authority) -> None:
+async def test_certificate_rules_assign_principals_groups_and_roles(tmp_path: Path, authority: Authority) -> None:
     partner = Authority(tmp_path, file="partner.pem")
     bundle = tmp_path / "bundle.pem"
     bundle.write_text(authority.pem + partner.pem)

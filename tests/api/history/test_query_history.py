@@ -286,7 +286,7 @@ async def test_old_rows_are_removed_although_the_merge_fails(tmp_path: Path, mon
         assert len(deleted_counts) == 1
 
 
-async def test_history_can_be_turned_off(tmp_path: Path) -> None:
+async def test_setting_disables_the_query_history(tmp_path: Path) -> None:
     async with run_server(tmp_path, query_history_days=0) as server:
         api = Api(server)
         await api.table()

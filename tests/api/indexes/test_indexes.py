@@ -330,7 +330,7 @@ async def test_concurrent_definitions_and_commits_all_succeed(api_with_table: Ap
     assert set(await read_properties(api_with_table)) == {f"seamark.index.i{number}" for number in range(8)}
 
 
-async def test_index_use_is_reported_as_the_planner_counts_it(api: Api) -> None:
+async def test_reported_index_use_equals_the_counts_of_the_planner(api: Api) -> None:
     uuid = (await api.table())["metadata"]["table-uuid"]
     index = await define_index(api)
     assert index["used"] is None

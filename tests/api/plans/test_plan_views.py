@@ -254,7 +254,7 @@ async def test_change_of_a_view_removes_its_plan_view_but_not_outer_plan_views(p
 
 
 @pytest.mark.slow
-async def test_leases_and_files_of_plan_views_equal_those_of_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:
+async def test_plan_views_have_the_same_leases_and_files_as_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:
     await plan_api.view(**{"view-version": build_version()})
     name = await make_plan_view(plan_api)
     plan_file_count_before = len(list_plan_files(tmp_path))

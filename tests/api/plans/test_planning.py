@@ -139,7 +139,7 @@ async def test_invalid_plan_request_is_rejected_with_the_reason(api_with_files: 
         assert expected in answer.error[2], body
 
 
-async def test_missing_objects_are_not_found_with_the_error_types_clients_know(api_with_files: Api) -> None:
+async def test_error_types_of_missing_objects_are_known_to_clients(api_with_files: Api) -> None:
     for method, path, body in (
         ("POST", "plan", {}),
         ("GET", "plan/x", None),
@@ -176,7 +176,7 @@ async def test_statistics_are_returned_for_the_requested_fields(api_with_files: 
     assert task["data-file"]["value-counts"]["keys"] == [2]
 
 
-async def test_statistics_of_a_new_column_can_be_requested_at_once(api_with_files: Api) -> None:
+async def test_statistics_of_a_new_column_can_be_requested_before_the_next_snapshot(api_with_files: Api) -> None:
     """The scan may also use the snapshot's schema, which is the same as before."""
     scan: dict[str, Any] = {"snapshot-id": 1, "use-snapshot-schema": True}
     assert len(list_planned_numbers(await api_with_files("POST", f"{T}/plan", scan))) == 30

@@ -139,7 +139,7 @@ async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) 
                 assert values == [item[name] for item in actual], f"seed {seed}: {route} {name}"
 
 
-async def test_partitions_equal_those_of_pyiceberg(lake_api: Api, tmp_path: Path) -> None:
+async def test_partitions_equal_the_partitions_of_pyiceberg(lake_api: Api, tmp_path: Path) -> None:
     compared_lakes = 0
     for seed in range(100, 100 + examples(60, 15)):
         lake = write_random_lake(seed, tmp_path / str(seed))

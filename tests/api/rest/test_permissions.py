@@ -71,7 +71,7 @@ async def test_every_request_requires_a_login(house: House) -> None:
         ("nobody", [], None),
     ],
 )
-async def test_listing_hides_objects_that_the_caller_may_not_see(
+async def test_listing_omits_objects_that_the_caller_may_not_browse(
     house: House, principal: str, visible_names: list[Any], visible_below: list[Any] | None
 ) -> None:
     assert (await house(principal, "GET", "/v1/namespaces")).json["namespaces"] == visible_names
@@ -266,7 +266,7 @@ async def _await_status_after_grant(send_request: Callable[[], Any]) -> int:
     return 403
 
 
-async def test_confined_writer_cannot_give_a_view_the_rights_of_another_user(house: House) -> None:
+async def test_confined_writer_cannot_make_a_view_run_with_the_rights_of_another_user(house: House) -> None:
     body = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {"trino.run-as-owner": "root"}}
     refusal = await house("wendy", "POST", "/v1/namespaces/db/views", body)
     assert refusal.error[:2] == (403, "ForbiddenException")

@@ -140,7 +140,7 @@ async def test_head_reports_whether_a_table_exists(api: Api) -> None:
     assert (missing_answer.status, missing_answer.raw) == (404, b"")
 
 
-async def test_dropped_table_is_gone_and_its_files_stay(api: Api) -> None:
+async def test_dropped_table_is_not_found_and_its_files_remain(api: Api) -> None:
     location = (await api.table())["metadata-location"]
     assert (await api("DELETE", f"{TABLES}/t")).status == 204
     assert (await api("GET", f"{TABLES}/t")).error[:2] == (404, "NoSuchTableException")

@@ -19,7 +19,7 @@ async def _read_property(api: Api, name: str) -> str | None:
     return None if property_value is None else str(property_value)
 
 
-async def test_all_tables_change_together(api: Api) -> None:
+async def test_transaction_changes_all_of_its_tables(api: Api) -> None:
     for name in ("a", "b"):
         await api.table(name)
     answer = await api(

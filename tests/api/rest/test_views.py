@@ -59,7 +59,7 @@ async def test_failed_view_requirement_is_a_conflict(api: Api) -> None:
     assert (await api("POST", f"{VIEWS}/v", {"updates": [{"action": "sing"}]})).error[0] == 400
 
 
-async def test_dropped_view_is_gone(api: Api) -> None:
+async def test_dropped_view_is_not_found(api: Api) -> None:
     await api.view()
     assert (await api("HEAD", f"{VIEWS}/v")).status == 204
     assert (await api("DELETE", f"{VIEWS}/v")).status == 204

@@ -74,7 +74,7 @@ def test_no_proposal_is_made_for_statements_that_no_layout_helps(client: IndexCl
     assert "no change would save" in advice["reason"]
 
 
-def test_commands_quote_names(client: IndexClient) -> None:
+def test_printed_commands_quote_names_of_columns(client: IndexClient) -> None:
     """The column names come from writers, and an administrator copies the commands."""
     name = "c'; rm -rf ~ `x`"
     rows = pa.table({name: np.arange(4000) % 97, "n": np.arange(4000)})

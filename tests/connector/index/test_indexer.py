@@ -413,7 +413,7 @@ def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexCl
 
 
 @pytest.mark.slow
-def test_exit_code_of_one_round_says_whether_it_succeeded(client: IndexClient) -> None:
+def test_exit_code_of_a_round_states_whether_the_round_succeeded(client: IndexClient) -> None:
     create_table(client, "db.t", i=("bloom", "id"))
     with start_seamark(client.url, "--once") as process:
         assert process.wait(60) == 0

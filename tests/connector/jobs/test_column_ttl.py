@@ -205,7 +205,7 @@ def list_problems(client: IndexClient) -> list[str]:
         ({COLUMNS: "payload: 1d", TIME_COLUMN: "id"}, "is not partitioned by its day"),
     ],
 )
-def test_ttl_policy_that_does_not_fit_the_table_is_refused(
+def test_ttl_policy_on_a_missing_or_unsuitable_column_is_refused(
     client: IndexClient, server: ServerThread, properties: dict[str, str], reason: str
 ) -> None:
     arrow = create_table(server, "date", DayTransform())

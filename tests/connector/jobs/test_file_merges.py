@@ -251,7 +251,7 @@ def test_failed_merge_leaves_the_table_unchanged_without_a_new_file(
 
 
 @pytest.mark.slow
-def test_partitions_that_are_copied_together_share_an_index_file_and_fail_together(
+def test_partitions_of_one_copy_share_an_index_file_and_all_fail_if_one_fails(
     client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)

@@ -199,7 +199,7 @@ def test_file_is_encrypted_with_the_supplied_keys_of_footer_and_columns(
         merge_files([second], tmp_path / "none.parquet", SIMPLE, keys=SuppliedKeys(footer.key))
 
 
-def test_duckdb_and_seamark_read_each_others_encrypted_files(tmp_path: Path) -> None:
+def test_duckdb_reads_encrypted_files_of_seamark_and_seamark_those_of_duckdb(tmp_path: Path) -> None:
     source, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     con = duckdb.connect()
     con.sql("SET force_mbedtls_unsafe = 'true'")

@@ -415,7 +415,7 @@ def test_renamed_column_keeps_its_cube_and_a_promoted_column_needs_a_new_one(
     assert query_with_summary(server, text) == (CubeSummary("cube0", 3, 0), rows)
 
 
-def test_files_that_writers_append_are_in_the_cube_at_once(server: ServerThread, sales: CubeWorld) -> None:
+def test_appended_files_are_in_the_cube_after_the_commit(server: ServerThread, sales: CubeWorld) -> None:
     schema = pa.schema([("ts", pa.timestamp("us")), ("country", pa.string()), ("n", pa.int32()), ("x", pa.float64())])
     rows = pa.table({"ts": [datetime(2026, 1, 1)], "country": ["c"], "n": [7], "x": [None]}, schema=schema)
     append(sales.client, sales.name, rows)
@@ -514,7 +514,7 @@ def test_create_refuses_a_cube_that_does_not_pay(server: ServerThread) -> None:
     assert creation.exit_code == 0, creation.output
 
 
-def test_repeated_statement_reads_the_tables_as_they_are_now(server: ServerThread) -> None:
+def test_repeated_statement_reads_the_current_snapshots(server: ServerThread) -> None:
     text = "SELECT * FROM changing.t ORDER BY 1"
     schema = pa.schema([("a", pa.int64())])
 

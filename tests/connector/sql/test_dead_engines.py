@@ -112,7 +112,7 @@ def start_spark(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_java", "spark_home")
-def test_spark_without_java_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_spark_without_java_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session({}, f"[{NO_GATEWAY}] Java gateway process exited before sending its port number.")
     with pytest.raises(Unreachable, match=f"No Spark at local.2.: there is no Java: {JDK}"):
         start_spark(session, monkeypatch)

@@ -156,7 +156,7 @@ REFUSED = [
 ]
 
 
-def test_failed_statement_changes_nothing(client: IndexClient, session: SqlSession) -> None:
+def test_failed_statement_does_not_change_the_table(client: IndexClient, session: SqlSession) -> None:
     fields = [{"id": n, "name": name, "required": n == 1, "type": "long"} for n, name in enumerate(("id", "n"), 1)]
     body = {"name": "t", "schema": {"type": "struct", "fields": fields}}
     client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())

@@ -347,7 +347,7 @@ def test_all_22_queries_of_tpc_h_are_translated_and_run_in_duckdb() -> None:
     assert len(queries) == 22
 
 
-def test_merge_is_translated_for_spark_only_if_its_meaning_stays() -> None:
+def test_merge_is_translated_for_spark_only_if_its_meaning_is_kept() -> None:
     text = "MERGE INTO s.t USING s.u AS u ON t.id = u.id WHEN MATCHED THEN UPDATE SET x = u.x + 1"
     translated_text = write_spark_text(parse(text).tree, "sea", "lake", None)
     assert translated_text.startswith("MERGE INTO `lake`.s.t USING `lake`.s.u AS u ON")

@@ -216,7 +216,7 @@ def test_files_are_kept_if_an_earlier_request_may_have_committed_them(
     assert len(server.list_written_files()) == 4
 
 
-def test_invalid_rows_change_nothing(client: IndexClient, server: ServerThread) -> None:
+def test_append_of_invalid_rows_commits_nothing(client: IndexClient, server: ServerThread) -> None:
     with pytest.raises(Unwritable, match="column id is required"):
         append(client, "db.t", [build_rows(1), pa.table({"id": pa.array([None], pa.int64())})])
     assert server.list_written_files() == set()

@@ -324,7 +324,7 @@ def test_columns_of_the_sort_order_always_have_bounds() -> None:
     assert {column_id for column_id, mode in sparse.items() if mode.bounds} == {110}
 
 
-def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
+def test_files_have_the_encodings_of_the_table_properties(tmp_path: Path) -> None:
     schema = Schema((Field(1, "id", True, "long"), Field(2, "tags", False, ListType(3, "string", False))))
     rows = pa.table({"id": list(range(40_000)), "tags": [["a", str(number)] for number in range(40_000)]})
     for codec in ("zstd", "gzip", "snappy", "lz4", "brotli", "uncompressed"):

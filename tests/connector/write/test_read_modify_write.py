@@ -116,7 +116,7 @@ def test_read_snapshot_outside_the_history_is_refused(client: IndexClient) -> No
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("spec", [[], [("bucket[4]", 1)]], ids=["whole", "bucketed"])
 @pytest.mark.parametrize("mode", mark_fast(MODES, 1))
-def test_concurrent_increments_of_counters_are_not_lost(
+def test_concurrent_increments_of_counters_are_all_counted(
     client: IndexClient, mode: str, spec: list[tuple[str, int]]
 ) -> None:
     create_upsert_table(client, spec=spec)

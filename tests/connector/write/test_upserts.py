@@ -70,7 +70,7 @@ def read_rows(client: IndexClient, name: str = "db.t", index: At = CURRENT) -> l
 @pytest.mark.parametrize("is_indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("mode", MODES)
-def test_upsert_replaces_rows_with_its_keys_and_inserts_others(
+def test_upsert_replaces_rows_with_existing_keys_and_inserts_rows_with_new_keys(
     client: IndexClient, mode: str, version: int, is_indexed: bool
 ) -> None:
     create_upsert_table(client, version=version, properties=BY_ID if is_indexed else {})
@@ -115,7 +115,7 @@ def create_seeded(client: IndexClient, files: int, rows_each: int, *, sorted_key
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("is_indexed", mark_fast([True, False], 1))
-def test_upsert_reads_and_writes_only_files_that_hold_its_keys(
+def test_upsert_reads_and_writes_only_files_that_contain_its_keys(
     client: IndexClient, mode: str, is_indexed: bool
 ) -> None:
     files, rows_per_file = 40, 250

@@ -48,7 +48,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield new_rig
 
 
-def test_filter_leaves_files_out(rig: StarRig) -> None:
+def test_spark_reads_only_files_that_may_match_the_filter(rig: StarRig) -> None:
     rewrite = rig.check_same("SELECT id, note FROM {db}.sales WHERE id BETWEEN 100 AND 104")
     assert rewrite.statement is not None
     assert 0 < rewrite.files < 4 < rewrite.considered_files

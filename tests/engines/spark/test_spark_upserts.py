@@ -407,7 +407,7 @@ def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: UpsertT
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize("mode", ["append", "overwrite", "overwrite_partitions"])
-def test_driver_refuses_columns_that_do_not_fit_before_a_task_starts(rig: UpsertTables, mode: str) -> None:
+def test_driver_refuses_unknown_or_unsuitable_columns_before_a_task_starts(rig: UpsertTables, mode: str) -> None:
     table = f"fits_{mode}"
     rig.create(table)
     accumulator = rig.spark.sparkContext.accumulator(0)

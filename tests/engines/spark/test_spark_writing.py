@@ -334,7 +334,7 @@ def test_stream_with_an_older_checkpoint_fails_and_one_with_a_new_checkpoint_con
 
 
 @pytest.mark.slow
-def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: WritingTables, tmp_path: Path) -> None:
+def test_stream_writes_nothing_into_a_table_that_replaced_its_target(rig: WritingTables, tmp_path: Path) -> None:
     rig.run_sql("CREATE TABLE {db}.replaced (id bigint, v string) USING iceberg")
     stream = FolderStream(rig, tmp_path / "given", tmp_path / "checkpoint", "replaced")
     stream.arrive(0, 10)

@@ -205,7 +205,7 @@ def test_java_rejects_the_same_literals(java: Java) -> None:
             bind_as_json(filter_json)
 
 
-def test_java_folds_null_checks_and_names_terms_as_we_do(java: Java) -> None:
+def test_null_checks_and_term_names_equal_those_of_java(java: Java) -> None:
     term: Any
     filters: list[Any] = []
     for name in ("must", "st", "st.a", "st.b", "maybe", "maybe.a", "none", NAMES["string"]):

@@ -322,7 +322,7 @@ def test_block_that_inflates_past_the_limit_is_rejected(codec: str) -> None:
     assert peak < 8 << 20
 
 
-def test_size_limit_counts_all_blocks_together() -> None:
+def test_size_limit_applies_to_the_sum_of_all_blocks() -> None:
     data = make_manifest("deflate")
     size = len(decode_manifest(data, "m").heap)
     assert decode_manifest(data, "m", inflated_limit_bytes=size).rows == 12
@@ -371,7 +371,7 @@ def test_decoding_leaks_no_memory() -> None:
     )  # A leak grows in each round, but other threads of the process may allocate memory in some rounds.
 
 
-def test_threads_decode_concurrently() -> None:
+def test_manifests_decoded_by_concurrent_threads_are_equal() -> None:
     """Several threads run the same program at the same time, and their columns must not mix."""
     manifests = [
         build_manifest(SCHEMA, *(build_entry(SCHEMA, day=k, record_count=i) for i in range(300)), codec="deflate")

@@ -147,7 +147,7 @@ def test_min_and_max_are_nan_only_if_all_values_are_nan() -> None:
     assert entry["m1"][2] is None
 
 
-def test_value_that_does_not_fit_the_engines_type_refuses_the_file() -> None:
+def test_file_with_a_value_beyond_the_type_of_the_engine_is_refused() -> None:
     ints = pa.table({"country": ["a", "a"], "qty": pa.array([2**31 - 1, 1], pa.int32())})
     with pytest.raises(ValueError, match="overflow"):
         build_entry(define_cube(["country"], ["sum(qty + 1)"]), ints)
@@ -301,7 +301,7 @@ def test_entry_with_too_many_groups_is_not_built(monkeypatch: pytest.MonkeyPatch
         build_entry(definition, draw_rows(1, 100))
 
 
-def test_only_a_sum_that_does_not_fit_is_reported_as_an_overflow() -> None:
+def test_only_a_sum_beyond_its_type_is_reported_as_an_overflow() -> None:
     groups = pa.table({"d0": ["a", "a"], "m0": pa.array([2**62] * 2)})
     with pytest.raises(SumOverflow, match="out of bounds"):
         combine_groups(groups, {"m0": "count"})

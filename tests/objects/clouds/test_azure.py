@@ -61,7 +61,7 @@ def test_table_on_azure_is_written_planned_and_purged(azurite: Azurite, tmp_path
         server.stop()
 
 
-async def test_errors_from_azure_say_what_to_correct(azurite: Azurite) -> None:
+async def test_errors_from_azure_name_what_to_correct(azurite: Azurite) -> None:
     container = azurite.create_container()
     host = container.partition("@")[2]
     missing_location, warehouse = f"abfss://nowhere@{host}/lake", f"{container}/lake"

@@ -58,7 +58,7 @@ def test_table_on_google_cloud_storage_is_written_planned_and_purged(
         server.stop()
 
 
-async def test_errors_from_google_cloud_storage_say_what_to_correct(google_storage: GoogleStorage) -> None:
+async def test_errors_from_google_cloud_storage_name_what_to_correct(google_storage: GoogleStorage) -> None:
     missing_location = "gs://no-such-bucket/lake"
     async with open_objects(build_settings(google_storage, missing_location), SystemClock()) as objects:
         with pytest.raises(StorageError, match=r"The bucket of .*no-such-bucket.* does not exist; create it"):

@@ -101,7 +101,7 @@ def test_identities_with_the_same_first_half_are_distinguished() -> None:
     assert found_ids == [pairs.index(item) if item in pairs else -1 for item in queries]
 
 
-async def test_snapshots_share_identities_of_shared_manifests_until_they_are_released(
+async def test_snapshots_share_file_identities_of_common_manifests_until_their_release(
     tmp_path: Path, planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = []

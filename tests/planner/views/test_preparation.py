@@ -118,7 +118,7 @@ class SnapshotTable:
 @pytest.mark.parametrize(
     "round_number", [*range(6), *(pytest.param(round_number, marks=pytest.mark.slow) for round_number in range(6, 150))]
 )
-async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_path: Path, round_number: int) -> None:
+async def test_plans_are_equal_with_and_without_preparation_of_snapshots(tmp_path: Path, round_number: int) -> None:
     """During the plans, views are prepared, cancelled and evicted, and plans of several snapshots run concurrently."""
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
@@ -364,7 +364,7 @@ async def test_commits_of_another_replica_are_prepared(tmp_path: Path) -> None:
         assert second.components.planner.read_stats().decoded == 2
 
 
-async def test_setting_disables_preparation(tmp_path: Path) -> None:
+async def test_setting_disables_the_preparation_of_snapshots(tmp_path: Path) -> None:
     async with run_server(tmp_path, plan_prepare_bytes=0) as server:
         api = Api(server)
         await api.table("t")

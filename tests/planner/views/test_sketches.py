@@ -32,7 +32,9 @@ def draw_bound(rng: random.Random) -> Bound:
 @pytest.mark.parametrize(
     "round_number", [0, *(pytest.param(round_number, marks=pytest.mark.slow) for round_number in range(1, 20))]
 )
-def test_plan_with_sketches_keeps_the_same_files_as_without(round_number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_keep_the_same_files_with_and_without_sketches(
+    round_number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
     absent_shares = (0.0, 0.01, 0.3)

@@ -103,7 +103,7 @@ def list_heads(view: TableView) -> list[Any]:
 @pytest.mark.parametrize(
     "round_number", [*range(4), *(pytest.param(round_number, marks=pytest.mark.slow) for round_number in range(4, 200))]
 )
-def test_columns_reused_from_another_view_equal_those_of_a_new_view(round_number: int) -> None:
+def test_columns_reused_from_another_view_equal_the_columns_of_a_new_view(round_number: int) -> None:
     seed = first_seed() * 1000 + round_number
     rng = random.Random(seed)
     blocks = [make_block(f"m{number}", rng) for number in range(6)]

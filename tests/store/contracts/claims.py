@@ -91,7 +91,7 @@ class ClaimsContract(StorePair):
             await store.transact([build_claim("uuid-of-t", "s3://b/t/x"), CreateEntry(make_entry("t"))])
         assert await store.load_entry(TABLE, NS, "t") is None
 
-    async def test_claims_stay_with_the_uuid_until_its_last_name_is_gone(self, store: GeneratorStore) -> None:
+    async def test_claims_belong_to_the_uuid_until_its_last_name_is_removed(self, store: GeneratorStore) -> None:
         uuid = "uuid-of-t"
         await store.transact([build_claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])

@@ -163,7 +163,7 @@ class RecordsContract(StorePair):
         with pytest.raises(NotFound, match=r"reader for ann on a\.b"):
             await store.transact([RemoveGrant(part)])
 
-    async def test_grants_of_several_principals_are_read_together(self, store: GeneratorStore) -> None:
+    async def test_grants_of_several_principals_are_read_by_one_call(self, store: GeneratorStore) -> None:
         grants = [Grant("a-group:1", "admin"), Grant("a-group:2", "reader", ("a", "b")), Grant("b-group:1", "reader")]
         await store.transact([SaveGrant(grant) for grant in grants])
         assert await store.grants_of_any(("a-group:2", "missing", "a-group:1")) == grants[:2]

@@ -142,7 +142,7 @@ class TransactionsContract(StorePair):
 
     # Tests of calls and values
 
-    async def test_ping_answers(self, store: GeneratorStore) -> None:
+    async def test_ping_of_a_reachable_store_raises_no_error(self, store: GeneratorStore) -> None:
         await store.ping()
 
     async def test_value_that_the_database_cannot_store_is_a_client_error(self, store: GeneratorStore) -> None:

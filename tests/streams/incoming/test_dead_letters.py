@@ -60,7 +60,7 @@ async def read_letters(stream: StreamServer) -> list[dict[str, Any]]:
     return await asyncio.to_thread(lambda: stream.catalog.load_table("db.t_errors").scan().to_arrow().to_pylist())
 
 
-async def test_row_that_does_not_fit_goes_to_dead_letter_table_with_reason(stream: StreamServer) -> None:
+async def test_invalid_row_is_written_to_the_dead_letter_table_with_the_reason(stream: StreamServer) -> None:
     await create_letters(stream)
     lines = [b'{"id": 1}', b'{"id": "x"}', b"{", b'{"id": 2, "town": 1}', b"[3]", b'{"name": "a"}', b'{"id": 4}']
     status, answer = await stream.send(b"\n".join(lines), LINES, "?producer=p&sequence=0")
@@ -91,7 +91,7 @@ async def test_request_with_too_many_unfit_rows_is_refused(
     assert (await stream.ids(), len(await read_letters(stream))) == ([1], 3)
 
 
-async def test_arrow_row_that_does_not_fit_goes_to_dead_letter_table(stream: StreamServer) -> None:
+async def test_invalid_arrow_row_is_written_to_the_dead_letter_table(stream: StreamServer) -> None:
     await create_letters(stream)
     ids = pa.array([1, None, 3], pa.int64())
     status, answer = await stream.send(encode_arrow(id=ids, name=["a", "b", "c"]), ARROW)

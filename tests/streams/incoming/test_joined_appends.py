@@ -99,7 +99,7 @@ async def test_each_of_the_joined_requests_gets_the_offsets_of_its_rows(
     assert await stream.ids() == sorted(ids)
 
 
-async def test_request_whose_rows_do_not_fit_is_refused_without_affecting_joined_requests(
+async def test_request_with_invalid_rows_is_refused_without_affecting_joined_requests(
     stream: StreamServer, held_appends: asyncio.Event
 ) -> None:
     bodies = [[{"id": 1}], [{"id": 2}], [{"id": 3}, {"id": "x"}], [{"id": 4}], [{"name": "no id"}], [{"id": 5}]]
@@ -131,7 +131,7 @@ async def test_error_in_the_preparation_of_rows_fails_only_its_own_request(
     assert await stream.ids() == [0, 1, 2, 4, 5]
 
 
-async def test_json_and_arrow_requests_of_all_forms_are_appended_together(
+async def test_json_and_arrow_requests_of_all_forms_share_an_append(
     stream: StreamServer, held_appends: asyncio.Event
 ) -> None:
     requests = [

@@ -168,7 +168,7 @@ async def test_messages_without_a_dead_letter_table_are_skipped(tmp_path: Path) 
         assert await rig.stream.ids() == [1, 2]
 
 
-async def test_rows_that_fit_are_stored_if_the_dead_letter_table_refuses_letters(tmp_path: Path) -> None:
+async def test_valid_rows_are_stored_if_the_dead_letter_table_refuses_letters(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await asyncio.to_thread(rig.stream.catalog.drop_table, "db.t_errors")
         required_field = NestedField(6, "more", LongType(), required=True)
