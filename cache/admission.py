@@ -36,9 +36,9 @@ _PROTECTED_FRACTION = 0.8
 class _Entry(Generic[V]):
     __slots__ = ("charged", "holder", "segment", "value")
 
-    def __init__(self, value: V, charged: int, holder: str, segment: _Segment) -> None:
+    def __init__(self, value: V, charged_bytes: int, holder: str, segment: _Segment) -> None:
         self.value = value
-        self.charged = charged
+        self.charged = charged_bytes
         self.holder = holder
         self.segment: _Segment = segment
 
@@ -50,13 +50,13 @@ class _KeyList(Generic[K]):
         self.keys: OrderedDict[K, None] = OrderedDict()
         self.used_bytes = 0
 
-    def add(self, key: K, charged: int) -> None:
+    def add(self, key: K, charged_bytes: int) -> None:
         self.keys[key] = None
-        self.used_bytes += charged
+        self.used_bytes += charged_bytes
 
-    def remove(self, key: K, charged: int) -> None:
+    def remove(self, key: K, charged_bytes: int) -> None:
         del self.keys[key]
-        self.used_bytes -= charged
+        self.used_bytes -= charged_bytes
 
 
 class AdmittingCache(BudgetedCache[K, V]):
@@ -137,16 +137,16 @@ class AdmittingCache(BudgetedCache[K, V]):
         The previous value of the key is removed in any case. If a pinned value is too large for the holder's share of
         the pinned part, it is stored without the pin.
         """
-        charged = self._replace(key, size_bytes, min(self._budget_bytes, self._holder_bytes))
-        if charged is None:
+        charged_bytes = self._replace(key, size_bytes, min(self._budget_bytes, self._holder_bytes))
+        if charged_bytes is None:
             return False
-        is_pinned = pinned and charged <= self._holder_pinned_bytes
-        if not self._make_room_within_share(holder, key, charged, is_pinned):
+        is_pinned = pinned and charged_bytes <= self._holder_pinned_bytes
+        if not self._make_room_within_share(holder, key, charged_bytes, is_pinned):
             self._rejected += 1
             return False
-        while is_pinned and self._pinned_of.get_used_bytes(holder) + charged > self._holder_pinned_bytes:
+        while is_pinned and self._pinned_of.get_used_bytes(holder) + charged_bytes > self._holder_pinned_bytes:
             self._evict(next(self._pinned_of.iter_oldest(holder)))
-        self._add(key, _Entry(value, charged, holder, "pinned" if is_pinned else "window"))
+        self._add(key, _Entry(value, charged_bytes, holder, "pinned" if is_pinned else "window"))
         if is_pinned:
             while self._segments["pinned"].used_bytes > self._pinned_bytes:
                 self._evict(next(iter(self._segments["pinned"].keys)))
@@ -175,12 +175,12 @@ class AdmittingCache(BudgetedCache[K, V]):
                 break
             self._move(oldest, self._entries[oldest], "probation")
 
-    def _make_room_within_share(self, holder: str, candidate: K, charged: int, is_pinned: bool) -> bool:
+    def _make_room_within_share(self, holder: str, candidate: K, charged_bytes: int, is_pinned: bool) -> bool:
         """Make room for the candidate within its holder's share, and return whether it fits.
 
         Entries of the holder are evicted only if the candidate is requested more often than all of them together.
         """
-        excess = self.get_held_bytes(holder) + charged - self._holder_bytes
+        excess = self.get_held_bytes(holder) + charged_bytes - self._holder_bytes
         if excess <= 0 or self._holder_bytes >= self._budget_bytes:
             return True
         victims = []
@@ -286,10 +286,12 @@ class AdmittingCache(BudgetedCache[K, V]):
             assert all(self._entries[key].segment == name for key in keys.keys)
         assert sum(len(keys.keys) for keys in self._segments.values()) == len(self._entries)
         assert self._segments["pinned"].used_bytes <= self._pinned_bytes
-        charged = {(entry.holder, key): entry.charged for key, entry in self._entries.items()}
-        self._holders.check_invariants(charged, self._holder_bytes)
-        pinned = {(holder, key): size for (holder, key), size in charged.items() if self._is_pinned(key)}
-        self._pinned_of.check_invariants(pinned, self._holder_pinned_bytes)
+        bytes_by_entry = {(entry.holder, key): entry.charged for key, entry in self._entries.items()}
+        self._holders.check_invariants(bytes_by_entry, self._holder_bytes)
+        pinned_bytes_by_entry = {
+            (holder, key): size for (holder, key), size in bytes_by_entry.items() if self._is_pinned(key)
+        }
+        self._pinned_of.check_invariants(pinned_bytes_by_entry, self._holder_pinned_bytes)
 
     def _is_pinned(self, key: K) -> bool:
         return self._entries[key].segment == "pinned"

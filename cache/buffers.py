@@ -31,6 +31,6 @@ class Buffers:
             memory = self._free.pop()
         except IndexError:
             memory = np.empty(size_bytes, dtype=np.uint8)
-        lent = memory[:]
-        weakref.finalize(lent, self._free.append, memory).atexit = False
-        return lent.data
+        view = memory[:]
+        weakref.finalize(view, self._free.append, memory).atexit = False
+        return view.data

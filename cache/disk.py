@@ -171,13 +171,13 @@ class DiskTier:
         with self._lock:
             if self._closed:
                 return [False] * len(files)
-        stored = [_is_stored(file.path, file.header, file.size) for file in files]
-        for file, is_stored in zip(files, stored, strict=True):
+        stored_flags = [_is_stored(file.path, file.header, file.size) for file in files]
+        for file, is_stored in zip(files, stored_flags, strict=True):
             if is_stored:
                 self._note_use(file.key)
-        missing = [file for file, is_stored in zip(files, stored, strict=True) if not is_stored]
+        missing = [file for file, is_stored in zip(files, stored_flags, strict=True) if not is_stored]
         if not missing:
-            return stored
+            return stored_flags
 
         def store(cache: Any) -> list[bool]:
             """Record the files in the account, and write those that fit. Return whether each file is stored."""
@@ -208,14 +208,14 @@ class DiskTier:
             outcomes = self._ledger.run(store)
         except LedgerUnavailable as error:
             self._note_failure(error)
-            return [bool(result) for result in stored]
+            return [bool(result) for result in stored_flags]
         with self._lock:
             for file, is_kept in zip(missing, outcomes, strict=True):
                 self._mapped.pop(file.key, None)
                 self._puts += is_kept
                 self._refused += not is_kept
         results = iter(outcomes)
-        return [is_stored or next(results) for is_stored in stored]
+        return [is_stored or next(results) for is_stored in stored_flags]
 
     def _make_room(self, cache: Any, name: bytes, need_bytes: int, holder: str) -> bool:
         """Evict entries for a new file if the rules of the tier allow it, and return whether the file fits."""
@@ -300,7 +300,7 @@ class DiskTier:
 
     def _open(self, key: str) -> memoryview | None:
         """Read the value from the disk."""
-        payload, broken = None, False
+        payload, is_damaged = None, False
         digest = compute_key_digest(key)
         try:
             data = _read_file(self._folder / make_file_name(digest), self._map_bytes_min)
@@ -309,14 +309,14 @@ class DiskTier:
         except FileNotFoundError:
             pass
         except Damaged:
-            broken = True
+            is_damaged = True
         except OSError as error:
             self._note_failure(error)
         if payload is None:
             with self._lock:
                 self._misses += 1
-                self._damaged += broken
-            if broken:
+                self._damaged += is_damaged
+            if is_damaged:
                 self.discard(key)
             return None
         with self._lock:
@@ -436,9 +436,9 @@ def _write_file(path: Path, parts: Sequence[memoryview]) -> None:
     try:
         with os.fdopen(handle, "wb", buffering=0) as file:
             for part in parts:
-                written = 0
-                while written < len(part):
-                    written += file.write(part[written:])
+                bytes_written = 0
+                while bytes_written < len(part):
+                    bytes_written += file.write(part[bytes_written:])
         os.replace(scratch, path)
     except BaseException:
         os.unlink(scratch)

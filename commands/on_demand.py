@@ -35,7 +35,7 @@ class DeferredCommand:
         module, _, attribute = self.target.partition(":")
         # The objects that an import creates stay in memory. Without garbage collections, the import is faster by a
         # sixth.
-        collecting = gc.isenabled()
+        is_gc_enabled = gc.isenabled()
         gc.disable()
         try:
             command: click.Command = getattr(importlib.import_module(module), attribute)
@@ -46,7 +46,7 @@ class DeferredCommand:
                 f"this command needs the library {error.name}: pip install 'seamark[{self.extra}]'"
             ) from None
         finally:
-            if collecting:
+            if is_gc_enabled:
                 gc.enable()
         return command
 
@@ -57,9 +57,9 @@ class DeferredGroup(click.Group):
     Other commands can be added in the same way as to every group.
     """
 
-    def __init__(self, *args: Any, deferred: Mapping[str, DeferredCommand], **options: Any) -> None:
+    def __init__(self, *args: Any, commands: Mapping[str, DeferredCommand], **options: Any) -> None:
         super().__init__(*args, **options)
-        self._deferred = dict(deferred)
+        self._deferred = dict(commands)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(self._deferred.keys() | self.commands.keys())

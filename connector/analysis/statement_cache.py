@@ -149,25 +149,25 @@ class StatementReader:
     async def _run_in_turn(self, characters: int, work: Callable[[], T]) -> T:
         address, user = _CLIENT.get()
         turns = self._short if characters <= SHORT_CHARACTERS_MAX else self._long
-        return await turns.run(user, work, within=address)
+        return await turns.run(user, work, group=address)
 
     async def _run_in_thread(self, key: _Key, columns: Mapping[Names, Columns | None]) -> ReadStatement:
         loop, text = asyncio.get_running_loop(), key[0]
-        parsed = self._parsed.get((text.text, text.parameters))
+        parsed_query = self._parsed.get((text.text, text.parameters))
 
         def work() -> ReadStatement:
-            query, reading = _read(text, columns, parsed)
+            query, statement = _read(text, columns, parsed_query)
             with suppress(RuntimeError):  # The event loop may already be closed.
-                loop.call_soon_threadsafe(self._keep, key, query, reading)
-            return reading
+                loop.call_soon_threadsafe(self._keep, key, query, statement)
+            return statement
 
         return await self._run_in_turn(len(text.text) + sum(map(len, text.parameters)), work)
 
-    def _keep(self, key: _Key, query: ParsedQuery | None, reading: ReadStatement) -> None:
+    def _keep(self, key: _Key, query: ParsedQuery | None, statement: ReadStatement) -> None:
         if query is not None:
             parsed_key = key[0].text, key[0].parameters
             self._parsed.put(parsed_key, query, _TREE_BYTES_PER_TOKEN * len(query.text.tokens))
-        self._known.put(key, reading, 2 * len(key[0].text) + _BYTES_PER_SCAN * (1 + len(reading.scans)))
+        self._known.put(key, statement, 2 * len(key[0].text) + _BYTES_PER_SCAN * (1 + len(statement.scans)))
 
 
 def _read(

@@ -145,11 +145,11 @@ class _Parser:
         table = self._parse_name()
         if table is None:
             return None
-        where = self._parse_predicate() if self._accept_words("PARTITION") else None
+        predicate = self._parse_predicate() if self._accept_words("PARTITION") else None
         if self._accept_words("MERGE", "FILES"):
-            return self._require_end(MergeFiles(table, where, self._parse_target_bytes()))
-        if where is not None and self._accept_words("DROP", "COLUMNS"):
-            return self._require_end(DropColumns(table, where, self._parse_columns()))
+            return self._require_end(MergeFiles(table, predicate, self._parse_target_bytes()))
+        if predicate is not None and self._accept_words("DROP", "COLUMNS"):
+            return self._require_end(DropColumns(table, predicate, self._parse_columns()))
         return None
 
     @property

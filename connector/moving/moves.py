@@ -73,20 +73,20 @@ class MoveSelection:
         """Return whether all tables and views of the namespace are selected."""
         if not self.namespaces and not self.entries:
             return True
-        return any(namespace[: len(selected)] == selected for selected in self.namespaces)
+        return any(namespace[: len(selected_namespace)] == selected_namespace for selected_namespace in self.namespaces)
 
     def needs(self, namespace: Levels) -> bool:
         """Return whether the namespace or anything in it is selected."""
         return self.includes_all(namespace) or any(
-            selected[: len(namespace)] == namespace
-            for selected in (*self.namespaces, *(entry[:-1] for entry in self.entries))
+            selected_name[: len(namespace)] == namespace
+            for selected_name in (*self.namespaces, *(entry[:-1] for entry in self.entries))
         )
 
     def find_missing(self, names: Collection[Levels]) -> list[tuple[Kind, Levels]]:
         """Return the selected names that are not among `names`."""
-        selected: list[tuple[Kind, Levels]] = [("namespace", name) for name in sorted(set(self.namespaces))]
-        selected += [("table", name) for name in sorted(set(self.entries))]
-        return [(kind, name) for kind, name in selected if name not in names]
+        selected_names: list[tuple[Kind, Levels]] = [("namespace", name) for name in sorted(set(self.namespaces))]
+        selected_names += [("table", name) for name in sorted(set(self.entries))]
+        return [(kind, name) for kind, name in selected_names if name not in names]
 
 
 @dataclass
@@ -129,11 +129,11 @@ class Move:
                         continue
                     pending.add(pool.submit(step))
                     if len(pending) >= self.workers * _PENDING_PER_WORKER:
-                        done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                        yield from (future.result() for future in done)
+                        finished_futures, pending = wait(pending, return_when=FIRST_COMPLETED)
+                        yield from (future.result() for future in finished_futures)
                 while pending:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in done)
+                    finished_futures, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in finished_futures)
             finally:
                 for future in pending:
                     future.cancel()
@@ -148,9 +148,9 @@ class Move:
                 continue
             target = (*self.into, *namespace)
             if namespace:
-                created = self._move_namespace(namespace, target)
-                yield Result("namespace", target, *created)
-                if created.outcome in ("refused", "gone"):
+                result = self._move_namespace(namespace, target)
+                yield Result("namespace", target, *result)
+                if result.outcome in ("refused", "gone"):
                     continue
             try:
                 tables, views = self.source.list_tables(namespace), self.source.list_views(namespace)

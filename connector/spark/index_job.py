@@ -44,9 +44,9 @@ class SparkWorkers:
 
         All other settings come from spark-defaults.conf. If this process already has a session, it is used.
         """
-        running = SparkSession.getActiveSession()
-        if running is not None:
-            return cls(running)
+        active_session = SparkSession.getActiveSession()
+        if active_session is not None:
+            return cls(active_session)
         # By default, PySpark would run any python3 in the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = SparkSession.builder.appName("seamark index build").master(master)

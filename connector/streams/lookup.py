@@ -220,10 +220,10 @@ def lookup(
     if not next(iter(lengths)):
         return scan(client, table, columns, where=False).to_arrow()
     if len(names) == 1:
-        where: dict[str, Any] = {"type": "in", "term": names[0], "values": list(dict.fromkeys(keys[names[0]]))}
-        return scan(client, table, columns, where=where).to_arrow()
-    where = _combine_any([_combine_all(names, values) for values in zip(*keys.values(), strict=True)])
-    return scan(client, table, columns, where=where).to_arrow()
+        key_filter: dict[str, Any] = {"type": "in", "term": names[0], "values": list(dict.fromkeys(keys[names[0]]))}
+        return scan(client, table, columns, where=key_filter).to_arrow()
+    key_filter = _combine_any([_combine_all(names, values) for values in zip(*keys.values(), strict=True)])
+    return scan(client, table, columns, where=key_filter).to_arrow()
 
 
 def get_rows(

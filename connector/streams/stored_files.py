@@ -42,8 +42,8 @@ class ServerFiles:
         sizes_bytes: The sizes of the files in the plans, by location.
     """
 
-    def __init__(self, stored: StoredRowsPort, files_max: int | None = None) -> None:
-        self._stored = stored
+    def __init__(self, stored_rows: StoredRowsPort, files_max: int | None = None) -> None:
+        self._stored = stored_rows
         self._files_max = files_max
         self.sizes_bytes: dict[str, int] = {}
 
@@ -102,9 +102,9 @@ def _raise_os_errors(location: str) -> Iterator[None]:
 class _ObjectFile(io.RawIOBase):
     """A file that reads an immutable object at any position."""
 
-    def __init__(self, stored: StoredRowsPort, location: str, size_bytes: int) -> None:
+    def __init__(self, stored_rows: StoredRowsPort, location: str, size_bytes: int) -> None:
         super().__init__()
-        self._stored = stored
+        self._stored = stored_rows
         self._location = location
         self._size_bytes = size_bytes
         self._position = 0

@@ -177,10 +177,10 @@ class StreamTableWriter:
                     self._error = error
                     self._change_one.notify_all()
                 return
-            sent = sum(part.rows for part in parts)
+            sent_rows = sum(part.rows for part in parts)
             with self._change_one:
-                self.rows += sent
-                self._unsent_rows -= sent
+                self.rows += sent_rows
+                self._unsent_rows -= sent_rows
                 self._held_bytes -= sum(part.size_bytes for part in parts)
                 self._change_one.notify_all()
 
@@ -256,8 +256,8 @@ def send_rows(
             sleep_before_attempt(number, first_s=0.1, max_s=2.0)
             number += 1
         else:
-            decoded: dict[str, Any] = json.loads(answer)
-            return decoded
+            result: dict[str, Any] = json.loads(answer)
+            return result
 
 
 def stream_writer(
@@ -302,9 +302,9 @@ def _split_parts(rows: Any, request_rows: int) -> list[_Part]:
     objects = [rows] if isinstance(rows, Mapping) else list(rows)
     parts = []
     for start in range(0, len(objects), request_rows):
-        chosen = objects[start : start + request_rows]
-        lines = b"\n".join(json.dumps(row).encode() for row in chosen)
-        parts.append(_Part(LINES, lines, len(chosen), len(lines) + _ROW_BYTES * len(chosen)))
+        part_objects = objects[start : start + request_rows]
+        lines = b"\n".join(json.dumps(row).encode() for row in part_objects)
+        parts.append(_Part(LINES, lines, len(part_objects), len(lines) + _ROW_BYTES * len(part_objects)))
     return parts
 
 

@@ -145,12 +145,12 @@ class Written(Protocol):
 
 
 @contextmanager
-def discard_on_error(written: Iterable[Written], storage: Storage) -> Iterator[None]:
-    """Delete the files if the block raises an exception. Files that the block adds to `written` are also deleted."""
+def discard_on_error(file_groups: Iterable[Written], storage: Storage) -> Iterator[None]:
+    """Delete the files if the block raises an exception, including files that the block adds to `file_groups`."""
     try:
         yield
     except BaseException:
-        for part in written:
+        for part in file_groups:
             part.discard(storage)
         raise
 
@@ -270,13 +270,15 @@ class TableWriter:
         rows = max(1, batch.num_rows * bytes_at_once // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, rows):
             with hide_values(self._protection):
-                conformed = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
+                conformed_rows = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
             if self._origins is not None:
                 assert origins is not None
                 # The origins become the last column, so that they are partitioned and sorted together with the rows.
-                conformed = conformed.append_column(_ORIGIN, pa.array(origins[start : start + rows]))
-            for partition, chosen in self._target.partitioner.split(conformed):
-                self._add(partition, conformed if chosen is None else conformed.take(pa.array(chosen)))
+                conformed_rows = conformed_rows.append_column(_ORIGIN, pa.array(origins[start : start + rows]))
+            for partition, row_indexes in self._target.partitioner.split(conformed_rows):
+                self._add(
+                    partition, conformed_rows if row_indexes is None else conformed_rows.take(pa.array(row_indexes))
+                )
             if self._held_bytes > self._limits.buffered_bytes:
                 self._make_room()
 
@@ -349,7 +351,7 @@ class TableWriter:
             self._close_file(key, buffer)
 
     def _write(self, buffer: _PartitionBuffer, file: FileWriter, rows: pa.Table) -> None:
-        before = file.size_bytes
+        size_before = file.size_bytes
         # All rows of a sorted file are written in one call, but its row groups have the usual size.
         groups = 1
         if self._ratio is not None:
@@ -358,7 +360,7 @@ class TableWriter:
         for start in range(0, rows.num_rows, step):
             file.write(rows.slice(start, step))
         if rows.nbytes >= _SAMPLE_BYTES:
-            self._ratio = (file.size_bytes - before) / rows.nbytes
+            self._ratio = (file.size_bytes - size_before) / rows.nbytes
         if buffer.indexed is not None and self._indexed:
             columns = {column_id: get_column_at(rows, path) for column_id, path in self._indexed.items()}
             size = sum(column.nbytes for column in columns.values())
@@ -375,12 +377,12 @@ class TableWriter:
         file = finish_data_file(buffer.file, self._target, buffer.partition)
         self._files.append(file)
         del self._open[key]
-        indexed = buffer.indexed
+        indexed_columns = buffer.indexed
         self._indexed_bytes -= buffer.indexed_bytes
         buffer.file, buffer.indexed, buffer.indexed_bytes = None, [], 0
         if not buffer.waiting:
             del self._buffers[key]
-        self._indexes.add(file, indexed)
+        self._indexes.add(file, indexed_columns)
 
     def close_files(self) -> None:
         """Write the buffered rows, and close all files. Later rows are written to new files."""
@@ -393,8 +395,8 @@ class TableWriter:
     def close(self) -> WrittenFiles:
         """Close all files, and return the written files."""
         self.close_files()
-        index_files, skipped = self._indexes.close()
-        return WrittenFiles(tuple(self._files), index_files, skipped)
+        index_files, skipped_indexes = self._indexes.close()
+        return WrittenFiles(tuple(self._files), index_files, skipped_indexes)
 
     def abort(self) -> None:
         """Delete the written files, and ignore errors of the storage. The method never raises."""
@@ -429,14 +431,14 @@ class IndexBuilder:
         for number, task in enumerate(self._tasks):
             try:
                 if columns is None:
-                    built = build_entry_of_file(task, entry)
+                    entry_result = build_entry_of_file(task, entry)
                 else:
-                    indexed = {
+                    values_by_column = {
                         column_id: _concatenate([group[column_id] for group in columns])
                         for column_id in task.definition.column_ids
                     }
-                    built = build_entry(task.definition, indexed)
-                self._indexes_built[number].append(built)
+                    entry_result = build_entry(task.definition, values_by_column)
+                self._indexes_built[number].append(entry_result)
             except (Unreadable, ValueError, Corrupt) as error:
                 self._skipped.append((entry.path, f"{task.definition.text}: {error}"))
                 continue
@@ -445,10 +447,10 @@ class IndexBuilder:
                 self._write(number)
 
     def _write(self, number: int) -> None:
-        written = write_index_file(self._tasks[number], self._files[number], self._indexes_built[number])
+        written_index = write_index_file(self._tasks[number], self._files[number], self._indexes_built[number])
         self._files[number], self._indexes_built[number] = [], []
-        if written.location is not None:
-            self.written.append({"location": written.location, "size-in-bytes": written.size_bytes})
+        if written_index.location is not None:
+            self.written.append({"location": written_index.location, "size-in-bytes": written_index.size_bytes})
 
     def close(self) -> tuple[tuple[dict[str, Any], ...], tuple[tuple[str, str], ...]]:
         for number in range(len(self._tasks)):

@@ -109,8 +109,8 @@ class Certificate:
         if self._client_authorities is None:
             return context, None, frozenset(), None
         login_context = _make_login_context(*self._files, self._client_authorities, self._client_revocations)
-        revoked = None if self._client_revocations is None else _read_revoked(self._client_revocations)
-        return context, login_context, frozenset(login_context.get_ca_certs(binary_form=True)), revoked
+        revoked_certificates = None if self._client_revocations is None else _read_revoked(self._client_revocations)
+        return context, login_context, frozenset(login_context.get_ca_certs(binary_form=True)), revoked_certificates
 
     def _present_certificate(
         self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext
@@ -171,8 +171,8 @@ class Certificate:
         """
         self._seen = self._read_state()
         try:
-            loaded = await asyncio.to_thread(self._load)
-            self._current, self._current_login, self._authorities, self._revoked = loaded
+            contents = await asyncio.to_thread(self._load)
+            self._current, self._current_login, self._authorities, self._revoked = contents
         except ConfigError as error:
             _log.error("the new certificate cannot be used; the previous certificate stays in use", error=error.message)
         else:
@@ -235,8 +235,8 @@ def _read_leaf(path: Path) -> str:
     Raises:
         OSError: The file cannot be read.
     """
-    before, end, _ = path.read_text(encoding="utf-8", errors="replace").partition(_PEM_END)
-    return before[before.find("-----BEGIN") :] + end if end else ""
+    first_part, end, _ = path.read_text(encoding="utf-8", errors="replace").partition(_PEM_END)
+    return first_part[first_part.find("-----BEGIN") :] + end if end else ""
 
 
 def create_server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -281,7 +281,9 @@ def _read_revoked(path: Path) -> revocations.RevokedCertificates:
         raise ConfigError(f"Cannot read the revocation lists of clients in {path}: {error}") from None
 
 
-def _make_login_context(certificate: Path, key: Path, authorities: Path, revoked: Path | None) -> ssl.SSLContext:
+def _make_login_context(
+    certificate: Path, key: Path, authorities: Path, revocations_path: Path | None
+) -> ssl.SSLContext:
     """Return a context that asks clients for a certificate of one of the authorities.
 
     A client can have no certificate, because the server's own processes and probes have none. A certificate of another
@@ -296,8 +298,8 @@ def _make_login_context(certificate: Path, key: Path, authorities: Path, revoked
         raise ConfigError(f"Cannot read the authorities of clients in {authorities}: {reason}") from None
     if not context.get_ca_certs():
         raise ConfigError(f"The file {authorities} has no certificate of an authority of clients: add one")
-    if revoked is not None:
-        _load_revocations(context, revoked)
+    if revocations_path is not None:
+        _load_revocations(context, revocations_path)
     context.verify_mode = ssl.CERT_OPTIONAL
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0

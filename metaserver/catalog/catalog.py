@@ -80,7 +80,7 @@ class Catalog:
         """
         await check_claimed_location(self.context, uuid, location)
 
-    async def check_writable(self, loaded: LoadedTable) -> None:
+    async def check_writable(self, loaded_table: LoadedTable) -> None:
         """Check that the server would write only inside the table's claimed locations.
 
         The table's metadata determine where the server writes.
@@ -88,8 +88,8 @@ class Catalog:
         Raises:
             Forbidden: The server would write outside these locations.
         """
-        assert loaded.entry is not None
-        await check_writable(self.context, loaded.entry.uuid, loaded.metadata)
+        assert loaded_table.entry is not None
+        await check_writable(self.context, loaded_table.entry.uuid, loaded_table.metadata)
 
     async def find_staged_location(self, caller: Caller, token: str, namespace: NamespacePath, name: str) -> str:
         """Return the location of a staged table.

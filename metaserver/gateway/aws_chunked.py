@@ -109,14 +109,14 @@ class ChunkDecoder:
             if len(self._buffer) >= _LINE_BYTES_MAX:
                 raise S3Error("InvalidRequest", "A chunk's header is malformed")
             return False
-        matched = _CHUNK.fullmatch(bytes(self._buffer[:end]))
-        if matched is None or (matched[2] is not None) != self._is_signed:
+        match = _CHUNK.fullmatch(bytes(self._buffer[:end]))
+        if match is None or (match[2] is not None) != self._is_signed:
             raise S3Error("InvalidRequest", "A chunk's header is malformed")
-        size = int(matched[1], 16)
+        size = int(match[1], 16)
         if self._received + size > self._length:
             raise S3Error("IncompleteBody", f"The body has more than the {self._length} bytes that its header declares")
         del self._buffer[: end + 2]
-        self._signature = matched[2] or b""
+        self._signature = match[2] or b""
         self._hash = hashlib.sha256()
         if size == 0:
             self._verify()

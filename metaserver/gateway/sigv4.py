@@ -107,8 +107,8 @@ def read_claim(target: RequestTarget, presigned: Mapping[str, str], *, now_ms: i
 
 
 def _read_header(headers: Mapping[str, str], now_ms: int) -> SignatureClaim:
-    matched = _AUTHORIZATION.fullmatch(headers["authorization"].strip())
-    if matched is None:
+    match = _AUTHORIZATION.fullmatch(headers["authorization"].strip())
+    if match is None:
         raise S3Error("AuthorizationHeaderMalformed", f"The Authorization header must be {ALGORITHM} (Signature V4)")
     timestamp = headers.get("x-amz-date", "")
     if abs(_time_ms(timestamp, "AccessDenied") - now_ms) > CLOCK_SKEW_MS:
@@ -116,10 +116,10 @@ def _read_header(headers: Mapping[str, str], now_ms: int) -> SignatureClaim:
     payload = headers.get("x-amz-content-sha256", "")
     if not (payload == UNSIGNED_PAYLOAD or payload in _STREAMING or _SHA256.fullmatch(payload)):
         raise S3Error("InvalidRequest", "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, STREAMING-… or a SHA-256")
-    access_key_id, region = _read_credential(matched[1], timestamp, "AuthorizationHeaderMalformed")
-    signed = tuple(matched[2].split(";"))
+    access_key_id, region = _read_credential(match[1], timestamp, "AuthorizationHeaderMalformed")
+    signed = tuple(match[2].split(";"))
     token = headers.get("x-amz-security-token", "")
-    return SignatureClaim(access_key_id, token, timestamp, region, signed, matched[3], payload)
+    return SignatureClaim(access_key_id, token, timestamp, region, signed, match[3], payload)
 
 
 def _read_query(presigned: Mapping[str, str], now_ms: int) -> SignatureClaim:

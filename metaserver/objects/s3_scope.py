@@ -142,8 +142,8 @@ def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
             raise _make_endpoint_error(parts, settings)
         labels = re.search(r"(?:^|\.)(s3[.-].*)$", host)
         base = labels[1] if labels else ""
-        matched = _AWS_HOST.fullmatch(base)
-        if matched is None or matched[1] not in (None, settings.s3_region):
+        match = _AWS_HOST.fullmatch(base)
+        if match is None or match[1] not in (None, settings.s3_region):
             raise _make_endpoint_error(parts, settings)
         virtual_allowed = True
     if path.startswith("//") or (path and not path.startswith("/")):

@@ -276,20 +276,20 @@ class Streams:
                     state.is_due = True
         return acknowledged
 
-    async def _check_key(self, loaded: LoadedTable) -> None:
+    async def _check_key(self, loaded_table: LoadedTable) -> None:
         """Check that a table has accepted no row with a different key since its metadata were read.
 
         Raises:
             RetryLater: The key has changed.
         """
-        entry = loaded.entry
+        entry = loaded_table.entry
         assert entry is not None
-        if not self._accepted_keys.accept(entry.uuid, entry.metadata_location, loaded.metadata):
+        if not self._accepted_keys.accept(entry.uuid, entry.metadata_location, loaded_table.metadata):
             current, _ = await self.stream_tables.load(entry.uuid)
             if current.metadata_location != entry.metadata_location:
                 raise RetryLater("The key of the stream table has changed; send the rows again")
             # The current metadata may have an earlier time, or the same time, because the table was replaced.
-            self._accepted_keys.replace(entry.uuid, entry.metadata_location, loaded.metadata)
+            self._accepted_keys.replace(entry.uuid, entry.metadata_location, loaded_table.metadata)
 
     async def find_last_sequence(self, producer: ProducerKey) -> int | None:
         """Return the sequence number of the producer's last append, if it is greater than that in `producer`."""

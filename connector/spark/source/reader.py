@@ -110,7 +110,7 @@ class Options:
         selectors = [name for name in ("snapshot-id", "branch", "tag", "as-of") if name in options]
         if len(selectors) > 1:
             raise InvalidRequest(f"{' and '.join(selectors)} are both set; select the snapshot with only one of them")
-        at = At(
+        snapshot_choice = At(
             snapshot_id=_parse_number(options, "snapshot-id"),
             ref=options.get("branch") or options.get("tag"),
             as_of_ms=_parse_milliseconds(options["as-of"]) if "as-of" in options else None,
@@ -125,7 +125,7 @@ class Options:
         return Options(
             client=client,
             table=table,
-            at=at if end is None else At(snapshot_id=end),
+            at=snapshot_choice if end is None else At(snapshot_id=end),
             columns=tuple(columns) or None,
             where=options.get("where"),
             limit=_parse_number(options, "limit"),
@@ -339,16 +339,16 @@ class StreamReader(DataSourceStreamReader):
         return _encode_offset(self._options.start)
 
     def latestOffset(self) -> dict[str, str]:  # noqa: N802
-        opened = self._options.open()
-        return _encode_offset(self._options.start if opened.snapshot_id is None else opened.snapshot_id)
+        source_table = self._options.open()
+        return _encode_offset(self._options.start if source_table.snapshot_id is None else source_table.snapshot_id)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
         """Return the tasks of a batch. Their rows have the schema that the table had at the start of the stream."""
         options, first, last = self._options, _decode_offset(start), _decode_offset(end)
         if last is None or first == last:
             return []
-        opened = open_table(options.client, options.table, At(snapshot_id=last), history=True)
-        table = replace(opened, schema=self._table.schema)
+        source_table = open_table(options.client, options.table, At(snapshot_id=last), history=True)
+        table = replace(source_table, schema=self._table.schema)
         if first is None:
             tasks = plan(options.client, table, self._where, columns=self._schema.names)
         else:
@@ -385,17 +385,17 @@ def _decode_offset(offset: Mapping[str, str]) -> int | None:
 
 def _choose_enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expression) -> list[SnapshotChange]:
     """Return the first changes that together certainly have at least `limit` rows, or all changes."""
-    chosen: list[SnapshotChange] = []
+    chosen_changes: list[SnapshotChange] = []
     rows = 0
     for change in snapshot_changes:
         if rows >= limit:
             break
-        chosen.append(change)
+        chosen_changes.append(change)
         exact = (
             where == TRUE and not change.task.deletes and change.task.removed_by is None and change.task.rows is None
         )
         rows += change.task.records if exact else 0
-    return chosen
+    return chosen_changes
 
 
 def split_tasks(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, split_bytes: int) -> list[InputPartition]:

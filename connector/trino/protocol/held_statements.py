@@ -242,10 +242,10 @@ async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, _Results | Non
     The content is None if the status is not 200, or if the response is so long that it must contain rows.
     """
     async with response:
-        body, whole = await read_at_most(response.content, INSPECTED_BYTES)
-        if not whole:
+        body, is_whole = await read_at_most(response.content, INSPECTED_BYTES)
+        if not is_whole:
             response.close()
-    return body, _read_results(response, body) if whole else None
+    return body, _read_results(response, body) if is_whole else None
 
 
 def _read_results(response: aiohttp.ClientResponse, body: bytes) -> _Results | None:

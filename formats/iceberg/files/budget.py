@@ -61,10 +61,10 @@ class Budget:
 class BudgetShare(Budget):
     """The part of a budget that a task uses. When the context ends, its charges are returned to the budget."""
 
-    def __init__(self, whole: Budget) -> None:
-        self._whole = whole
+    def __init__(self, whole_budget: Budget) -> None:
+        self._whole = whole_budget
         self._taken = 0
-        self.limit_bytes = whole.limit_bytes
+        self.limit_bytes = whole_budget.limit_bytes
 
     @property
     def left_bytes(self) -> int:

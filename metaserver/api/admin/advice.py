@@ -152,7 +152,7 @@ async def run_simulation(call: Call, work: Callable[[], T]) -> T:
 
 
 async def read_advised_table(
-    call: Call, loaded: LoadedTable, shapes: Sequence[QueryShapeSums]
+    call: Call, loaded_table: LoadedTable, shapes: Sequence[QueryShapeSums]
 ) -> Callable[[], AdvisedTable] | str:
     """Read the state of a table that the advisor needs.
 
@@ -160,8 +160,8 @@ async def read_advised_table(
         A function that returns the table for the advisor, or a text that says why there is no advice. The function
         takes seconds for a large table, so it must be called in a thread.
     """
-    metadata = loaded.metadata
-    assert loaded.entry is not None
+    metadata = loaded_table.metadata
+    assert loaded_table.entry is not None
     if not call.components.history.is_on:
         return "the setting query_history_days is 0, so no statements are recorded"
     recorded = await run_simulation(call, lambda: _read_shapes(shapes, metadata))
@@ -172,7 +172,7 @@ async def read_advised_table(
     columns = _find_compared_columns(recorded, metadata)
     if not columns:
         return "the statements compare no column whose values can be sampled"
-    scan = await call.components.planner.plan(BoundScan.bind(metadata, ScanRequest()), loaded.entry)
+    scan = await call.components.planner.plan(BoundScan.bind(metadata, ScanRequest()), loaded_table.entry)
     files = find_files_by_prefix(scan.view)
     if files.file_count < 1:
         return "the table has no data files"
@@ -182,11 +182,11 @@ async def read_advised_table(
         return sample
     if not sample.columns:
         return "the sampled files do not have the compared columns"
-    unused_indexes = _find_unused_indexes(call, loaded)
-    applied = await _load_applied(call.components.history, loaded.entry.uuid)
+    unused_indexes = _find_unused_indexes(call, loaded_table)
+    applied = await _load_applied(call.components.history, loaded_table.entry.uuid)
     corrections = compute_corrections(applied)
     time_corrections = compute_time_corrections(
-        await _add_recorded(call.components.history, loaded.entry.uuid, applied[:_APPLIED_MAX])
+        await _add_recorded(call.components.history, loaded_table.entry.uuid, applied[:_APPLIED_MAX])
     )
     times = await run_simulation(call, lambda: EngineTimes.of(shapes))
 
@@ -306,12 +306,12 @@ def _find_pinnable_bytes(call: Call) -> int:
     return settings.gateway_cache_disk_bytes * settings.gateway_cache_pinned_percent // 100
 
 
-def _find_unused_indexes(call: Call, loaded: LoadedTable) -> list[str]:
+def _find_unused_indexes(call: Call, loaded_table: LoadedTable) -> list[str]:
     """Return the names of the indexes that many plans have used without removing a file."""
-    assert loaded.entry is not None
+    assert loaded_table.entry is not None
     unused = []
-    for definition in read_definitions(loaded.metadata).enabled:
-        usage = call.components.usage.find_usage(loaded.entry.uuid, definition.id)
+    for definition in read_definitions(loaded_table.metadata).enabled:
+        usage = call.components.usage.find_usage(loaded_table.entry.uuid, definition.id)
         if usage is not None and usage.plans >= _UNUSED_PLANS_MIN and usage.files_removed == 0:
             unused.append(definition.name)
     return unused

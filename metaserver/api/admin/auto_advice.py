@@ -93,12 +93,12 @@ class _StoredTrial:
 class _Trials:
     """The trials of one table, for one request."""
 
-    def __init__(self, call: Call, loaded: LoadedTable) -> None:
-        assert loaded.entry is not None
+    def __init__(self, call: Call, loaded_table: LoadedTable) -> None:
+        assert loaded_table.entry is not None
         self._call = call
         self._history = call.components.history
-        self.loaded = loaded
-        self.uuid = loaded.entry.uuid
+        self.loaded = loaded_table
+        self.uuid = loaded_table.entry.uuid
         self.now_ms = call.components.clock.now_ms()
         self.stored: list[_StoredTrial] = []
 

@@ -130,7 +130,7 @@ def answer_not_modified(call: Call, etag: str) -> web.Response | None:
 
 async def make_table_answer(
     call: Call,
-    loaded: LoadedTable,
+    loaded_table: LoadedTable,
     namespace: NamespacePath,
     name: str,
     mode: SnapshotMode = "all",
@@ -143,29 +143,31 @@ async def make_table_answer(
     `compress` is False for answers that are requested only once. `plan_snapshots` are added after the snapshots of the
     table.
     """
-    staged = loaded.entry is None
-    snapshots = loaded.metadata.snapshots_by_id
+    staged = loaded_table.entry is None
+    snapshots = loaded_table.metadata.snapshots_by_id
     plan_snapshots = [plan for plan in plan_snapshots if plan.id not in snapshots]
     etag = ""
-    if loaded.entry is not None:
+    if loaded_table.entry is not None:
         # Compute the tag before the keys, so that the keys in the answer are never older than the tag.
-        etag = await compute_table_etag(call, loaded.entry.metadata_location, namespace, name, mode, plan_snapshots)
-    uuid = loaded.metadata.table_uuid or "" if loaded.entry is None else loaded.entry.uuid
-    config, credentials = await build_access_config(call, uuid, loaded.metadata, namespace, name, staged=staged)
-    if loaded.entry is not None:
-        config = {**config, PLANNING_MODE: choose_planning_mode(call.components.settings, loaded.metadata)}
+        etag = await compute_table_etag(
+            call, loaded_table.entry.metadata_location, namespace, name, mode, plan_snapshots
+        )
+    uuid = loaded_table.metadata.table_uuid or "" if loaded_table.entry is None else loaded_table.entry.uuid
+    config, credentials = await build_access_config(call, uuid, loaded_table.metadata, namespace, name, staged=staged)
+    if loaded_table.entry is not None:
+        config = {**config, PLANNING_MODE: choose_planning_mode(call.components.settings, loaded_table.metadata)}
     tail = _encode_tail(config, credentials)
-    if loaded.entry is None:
-        return _make_json_response(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
-    location = loaded.entry.metadata_location
+    if loaded_table.entry is None:
+        return _make_json_response(b'{"metadata":' + encode_table(loaded_table.metadata) + tail + b"}", {})
+    location = loaded_table.entry.metadata_location
     return await _answer_with_location(
-        call, location, loaded.metadata, mode, tail, etag, compress=compress, plan_snapshots=plan_snapshots
+        call, location, loaded_table.metadata, mode, tail, etag, compress=compress, plan_snapshots=plan_snapshots
     )
 
 
 async def answer_fresh_read(
     call: Call,
-    loaded: LoadedTable,
+    loaded_table: LoadedTable,
     namespace: NamespacePath,
     name: str,
     mode: SnapshotMode,
@@ -177,7 +179,7 @@ async def answer_fresh_read(
     `plan_snapshots` are plan snapshots, as in `make_table_answer`. The answer is not cached, because the next answer
     probably has a different snapshot.
     """
-    entry, metadata = loaded.entry, loaded.metadata
+    entry, metadata = loaded_table.entry, loaded_table.metadata
     assert entry is not None
     config, credentials = await build_access_config(call, entry.uuid, metadata, namespace, name)
     tail = _encode_tail(
@@ -272,20 +274,22 @@ def choose_planning_mode(settings: Settings, metadata: TableMetadata) -> str:
     return "client" if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION else "server"
 
 
-async def make_commit_answer(call: Call, loaded: LoadedTable, namespace: NamespacePath, name: str) -> web.Response:
+async def make_commit_answer(
+    call: Call, loaded_table: LoadedTable, namespace: NamespacePath, name: str
+) -> web.Response:
     """Return a CommitTableResponse with the ETag of a load after the commit.
 
     The REST specification requires that it has no `config`. The answer is not compressed, because the answers of two
     commits differ, so the compressed bytes could not be reused.
     """
-    assert loaded.entry is not None
-    location = loaded.entry.metadata_location
+    assert loaded_table.entry is not None
+    location = loaded_table.entry.metadata_location
     etag = await compute_table_etag(call, location, namespace, name, "all")
-    return _make_json_response(_render_with_location(call, loaded), {"ETag": etag, "Vary": _VARY})
+    return _make_json_response(_render_with_location(call, loaded_table), {"ETag": etag, "Vary": _VARY})
 
 
-def answer_unregistered(call: Call, loaded: LoadedTable) -> web.Response:
-    return _make_json_response(_render_with_location(call, loaded), {})
+def answer_unregistered(call: Call, loaded_table: LoadedTable) -> web.Response:
+    return _make_json_response(_render_with_location(call, loaded_table), {})
 
 
 def make_view_answer(call: Call, loaded: LoadedView) -> web.Response:
@@ -377,10 +381,10 @@ async def _compute_grant_stamp(call: Call, securable: Securable) -> tuple[str | 
     return (await call.may(securable, "updateTable"), cloud_stamp) if cloud_stamp else ()
 
 
-def _render_with_location(call: Call, loaded: LoadedTable) -> bytes:
-    assert loaded.entry is not None
-    location = loaded.entry.metadata_location
-    document = call.components.catalog.documents.render(location, loaded.metadata, "all")
+def _render_with_location(call: Call, loaded_table: LoadedTable) -> bytes:
+    assert loaded_table.entry is not None
+    location = loaded_table.entry.metadata_location
+    document = call.components.catalog.documents.render(location, loaded_table.metadata, "all")
     return b"".join((b'{"metadata-location":', encode_json(location), b',"metadata":', document, b"}"))
 
 

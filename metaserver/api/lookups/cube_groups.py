@@ -118,14 +118,14 @@ async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Respo
     )
 
 
-async def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> IndexDefinition:
+async def find_cube(call: Call, loaded_table: LoadedTable, definition_id: str) -> IndexDefinition:
     """Return the definition of a cube.
 
     Raises:
         Forbidden: The caller may not read a dimension table whose attributes the cube has.
         NotFound: The table has no cube with this id.
     """
-    defined = read_definitions(loaded.metadata).by_name.values()
+    defined = read_definitions(loaded_table.metadata).by_name.values()
     definition = next(
         (
             defined_index
@@ -134,7 +134,7 @@ async def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> Inde
         ),
         None,
     )
-    if definition is None or loaded.entry is None:
+    if definition is None or loaded_table.entry is None:
         raise NotFound("The table has no cube with this definition-id; list its indexes with seamark index list")
     # A caller that may read the fact table may lack the right to read its dimension tables.
     await check_dimension_rights(call, definition.dimension_tables, "readCubeGroups")
@@ -143,7 +143,7 @@ async def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> Inde
 
 async def read_groups(
     call: Call,
-    loaded: LoadedTable,
+    loaded_table: LoadedTable,
     definition: IndexDefinition,
     columns: Sequence[str],
     ids: Ids,
@@ -155,7 +155,7 @@ async def read_groups(
 
     Args:
         call: The request.
-        loaded: The table.
+        loaded_table: The table.
         definition: A cube of the table.
         columns: The dimensions and partial aggregates to return, in the order of the entries.
         ids: uint64[files, 2]: the ids of the data files.
@@ -166,7 +166,7 @@ async def read_groups(
         BadRequest: A column does not exist.
     """
     schema = _select_columns(definition, columns)
-    assert loaded.entry is not None
+    assert loaded_table.entry is not None
     reading = GroupReading(
         schema, _select_functions(definition, columns), len(ids), condition, combines_few=combines_few
     )
@@ -177,13 +177,13 @@ async def read_groups(
         else:
             await call.components.worker_limits.selecting.run(call.principal.name, work)
 
-    async for part in call.components.segments.read_parts(loaded.entry, definition, ids):
+    async for part in call.components.segments.read_parts(loaded_table.entry, definition, ids):
         if reading.enqueue(part):
             await run(reading.process)
             if reading.is_done:
                 break
     await run(reading.finish)
-    _count_use(call, loaded.entry, definition, reading)
+    _count_use(call, loaded_table.entry, definition, reading)
     return reading
 
 

@@ -283,7 +283,7 @@ def _explain_unused(metadata: TableMetadata, attribute: AttributeColumn) -> str:
 
 async def explain_scan(
     call: Call,
-    loaded: LoadedTable,
+    loaded_table: LoadedTable,
     scan_request: ScanRequest,
     read: sql.SqlFilter,
     joins: Joins,
@@ -295,7 +295,7 @@ async def explain_scan(
 
     Args:
         call: The request.
-        loaded: The table.
+        loaded_table: The table.
         scan_request: The scan to explain.
         read: The parsed SQL from which the filter of `scan_request` was made.
         joins: The joins of the table.
@@ -307,15 +307,15 @@ async def explain_scan(
         NotFound: A table of `joins` does not exist.
         BadRequest: A filter or a join cannot be bound.
     """
-    bind = partial(BoundScan.bind, loaded.metadata, scan_request)
+    bind = partial(BoundScan.bind, loaded_table.metadata, scan_request)
     is_long = is_longer(scan_request.filter, IN_LOOP_VALUES_MAX)
     bound_scan = await call.run_in_turn(bind) if is_long else bind()
-    filters, outcomes = await evaluate_joins(call, bound_scan, loaded.entry, joins)
+    filters, outcomes = await evaluate_joins(call, bound_scan, loaded_table.entry, joins)
     bound_scan = filters.apply_to(bound_scan)
     is_long = is_long or bound_scan.is_long
-    scan = await call.components.planner.explain(bound_scan, loaded.entry)
+    scan = await call.components.planner.explain(bound_scan, loaded_table.entry)
     samples = await sample_columns(call.components.objects, scan)
-    namespace = () if loaded.entry is None else loaded.entry.namespace
+    namespace = () if loaded_table.entry is None else loaded_table.entry.namespace
     policies = await load_policies(call.components.catalog.context.store, namespace)
     properties = with_policies(scan.metadata, policies).properties
 

@@ -271,7 +271,7 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
 
 def count_requested_statement(
     call: Call,
-    loaded: LoadedTable,
+    loaded_table: LoadedTable,
     body: PlanTableRequest,
     bound_scan: BoundScan,
     answer: PlanTableResponse,
@@ -282,7 +282,7 @@ def count_requested_statement(
     Returns:
         The fingerprint of the statement, or UNSET if it does not count.
     """
-    assert loaded.entry is not None
+    assert loaded_table.entry is not None
     if find_history(call) is None or not body.counts:
         return msgspec.UNSET
     engine = "duckdb" if body.hide_partitions else "other" if call.audience is None else "trino"
@@ -301,7 +301,7 @@ def count_requested_statement(
     count_statement(
         call,
         StatementRead(
-            loaded.entry.uuid,
+            loaded_table.entry.uuid,
             shape,
             answer.considered_files,
             answer.files,
@@ -328,9 +328,9 @@ def _read_named_snapshot(call: Call, data: bytes) -> _NamedSnapshot:
     return parse_body(data, _NamedSnapshot)
 
 
-async def _read_bound_request(call: Call, data: bytes, loaded: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
+async def _read_bound_request(call: Call, data: bytes, loaded_table: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
     """Return the decoded request and the bound scan. Recent requests are cached."""
-    decoded_requests, entry, metadata = call.app[READ], loaded.entry, loaded.metadata
+    decoded_requests, entry, metadata = call.app[READ], loaded_table.entry, loaded_table.metadata
     assert entry is not None
     if len(data) > _IN_LOOP_BYTES_MAX:
         return await read_in_turn(call, len(data), lambda: bind_request(_decode_request(data, metadata), metadata))
@@ -392,12 +392,17 @@ class NewPlanTable:
     )
 
     def __init__(
-        self, call: Call, loaded: LoadedTable, body: PlanTableRequest, bound_scan: BoundScan, holder: Holder | None
+        self,
+        call: Call,
+        loaded_table: LoadedTable,
+        body: PlanTableRequest,
+        bound_scan: BoundScan,
+        holder: Holder | None,
     ) -> None:
-        assert loaded.entry is not None
+        assert loaded_table.entry is not None
         self._app = call.app
         self._principal_name = call.principal.name
-        self._entry = loaded.entry
+        self._entry = loaded_table.entry
         self._body = body
         self._bound_scan = bound_scan
         self._holder = holder

@@ -208,13 +208,13 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
 
 
 async def _plan_scan(
-    call: Call, loaded: LoadedTable, data: bytes, stream: FreshPlan | None = None
+    call: Call, loaded_table: LoadedTable, data: bytes, stream: FreshPlan | None = None
 ) -> tuple[Answer, ScanPlan | None, _CountedReads]:
     """Plan the scan that a body requests.
 
     Args:
         call: The request.
-        loaded: The table.
+        loaded_table: The table.
         data: The body.
         stream: The table and the snapshot that the request reads, for a stream table.
 
@@ -225,13 +225,13 @@ async def _plan_scan(
     dialect = _read_dialect(call)
     if stream is not None and stream.is_live:
         body = msgspec.structs.replace(body, snapshot_id=None)
-    pinned = pin_request(body, loaded.metadata, dialect, None if stream is None else stream.snapshot)
-    if list_attribute_names(loaded.metadata):
+    pinned = pin_request(body, loaded_table.metadata, dialect, None if stream is None else stream.snapshot)
+    if list_attribute_names(loaded_table.metadata):
         parse = pinned.parse_filter
         filter = await call.run_in_turn(parse) if pinned.has_long_filter else parse()
-        attributes = await resolve_attributes(call, loaded.metadata, filter)
+        attributes = await resolve_attributes(call, loaded_table.metadata, filter)
         pinned = msgspec.structs.replace(pinned, attributes=attributes)
-    scan = _ClientScan(call, loaded, dialect, pinned)
+    scan = _ClientScan(call, loaded_table, dialect, pinned)
     # This validates the request before anything is read, even for an empty table.
     bound_scan = await scan.bind()
     if bound_scan.snapshot is None:
@@ -241,16 +241,16 @@ async def _plan_scan(
         return {"status": "submitted", "plan-id": plan_id}, None, _CountedReads()
     monotonic = call.components.clock.monotonic
     began_s = monotonic()
-    scan_plan = await call.components.planner.plan(bound_scan, loaded.entry)
+    scan_plan = await call.components.planner.plan(bound_scan, loaded_table.entry)
     plan_s = monotonic() - began_s
     call.components.metrics.plans.observe(scan_plan.considered, scan_plan.files, plan_s)
     counted = _CountedReads()
     if body.seamark.usage:
         counted = _CountedReads(
-            await count_plan(call, loaded.entry, scan_plan, bound_scan.predicates, body.select),
+            await count_plan(call, loaded_table.entry, scan_plan, bound_scan.predicates, body.select),
             count_plan_statement(
                 call,
-                loaded.entry,
+                loaded_table.entry,
                 bound_scan,
                 scan_plan,
                 read_engine(call),
@@ -259,7 +259,7 @@ async def _plan_scan(
                 use=body.seamark.use,
             ),
         )
-    credentials = await _vend_credentials(call, loaded)
+    credentials = await _vend_credentials(call, loaded_table)
     statement = counted.statement if body.seamark.use.engine else None
     answer = await scan.answer(
         call.request,
@@ -335,9 +335,9 @@ async def _load_table_or_plan(call: Call) -> LoadedTable:
     )
 
 
-def _get_uuid(loaded: LoadedTable) -> str:
-    assert loaded.entry is not None
-    return loaded.entry.uuid
+def _get_uuid(loaded_table: LoadedTable) -> str:
+    assert loaded_table.entry is not None
+    return loaded_table.entry.uuid
 
 
 def _name_of_table(call: Call) -> str:
@@ -362,13 +362,13 @@ def _has_not_expired(metadata: TableMetadata, request: PinnedRequest) -> bool:
     return metadata.schema(request.schema_id) is not None
 
 
-def _open_plan_id(call: Call, plan_id: str, loaded: LoadedTable) -> PinnedRequest:
+def _open_plan_id(call: Call, plan_id: str, loaded_table: LoadedTable) -> PinnedRequest:
     """Return the request that a plan id contains.
 
     Raises:
         NoSuchPlanId: The plan id does not belong to this table or was not issued by this catalog.
     """
-    request = call.app[TOKENS].open_plan_id(plan_id, _get_uuid(loaded))
+    request = call.app[TOKENS].open_plan_id(plan_id, _get_uuid(loaded_table))
     if request is None:
         raise NoSuchPlanId(f"The plan id was not issued for {_name_of_table(call)}; plan again")
     return request
@@ -379,11 +379,11 @@ def _read_dialect(call: Call) -> ClientDialect:
     return choose_dialect(call.headers.get("User-Agent", ""), call.headers.get(_CLIENT_VERSION, ""))
 
 
-async def _vend_credentials(call: Call, loaded: LoadedTable) -> bytes:
+async def _vend_credentials(call: Call, loaded_table: LoadedTable) -> bytes:
     """Return the JSON of the `storage-credentials`, which is empty if the client needs no credentials."""
-    entry = loaded.entry
+    entry = loaded_table.entry
     assert entry is not None
-    _, credentials = await build_access_config(call, entry.uuid, loaded.metadata, entry.namespace, entry.name)
+    _, credentials = await build_access_config(call, entry.uuid, loaded_table.metadata, entry.namespace, entry.name)
     return encode_json(credentials) if credentials else b""
 
 
@@ -410,7 +410,7 @@ class _ClientScan:
 
     __slots__ = ("_app", "_dialect", "_entry", "_headers", "_metadata", "_principal_name", "_request")
 
-    def __init__(self, call: Call, loaded: LoadedTable, dialect: ClientDialect, request: PinnedRequest) -> None:
+    def __init__(self, call: Call, loaded_table: LoadedTable, dialect: ClientDialect, request: PinnedRequest) -> None:
         """Store the request for `bind` and `plan`, which do the work.
 
         Raises:
@@ -419,12 +419,12 @@ class _ClientScan:
         self._app = call.app
         self._principal_name = call.principal.name
         self._headers = call.headers
-        self._entry = loaded.entry
+        self._entry = loaded_table.entry
         self._dialect = dialect
         self._request = request
-        self._metadata = loaded.metadata
-        if request.schema_id != loaded.metadata.current_schema_id:
-            self._metadata = select_schema(loaded.metadata, request.schema_id)
+        self._metadata = loaded_table.metadata
+        if request.schema_id != loaded_table.metadata.current_schema_id:
+            self._metadata = select_schema(loaded_table.metadata, request.schema_id)
 
     async def bind(self) -> BoundScan:
         """Parse and bind the filter.

@@ -268,8 +268,8 @@ async def report_metrics(call: Call, data: bytes) -> None:
 async def _run_creation(call: Call, work: Callable[[Caller], Awaitable[LoadedTable]], name: str) -> web.Response:
     """Run `work`, which creates a table with this name, and answer with the table."""
 
-    async def answer(loaded: LoadedTable) -> web.Response:
-        return await make_table_answer(call, loaded, call.namespace, name, compress=False)
+    async def answer(loaded_table: LoadedTable) -> web.Response:
+        return await make_table_answer(call, loaded_table, call.namespace, name, compress=False)
 
     return await run_idempotent(call, work, answer, replayed=LoadedTable)
 

@@ -134,21 +134,21 @@ async def aggregate(call: Call, body: AggregateRequest) -> Answer:
     return await answer_statement(call, StatementBody(statement, explain=body.explain, cubes=body.cubes))
 
 
-async def _answer_from_cube(call: Call, body: AggregateRequest, loaded: LoadedTable) -> web.Response | None:
+async def _answer_from_cube(call: Call, body: AggregateRequest, loaded_table: LoadedTable) -> web.Response | None:
     """Return the answer from a cube without a statement, or None if the request has to run as a statement.
 
     Raises:
         BadRequest: The request is invalid.
     """
-    entry, snapshot_id = loaded.entry, loaded.metadata.current_snapshot_id
+    entry, snapshot_id = loaded_table.entry, loaded_table.metadata.current_snapshot_id
     if entry is None or snapshot_id is None or body.explain or body.having is not None or body.cubes not in (ON, EXACT):
         return None
     kind: Format = "arrow" if ARROW in call.headers.get("Accept", "") else "json"
     key = msgspec.json.encode((kind, body))
     answers = call.app[CUBE_ANSWERS]
-    answer = await answers.find(call.components, loaded, key)
+    answer = await answers.find(call.components, loaded_table, key)
     if answer is None:
-        parsed = _ParsedRequest.parse(body, loaded.metadata)
+        parsed = _ParsedRequest.parse(body, loaded_table.metadata)
         query = GroupQuery(
             parsed.schema,
             parsed.terms,
@@ -160,7 +160,7 @@ async def _answer_from_cube(call: Call, body: AggregateRequest, loaded: LoadedTa
             floats=body.cubes == ON,
         )
         chosen_id = snapshot_id if parsed.snapshot_id is None else parsed.snapshot_id
-        answer = await answers.compute_answer(call, loaded, query, chosen_id, key, kind)
+        answer = await answers.compute_answer(call, loaded_table, query, chosen_id, key, kind)
     return None if answer is None else answers.respond(call, entry, answer, kind)
 
 

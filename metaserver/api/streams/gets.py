@@ -104,13 +104,13 @@ async def get_rows(call: Call, body: GetRows) -> Answer:
 
 
 async def _get_keyed_rows(
-    call: Call, loaded: LoadedTable, keys: pa.RecordBatch | None, columns: Sequence[str]
+    call: Call, loaded_table: LoadedTable, keys: pa.RecordBatch | None, columns: Sequence[str]
 ) -> KeyedRowsAnswer:
     """Return the rows with the keys from the log and the files of the table."""
     if keys is None:
         return KeyedRowsAnswer(pa.table({name: pa.nulls(0) for name in columns}), [])
     principal = None if call.principal.name == ANONYMOUS.name else call.principal.name
-    return await call.components.streams.gets.get(loaded, keys, columns, principal)
+    return await call.components.streams.gets.get(loaded_table, keys, columns, principal)
 
 
 def _select_fields(metadata: TableMetadata, names: Sequence[str] | None) -> list[Field]:

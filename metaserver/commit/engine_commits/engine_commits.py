@@ -264,10 +264,10 @@ class EngineCommits:
             if entry is not None:
                 priority.record_refusal(table.namespace, table.name, entry.uuid, _identify_writer(caller, table))
 
-    def _end_priority(self, caller: Caller, table: TableCommit, loaded: LoadedTable) -> None:
+    def _end_priority(self, caller: Caller, table: TableCommit, loaded_table: LoadedTable) -> None:
         priority = self.publisher.engine_priority
-        if priority is not None and loaded.entry is not None:
-            priority.end_priority(table.namespace, table.name, loaded.entry.uuid, _identify_writer(caller, table))
+        if priority is not None and loaded_table.entry is not None:
+            priority.end_priority(table.namespace, table.name, loaded_table.entry.uuid, _identify_writer(caller, table))
 
     def _build_record(self, commit: _Commit, prepared: Sequence[PreparedCommit]) -> list[Operation]:
         """Return the operation that records the response under the request's idempotency key.

@@ -333,7 +333,7 @@ class _ImpossibleValue(Exception):
 
 
 def _needs_correction(
-    decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata, type_of: TypeOf
+    manifest_rows: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata, type_of: TypeOf
 ) -> bool:
     """Return whether a manifest has wrong metrics and can be rewritten without changing row ids.
 
@@ -341,32 +341,32 @@ def _needs_correction(
         _ImpossibleValue: An added file has an impossible partition value.
     """
     if manifest.content == DATA_MANIFEST:
-        _check_truncated(decoded, metadata)
-    if not has_unusable_metrics(decoded, type_of) or not can_be_written(metadata, manifest.partition_spec_id):
+        _check_truncated(manifest_rows, metadata)
+    if not has_unusable_metrics(manifest_rows, type_of) or not can_be_written(metadata, manifest.partition_spec_id):
         return False
     if metadata.format_version < ROW_LINEAGE_MIN_FORMAT_VERSION or manifest.content != DATA_MANIFEST:
         return True
-    added = decoded.longs["status"] == ADDED
+    added = manifest_rows.longs["status"] == ADDED
     # Row ids stay the same only if added files inherit their row ids, and existing files have explicit row ids.
-    return bool(((decoded.longs["first_row_id"] == MISSING) == added).all())
+    return bool(((manifest_rows.longs["first_row_id"] == MISSING) == added).all())
 
 
-def _check_truncated(decoded: DecodedManifest, metadata: TableMetadata) -> None:
+def _check_truncated(manifest: DecodedManifest, metadata: TableMetadata) -> None:
     """Check that the `truncate` values of added files are not longer than the width of the transform.
 
     Raises:
         _ImpossibleValue: A value is too long.
     """
-    spec = metadata.spec(int(decoded.metadata.get("partition-spec-id") or 0))
+    spec = metadata.spec(int(manifest.metadata.get("partition-spec-id") or 0))
     transforms = {} if spec is None else {field.field_id: field.transform for field in spec.fields}
-    added = decoded.longs["status"] == ADDED
-    for values in decoded.partition:
+    added = manifest.longs["status"] == ADDED
+    for values in manifest.partition:
         transform = transforms.get(values.field_id, "")
         if values.spans is None or values.logical == "decimal" or get_transform_name(transform) != "truncate":
             continue
         width, starts, lengths = get_transform_width(transform), values.spans.starts, values.spans.lengths
         for row in np.flatnonzero(added & (lengths > width)).tolist():
-            value = decoded.heap[starts[row] : starts[row] + lengths[row]].tobytes()
+            value = manifest.heap[starts[row] : starts[row] + lengths[row]].tobytes()
             size = len(value.decode(errors="replace")) if values.type == "string" else len(value)
             if size > width:
                 excerpt = value.decode(errors="replace")[:_SHOWN_CHARACTERS_MAX]

@@ -339,15 +339,15 @@ class CachingBackend:
         The range consists of the whole blocks around the requested part, up to the limit of one request.
         """
         block_bytes, request_bytes = self._tiers.blocks.block_bytes, self._fetches.request_bytes
-        matched = _RANGE.fullmatch(range_header or "bytes=0-")
-        assert matched is not None, range_header  # `_is_plain` has checked the header.
-        if matched[3]:
-            length = min(int(matched[3]) + block_bytes, request_bytes)
+        match = _RANGE.fullmatch(range_header or "bytes=0-")
+        assert match is not None, range_header  # `_is_plain` has checked the header.
+        if match[3]:
+            length = min(int(match[3]) + block_bytes, request_bytes)
             return f"bytes=-{length}", length
-        start = int(matched[1]) // block_bytes * block_bytes
+        start = int(match[1]) // block_bytes * block_bytes
         end = start + request_bytes
-        if matched[2]:
-            end = min(end, (int(matched[2]) // block_bytes + 1) * block_bytes)
+        if match[2]:
+            end = min(end, (int(match[2]) // block_bytes + 1) * block_bytes)
         end = max(end, start + block_bytes)
         return f"bytes={start}-{end - 1}", end - start
 
@@ -518,10 +518,10 @@ def _is_plain(call: S3Read) -> bool:
     range_header = headers.get("range")
     if range_header is None:
         return True
-    matched = _RANGE.fullmatch(range_header)
-    if matched is None or matched[3] in ("0",):
+    match = _RANGE.fullmatch(range_header)
+    if match is None or match[3] in ("0",):
         return False
-    return not matched[2] or int(matched[1]) <= int(matched[2])
+    return not match[2] or int(match[1]) <= int(match[2])
 
 
 def _list_changed_locations(call: S3Call) -> list[str]:

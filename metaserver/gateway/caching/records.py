@@ -99,8 +99,8 @@ def parse_content_range(answer: StoreAnswer) -> tuple[int, int, int] | None:
 
 def read_content_range(text: str) -> tuple[int, int, int] | None:
     """Parse a Content-Range header. Return the start, the end (exclusive) and the size of the object, or None."""
-    matched = _CONTENT_RANGE.fullmatch(text)
-    return None if matched is None else (int(matched[1]), int(matched[2]) + 1, int(matched[3]))
+    match = _CONTENT_RANGE.fullmatch(text)
+    return None if match is None else (int(match[1]), int(match[2]) + 1, int(match[3]))
 
 
 def has_same_content(record: ObjectRecord, headers: Mapping[str, str]) -> bool:

@@ -124,14 +124,10 @@ class CloudBackend:
         if key.endswith("/"):
             raise _make_no_key_error()
         header = call.headers.get("range")
-        matched = _RANGE.fullmatch(header) if header else None
+        match = _RANGE.fullmatch(header) if header else None
         has_conditions = any(name in call.headers for name in _READ_CONDITIONS)
         first = b""
-        if (
-            call.method == "HEAD"
-            or has_conditions
-            or (header and (matched is None or int(matched[1]) > int(matched[2])))
-        ):
+        if call.method == "HEAD" or has_conditions or (header and (match is None or int(match[1]) > int(match[2]))):
             # Read the size and the ETag of the object first, because the range and the conditions need them.
             result = await obstore.get_async(store, key, options={"head": True})
             etag, modified = _quote_etag(result.meta["e_tag"]), result.meta["last_modified"]
@@ -141,9 +137,9 @@ class CloudBackend:
             start, length = part or (0, result.meta["size"])
             is_part = part is not None
         else:
-            is_part = matched is not None
-            start = int(matched[1]) if matched else 0
-            limit = int(matched[2]) + 1 if matched else None
+            is_part = match is not None
+            start = int(match[1]) if match else 0
+            limit = int(match[2]) + 1 if match else None
             result, first = await read_first(store, key, start, limit)
             size = result.meta["size"]
             length = (size if limit is None else min(limit, size)) - start

@@ -148,10 +148,10 @@ class CloudUploads:
         parts = []
         async for page in obstore.list(store, f"{_get_upload_folder(key, upload_id)}/", chunk_size=1000):
             for meta in page:
-                matched = _PART_NAME.fullmatch(meta["path"].rpartition("/")[2])
-                if matched is not None:
+                match = _PART_NAME.fullmatch(meta["path"].rpartition("/")[2])
+                if match is not None:
                     modified_ns = int(meta["last_modified"].timestamp() * 1e9)
-                    parts.append(Part(int(matched[1]), meta["path"], meta["size"], modified_ns, f'"{matched[2]}"'))
+                    parts.append(Part(int(match[1]), meta["path"], meta["size"], modified_ns, f'"{match[2]}"'))
         return parts
 
 

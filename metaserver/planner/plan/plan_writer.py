@@ -194,18 +194,18 @@ class PlanWriter:
 
 
 def _read_entries(
-    decoded: DecodedManifest, part: ManifestPart, metadata: TableMetadata, *, hidden: bool
+    manifest: DecodedManifest, part: ManifestPart, metadata: TableMetadata, *, hidden: bool
 ) -> list[ManifestEntry]:
     """Return the entries that the plan keeps, with inherited fields, and without metrics that readers cannot use."""
     first = part.manifest.first_row_id
     if first is not None:
-        stored_ids, counts = decoded.longs["first_row_id"], decoded.longs["record_count"]
+        stored_ids, counts = manifest.longs["first_row_id"], manifest.longs["record_count"]
         assigned = np.where(stored_ids == MISSING, counts, 0)
         row_ids = np.where(stored_ids == MISSING, first + np.cumsum(assigned) - assigned, stored_ids)
-        decoded = replace(decoded, longs={**decoded.longs, "first_row_id": row_ids})
+        manifest = replace(manifest, longs={**manifest.longs, "first_row_id": row_ids})
     type_of = DeclaredTypes(metadata)
     entries = []
-    for entry in read_live_entries(select_rows(decoded, part.rows), part.manifest, metadata):
+    for entry in read_live_entries(select_rows(manifest, part.rows), part.manifest, metadata):
         file = repair_file(entry.file, type_of)
         file = drop_nan_bounds(file, type_of) if hidden else file
         entries.append(entry if file is entry.file else msgspec.structs.replace(entry, file=file))

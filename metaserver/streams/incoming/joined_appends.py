@@ -92,12 +92,12 @@ class JoinedAppends:
         """The requests whose rows are not durable yet, by the UUID of the table."""
 
     async def append(
-        self, loaded: LoadedTable, preparation: RowPreparation, rows: JoinedRows, size_bytes: int
+        self, loaded_table: LoadedTable, preparation: RowPreparation, rows: JoinedRows, size_bytes: int
     ) -> Acknowledgement:
         """Append the rows of a request. They are durable on return.
 
         Args:
-            loaded: The table.
+            loaded_table: The table.
             preparation: Prepares the rows. `can_join` must have accepted them.
             rows: The rows.
             size_bytes: The size of the body.
@@ -106,10 +106,10 @@ class JoinedAppends:
             BadRequest: A row does not fit.
             CommitUnknown: It is unknown whether the rows are stored.
         """
-        assert loaded.entry is not None
-        uuid = loaded.entry.uuid
+        assert loaded_table.entry is not None
+        uuid = loaded_table.entry.uuid
         queue = self._queues.setdefault(uuid, _TableQueue())
-        request = _Request(loaded, preparation, rows, size_bytes, asyncio.get_running_loop().create_future())
+        request = _Request(loaded_table, preparation, rows, size_bytes, asyncio.get_running_loop().create_future())
         queue.waiting.append(request)
         self.request_count += 1
         if queue.append_count < self._appends_max:

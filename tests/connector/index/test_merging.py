@@ -106,13 +106,17 @@ def test_merged_index_file_gives_the_answers_of_its_parts(index_writer: IndexWri
 def test_merge_drops_entries_without_a_snapshot_and_keeps_duplicates_once(index_writer: IndexWriter) -> None:
     first = index_writer.add({"a": [1, 2], "b": [3], "gone": [4]})
     second = index_writer.add({"b": [3], "c": [5, 5]})
-    merged_files = merge_index_files([first, second], index_writer.folder.as_uri(), Storage(), dropped={first: [2]})
+    merged_files = merge_index_files(
+        [first, second], index_writer.folder.as_uri(), Storage(), dropped_entries={first: [2]}
+    )
     index_writer.check(merged_files.location, {"a", "b", "c"})
 
 
 def test_merge_without_remaining_entries_writes_no_file(index_writer: IndexWriter) -> None:
     first = index_writer.add({"a": [1]})
-    merged_files = merge_index_files([first], f"{index_writer.folder.as_uri()}/new", Storage(), dropped={first: [0]})
+    merged_files = merge_index_files(
+        [first], f"{index_writer.folder.as_uri()}/new", Storage(), dropped_entries={first: [0]}
+    )
     assert merged_files.location is None
     assert not (index_writer.folder / "new").exists()
 
@@ -122,7 +126,7 @@ def test_merge_leaves_out_files_of_an_unknown_version(index_writer: IndexWriter)
     path = Path(locations[1].removeprefix("file://"))
     path.write_bytes(change_version(path.read_bytes(), index_writer.definition.kind))
     folder = index_writer.folder.as_uri()
-    merged_files = merge_index_files(locations, folder, Storage(), dropped={locations[1]: [], locations[2]: []})
+    merged_files = merge_index_files(locations, folder, Storage(), dropped_entries={locations[1]: [], locations[2]: []})
     assert merged_files.unsupported == (locations[1],)
     index_writer.check(merged_files.location, {"a", "c"})
     merge_of_unknown = merge_index_files(locations[1:2], folder, Storage())

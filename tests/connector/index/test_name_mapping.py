@@ -167,7 +167,7 @@ def test_readers_find_columns_by_the_current_name_mapping(
                         "db.t",
                         name,
                         sample=9,
-                        verified=set(),
+                        verified_locations=set(),
                         on_verdict=lambda verdict, _: is_expected_verdict(verdict),
                     )
         with table.transaction() as transaction:
