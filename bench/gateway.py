@@ -192,7 +192,7 @@ def measure_reads(report: Report, case: str, rig: GatewayRig, s3: S3, rounds: in
     with closing(keys.make_client()) as client, closing(at_store.make_client()) as store_client:
         data = os.urandom(OBJECT_BYTES)
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
-        if rig.direct is None:
+        if rig.direct_store is None:
             store_client.create_bucket(Bucket=keys.bucket)
             store_client.put_object(Bucket=keys.bucket, Key=keys.prefix + "o", Body=data)
         for label, size in CASES:

@@ -89,7 +89,7 @@ class BenchTarget:
             answer = await connection.ask(request)
         finally:
             connection.close()
-        if answer.status not in request.counted:
+        if answer.status not in request.counted_statuses:
             line = request.raw.split(b"\r\n", 1)[0].decode()
             raise LoadError(
                 f"{self.name}: {line} answered {answer.status}: {answer.body[:500].decode(errors='replace')}"

@@ -55,7 +55,7 @@ class AttackMeasurements:
 
     latencies_ms: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
-    lost: list[str] = field(default_factory=list)
+    lost_requests: list[str] = field(default_factory=list)
     """Requests without a response: the path and the error."""
     memory_bytes: int = 0
 
@@ -66,7 +66,7 @@ class AttackMeasurements:
 
     @property
     def failed(self) -> int:
-        return len(self.lost) + sum(count for status, count in self.statuses.items() if status >= 500)
+        return len(self.lost_requests) + sum(count for status, count in self.statuses.items() if status >= 500)
 
 
 @dataclass
@@ -74,7 +74,7 @@ class AttackedServer:
     """A server with a table of 1,000 files, a good client that can write, and the token of a malicious reader."""
 
     server: Seamark
-    good: aiohttp.ClientSession
+    good_session: aiohttp.ClientSession
     hostile_token: str
 
     async def look(self, seconds: float) -> AttackMeasurements:
@@ -92,11 +92,11 @@ class AttackedServer:
             ):
                 began_s = time.perf_counter()
                 try:
-                    async with self.good.request(method, self.server.base_url + path, json=body) as answer:
+                    async with self.good_session.request(method, self.server.base_url + path, json=body) as answer:
                         await answer.read()
                         measurements.statuses[answer.status] += 1
                 except (aiohttp.ClientError, TimeoutError) as error:
-                    measurements.lost.append(f"{path}: {error!r}")
+                    measurements.lost_requests.append(f"{path}: {error!r}")
                 measurements.latencies_ms.append((time.perf_counter() - began_s) * 1000)
             family = [process, *process.children(recursive=True)]
             measurements.memory_bytes = max(measurements.memory_bytes, sum(item.memory_info().rss for item in family))
@@ -159,7 +159,7 @@ async def run(
             for measure, unit, value, goal in rows:
                 report.rows.append(Row(attack, measure, unit, {"seamark": value}, goal=goal))
             if measurements.failed:
-                report.notes.append(f"{attack}: {dict(measurements.statuses)}, {measurements.lost[:2]}")
+                report.notes.append(f"{attack}: {dict(measurements.statuses)}, {measurements.lost_requests[:2]}")
     return report
 
 

@@ -82,20 +82,20 @@ class CorpusMeasurement:
     """The numbers of files that a query reads: all files, with DuckDB alone, with Seamark, and the needed files."""
 
     query: CorpusQuery
-    every: int
+    all_files: int
     duckdb: int
-    ours: int
-    needed: int | None
-    planning: str
+    kept_files: int
+    needed_files: int | None
+    outcome: str
     """The result of the planning, and the conditions and joins of the tables."""
     facts: tuple[int, int] = (0, 0)
     """The references to fact tables of TPC-DS: the number with a condition or a join, and the number of all."""
 
     @property
     def row(self) -> Row:
-        values = {OURS: float(self.ours), PEER: float(self.duckdb), ALL_FILES: float(self.every)}
-        if self.needed is not None:
-            values[NEEDED_FILES] = float(self.needed)
+        values = {OURS: float(self.kept_files), PEER: float(self.duckdb), ALL_FILES: float(self.all_files)}
+        if self.needed_files is not None:
+            values[NEEDED_FILES] = float(self.needed_files)
         return Row(self.query.title, "files", "files", values, peer=PEER)
 
 
@@ -127,25 +127,28 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
     bench_results = [*results, *of_tpcds]
     report.rows += [item.row for item in bench_results]
     report.notes.append(f"Facts lie in {max(8, round(FACT_FILES * share))} files. The queries without fewer files:")
-    report.notes += [f"{item.query.title}: {item.planning}" for item in bench_results if item.ours >= item.duckdb]
+    report.notes += [f"{item.query.title}: {item.outcome}" for item in bench_results if item.kept_files >= item.duckdb]
     return report
 
 
 def _sum_rows(case: str, part: Sequence[CorpusMeasurement]) -> Iterator[Row]:
     """Yield the rows with the totals of the queries in `part`."""
-    pruned_count, fewer = sum(item.ours < item.every for item in part), sum(item.ours < item.duckdb for item in part)
-    pruned_by_duckdb = sum(item.duckdb < item.every for item in part)
+    pruned_count, fewer = (
+        sum(item.kept_files < item.all_files for item in part),
+        sum(item.kept_files < item.duckdb for item in part),
+    )
+    pruned_by_duckdb = sum(item.duckdb < item.all_files for item in part)
     yield Row(case, "read fewer than all files", "queries", {OURS: pruned_count, PEER: pruned_by_duckdb}, False, PEER)
     yield Row(case, "read fewer files than DuckDB alone", "queries", {OURS: fewer}, False, PEER)
-    sums = {OURS: sum(item.ours for item in part), PEER: sum(item.duckdb for item in part)}
-    sums[ALL_FILES] = sum(item.every for item in part)
-    if any(item.needed is None for item in part):
+    sums = {OURS: sum(item.kept_files for item in part), PEER: sum(item.duckdb for item in part)}
+    sums[ALL_FILES] = sum(item.all_files for item in part)
+    if any(item.needed_files is None for item in part):
         yield Row(case, "files read", "files", sums, peer=PEER)
         return
-    sums[NEEDED_FILES] = sum(item.needed or 0 for item in part)
+    sums[NEEDED_FILES] = sum(item.needed_files or 0 for item in part)
     yield Row(case, "files read", "files", sums, peer=PEER)
-    fewest = {OURS: sum(item.ours <= (item.needed or 0) for item in part)}
-    fewest[PEER] = sum(item.duckdb <= (item.needed or 0) for item in part)
+    fewest = {OURS: sum(item.kept_files <= (item.needed_files or 0) for item in part)}
+    fewest[PEER] = sum(item.duckdb <= (item.needed_files or 0) for item in part)
     yield Row(case, "read the fewest files possible", "queries", fewest, False, PEER)
 
 

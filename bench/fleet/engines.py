@@ -58,7 +58,7 @@ class ServersOnSlowStore:
     store: S3
     gateway_url: str
     gateway: Seamark
-    direct: Seamark
+    direct_server: Seamark
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def run_trino(report: Report, folder: Path, slow_servers: ServersOnSlowStore, or
         ways: dict[str, Ask] = {}
         for way, server, store, catalog in (
             (OURS, slow_servers.gateway, at_gateway, vended_properties),
-            (DIRECT, slow_servers.direct, slow_servers.store, {}),
+            (DIRECT, slow_servers.direct_server, slow_servers.store, {}),
         ):
             served_trino_server = trino_server(
                 folder / f"trino-{way}", uri=server.base_url, s3=store, catalog=catalog, jvm=()
@@ -160,7 +160,9 @@ def run_spark(report: Report, folder: Path, slow_servers: ServersOnSlowStore, or
             DIRECT: _build_spark_ask(
                 session,
                 new_catalog(
-                    session, slow_servers.direct.base_url, extra=s3_io | slow_servers.store.build_client_properties()
+                    session,
+                    slow_servers.direct_server.base_url,
+                    extra=s3_io | slow_servers.store.build_client_properties(),
                 ),
             ),
         }

@@ -72,7 +72,7 @@ async def measure_peer(report: Report, fleet: Fleet, database: str, warehouse: s
             seamark_ms, peer_ms = [], []
             for number in range(rounds):
                 location = locations[number % len(locations)]
-                pair = [(seamark_ms, node.read), (peer_ms, node.stored.read)]
+                pair = [(seamark_ms, node.read), (peer_ms, node.stored_objects.read)]
                 for times, read in pair if number % 2 else pair[::-1]:
                     times.append(await _measure_read_s(read, location, size))
             counts_after = node.peers.counts()
@@ -94,7 +94,7 @@ async def _choose_files_of_other(node: Node, warehouse: str, size: int, rng: ran
     while len(locations) < FILES:
         location = f"{warehouse}/bench/{UUID(int=rng.getrandbits(128), version=4)}.avro"
         if not node.owns(location):
-            await node.stored.create(location, rng.randbytes(size))
+            await node.stored_objects.create(location, rng.randbytes(size))
             locations.append(location)
     return locations
 

@@ -25,7 +25,7 @@ HOUR_US = 3_600_000_000
 @dataclass(frozen=True)
 class Filter:
     name: str
-    about: str
+    description: str
     make: Callable[[GeneratedTable, int], Any]
     columns: tuple[tuple[str, str], ...] = ()
     """For RANGES: (column, "lower" or "upper"), the bounds with which the filter is compared."""

@@ -54,7 +54,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
             if quick or files >= 100_000:  # Smaller tables fit into the caches of the core.
                 await _compare_with_memory(report, generated_table, seamark_planner, memory)
     _report_growth(report, figures_by_size)
-    report.notes += [f"{item.name}: {item.about}." for item in FILTERS.values()]
+    report.notes += [f"{item.name}: {item.description}." for item in FILTERS.values()]
     report.notes.append(
         f"Java {java_peer.read_version()} and PyIceberg {pyiceberg_peer.get_version()} decode the"
         f" manifests for every plan, from"

@@ -40,12 +40,12 @@ class SparkAnswer:
     Attributes:
         rows: The rows of the result.
         seconds: The time of planning, reading and fetching.
-        read: The files that were read, by table name.
+        read_files: The files that were read, by table name.
     """
 
     rows: list[tuple[Any, ...]]
     seconds: float
-    read: dict[str, FilesRead]
+    read_files: dict[str, FilesRead]
 
 
 def write_table(

@@ -61,7 +61,7 @@ async def _measure_lookup(
         sql = f"SELECT {ORDERED}, note FROM {TABLE} WHERE {column} = {compute_key(column, number, files)}"
         for target in targets if round_number % 2 else reversed(targets):
             measurement = await run_statement_to_end(connections[target.name], build_statement(sql))
-            rows = json.loads(measurement.last)["data"] if measurement.last else []
+            rows = json.loads(measurement.last_page)["data"] if measurement.last_page else []
             if rows != [[number, f"Note about {number}"]]:
                 raise AnswersDiffer(f"{target.name}: {sql} gave {rows}")
             if round_number >= WARM:

@@ -120,10 +120,10 @@ def _run_queries(
             name: stack.enter_context(closing(TrinoConnection(url, trino.base_url)))
             for name, url in ((DIRECT, trino.base_url), (OURS, proxy.url))
         }
-        bounds = {layout.name: compute_bounds(client, layout, data) for layout in layouts if layout.of is None}
+        bounds = {layout.name: compute_bounds(client, layout, data) for layout in layouts if layout.base_layout is None}
         cases = []
-        for layout in (layout for layout in layouts if layout.of is None):
-            similar_layouts = [item for item in layouts if layout.name in (item.name, item.of)]
+        for layout in (layout for layout in layouts if layout.base_layout is None):
+            similar_layouts = [item for item in layouts if layout.name in (item.name, item.base_layout)]
             for number in range(-WARM_ROUNDS, rounds):
                 for query, sql in QUERIES.items():
                     if number == -WARM_ROUNDS:

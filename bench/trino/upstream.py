@@ -34,10 +34,10 @@ class _Exchange(asyncio.Protocol):
     """One connection, which answers one request at a time."""
 
     def __init__(self) -> None:
-        self._held = b""
+        self._received_bytes = b""
         self._writable = asyncio.Event()
         self._writable.set()
-        self._talking: asyncio.Task[None] | None = None
+        self._request_task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # The class of uvloop's transport is not a subclass of asyncio.Transport.
@@ -50,19 +50,19 @@ class _Exchange(asyncio.Protocol):
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._talking is not None:
-            self._talking.cancel()
+        if self._request_task is not None:
+            self._request_task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        self._held += data
-        head, reply_end, body = self._held.partition(b"\r\n\r\n")
+        self._received_bytes += data
+        head, reply_end, body = self._received_bytes.partition(b"\r\n\r\n")
         if not reply_end:
             return
         fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
         length = int(fields.get(b"content-length", b"0"))
         if len(body) < length:
             return
-        self._held = body[length:]
+        self._received_bytes = body[length:]
         path = head.split(b" ", 2)[1]
         base = b"http://" + fields.get(b"x-forwarded-host", fields[b"host"])
         if not path.startswith(b"/v1/statement"):
@@ -77,7 +77,7 @@ class _Exchange(asyncio.Protocol):
         pages, size = map(int, id_.split(b"_"))
         page_head, tail = _encode_page(base, id_, step, pages)
         if 2 <= step < 2 + pages and size > _PIECE:
-            self._talking = asyncio.get_running_loop().create_task(self._write_rows(page_head, size, tail))
+            self._request_task = asyncio.get_running_loop().create_task(self._write_rows(page_head, size, tail))
         else:
             rows = b"x" * size if 2 <= step < 2 + pages else b""
             self._transport.write(_HEAD + _encode_chunk(page_head + rows + tail)[:-2])

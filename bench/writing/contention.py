@@ -74,10 +74,10 @@ class ContentionOutcome:
     """
 
     began: float
-    ended: float
-    committed: int
+    end_s: float
+    commits: int
     """The number of commits after the first commit, which is not counted."""
-    failed: int
+    failures: int
     attempts: int
     rows: int
     """The number of rows of all commits."""
@@ -99,10 +99,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             name = kind.replace("-", "_")
             jobs, stored_bytes = _prepare(client, kind, name, writers, times + 1)
             outcomes = _run_at_once(pool, manager, jobs)
-            commit_count = sum(item.committed for item in outcomes)
+            commit_count = sum(item.commits for item in outcomes)
             _check_rows(client, name, stored_bytes + (0 if kind == UPSERTS else sum(item.rows for item in outcomes)))
-            rates[kind] = commit_count / (max(item.ended for item in outcomes) - min(item.began for item in outcomes))
-            failed_counts[kind] = 100 * sum(item.failed for item in outcomes) / (writers * times)
+            rates[kind] = commit_count / (max(item.end_s for item in outcomes) - min(item.began for item in outcomes))
+            failed_counts[kind] = 100 * sum(item.failures for item in outcomes) / (writers * times)
             if kind == UPSERTS:
                 attempts = sum(item.attempts for item in outcomes) / max(1, commit_count)
     case = f"{writers} writers × {times} commits"

@@ -44,8 +44,8 @@ COPYING_STATEMENTS = ("MERGE", "DELETE")
 class StatementPair:
     """The names of two tables with the same rows, one for Seamark's statements and one for Iceberg's."""
 
-    ours: str
-    theirs: str
+    our_table: str
+    their_table: str
 
 
 async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS,)) -> Report:
@@ -61,7 +61,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS
                     values = _measure_statements(new_lake, pair, text, batches, rounds if mode == MERGE_ON_READ else 1)
                     goal = None if quick else values[ICEBERG] / GOAL
                     report.rows.append(Row(f"{rows:,} rows, {mode}", name, "s", values, peer=ICEBERG, goal=goal))
-            if _summarize_rows(new_lake, pair.ours) != _summarize_rows(new_lake, pair.theirs):
+            if _summarize_rows(new_lake, pair.our_table) != _summarize_rows(new_lake, pair.their_table):
                 raise AnswersDiffer(f"the tables of {mode} differ")
     report.notes = [
         f"{rows:,} rows of ten columns in 16 files; the keys of a batch are spread over all files, and nine of ten are "
@@ -87,8 +87,8 @@ def _measure_statements(
     """Return the median seconds of each statement."""
     seconds: dict[str, list[float]] = {OURS: [], ICEBERG: []}
     runs: dict[str, Callable[[], object]] = {
-        OURS: lambda: _check_located(lake, text.format(t=pair.ours, k=KEY)),
-        ICEBERG: lambda: lake.spark.sql(text.format(t=pair.theirs, k=KEY)),
+        OURS: lambda: _check_located(lake, text.format(t=pair.our_table, k=KEY)),
+        ICEBERG: lambda: lake.spark.sql(text.format(t=pair.their_table, k=KEY)),
     }
     for number in range(WARM + rounds):
         build_frame(lake.spark, batches.draw_batch()).createOrReplaceTempView("batch")

@@ -132,25 +132,25 @@ class Batches:
     base_rows: int
     folder: Path
     batch_rows: int = BATCH_ROWS
-    drawn: int = 0
+    drawn_count: int = 0
     _versions: dict[int, Numbers] = field(default_factory=dict)
 
     def draw_batch(self) -> RowBatch:
         """Return the next batch. Its row numbers are distinct and in random order."""
-        self.drawn += 1
-        draw = np.random.default_rng([self.base_rows, self.drawn])
+        self.drawn_count += 1
+        draw = np.random.default_rng([self.base_rows, self.drawn_count])
         updated_rows = min(int(self.batch_rows * UPDATED_FRACTION), self.base_rows)
         new_numbers = (
             self.base_rows
-            + (self.drawn - 1) * (self.batch_rows - updated_rows)
+            + (self.drawn_count - 1) * (self.batch_rows - updated_rows)
             + np.arange(self.batch_rows - updated_rows)
         )
         numbers = np.concatenate([draw.choice(self.base_rows, updated_rows, replace=False), new_numbers])
-        rows = build_rows(draw.permutation(numbers), self.drawn)
-        self._versions[self.drawn] = numbers
-        path = self.folder / f"batch-{self.base_rows}-{self.drawn}.parquet"
+        rows = build_rows(draw.permutation(numbers), self.drawn_count)
+        self._versions[self.drawn_count] = numbers
+        path = self.folder / f"batch-{self.base_rows}-{self.drawn_count}.parquet"
         pq.write_table(rows, path)
-        return RowBatch(self.drawn, numbers, rows, path)
+        return RowBatch(self.drawn_count, numbers, rows, path)
 
     def count_expected_rows(self, applied_batches: Iterable[int]) -> dict[int, int]:
         """Return the expected number of rows by version after the batches `applied_batches`, in this order."""

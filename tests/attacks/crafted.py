@@ -30,7 +30,7 @@ from tests.planner.lakes.manifests import (
 from tests.planner.lakes.metrics import ColumnMetrics
 
 OURS = f"/api/v1/tables/{EVIL}"
-STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
+STYLE = Style(has_shuffled_fields=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 KINDS = {1: "long", 2: "string", 3: "string", 4: "long"}
 CANARY = "https://canary.evil.example"
 STEALING_METADATA = (
@@ -215,7 +215,9 @@ async def commit_foreign_delete_files(c: AttackCampaign) -> None:
     delete = build_data_file(place, 1, 10**18)
     delete.content = c.rng.choice((1, 2))
     delete.equality_ids = [1] if delete.content == 2 else None
-    delete.referenced = c.choose_hint("data file", data.path) if delete.content == 1 and c.rng.random() < 0.5 else None
+    delete.referenced_path = (
+        c.choose_hint("data file", data.path) if delete.content == 1 and c.rng.random() < 0.5 else None
+    )
     manifests = [
         write_manifest(c, f"{location}/metadata/m0.avro", [data]),
         write_manifest(c, f"{location}/metadata/m1.avro", [delete], content=1),

@@ -48,7 +48,7 @@ class Secret:
 class Secrets:
     """All planted secrets, and the search for those that the attacker has not been given."""
 
-    planted: list[Secret] = field(default_factory=list)
+    planted_secrets: list[Secret] = field(default_factory=list)
     known_secrets: set[Secret] = field(default_factory=set)
     """Handles that the attacker has been given."""
     _forms: dict[Secret, tuple[bytes, ...]] = field(default_factory=dict)
@@ -60,8 +60,8 @@ class Secrets:
         """
         assert len(str(text)) >= 10, f"{label} {text!r} is too short, because it could occur by chance"
         secret = Secret(label, str(text), value)
-        if secret.text not in {item.text for item in self.planted}:
-            self.planted.append(secret)
+        if secret.text not in {item.text for item in self.planted_secrets}:
+            self.planted_secrets.append(secret)
             self._forms[secret] = tuple(_encode_forms(secret.text))
         return secret.text
 

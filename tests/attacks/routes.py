@@ -43,7 +43,7 @@ def list_routes() -> tuple[tuple[str, str, str], ...]:
 
 async def attack_route(c: AttackCampaign, operation: str, method: str, template: str) -> None:
     """Send one request to one route."""
-    c.drawn.add(operation)
+    c.drawn_routes.add(operation)
     principal = c.rng.choice(HOSTILE)
     names = _Names(c)
     path = template

@@ -39,7 +39,7 @@ async def run_campaign(
         if with_gateway:
             await fill_cache(world)
         fingerprint = await world.compute_fingerprint()
-        world.touched.clear()
+        world.touched_locations.clear()
         await _create_attackers_objects(c)
         steps: list[Any] = [*routes.list_routes(), *CRAFTED]
         while len(steps) < requests:

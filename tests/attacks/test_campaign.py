@@ -55,7 +55,7 @@ async def test_gateway_neither_reveals_nor_changes_the_victims_objects(tmp_path:
         c.give_hints(KINDS)
         await fill_cache(world)
         fingerprint_before = await world.compute_fingerprint()
-        world.touched.clear()
+        world.touched_locations.clear()
         await create_table(c, "own")
         for _ in range(examples(25, 6)):
             await reach_through_gateway(c, "own")

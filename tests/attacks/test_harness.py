@@ -33,7 +33,7 @@ async def test_each_campaign_uses_each_route_that_is_not_harmless(tmp_path: Path
         for route in routes.list_routes():
             if route[0] not in routes.HARMLESS:
                 await routes.attack_route(c, *route)
-        assert c.drawn == {operation for operation, _, _ in routes.list_routes()} - set(routes.HARMLESS)
+        assert c.drawn_routes == {operation for operation, _, _ in routes.list_routes()} - set(routes.HARMLESS)
         assert not c.findings, c.format_verdict()
 
 
@@ -81,7 +81,7 @@ async def test_changed_bytes_are_detected(tmp_path: Path) -> None:
     async with open_world(tmp_path, rng) as world:
         c = AttackCampaign(world, rng, 5)
         fingerprint_before = await world.compute_fingerprint()
-        world.touched.clear()
+        world.touched_locations.clear()
         await check_victims_data(c, fingerprint_before)
         assert not c.findings
         Path(world.hints["data file"][0].removeprefix("file://")).unlink()
@@ -95,7 +95,7 @@ async def test_file_that_the_server_writes_and_deletes_at_once_is_detected(tmp_p
     async with open_world(tmp_path, rng) as world:
         c = AttackCampaign(world, rng, 5)
         fingerprint_before = await world.compute_fingerprint()
-        world.touched.clear()
+        world.touched_locations.clear()
         place = f"{world.hints['location'][0]}/metadata/planted"
         await world.server.components.objects.create(place, b"x")
         await world.server.components.objects.delete(place)

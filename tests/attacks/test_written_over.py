@@ -106,7 +106,7 @@ async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
         fingerprint_before = await world.compute_fingerprint()
         for path in (f"{NAMES}/tables/t", f"{NAMES}/views/v"):
             await _overwrite_metadata_file(world, path, location=world.hints[kind][0])
-        world.touched.clear()
+        world.touched_locations.clear()
         answer = await _send_overwrite(world, way, own_location)
         assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
         assert not world.list_touched_of_victim()
@@ -205,7 +205,7 @@ async def test_no_file_is_written_to_a_path_that_another_table_has_claimed(tmp_p
         own_location = await _create_attackers_table(world)
         fingerprint_before = await world.compute_fingerprint()
         for place, status in ((world.hints["moved location"][0], 400), (f"{own_location}-more", 200)):
-            world.touched.clear()
+            world.touched_locations.clear()
             method, path, body = MOVES[way]({name: place})
             text = json.dumps(body).replace("OWN", own_location)
             answer = await world.ask("mallory", method, path, json.loads(text))
@@ -222,7 +222,7 @@ async def test_no_file_is_written_if_metadata_has_the_uuid_of_another_table(tmp_
             (world.hints["moved uuid"][0], world.hints["moved location"][0]),
             (world.hints["moved uuid"][0], f"{own_location}-staged"),
         ):
-            world.touched.clear()
+            world.touched_locations.clear()
             method, path, body = MOVES["a staged table"]({})
             body["updates"] = [
                 {**_CREATION[0], "uuid": uuid},
@@ -231,4 +231,4 @@ async def test_no_file_is_written_if_metadata_has_the_uuid_of_another_table(tmp_
             ]
             answer = await world.ask("mallory", method, path, body)
             assert answer.status in (400, 403), answer.raw
-            assert not world.touched
+            assert not world.touched_locations

@@ -28,12 +28,12 @@ class PayloadSource:
     """A source that returns the payload of each key. It records fetches, and waits for `gate` if a test sets one."""
 
     def __init__(self) -> None:
-        self.fetched: list[str] = []
+        self.fetched_keys: list[str] = []
         self.gate: asyncio.Event | None = None
 
     def make_fetch(self, key: str) -> Callable[[], Awaitable[bytes]]:
         async def fetch() -> bytes:
-            self.fetched.append(key)
+            self.fetched_keys.append(key)
             await (asyncio.sleep(0) if self.gate is None else self.gate.wait())
             return make_payload(key, SIZE)
 
@@ -92,7 +92,7 @@ async def test_value_is_fetched_once_then_read_from_memory_and_after_a_restart_f
     stack = make_stack(tmp_path)
     assert stack.get_cached("k") is None
     assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
-    assert source.fetched == ["k"]
+    assert source.fetched_keys == ["k"]
     stats = stack.read_stats()
     assert stats.disk is not None
     assert (stats.fetches, stats.disk.hits) == (0, 1)
@@ -102,7 +102,7 @@ async def test_value_is_fetched_once_then_read_from_memory_and_after_a_restart_f
 async def test_many_callers_share_one_fetch(stack: Stack[memoryview]) -> None:
     source = PayloadSource()
     values = await asyncio.gather(*(stack.get("k", source.make_fetch("k"), return_unchanged) for _ in range(50)))
-    assert source.fetched == ["k"]
+    assert source.fetched_keys == ["k"]
     assert all(value is values[0] for value in values)
 
 
@@ -167,7 +167,7 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
     assert all(results[name] == make_payload(name, SIZE) for name in other_keys)
     assert results[stored_names[1]] is in_memory
     assert all(stack.get_cached(name) is results[name] for name in names)
-    assert source.fetched == stored_names
+    assert source.fetched_keys == stored_names
     assert not damaged_path.exists()
     stats = stack.read_stats().disk
     assert stats is not None
@@ -225,7 +225,7 @@ async def test_damaged_file_is_fetched_again(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     stack, source = make_stack(tmp_path), PayloadSource()
     assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
-    assert source.fetched == ["k"]
+    assert source.fetched_keys == ["k"]
     await stack.close()
 
 
@@ -233,7 +233,7 @@ async def test_stack_works_without_a_disk(tmp_path: Path) -> None:
     stack, source = make_stack(tmp_path, disk=False), PayloadSource()
     for _ in range(2):
         assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
-    assert source.fetched == ["k"]
+    assert source.fetched_keys == ["k"]
     assert stack.read_stats().disk is None
     await stack.close()
     assert list(tmp_path.iterdir()) == []
@@ -277,7 +277,7 @@ async def test_closed_stack_fetches_values_without_caching_them(tmp_path: Path) 
     await stack.close()
     assert await stack.get("k", source.make_fetch("k"), return_unchanged) == make_payload("k", SIZE)
     assert await stack.get("l", source.make_fetch("l"), return_unchanged) == make_payload("l", SIZE)
-    assert source.fetched == ["k", "l"]
+    assert source.fetched_keys == ["k", "l"]
 
 
 async def test_cancelled_caller_leaves_no_claim(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ async def test_cancelled_caller_leaves_no_claim(tmp_path: Path) -> None:
     source.gate = asyncio.Event()
     caller = asyncio.create_task(stack.get("k", source.make_fetch("k"), return_unchanged))
     async with asyncio.timeout(60):
-        while not source.fetched:
+        while not source.fetched_keys:
             await asyncio.sleep(0.001)
     assert not claims.take("k"), "the stack holds the claim while it fetches"
     caller.cancel()
@@ -379,7 +379,7 @@ async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_pat
         assert isinstance(result, asyncio.CancelledError) or result == make_payload(key, SIZE), f"seed {seed}: {key}"
     await stack.close()
     stack.check_invariants()
-    assert len(origin.fetched) < len(tasks)
+    assert len(origin.fetched_keys) < len(tasks)
 
 
 async def test_computed_value_is_found_in_memory_and_after_a_restart_on_the_disk(tmp_path: Path) -> None:

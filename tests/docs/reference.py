@@ -206,7 +206,7 @@ def format_operations_page() -> str:
     ]
     for item in known_operations:
         yes = "yes" if item.endpoint in served_operations else "not yet"
-        key = "yes" if item.keyed else ""
+        key = "yes" if item.has_idempotency_key else ""
         lines.append(f"| {item.id} | `{item.endpoint}` | {yes} | {key} | {NOTES[item.id]} |")
     lines += [
         "",

@@ -52,7 +52,7 @@ class Production:
 
     folder: Path
     replace: dict[str, str]
-    running: ExitStack
+    exit_stack: ExitStack
     environment: dict[str, str]
     variables: str = ""
     serve: str = ""
@@ -79,7 +79,7 @@ class Production:
             env={**self.environment, **server_environment},
             cwd=self.folder,
         )
-        self.running.callback(process.stop)
+        self.exit_stack.callback(process.stop)
         process.start(lambda: is_port_open(port) and (home / "server.json").exists(), timeout_s=90)
         self.servers.append(process)
         self.urls.append(f"https://{HOST}:{port}")

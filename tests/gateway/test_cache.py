@@ -278,7 +278,7 @@ async def test_unavailable_store_fails_only_reads_of_uncached_objects(tmp_path: 
     store.put(to_location(path), data)
     async with open_worker(store, tmp_path, clock) as worker:
         await worker.get(path)
-        store.away = True
+        store.is_unavailable = True
         assert await worker.get(path) == data
         clock.advance(10 * AFTER_RECHECK_MS)
         assert await worker.get(path) == data, "an immutable object is served although its record is old"

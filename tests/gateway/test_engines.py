@@ -60,7 +60,7 @@ def test_spark_writes_and_reads_tables(
 def test_trino_writes_and_reads_tables(tmp_path: Path, store_rig: GatewayRig, folder_rig: GatewayRig) -> None:
     from tests.services.trino import CATALOG, trino_server
 
-    gateway: Any = store_rig.direct
+    gateway: Any = store_rig.direct_store
     for rig in (store_rig, folder_rig):
         at_gateway = S3(rig.gateway, "unused", "unused", gateway.region, rig.folder, gateway.process)
         vended_properties = {"iceberg.rest-catalog.vended-credentials-enabled": "true"}

@@ -190,8 +190,8 @@ def test_table_has_no_current_snapshot_after_its_removal() -> None:
 def test_snapshot_stays_when_its_ref_is_removed() -> None:
     m = apply_json_updates(add_snapshots(build_table(), 1), set_ref(1, "b"))
     assert apply_json_updates(m, {"action": "remove-snapshot-ref", "ref-name": "b"}).refs.keys() == {"main"}
-    removed_commit = apply_json_updates(m, {"action": "remove-snapshot-ref", "ref-name": "main"})
-    assert (removed_commit.current_snapshot_id, len(removed_commit.snapshots)) == (None, 1)
+    metadata_without_main = apply_json_updates(m, {"action": "remove-snapshot-ref", "ref-name": "main"})
+    assert (metadata_without_main.current_snapshot_id, len(metadata_without_main.snapshots)) == (None, 1)
 
 
 # Statistics and keys

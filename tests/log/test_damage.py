@@ -199,10 +199,10 @@ async def test_a_write_that_fills_the_disk_leaves_no_partial_record() -> None:
                 if work == "write" and next(writes) == failing_sync:
                     raise OSError(errno.ENOSPC, "No space left on device")
 
-            disk.before = fail
+            disk.on_operation = fail
             with pytest.raises(LogFull):
                 await log.append({A: build_batch("second" * 100), B: build_batch("z")})
-            disk.before = lambda work: None
+            disk.on_operation = lambda work: None
             async with open_log(copy_disk(disk)) as other_log:
                 assert other_log.read_watermarks([A, B]) == {A: 1, B: 0}
         await log.append({A: build_batch("third")})
@@ -218,16 +218,18 @@ async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() ->
 
     async with open_log(disk) as log:
         await log.append({A: build_batch("first")}, StreamProducer("p", 0))
-        disk.before = fail
+        disk.on_operation = fail
         with pytest.raises(CommitUnknown, match="same sequence number"):
             await log.append({A: build_batch("second")}, StreamProducer("p", 1))
-        disk.before = lambda work: None
+        disk.on_operation = lambda work: None
         for refused_call in (log.append({A: build_batch("x")}), log.read(A, 0, limit_bytes=1), log.wait({A: 9}, 1)):
             with pytest.raises(LogUnavailable, match="restart the server"):
                 await refused_call
         with pytest.raises(LogUnavailable):
             log.read_watermarks([A])
-    disk.files[next(iter(disk.files))].waiting.clear()  # After the failed sync, the kernel has dropped these pages.
+    disk.files[
+        next(iter(disk.files))
+    ].unsynced_changes.clear()  # After the failed sync, the kernel has dropped these pages.
     async with open_log(disk) as log:
         await log.append({A: build_batch("second")}, StreamProducer("p", 1))
         assert await read_texts(log, A) == ["first", "second"]

@@ -45,10 +45,10 @@ class WatchedObjects(ForwardingObjects):
 
 @dataclass
 class Node:
-    """A replica. `stored` is its storage without peers, which counts reads."""
+    """A replica. `stored_objects` is its storage without peers, which counts reads."""
 
     peers: Peers
-    stored: WatchedObjects
+    stored_objects: WatchedObjects
     settings: Settings
 
     @property

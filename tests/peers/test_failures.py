@@ -124,9 +124,9 @@ async def test_answer_of_the_replica_is_used_when_the_storage_is_slow_and_a_hedg
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
         await wait_for_all_nodes(a, b)
         files = await create_files([a], 20, 100)
-        a.stored.is_away = True
+        a.stored_objects.is_away = True
         a.peers.objects._began = a.peers.objects._from_storage = Percentile(0.0, min_s=0.0, max_s=0.0)
-        b.stored.delay_s = 0.05
+        b.stored_objects.delay_s = 0.05
         for location, content in select_owned(a, b.address, files).items():
             assert await a.read(location) == content
         for location in select_owned(a, a.address, files):
@@ -228,7 +228,7 @@ async def test_requests_over_the_limit_are_rejected_and_read_the_storage(tmp_pat
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b", peer_requests_limit=1) as b:
         await wait_for_all_nodes(a, b)
         set_long_timeouts(a)
-        b.stored.delay_s = 0.05
+        b.stored_objects.delay_s = 0.05
         files = select_owned(a, b.address, await create_files([a], 20, 100))
         results = await asyncio.gather(*(a.read(location) for location in files))
         assert results == list(files.values())

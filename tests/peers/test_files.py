@@ -44,24 +44,24 @@ async def create_files(nodes: list[Node], count: int, size: int, seed: int = 1) 
     warehouse = nodes[0].settings.warehouse
     files = {f"{warehouse}/t/metadata/{create_name(rng, number)}": rng.randbytes(size) for number in range(count)}
     for location, content in files.items():
-        await nodes[0].stored.create(location, content)
+        await nodes[0].stored_objects.create(location, content)
     return files
 
 
 def count_reads(nodes: list[Node], location: str) -> int:
-    return sum(node.stored.reads[location] for node in nodes)
+    return sum(node.stored_objects.reads[location] for node in nodes)
 
 
 async def test_storage_is_read_once_for_all_replicas(nodes: list[Node]) -> None:
     seed = first_seed()
     files = await create_files(nodes, 30, 1000, seed)
     for node in nodes:
-        node.stored.delay_s = 0.05
+        node.stored_objects.delay_s = 0.05
     for _ in range(2):
         results = await asyncio.gather(*(node.read(location) for location in files for node in nodes for _ in range(2)))
         assert results == [content for content in files.values() for _ in range(6)], f"seed {seed}"
     assert {count_reads(nodes, location) for location in files} == {1}
-    assert {node.address: sum(node.stored.reads.values()) for node in nodes} == {
+    assert {node.address: sum(node.stored_objects.reads.values()) for node in nodes} == {
         node.address: sum(node.owns(location) for location in files) for node in nodes
     }
     assert all(sum(node.owns(location) for location in files) for node in nodes)
@@ -111,10 +111,10 @@ async def test_files_outside_the_warehouse_are_rejected_before_any_cache(nodes: 
 
 async def test_file_with_a_reusable_name_is_read_from_the_storage_each_time(nodes: list[Node]) -> None:
     location = f"{nodes[0].settings.warehouse}/t/metadata/v1.metadata.json"
-    await nodes[0].stored.create(location, b"first")
+    await nodes[0].stored_objects.create(location, b"first")
     assert [await node.read(location) for node in nodes] == [b"first"] * 3
-    await nodes[0].stored.delete(location)
-    await nodes[0].stored.create(location, b"second")
+    await nodes[0].stored_objects.delete(location)
+    await nodes[0].stored_objects.create(location, b"second")
     assert [await node.read(location) for node in nodes] == [b"second"] * 3
     assert count_reads(nodes, location) == 6
 

@@ -74,7 +74,7 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
     assert status == 200
     assert rig.tickets.unseal(mac, body[:HEAD_BYTES]).outcome is Outcome.FOUND
     assert len(body) == HEAD_BYTES + 100
-    reads = rig.node.stored.reads.total()
+    reads = rig.node.stored_objects.reads.total()
 
     ticket = headers[TICKET_HEADER]
     raw = base64.urlsafe_b64decode(ticket)
@@ -97,7 +97,7 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) 
         if len(bad_ticket.get(TICKET_HEADER, "")) > 8000:
             bad_ticket = {**bad_ticket, TICKET_HEADER: "x" * 8000}
         assert (await rig.ask(bad_ticket))[0] == 401, bad_ticket
-    assert rig.node.stored.reads.total() == reads
+    assert rig.node.stored_objects.reads.total() == reads
 
 
 async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> None:
@@ -111,13 +111,13 @@ async def test_ticket_is_accepted_once_even_after_a_restart(tmp_path: Path) -> N
             assert (await rig.ask(headers))[0] == 200
             assert await rig.ask(headers) == (401, b"")
             repeated_headers.append(headers)
-        reads = node.stored.reads.total()
+        reads = node.stored_objects.reads.total()
         with closing(UsedTickets(node.settings.home / USED_TICKETS_NAME, SystemClock().now_ms())) as worker:
             other_tickets = PeerTickets(rig.tickets._keyring, SystemClock(), worker, leeway_s=30)
             with pytest.raises(Unauthenticated, match="was sent before"):
                 other_tickets.open(node.address, headers[LOCATION_HEADER], headers[TICKET_HEADER])
         assert await asyncio.gather(*(rig.ask(headers) for headers in repeated_headers)) == [(401, b"")] * 20
-        assert node.stored.reads.total() == reads
+        assert node.stored_objects.reads.total() == reads
         address = node.address
     async with open_node(tmp_path, "a", peer_address=address) as node, aiohttp.ClientSession() as http:
         rig_after_restart = ProtocolRig(node, node.peers.client._tickets, http, location)
@@ -169,7 +169,7 @@ async def test_replica_sends_no_file_outside_the_catalog_even_to_another_replica
     ):
         status, body = await rig.ask(rig.tickets.issue(rig.node.address, location)[0])
         assert (status, body) == (400, b""), location
-    assert not any("secret" in location or secret.name in location for location in rig.node.stored.reads)
+    assert not any("secret" in location or secret.name in location for location in rig.node.stored_objects.reads)
 
 
 async def test_peer_port_has_a_single_route_that_only_reads(rig: ProtocolRig) -> None:

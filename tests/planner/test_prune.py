@@ -87,9 +87,9 @@ class Uuids:
         self.rng = rng
         # There are few values, so that files and literals share halves.
         self.halves = [bytes([first]) + rng.randbytes(7) for first in (0x00, 0x04, 0x05, 0x7F, 0x80, 0x81, 0xFF)]
-        self.held = [[self.draw_uuid() for _ in range(rng.choice([1, 2, 5]))] for _ in range(300)]
+        self.values_by_file = [[self.draw_uuid() for _ in range(rng.choice([1, 2, 5]))] for _ in range(300)]
         metrics = []
-        for values in self.held:
+        for values in self.values_by_file:
             order = rng.choice(UUID_ORDERS)
             lower = min(values, key=order) if rng.random() < 0.95 else None
             upper = max(values, key=order) if rng.random() < 0.95 else None
@@ -109,11 +109,13 @@ def test_uuid_bounds_in_either_order_keep_files_with_members_of_a_list(length: i
     rng = files.rng
     for _ in range(40):
         random_values = (rng.choice(files.halves) + rng.randbytes(8) for _ in range(length - 1))
-        listing = sorted([rng.choice(rng.choice(files.held)), *random_values])
-        dynamic_filters = {number for number, held_values in enumerate(files.held) if set(held_values) & set(listing)}
+        listing = sorted([rng.choice(rng.choice(files.values_by_file)), *random_values])
+        dynamic_filters = {
+            number for number, held_values in enumerate(files.values_by_file) if set(held_values) & set(listing)
+        }
         assert dynamic_filters <= files.find_remaining(Op.IN, *listing), listing
     near_zero = tuple(number.to_bytes(16, "big") for number in range(length))
-    assert len(files.find_remaining(Op.IN, *near_zero)) < len(files.held)
+    assert len(files.find_remaining(Op.IN, *near_zero)) < len(files.values_by_file)
 
 
 @pytest.mark.parametrize(("op", "comparison"), [(Op.LT, lt), (Op.LT_EQ, le), (Op.GT, gt), (Op.GT_EQ, ge)])
@@ -128,11 +130,11 @@ def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
         for order in UUID_ORDERS:
             matching_numbers = {
                 number
-                for number, values in enumerate(files.held)
+                for number, values in enumerate(files.values_by_file)
                 if any(comparison(order(item), order(literal)) for item in values)
             }
             assert matching_numbers <= remaining_files, (literal, order)
-        dropped_count += len(files.held) - len(remaining_files)
+        dropped_count += len(files.values_by_file) - len(remaining_files)
     assert dropped_count > 100
 
 

@@ -152,7 +152,7 @@ async def test_cancelled_waiter_does_not_affect_other_waiters(tmp_path: Path, re
         waiting_tasks = [
             asyncio.create_task(plan_file_numbers(planner, table.metadata, make_between(n, n + 1))) for n in range(6)
         ]
-        while not storage.held:
+        while not storage.is_holding:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
         waiting_tasks[0].cancel()
@@ -172,7 +172,7 @@ async def test_next_plan_starts_again_when_all_waiters_were_cancelled(tmp_path: 
     async with open_test_planner(tmp_path, capture) as planner:
         capture.wrapper.hold = "m3.avro"
         waiting_tasks = [asyncio.create_task(plan_file_numbers(planner, table.metadata)) for _ in range(3)]
-        await until(lambda: capture.wrapper.held)
+        await until(lambda: capture.wrapper.is_holding)
         for item in waiting_tasks:
             item.cancel()
         capture.wrapper.let_go()
@@ -404,13 +404,13 @@ async def test_plan_without_time_keeps_unchecked_files_reports_it_and_is_not_cac
 
 
 async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_path: Path) -> None:
-    """Servers with time answer tokens of a plan without time, and the reverse."""
+    """Each of the two servers answers the page tokens of a plan that the other server made."""
     settings = {"plan_inline_limit": 2, "plan_page_size": 7}
-    hurried_server = run_server(tmp_path, **settings, plan_time_budget_s=0)
+    server_without_time = run_server(tmp_path, **settings, plan_time_budget_s=0)
     expected = [3, 17, 18, 44, 59]
     where = {"filter": {"type": "in", "term": "id", "values": [10 * n + 5 for n in expected]}}
     path = "/v1/namespaces/db/tables/t"
-    async with hurried_server as first, run_server(tmp_path, **settings) as second:
+    async with server_without_time as first, run_server(tmp_path, **settings) as second:
         slow_api, fast_api = Api(first), Api(second)
         await slow_api.table()
         files = [build_data_file(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(60)]

@@ -48,8 +48,8 @@ class KitReport:
     """
 
     tests: int
-    skipped: frozenset[str]
-    failed: dict[str, str]
+    skipped_tests: frozenset[str]
+    failures: dict[str, str]
 
 
 def read_report(path: Path) -> KitReport:

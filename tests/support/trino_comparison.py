@@ -55,7 +55,7 @@ class StatementResult:
 
     rows: Counter[str] = field(default_factory=Counter)
     columns: list[tuple[str, str]] = field(default_factory=list)
-    changed: int | None = None
+    changed_rows: int | None = None
     error: str = ""
 
 
@@ -86,7 +86,7 @@ class TrinoAndProxy:
         assert proxied_answer.error == direct_answer.error, text
         assert proxied_answer.columns == direct_answer.columns, text
         assert proxied_answer.rows == direct_answer.rows, text
-        assert proxied_answer.changed == direct_answer.changed, text
+        assert proxied_answer.changed_rows == direct_answer.changed_rows, text
         self.counts["asked"] += 1
         self.counts["failed"] += bool(direct_answer.error)
         self.counts["with rows"] += bool(direct_answer.rows)

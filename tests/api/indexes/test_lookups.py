@@ -97,7 +97,7 @@ def write_random_deletes(table: StoredTable, live_files: Sequence[Any], rng: ran
     delete_files: list[Any] = []
     spots = {file.path: {rng.randrange(file.record_count) for _ in range(rng.choice([1, 5]))} for file in live_files}
     vector_paths = {
-        delete.referenced for snapshot in table.snapshots[-1:] for delete in snapshot.deletes if delete.is_vector
+        delete.referenced_path for snapshot in table.snapshots[-1:] for delete in snapshot.deletes if delete.is_vector
     }
     for part in (1, 2):
         partition_files = [file for file in live_files if not table.partitioned or file.partition == (part,)]

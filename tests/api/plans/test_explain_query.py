@@ -249,10 +249,10 @@ async def test_unused_conditions_are_reported_with_the_reason(star: Star) -> Non
         name: list(zip(join["not-used"], join["not-used-reasons"], strict=True)) for name, join in plans.items()
     }
     assert unused_joins["supplier"] == []
-    unknown_joins, unfit = unused_joins["fact"]
-    assert unknown_joins == ("s_regio", "no table of the query has this column; did you mean s_region")
-    assert unfit[0] == "\"f_key\" = 'x'"
-    assert unfit[1].startswith("'x' is not a literal of f_key, which is ")
+    unknown_column, unfit_literal = unused_joins["fact"]
+    assert unknown_column == ("s_regio", "no table of the query has this column; did you mean s_region")
+    assert unfit_literal[0] == "\"f_key\" = 'x'"
+    assert unfit_literal[1].startswith("'x' is not a literal of f_key, which is ")
 
 
 @pytest.mark.few_cases(4)

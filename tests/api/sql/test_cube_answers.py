@@ -112,7 +112,7 @@ class CubeAggregates:
     def __init__(self, server: ServerThread, session: SqlSession, plain_session: SqlSession, name: str) -> None:
         self._server = server
         self._session = session
-        self._plain = plain_session
+        self._plain_session = plain_session
         self._namespace, self._table = name.split(".")
 
     def ask(self, body: dict[str, Any], **headers: str) -> tuple[int, bytes]:
@@ -133,7 +133,7 @@ class CubeAggregates:
         if status != 200:
             assert RUNS_STATEMENT in raw.decode(), f"{context}: {raw!r}"
             return "statement"
-        expected = self._plain.sql(statement)
+        expected = self._plain_session.sql(statement)
         rows = expected.to_arrow()
         answer = json.loads(raw)
         assert answer["engine"] == ENGINE

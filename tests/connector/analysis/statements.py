@@ -152,10 +152,10 @@ class RandomStatements(Comparisons):
             kinds is None
             and self.draw_chance(0.2)
             and len(set(names)) == len(names)
-            and all(column.plain for column in scope)
+            and all(column.is_plain for column in scope)
         ):
             return ["*"], [(column.name, column.kind) for column in scope]
-        if kinds is None and owners and self.draw_chance(0.1) and all(column.plain for column in scope):
+        if kinds is None and owners and self.draw_chance(0.1) and all(column.is_plain for column in scope):
             owner = self.rng.choice(sorted(owners))
             owner_columns = [column for column in scope if column.owner == owner]
             return [f"{self.spell(owner)}.*", "1 AS one"], [
@@ -477,7 +477,7 @@ class RandomStatements(Comparisons):
             and right_names.count(scope_column.name.lower()) == 1
             and scope_column.kind
             == next(other.kind for other in other_scope if other.name.lower() == scope_column.name.lower())
-            and scope_column.plain
+            and scope_column.is_plain
         ]
         if shared_columns and self.draw_chance(0.3):
             column = self.rng.choice(shared_columns)

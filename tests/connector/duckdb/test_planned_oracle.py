@@ -68,7 +68,7 @@ class PlannedStatements(LooseStatements):
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
-        self.partitioned: set[str] = set()
+        self.partitioned_tables: set[str] = set()
 
     def spell(self, name: str) -> str:
         return quote(name) if name in TABLE_NAMES else super().spell(name)
@@ -135,8 +135,8 @@ def partition_randomly(server: Seamark, schema: str, statements: PlannedStatemen
     with RestCatalog("sea", uri=server.base_url) as catalog:
         names = {name for _, name in catalog.list_tables(schema)}
         for table in statements.tables:
-            if table.name in names and table.name not in statements.partitioned:
-                statements.partitioned.add(table.name)
+            if table.name in names and table.name not in statements.partitioned_tables:
+                statements.partitioned_tables.add(table.name)
                 transform = statements.transform(table.name)
                 if transform is not None:
                     with catalog.load_table((schema, table.name)).update_spec() as update:

@@ -46,7 +46,7 @@ class RandomColumn:
     name: str
     kind: str
     children: list[RandomColumn] = field(default_factory=list)
-    initial: Any = None
+    initial_default: Any = None
 
     def walk(self) -> Iterator[RandomColumn]:
         yield self
@@ -75,8 +75,8 @@ class RandomColumn:
     @property
     def json(self) -> dict[str, Any]:
         json: dict[str, Any] = {"id": self.id, "name": self.name, "required": False, "type": self.type_json}
-        if self.initial is not None:
-            default = render(self.kind, self.initial, "spec")
+        if self.initial_default is not None:
+            default = render(self.kind, self.initial_default, "spec")
             json |= {"initial-default": default, "write-default": default}
         return json
 
@@ -98,7 +98,7 @@ class RandomColumn:
 
     def read_value(self, row: dict[int, Any]) -> Any:
         """Return the column's value in a row or struct, or its initial default if the row is older."""
-        return row.get(self.id, self.initial)
+        return row.get(self.id, self.initial_default)
 
     def build_array(self, values: Sequence[Any]) -> pa.Array:
         match self.kind:
@@ -185,8 +185,8 @@ class RandomColumn:
 
     def promote(self, kind: str) -> None:
         unit = {"timestamp": typed.DAY_US, "timestamp_ns": typed.DAY_US * 1000}.get(kind)
-        if self.kind == "date" and unit is not None and self.initial is not None:
-            self.initial *= unit
+        if self.kind == "date" and unit is not None and self.initial_default is not None:
+            self.initial_default *= unit
         self.kind = kind
 
     def promote_value(self, row: dict[int, Any], kind: str) -> None:

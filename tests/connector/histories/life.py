@@ -74,7 +74,7 @@ class TableHistory:
         self._row_ids: dict[Any, tuple[int, int]] = {}
         self._stored_dates: defaultdict[int, set[int]] = defaultdict(set)
         """The dates of each column that files have, also in deleted rows: a promotion converts them, too."""
-        self._touched: set[Any] | None = None
+        self._touched_ids: set[Any] | None = None
         """The keys whose rows may have other ids after the step. None means all keys."""
         self._spec: list[dict[str, Any]] = []
         self._create()
@@ -114,7 +114,7 @@ class TableHistory:
         column = self._draw_column(rng.choice(list_kinds(self._version)))
         if default and self._version >= 3 and rng.random() < 0.5:
             value = draw_value(rng, column.kind)
-            column.initial = value if value == value and value not in (float("inf"), float("-inf")) else None
+            column.initial_default = value if value == value and value not in (float("inf"), float("-inf")) else None
         return column
 
     def _create(self) -> None:
@@ -205,7 +205,7 @@ class TableHistory:
             **{self._evolve: 4, self._change_partitioning: 1, self._run_sql_change: 3, self._run_sql_insert: 1},
         }
         choice = self._rng.choices(list(steps), list(steps.values()))[0]
-        self._touched = set()
+        self._touched_ids = set()
         self.counts[choice.__name__.strip("_")] += 1
         return f"{choice.__name__.strip('_')} {choice()}"
 
@@ -225,7 +225,7 @@ class TableHistory:
             if self.rows and self._rng.random() < 0.6:
                 stored_row = self._rng.choice(self.rows)
                 row |= {key.id: stored_row[key.id] for key in self._keys}
-        self._touched = {self._compute_key(row) for row in rows}
+        self._touched_ids = {self._compute_key(row) for row in rows}
         return rows
 
     def _upsert(self) -> str:
@@ -264,7 +264,7 @@ class TableHistory:
             )
         # Keys of floats are refused, and keys of partitions that other columns decide.
         except (Unwritable, InvalidRequest) as error:
-            self._touched = set()
+            self._touched_ids = set()
             self.counts["refused"] += 1
             return str(error)
         self._replace(rows, None, None)
@@ -296,7 +296,7 @@ class TableHistory:
                 stored_keys[key] = row
                 continue
             names = {column.id for column in (*columns, *self._keys, *([] if sort_column is None else [sort_column]))}
-            old_values = {column.id: column.initial for column in self._columns} if old_row is None else old_row
+            old_values = {column.id: column.initial_default for column in self._columns} if old_row is None else old_row
             stored_keys[key] = old_values | {number: row[number] for number in names}
         self.rows = list(stored_keys.values())
 
@@ -325,10 +325,10 @@ class TableHistory:
             (count,) = session.sql(change.text).to_arrow()["rows"].to_pylist()
         assert count == len(matching_rows), change.text
         self.counts["rows changed by SQL"] += count
-        self._touched = {self._compute_key(row) for row in matching_rows}
-        if change.new:
+        self._touched_ids = {self._compute_key(row) for row in matching_rows}
+        if change.new_values:
             for row in matching_rows:
-                row |= change.new
+                row |= change.new_values
         else:
             self.rows = [row for row in self.rows if not change.matches(row)]
         return change.text
@@ -340,7 +340,7 @@ class TableHistory:
             return "nothing"
         known_keys, rows = {self._compute_key(row) for row in self.rows}, dict[Any, Row]()
         for _ in range(self._rng.randint(1, 3)):
-            row = {column.id: column.initial for column in self._columns}
+            row = {column.id: column.initial_default for column in self._columns}
             row |= {
                 column.id: draw_literal_value(self._rng, column, nulls=column not in self._keys)
                 for column in writable_columns
@@ -490,8 +490,8 @@ class TableHistory:
         id_pairs = zip(ids.to_pylist(), numbers.to_pylist(), strict=True)
         stored_ids = {tuple(map(compute_key, key)): id_pair for key, id_pair in zip(keys, id_pairs, strict=True)}
         assert len({number for number, _ in stored_ids.values()}) == rows.num_rows
-        for key in self._row_ids.keys() & stored_ids.keys() if self._touched is not None else ():
-            assert key in (self._touched or ()) or stored_ids[key] == self._row_ids[key], key
+        for key in self._row_ids.keys() & stored_ids.keys() if self._touched_ids is not None else ():
+            assert key in (self._touched_ids or ()) or stored_ids[key] == self._row_ids[key], key
         self._row_ids = stored_ids
 
 

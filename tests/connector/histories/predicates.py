@@ -26,11 +26,12 @@ _ORDERED = {"lt": operator.lt, "lt-eq": operator.le, "gt": operator.gt, "gt-eq":
 
 
 def draw_filter(rng: random.Random, columns: Sequence[RandomColumn], rows: Sequence[Row], depth: int = 2) -> Filter:
+    """Return a random filter as JSON, with a test of the rows that match it and a test of the rows that fail it."""
     if depth and rng.random() < 0.4:
         left, right = (draw_filter(rng, columns, rows, depth - 1) for _ in range(2))
-        word, other = rng.choice((("and", "or"), ("or", "and")))
-        document = {"type": word, "left": left[0], "right": right[0]}
-        return document, _join_tests(word, left[1], right[1]), _join_tests(other, left[2], right[2])
+        operator, negated_operator = rng.choice((("and", "or"), ("or", "and")))
+        document = {"type": operator, "left": left[0], "right": right[0]}
+        return document, _join_tests(operator, left[1], right[1]), _join_tests(negated_operator, left[2], right[2])
     if depth and rng.random() < 0.15:
         json, matches, fails = draw_filter(rng, columns, rows, depth - 1)
         return {"type": "not", "child": json}, fails, matches

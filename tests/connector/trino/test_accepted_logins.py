@@ -39,7 +39,7 @@ async def test_plans_are_made_only_for_accepted_logins_which_are_checked_once() 
         trino.login_status = lambda credentials: 410 if credentials == "Basic right" else 401
         for _ in range(2):
             assert await _request_plan_header(rig, "Basic wrong") == "unchanged; Trino has not accepted the login"
-        assert seamark.requests == seamark.fake.requests == []
+        assert seamark.requests == seamark.server.requests == []
         assert trino.requests == [STATEMENT, STATEMENT]  # Trino itself refuses these statements.
         for _ in range(3):
             assert await _request_plan_header(rig, "Basic right") in ("rewritten", "planned")
@@ -64,7 +64,7 @@ async def test_answer_with_another_status_accepts_no_login(status: int) -> None:
     ):
         trino.login_status = lambda credentials: status
         assert await _request_plan_header(rig, "Bearer x") == "unchanged; Trino has not accepted the login"
-        assert seamark.fake.requests == []
+        assert seamark.server.requests == []
 
 
 async def test_login_of_single_use_is_not_checked() -> None:
@@ -74,7 +74,7 @@ async def test_login_of_single_use_is_not_checked() -> None:
         run_proxy(trino.url, seamark=seamark.url) as rig,
     ):
         assert await _request_plan_header(rig, "Negotiate abc==") == "unchanged; Trino has not accepted the login"
-        assert (trino.logins, seamark.fake.requests, trino.requests) == ([], [], [STATEMENT])
+        assert (trino.logins, seamark.server.requests, trino.requests) == ([], [], [STATEMENT])
 
 
 async def test_slow_login_check_delays_a_statement_only_shortly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
         assert plan_header.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
         assert trino.requests == [f"SELECT x FROM lake.db.t {VERSION} WHERE x = 1"]
         # The client requests the last page again that the proxy has read, but no earlier page.
-        assert trino.fetched == [(0, 1), (0, 2), (0, 2), (0, 3), (0, 4)]
+        assert trino.fetched_pages == [(0, 1), (0, 2), (0, 2), (0, 3), (0, 4)]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ async def test_slow_statement_is_passed_to_the_client() -> None:
     slow_page = {**QUEUED, "wait": 0.2}
     async with run_stage(make_script(QUEUED, *[slow_page] * 4, ROWS, END), hold_s=0.3, rules=False) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
-        assert len(trino.fetched) < 4  # The speed of the machine decides how many pages arrive in time.
-        assert json.loads(body)["nextUri"].endswith(f"/0/slug/{len(trino.fetched) + 1}")
+        assert len(trino.fetched_pages) < 4  # The speed of the machine decides how many pages arrive in time.
+        assert json.loads(body)["nextUri"].endswith(f"/0/slug/{len(trino.fetched_pages) + 1}")
         rows, _, _ = await fetch_result(rig)
         assert rows == [[1]]
 
@@ -151,7 +151,7 @@ async def test_slow_statement_is_passed_to_the_client() -> None:
 async def test_proxy_reads_no_page_ahead_if_its_hold_time_is_zero() -> None:
     async with run_stage(make_script(QUEUED, ROWS, END), hold_s=0.0) as (trino, rig):
         await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
-        assert trino.fetched == []
+        assert trino.fetched_pages == []
 
 
 async def test_client_sees_a_coordinator_that_stops_during_the_statement() -> None:
@@ -181,9 +181,9 @@ async def test_refused_login_is_passed_to_the_client() -> None:
 async def test_client_that_disconnects_cancels_its_statement() -> None:
     async with run_stage(make_script(QUEUED, PLANNING, {**PLANNING, "wait": 5}, END), hold_s=30.0) as (trino, rig):
         task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=STATEMENT.encode()))
-        await until(lambda: (0, 2) in trino.fetched)
+        await until(lambda: (0, 2) in trino.fetched_pages)
         task.cancel()
-        await until(lambda: trino.deleted == [(0, 2)])
+        await until(lambda: trino.deleted_pages == [(0, 2)])
 
 
 async def test_requests_of_the_proxy_have_the_clients_headers_without_body_headers() -> None:
@@ -193,7 +193,7 @@ async def test_requests_of_the_proxy_have_the_clients_headers_without_body_heade
             "POST", "/v1/statement", data=STATEMENT.encode(), headers={**request_headers, "Accept-Encoding": "gzip"}
         )
         (_, _, fallback_request, text), *later_requests = (
-            request for request in trino.fake.requests if request[1] != LOGIN_PATH
+            request for request in trino.server.requests if request[1] != LOGIN_PATH
         )
         assert {target.partition("?")[0] for _, target, _, _ in later_requests} == {
             "/v1/statement/queued/0/slug/1",
@@ -284,7 +284,7 @@ async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict
         rows, error, plan_header = await fetch_result(rig)
         assert (rows, error, plan_header) == ([["the original's"]], None, "planned")
         assert list_original_statements(trino) == [STATEMENT]
-        await until(lambda: [number for number, _ in trino.deleted] == [0])
+        await until(lambda: [number for number, _ in trino.deleted_pages] == [0])
 
 
 async def test_statement_that_stays_in_the_queue_runs_as_the_original() -> None:
@@ -347,7 +347,7 @@ async def test_unchanged_query_is_followed_out_of_the_queue_without_repeated_pag
         rows, error, plan_header = await fetch_result(rig, UNCHANGED_STATEMENT)
         assert (rows, error) == ([[1]], None)
         assert plan_header == "unchanged; the statement has no condition that can prune files"
-        assert trino.fetched == [(0, 1), (0, 2), (0, 3), (0, 4)]
+        assert trino.fetched_pages == [(0, 1), (0, 2), (0, 3), (0, 4)]
         _, _, body = await rig.ask("POST", "/v1/statement", data=b" with x as (select 1) table x")
         assert json.loads(body)["nextUri"].endswith("/executing/1/slug/3")
 
@@ -357,7 +357,7 @@ async def test_statement_that_is_not_a_plain_query_gets_the_answer_of_trino(stat
     async with run_stage(lambda _: [QUEUED, QUEUED, END]) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=statement.encode())
         assert json.loads(body)["nextUri"].endswith("/queued/0/slug/1")
-        assert trino.fetched == []
+        assert trino.fetched_pages == []
 
 
 @pytest.mark.parametrize(
@@ -382,17 +382,17 @@ async def test_query_that_stays_in_the_queue_is_passed_to_the_client_soon(monkey
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 0.05)
     async with run_stage(lambda _: [QUEUED, {**QUEUED, "wait": 0.1}, *[QUEUED] * 5, END]) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=UNCHANGED_STATEMENT.encode())
-        assert len(trino.fetched) < 5  # The speed of the machine decides how many pages arrive in time.
-        assert json.loads(body)["nextUri"].endswith(f"/queued/0/slug/{len(trino.fetched) + 1}")
+        assert len(trino.fetched_pages) < 5  # The speed of the machine decides how many pages arrive in time.
+        assert json.loads(body)["nextUri"].endswith(f"/queued/0/slug/{len(trino.fetched_pages) + 1}")
 
 
 async def test_client_that_disconnects_in_the_queue_cancels_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
     async with run_stage(lambda _: [QUEUED, {**QUEUED, "wait": 5}, END]) as (trino, rig):
         task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=UNCHANGED_STATEMENT.encode()))
-        await until(lambda: (0, 1) in trino.fetched)
+        await until(lambda: (0, 1) in trino.fetched_pages)
         task.cancel()
-        await until(lambda: trino.deleted == [(0, 1)])
+        await until(lambda: trino.deleted_pages == [(0, 1)])
 
 
 async def test_queued_query_is_sent_to_one_coordinator_only() -> None:

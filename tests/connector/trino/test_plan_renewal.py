@@ -83,8 +83,8 @@ async def list_renewed_plans(trino: ScriptedTrino, several: bool, slow_stage: st
             now_s += 10 * (f"/{slow_stage}/" in page["nextUri"])
             _, _, body = await rig.ask("GET", page["nextUri"].removeprefix(rig.url))
             page = json.loads(body)
-    assert all(request == {"snapshot-ids": [PLAN_ID], "lease-s": 1} for _, request in seamark.renewed)
-    return [path for path, _ in seamark.renewed]
+    assert all(request == {"snapshot-ids": [PLAN_ID], "lease-s": 1} for _, request in seamark.renewals)
+    return [path for path, _ in seamark.renewals]
 
 
 async def test_proxy_renews_the_plans_of_a_queued_statement() -> None:

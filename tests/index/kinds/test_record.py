@@ -72,7 +72,7 @@ class KeyFiles:
             return [tuple(map(draw_value, self.kinds)) for _ in range(n)]
 
         self.files = [draw_rows(draw.choice((0, 1, 30, 400))) for _ in range(files)]
-        self.others = draw_rows(50)
+        self.absent_keys = draw_rows(50)
 
     def convert_rows(self, rows: Rows) -> list[Keys]:
         columns = [[row[index] for row in rows] for index in range(len(self.kinds))]
@@ -92,7 +92,7 @@ class KeyFiles:
         for key_number, number in enumerate(numbers):
             for position, row in enumerate(self.files[number]):
                 positions_by_key[tuple(map(to_comparable, row))].append((key_number, position))
-        all_keys = [*itertools.chain.from_iterable(self.files), *self.others]
+        all_keys = [*itertools.chain.from_iterable(self.files), *self.absent_keys]
         columns = self.convert_rows(all_keys)
         hi, lo = hash_rows(columns, 0), hash_rows(columns, 1)
         expected = [
@@ -165,9 +165,9 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
 def test_hash_of_a_single_key_equals_the_hash_of_its_row(seed: int) -> None:
     draw = random.Random(seed)
     lake = KeyFiles(draw, 1)
-    columns = lake.convert_rows(lake.others)
+    columns = lake.convert_rows(lake.absent_keys)
     row_hashes = zip(hash_rows(columns, 0).tolist(), hash_rows(columns, 1).tolist(), strict=True)
-    for row_number, (row, expected) in enumerate(zip(lake.others, row_hashes, strict=True)):
+    for row_number, (row, expected) in enumerate(zip(lake.absent_keys, row_hashes, strict=True)):
         parts = [read_part(keys, row_number, value) for keys, value in zip(columns, row, strict=True)]
         assert row_hash(parts) == expected
 

@@ -234,7 +234,7 @@ def define_exact_bitmaps(lake: Lake) -> dict[str, str]:
             {"kind": "bitmap", "columns": [f"`{column.name.replace('`', '``')}`"], "field-ids": [column.id]}
         )
         for column in lake.schema.leaves().values()
-        if column.default is None or all(column.id in file.written for file in files)
+        if column.default is None or all(column.id in file.written_columns for file in files)
     }
 
 

@@ -96,7 +96,7 @@ class _History:
             schema=self.schema,
             specs=self.specs,
             snapshots=self.snapshots,
-            current=self.heads[MAIN],
+            current_snapshot=self.heads[MAIN],
             refs=self.refs,
             pools=self.pools,
         )
@@ -271,7 +271,7 @@ class _History:
                     self.schema, self.specs, live_files, self._find_kinds()
                 )
             elif self.version >= 3:
-                referenceds = {vector.referenced for vector in delete_files}
+                referenceds = {vector.referenced_path for vector in delete_files}
                 targets = [file for file in live_files + data if file.path not in referenceds]
                 old_vectors = [delete for delete in head.delete_files if delete.content == 1]
                 new_vectors, replaced_vectors = self.files.build_vectors(targets, old_vectors)

@@ -22,7 +22,7 @@ from tests.planner.lakes.manifests import ADDED, Entry, PartitionField, Style, b
 from tests.planner.lakes.metrics import ColumnMetrics
 from tests.seeds import first_seed
 
-STYLE = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
+STYLE = Style(has_shuffled_fields=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
 KINDS = [("int", "long"), ("float", "double"), ("string",), ("decimal(10, 2)", "decimal(30, 2)")]
 READ_AS = ["long", "double", "string", "decimal(30, 2)"]
 SPECS = [
